@@ -1,0 +1,103 @@
+"""Every exception that onnxtrain raises on purpose.
+
+::
+
+    OnnxTrainError
+    ├── ModelError (ValueError)          the model itself cannot be used
+    │   ├── ModelLoadError               file missing, truncated, not ONNX, external data missing
+    │   └── UnsupportedOpsetError        opset or IR version that stock runtimes or the converter do not take
+    ├── DifferentiationError (ValueError)
+    │   ├── NoGradientRule               an op on the path from the loss to a parameter has no rule
+    │   └── ShapeRequired                a rule needs a static size that the model leaves symbolic
+    ├── GraphBuildError (ValueError)     losses, optimizers, onnxblock: the training graph cannot be built
+    │   └── NothingToTrain               no parameter is left to train
+    ├── RuleDefinitionError (ValueError) a gradient rule was registered wrongly (a programming error)
+    ├── CheckpointError (RuntimeError)   a checkpoint cannot be read, written, or does not fit the model
+    ├── InputError (RuntimeError)        wrong dtype, shape, number, name or range of what was passed at run time
+    ├── TrainingStateError (RuntimeError) calls in the wrong order (step before a gradient, eval without eval model)
+    ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
+    └── CompatError (ImportError)        `compat.install()` refuses to shadow the real package
+
+Unknown parameter and property names raise :class:`KeyError`, as on any mapping. Each message says what was being
+done, what was received, and what to do next.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "CompatError",
+    "DifferentiationError",
+    "DivergenceError",
+    "GraphBuildError",
+    "InputError",
+    "ModelError",
+    "ModelLoadError",
+    "NoGradientRule",
+    "NothingToTrain",
+    "OnnxTrainError",
+    "RuleDefinitionError",
+    "ShapeRequired",
+    "TrainingStateError",
+    "UnsupportedOpsetError",
+]
+
+
+class OnnxTrainError(Exception):
+    """Base class of all deliberate errors of this package."""
+
+
+class ModelError(OnnxTrainError, ValueError):
+    """The model cannot be used for training."""
+
+
+class ModelLoadError(ModelError):
+    """The file is missing, truncated, not an ONNX model, or its external data is missing."""
+
+
+class UnsupportedOpsetError(ModelError):
+    """The opset or IR version is newer than stock runtimes accept, or cannot be converted."""
+
+
+class DifferentiationError(OnnxTrainError, ValueError):
+    """The gradient graph cannot be built."""
+
+
+class NoGradientRule(DifferentiationError):
+    """An op between the loss and something to differentiate with respect to has no VJP rule."""
+
+
+class ShapeRequired(DifferentiationError):
+    """A rule needs a static dimension, and the model leaves it symbolic."""
+
+
+class GraphBuildError(OnnxTrainError, ValueError):
+    """A loss, optimizer or onnxblock block cannot be built on this graph."""
+
+
+class NothingToTrain(GraphBuildError):
+    """No parameter is left to train."""
+
+
+class RuleDefinitionError(OnnxTrainError, ValueError):
+    """A gradient rule names an op, input or output that the ONNX schema does not have, or exists already."""
+
+
+class CheckpointError(OnnxTrainError, RuntimeError):
+    """A checkpoint is missing, corrupt, or belongs to another model."""
+
+
+class InputError(OnnxTrainError, RuntimeError):
+    """An array passed at run time has the wrong dtype, shape, name, number or range."""
+
+
+class TrainingStateError(OnnxTrainError, RuntimeError):
+    """A call came in a state in which it has no meaning."""
+
+
+class DivergenceError(OnnxTrainError, ArithmeticError):
+    """The loss became NaN or infinite."""
+
+
+class CompatError(OnnxTrainError, ImportError):
+    """The compatibility layer cannot be installed."""

@@ -1,0 +1,20 @@
+"""Reverse-mode automatic differentiation of ONNX graphs."""
+
+from . import rules as _rules  # registers every rule
+from ._differentiate import add_gradients, differentiate
+from ._driver import pull_back
+from ._node import NodeView, Signature
+from ._registry import defvjp, nondifferentiable, vjp
+
+__all__ = [
+    "NodeView",
+    "Signature",
+    "add_gradients",
+    "defvjp",
+    "differentiate",
+    "nondifferentiable",
+    "pull_back",
+    "vjp",
+]
+
+del _rules

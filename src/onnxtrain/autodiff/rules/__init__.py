@@ -1,0 +1,5 @@
+"""One module per family of ops; importing this package registers them all."""
+
+from . import activation, math
+
+__all__ = ["activation", "math"]

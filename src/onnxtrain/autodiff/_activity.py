@@ -1,0 +1,78 @@
+"""Which values lie between what is differentiated and what it is differentiated with respect to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+from ._registry import NonDifferentiable, rule_for
+
+__all__ = ["active_values", "captured_values", "is_differentiable_dtype", "path_to_leaf"]
+
+
+def is_differentiable_dtype(value: ir.Value) -> bool:
+    """Whether a value can carry a cotangent: floating point, or of a dtype not known."""
+    return value.dtype is None or value.dtype.is_floating_point()
+
+
+def active_values(graph: ir.Graph, of: ir.Value, wrt: Iterable[ir.Value]) -> set[ir.Value]:
+    """Returns the values that depend on `wrt` and that `of` depends on, through differentiable ops only."""
+    leaves = set(wrt)
+    dependent = set(leaves)
+    for node in graph:
+        if isinstance(rule_for(node), NonDifferentiable):
+            continue
+        if any(value in dependent for value in _reads(node)):
+            dependent.update(value for value in node.outputs if is_differentiable_dtype(value))
+    reaching = {of}
+    for node in reversed(graph):
+        if any(value in reaching for value in node.outputs):
+            reaching.update(value for value in _reads(node) if is_differentiable_dtype(value))
+    return dependent & reaching
+
+
+def captured_values(node: ir.Node) -> Iterator[ir.Value]:
+    """The values of enclosing graphs that the subgraphs of a control-flow node read."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield from _outer_values(attribute.as_graph())
+
+
+def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], active: set[ir.Value]) -> str:
+    """Describes the path from `of` through `start` to the nearest leaf, for error messages."""
+    goal = set(leaves)
+    queue = deque(value for value in _reads(start) if value in active)
+    seen = set(queue)
+    while queue:
+        value = queue.popleft()
+        if value in goal:
+            return f"on the path from {of.name!r} to {value.name!r}"
+        producer = value.producer()
+        for source in _reads(producer) if producer is not None else ():
+            if source in active and source not in seen:
+                seen.add(source)
+                queue.append(source)
+    return f"on the path from {of.name!r}"
+
+
+def _reads(node: ir.Node) -> Iterator[ir.Value]:
+    yield from (value for value in node.inputs if value is not None)
+    yield from captured_values(node)
+
+
+def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    for node in graph.all_nodes():
+        for value in node.inputs:
+            if value is not None and value.graph is not graph and not _within(value, graph):
+                yield value
+    for value in graph.outputs:
+        if value.graph is not graph:
+            yield value
+
+
+def _within(value: ir.Value, graph: ir.Graph) -> bool:
+    return any(subgraph is value.graph for subgraph in graph.subgraphs())

@@ -1,0 +1,59 @@
+"""Undoing numpy-style broadcasting: the cotangent of a broadcast input is summed over the axes it was repeated on."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from ..emitter import Emitter
+
+__all__ = ["sum_to_shape_of"]
+
+Dim = int | ir.SymbolicDim
+
+
+def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Value) -> ir.Value:
+    """Returns `ct`, which has the shape of `output`, summed to the shape of `primal`, which was broadcast to it.
+
+    The axes are found when the graph is built where the shapes say enough, otherwise at run time.
+    """
+    if output.shape is None or primal.shape is None:
+        return _sum_at_run_time(op, ct, output, primal)
+    lead = output.shape.rank() - primal.shape.rank()
+    axes = list(range(lead))
+    for axis, (out_dim, dim) in enumerate(zip(list(output.shape)[lead:], primal.shape, strict=True), start=lead):
+        repeated = _is_repeated(out_dim, dim)
+        if repeated is None:
+            return _sum_at_run_time(op, ct, output, primal)
+        if repeated:
+            axes.append(axis)
+    if not axes:
+        return ct
+    if axes == list(range(lead)):
+        result = op.ReduceSum(ct, axes, keepdims=0)
+    else:
+        result = op.ReduceSum(ct, axes, keepdims=1)
+        if lead:
+            result = op.Squeeze(result, list(range(lead)))
+    result.shape = primal.shape
+    return result  # type: ignore[no-any-return]
+
+
+def _is_repeated(out_dim: Dim, dim: Dim) -> bool | None:
+    """Whether an axis of size `dim` was repeated to size `out_dim`; None when only the run time can tell."""
+    if dim == 1:
+        return out_dim != 1
+    if isinstance(dim, int) or out_dim == 1:
+        return False
+    same = isinstance(out_dim, ir.SymbolicDim) and out_dim.value is not None and out_dim.value == dim.value
+    return False if same else None
+
+
+def _sum_at_run_time(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Value) -> ir.Value:
+    """Sums over every axis on which the primal, padded with leading ones, has size one."""
+    shape = op.shape_of(primal)
+    missing = op.Sub(op.Shape(op.shape_of(output)), op.Shape(shape))
+    padded = op.Concat(op.Expand(op.const([1]), missing), shape, axis=0)
+    axes = op.Squeeze(op.NonZero(op.Equal(padded, op.const([1]))), [0])
+    result: ir.Value = op.Reshape(op.ReduceSum(ct, axes, keepdims=1, noop_with_empty_axes=1), shape, allowzero=1)
+    result.shape = primal.shape
+    return result

@@ -1,0 +1,154 @@
+"""`differentiate`: an ONNX model in, the same model with gradient outputs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import overload
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import DifferentiationError
+
+from ..emitter import Emitter, static_dims
+from ..passes import canonicalize, infer_shapes, inline_schema_functions, load_model, to_proto
+from ._activity import active_values, is_differentiable_dtype
+from ._driver import pull_back
+from ._registry import rule_for
+
+__all__ = ["add_gradients", "differentiate"]
+
+
+@overload
+def differentiate(
+    model: ir.Model, of: str, wrt: Sequence[str], *, cotangent: str | None = None
+) -> ir.Model: ...
+@overload
+def differentiate(
+    model: str | Path | onnx.ModelProto, of: str, wrt: Sequence[str], *, cotangent: str | None = None
+) -> onnx.ModelProto: ...
+
+
+def differentiate(
+    model: str | Path | onnx.ModelProto | ir.Model,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    cotangent: str | None = None,
+) -> onnx.ModelProto | ir.Model:
+    """Returns the model with one more output `<name>_grad` per name in `wrt`: the gradient of `of`.
+
+    The result is an ordinary ONNX model: any stock runtime can run it, and it can be differentiated again.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        of: name of the value to differentiate: a floating-point scalar, or, with `cotangent`, any float tensor.
+        wrt: names of parameters (initializers), inputs or intermediate values, floating point.
+        cotangent: name for a new input of the shape and dtype of `of`; the outputs are then the vector-Jacobian
+            products of that input.
+
+    Returns:
+        An `onnx_ir.Model` for one, else a `ModelProto`. It has all outputs of `model`, then `of` unless it was
+        an output, then the gradients, each of its primal's shape and dtype; zeros where `of` does not
+        depend on it. When `<name>_grad` is taken, `<name>_grad_1` is used.
+
+    Raises:
+        ModelError: the model cannot be loaded or converted.
+        DifferentiationError: a name is unknown, integer, or `of` is not a scalar and has no cotangent.
+        NoGradientRule: an op in between has no gradient rule.
+
+    Example:
+        >>> import onnx, onnxruntime, numpy as np
+        >>> from onnxtrain.autodiff import differentiate
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   cube (float[n] x) => (float y) { e = Constant<value_float=3.0>()  p = Pow(x, e)
+        ...                                    y = ReduceSum<keepdims=0>(p) }''')
+        >>> step = differentiate(model, of="y", wrt=["x"])
+        >>> session = onnxruntime.InferenceSession(step.SerializeToString())
+        >>> session.run(["x_grad"], {"x": np.array([1.0, 2.0], np.float32)})[0].tolist()
+        [3.0, 12.0]
+    """
+    result, gradients = add_gradients(canonicalize(load_model(model)), of, wrt, cotangent=cotangent)
+    outputs = result.graph.outputs
+    value = _find(result.graph, of, "of")
+    if value not in outputs:
+        outputs.append(value)
+    names = Emitter(result.graph)
+    for name, gradient in zip(wrt, gradients, strict=True):
+        if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
+            gradient = names.Identity(gradient)
+        gradient.name = names.unique_name(f"{name}_grad")
+        gradient.shape, gradient.type = _find(result.graph, name, "wrt").shape, _find(result.graph, name, "wrt").type
+        outputs.append(gradient)
+    infer_shapes(result)
+    return result if isinstance(model, ir.Model) else to_proto(result)
+
+
+def add_gradients(
+    model: ir.Model, of: str, wrt: Sequence[str], *, cotangent: str | None = None
+) -> tuple[ir.Model, list[ir.Value]]:
+    """Appends the gradient computation to a copy of a canonical model; arguments as in :func:`differentiate`.
+
+    Returns:
+        The model, and the gradient of every name in `wrt`, of its shape and dtype; zeros where `of` does not depend
+        on it. The gradients are not graph outputs yet.
+    """
+    target = _find(model.graph, of, "of")
+    leaves = [_find(model.graph, name, "wrt") for name in wrt]
+    _check_request(target, leaves, cotangent)
+    active = {value.name for value in active_values(model.graph, target, leaves)}
+
+    def keep(node: ir.Node) -> bool:
+        return rule_for(node) is not None or not any(v.name in active for v in node.outputs)
+
+    model = inline_schema_functions(model, keep)
+    target = _find(model.graph, of, "of")
+    leaves = [_find(model.graph, name, "wrt") for name in wrt]
+    op = Emitter(model.graph, functions=model.functions)
+    if cotangent is None:
+        seed = op.ones_like(target)
+    else:
+        seed = ir.Value(name=cotangent, shape=target.shape, type=target.type)
+        if op.unique_name(cotangent) != cotangent:
+            raise DifferentiationError(f"adding the cotangent input {cotangent!r}: the model has a value of that name")
+        model.graph.inputs.append(seed)
+    gradients = pull_back(op, target, seed, leaves)
+    return model, [
+        op.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    ]
+
+
+def _check_request(target: ir.Value, leaves: Sequence[ir.Value], cotangent: str | None) -> None:
+    for role, values in (("of", [target]), ("wrt", leaves)):
+        for value in values:
+            if not is_differentiable_dtype(value):
+                raise DifferentiationError(
+                    f"differentiating: {role} {value.name!r} is {value.dtype}; only floating-point values have gradients"
+                )
+    duplicates = sorted({str(v.name) for v in leaves if leaves.count(v) > 1})
+    if duplicates:
+        raise DifferentiationError(f"differentiating: wrt names {', '.join(duplicates)} more than once")
+    dims = static_dims(target)
+    if cotangent is None and (dims is None or any(dim != 1 for dim in dims)):
+        raise DifferentiationError(
+            f"differentiating {target.name!r}: its shape is {target.shape}, not a scalar; reduce it to a scalar, "
+            "or name a cotangent input (cotangent=...)"
+        )
+
+
+def _find(graph: ir.Graph, name: str, role: str) -> ir.Value:
+    for value in (*graph.inputs, *graph.initializers.values()):
+        if value.name == name:
+            return value
+    for node in graph:
+        for value in node.outputs:
+            if value.name == name:
+                return value
+    known = [str(v.name) for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)]
+    raise DifferentiationError(
+        f"differentiating: {role} names {name!r}, which is not a value of the graph; "
+        f"inputs, parameters and outputs are {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
+    )

@@ -1,0 +1,163 @@
+"""The reverse walk: from the cotangent of one value to the cotangents of others, one rule per node.
+
+Rules return formulas; everything that is common to them happens here, once: dead cotangents are not asked for,
+broadcast cotangents are summed to the shape of their primal, and contributions to one value are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.errors import DifferentiationError, NoGradientRule
+
+from ..emitter import Emitter
+from ._activity import active_values, captured_values, path_to_leaf
+from ._broadcast import sum_to_shape_of
+from ._node import NodeView
+from ._registry import Cotangents, NonDifferentiable, Rule, rule_for
+
+__all__ = ["pull_back"]
+
+
+def pull_back(op: Emitter, of: ir.Value, seed: ir.Value, wrt: Sequence[ir.Value]) -> list[ir.Value | None]:
+    """Returns the vector-Jacobian products `seed^T · d(of)/d(w)` for every `w` in `wrt`.
+
+    Args:
+        op: emitter of the graph that holds all these values; gradient nodes are appended to it.
+        of: the value to differentiate.
+        seed: its cotangent, of the same shape and dtype.
+        wrt: values to differentiate with respect to.
+
+    Returns:
+        One cotangent per entry of `wrt`, of its shape and dtype; None where `of` does not depend on it.
+
+    Raises:
+        NoGradientRule: an op in between has no rule.
+        ShapeRequired: a rule needs a static size that is symbolic.
+    """
+    walk = _ReverseWalk(op, of, wrt)
+    walk.add(of, seed)
+    for node in reversed(list(op.graph)):
+        walk.visit(node)
+    op.scope = ""
+    return [walk.total(value) for value in wrt]
+
+
+class _ReverseWalk:
+    def __init__(self, op: Emitter, of: ir.Value, wrt: Sequence[ir.Value]) -> None:
+        self.op = op
+        self.of = of
+        self.wrt = wrt
+        self.active = active_values(op.graph, of, wrt)
+        self._contributions: dict[ir.Value, list[ir.Value]] = {}
+
+    def add(self, value: ir.Value, cotangent: ir.Value) -> None:
+        """Adds a contribution to the cotangent of a value."""
+        self._contributions.setdefault(value, []).append(cotangent)
+
+    def total(self, value: ir.Value) -> ir.Value | None:
+        """Returns the sum of all contributions to the cotangent of a value, None when there are none."""
+        parts = self._contributions.get(value)
+        if not parts:
+            return None
+        total = parts[0]
+        for part in parts[1:]:
+            total = self.op.Add(total, part)
+        total.shape = total.shape if len(parts) == 1 else value.shape
+        self._contributions[value] = [total]
+        return total
+
+    def visit(self, node: ir.Node) -> None:
+        """Turns the cotangents of a node's outputs into contributions to those of its inputs."""
+        if not any(value in self._contributions for value in node.outputs):
+            return
+        if not any(value in self.active for value in (*node.inputs, *captured_values(node))):
+            return
+        self.op.scope = f"grad/{node.name or node.op_type}/"
+        rule = rule_for(node)
+        if rule is None or isinstance(rule, NonDifferentiable):
+            raise self._no_rule(node, "")
+        view = NodeView(node, rule.signature, self.op.opset, frozenset(self.active))
+        ct = self._output_cotangents(node, rule)
+        if ct is None:
+            return
+        self._save_outputs(node, rule)
+        for index, cotangent in self._by_input(node, rule, rule.function(self.op, view, ct)):
+            self._contribute(node, rule, index, cotangent)
+        self._check_complete(node, rule)
+
+    def _output_cotangents(self, node: ir.Node, rule: Rule) -> ir.Value | tuple[ir.Value | None, ...] | None:
+        names = [_formal(rule.signature.outputs, i) for i in range(len(node.outputs))]
+        for value, name in zip(node.outputs, names, strict=True):
+            if value in self._contributions and value in self.active and name not in rule.outputs:
+                raise self._no_rule(node, f" through its output {name!r}")
+        if rule.signature.variadic_output:
+            return tuple(self.total(value) for value in node.outputs)
+        by_name = {name: self.total(value) for value, name in zip(node.outputs, names, strict=True)}
+        cts = tuple(by_name.get(name) for name in rule.outputs)
+        if all(ct is None for ct in cts):
+            return None
+        return cts[0] if len(rule.outputs) == 1 else cts
+
+    def _save_outputs(self, node: ir.Node, rule: Rule) -> None:
+        """Gives the forward node the optional outputs that the rule reads."""
+        for name in rule.saves:
+            index = rule.signature.outputs.index(name)
+            if len(node.outputs) <= index:
+                node.resize_outputs(index + 1)
+            output = node.outputs[index]
+            if not output.name:
+                output.name = self.op.unique_name(f"{node.outputs[0].name}_{name}")
+
+    def _by_input(self, node: ir.Node, rule: Rule, result: Cotangents) -> list[tuple[int, ir.Value]]:
+        """Pairs the cotangents that a rule returned with the indices of the node's inputs."""
+        if not isinstance(result, Mapping):
+            result = {rule.wrt[0]: result} if len(rule.wrt) == 1 else dict(zip(rule.wrt, result, strict=True))  # type: ignore[arg-type]
+        pairs: list[tuple[int, ir.Value]] = []
+        for name, cotangent in result.items():
+            first = rule.signature.inputs.index(name)
+            if rule.signature.variadic_input and first == len(rule.signature.inputs) - 1:
+                assert isinstance(cotangent, Sequence), f"{node.op_type}: a variadic input needs a sequence"
+                pairs += [(first + i, ct) for i, ct in enumerate(cotangent) if ct is not None]
+            elif cotangent is not None:
+                pairs.append((first, cotangent))
+        return pairs
+
+    def _contribute(self, node: ir.Node, rule: Rule, index: int, cotangent: ir.Value) -> None:
+        primal = node.inputs[index]
+        if primal is None or primal not in self.active:
+            return
+        if rule.broadcasts:
+            cotangent = sum_to_shape_of(self.op, cotangent, node.outputs[0], primal)
+        if primal.dtype is not None and cotangent.dtype is not None and primal.dtype != cotangent.dtype:
+            raise DifferentiationError(
+                f"differentiating {node.op_type} (node {node.name!r}): its rule gave {primal.name!r} ({primal.dtype}) "
+                f"a cotangent of {cotangent.dtype}; this is a defect of the rule, please report it"
+            )
+        if cotangent.type is None:
+            cotangent.type = primal.type
+        if cotangent.shape is None:
+            cotangent.shape = primal.shape
+        self.add(primal, cotangent)
+
+    def _check_complete(self, node: ir.Node, rule: Rule) -> None:
+        """An active input for which the op has no formula would silently get no gradient."""
+        for index, value in enumerate(node.inputs):
+            name = _formal(rule.signature.inputs, index)
+            if value is not None and value in self.active and name not in rule.wrt:
+                raise self._no_rule(node, f" with respect to its input {name!r}")
+
+    def _no_rule(self, node: ir.Node, detail: str) -> NoGradientRule:
+        domain = f"{node.domain}::" if node.domain else ""
+        return NoGradientRule(
+            f"no VJP rule for '{domain}{node.op_type}'{detail} (node {node.name!r}, "
+            f"{path_to_leaf(node, self.of, self.wrt, self.active)}). Freeze what lies before it, or register a rule: "
+            "CONTRIBUTING.md, 'Adding an op'"
+        )
+
+
+def _formal(names: tuple[str, ...], index: int) -> str:
+    """Schema name of argument `index`; arguments past the end belong to the last, variadic one."""
+    return names[min(index, len(names) - 1)]

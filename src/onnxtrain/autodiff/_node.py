@@ -1,0 +1,151 @@
+"""What a gradient rule sees of a forward node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import RuleDefinitionError, ShapeRequired
+
+from ..emitter import schema_of, static_dims
+
+__all__ = ["NodeView", "Outputs", "Signature"]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Names of an op's inputs and outputs, and whether the last of each is variadic."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    variadic_input: bool = False
+    variadic_output: bool = False
+
+
+class Outputs:
+    """The outputs of a node by their schema names: `n.out.Y`; None for an omitted optional output."""
+
+    def __init__(self, node: ir.Node, signature: Signature) -> None:
+        self._node = node
+        self._signature = signature
+
+    def __getattr__(self, name: str) -> ir.Value | None:
+        if name not in self._signature.outputs:
+            raise RuleDefinitionError(f"{self._node.op_type} has no output {name!r}: {self._signature.outputs}")
+        index = self._signature.outputs.index(name)
+        outputs = self._node.outputs
+        return outputs[index] if index < len(outputs) and outputs[index].name != "" else None
+
+
+class NodeView:
+    """A forward node, its inputs by their schema names: `n.X` is a value, or None when omitted.
+
+    Attributes:
+        out: its outputs by name (`n.out.Y`).
+        inputs: all inputs in order; `outputs` all outputs.
+        opset: version of the standard domain in force.
+    """
+
+    def __init__(self, node: ir.Node, signature: Signature, opset: int, needed: frozenset[ir.Value]) -> None:
+        self._node = node
+        self._signature = signature
+        self._needed = needed
+        self.opset = opset
+        self.out = Outputs(node, signature)
+
+    def __getattr__(self, name: str) -> ir.Value | None:
+        signature: Signature = self.__dict__["_signature"]
+        if name not in signature.inputs:
+            raise RuleDefinitionError(f"{self._node.op_type} has no input {name!r}: {signature.inputs}")
+        index = signature.inputs.index(name)
+        return self._node.inputs[index] if index < len(self._node.inputs) else None
+
+    @property
+    def op_type(self) -> str:
+        """The op's name."""
+        return self._node.op_type
+
+    @property
+    def node(self) -> ir.Node:
+        """The node itself."""
+        return self._node
+
+    @property
+    def inputs(self) -> Sequence[ir.Value | None]:
+        """All inputs in order."""
+        return self._node.inputs
+
+    @property
+    def outputs(self) -> Sequence[ir.Value]:
+        """All outputs in order."""
+        return self._node.outputs
+
+    def needs(self, input_: str | ir.Value | None) -> bool:
+        """Whether the cotangent of an input (given by schema name or as a value) is wanted."""
+        value = getattr(self, input_) if isinstance(input_, str) else input_
+        return value is not None and value in self._needed
+
+    def attr(self, name: str) -> Any:
+        """Returns an attribute's value, the schema's default when absent, or None when it has none."""
+        attribute = self._node.attributes.get(name)
+        if attribute is not None:
+            return list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
+        if self._node.domain not in ("", "ai.onnx"):
+            return None
+        schema = schema_of(self._node.op_type, self.opset)
+        if name not in schema.attributes:
+            raise RuleDefinitionError(f"{self.op_type} has no attribute {name!r}: {sorted(schema.attributes)}")
+        default = schema.attributes[name].default_value
+        if not default.name:
+            return None
+        value = onnx.helper.get_attribute_value(default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    def rank(self, value: ir.Value) -> int:
+        """Returns the rank of a value.
+
+        Raises:
+            ShapeRequired: shape inference could not find the rank.
+        """
+        if value.shape is None:
+            raise ShapeRequired(f"{self._where()}: the rank of {value.name!r} must be known; declare its shape")
+        return value.shape.rank()
+
+    def axis(self, value: ir.Value, axis: int) -> int:
+        """Returns a possibly negative axis as a non-negative one."""
+        return axis % self.rank(value) if axis < 0 else axis
+
+    def static(self, value: ir.Value, axes: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Returns the sizes of the given axes (default: all), which must be static.
+
+        Raises:
+            ShapeRequired: one of them is symbolic; the message names it.
+        """
+        rank = self.rank(value)
+        dims = static_dims(value) or ()
+        result = []
+        for axis in axes if axes is not None else range(rank):
+            size = dims[axis]
+            if size is None:
+                assert value.shape is not None
+                raise ShapeRequired(
+                    f"{self._where()}: dimension {axis} ({value.shape[axis]}) of {value.name!r} must be static; "
+                    "export the model with a fixed size there"
+                )
+            result.append(size)
+        return tuple(result)
+
+    def constant(self, value: ir.Value | None) -> np.ndarray | None:
+        """Returns the array of a value known when the graph is built, None when it is computed at run time."""
+        if value is None or value in self._needed or value.is_graph_input():
+            return None
+        tensor = ir.convenience.get_const_tensor(value)
+        return None if tensor is None else tensor.numpy()
+
+    def _where(self) -> str:
+        return f"differentiating {self.op_type} (node {self._node.name!r})"

@@ -1,0 +1,26 @@
+"""Elementwise arithmetic and analytic functions."""
+
+from __future__ import annotations
+
+from .._registry import defvjp, nondifferentiable
+
+defvjp("Add", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: ct)
+defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Neg(ct))
+defvjp("Mul", broadcasts=True, A=lambda op, n, ct: op.Mul(ct, n.B), B=lambda op, n, ct: op.Mul(ct, n.A))
+defvjp(
+    "Div",
+    broadcasts=True,
+    A=lambda op, n, ct: op.Div(ct, n.B),
+    B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Div(n.out.C, n.B))),
+)
+defvjp("Neg", X=lambda op, n, ct: op.Neg(ct))
+# |x|'(0) = 0, as in torch: Sign(0) = 0.
+defvjp("Abs", X=lambda op, n, ct: op.Mul(ct, op.Sign(n.X)))
+defvjp("Sqrt", X=lambda op, n, ct: op.Div(op.Mul(ct, 0.5), n.out.Y))
+defvjp("Reciprocal", X=lambda op, n, ct: op.Neg(op.Mul(ct, op.Mul(n.out.Y, n.out.Y))))
+defvjp("Exp", input=lambda op, n, ct: op.Mul(ct, n.out.output))
+defvjp("Log", input=lambda op, n, ct: op.Div(ct, n.input))
+defvjp("Sin", input=lambda op, n, ct: op.Mul(ct, op.Cos(n.input)))
+defvjp("Cos", input=lambda op, n, ct: op.Neg(op.Mul(ct, op.Sin(n.input))))
+
+nondifferentiable("Sign", "Floor", "Ceil", "Round", reason="piecewise constant: its derivative is zero almost everywhere")

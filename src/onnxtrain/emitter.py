@@ -1,0 +1,307 @@
+"""Writing ONNX nodes: `op.Mul(a, b)` appends a Mul node to a graph and returns its output value.
+
+Everything that builds graphs (gradient rules, losses, optimizers, onnxblock) writes them with an :class:`Emitter`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import GraphBuildError
+
+__all__ = ["AttributeRef", "Composite", "Emitter", "Operand", "schema_of", "static_dims"]
+
+Operand = ir.Value | npt.ArrayLike | None
+
+_TENSOR_TYPES = {
+    "tensor(float)": ir.DataType.FLOAT,
+    "tensor(double)": ir.DataType.DOUBLE,
+    "tensor(float16)": ir.DataType.FLOAT16,
+    "tensor(bfloat16)": ir.DataType.BFLOAT16,
+    "tensor(int64)": ir.DataType.INT64,
+    "tensor(int32)": ir.DataType.INT32,
+    "tensor(bool)": ir.DataType.BOOL,
+}
+
+
+@functools.cache
+def schema_of(op_type: str, opset: int, domain: str = "") -> onnx.defs.OpSchema:
+    """Returns the ONNX schema of `op_type` that is in force at `opset`.
+
+    Raises:
+        GraphBuildError: there is no such op at that opset.
+    """
+    try:
+        return onnx.defs.get_schema(op_type, opset, domain)
+    except onnx.defs.SchemaError as error:
+        raise GraphBuildError(
+            f"looking up the schema of {domain or 'ai.onnx'}::{op_type} at opset {opset}: no such op; "
+            "check its spelling and the opset"
+        ) from error
+
+
+def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
+    """Returns the dimensions of `value`, None for each symbolic one; None when even the rank is unknown."""
+    if value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+
+@dataclass(frozen=True)
+class AttributeRef:
+    """Inside a function body: the value of the function's attribute `name`, known only where it is called."""
+
+    name: str
+    type: ir.AttributeType
+
+
+class Composite(Protocol):
+    """A composite op: gives the model-local function that implements it for a dtype (see `onnxtrain.functions`)."""
+
+    def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
+        """Returns the function whose body computes this op in `dtype` at `opset`."""
+
+
+class Emitter:
+    """Appends nodes to a graph or a function body.
+
+    `op.Name(*inputs, **attributes)` appends one node of the standard domain; inputs are values, None for an omitted
+    optional input, or numbers and (nested) lists that become constants: integers int64, booleans bool, and floats
+    the dtype of the first floating-point value among the inputs. `_outputs=k` asks for k outputs and returns a tuple.
+
+    Args:
+        graph: the graph to append to, or the graph of a function body.
+        opset: version of the standard domain; read from the graph when omitted.
+        functions: the model's function table; needed for :meth:`call` only.
+        in_function: constants become Constant nodes, because function bodies have no initializers.
+    """
+
+    def __init__(
+        self,
+        graph: ir.Graph,
+        *,
+        opset: int | None = None,
+        functions: dict[ir.OperatorIdentifier, ir.Function] | None = None,
+        in_function: bool = False,
+    ) -> None:
+        self.graph = graph
+        self.opset = opset if opset is not None else graph.opset_imports[""]
+        self.scope = ""
+        self._functions = functions
+        self._in_function = in_function
+        self._constants: dict[tuple[Any, ...], ir.Value] = {}
+        self._shapes: dict[ir.Value, ir.Value] = {}
+        self._names = set(_all_names(graph))
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        if not op_type[:1].isupper():
+            raise AttributeError(f"{type(self).__name__} has no attribute {op_type!r}")
+        return functools.partial(self.emit, op_type)
+
+    def emit(self, op_type: str, *inputs: Operand, _outputs: int = 1, **attributes: Any) -> Any:
+        """Appends one node of the standard domain.
+
+        Returns:
+            The output value, or a tuple of `_outputs` values when more than one is asked for.
+        """
+        schema = schema_of(op_type, self.opset)
+        like = next((v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None)
+        values = [self._operand(v, like) for v in inputs]
+        outputs = self._append("", op_type, values, _outputs, attributes)
+        for output, formal in zip(outputs, schema.outputs, strict=False):
+            dtype = _output_dtype(formal, schema, values, attributes)
+            output.type = ir.TensorType(dtype) if dtype is not None else None
+        return outputs[0] if _outputs == 1 else outputs
+
+    def call(self, composite: Composite, *inputs: Operand, _outputs: int = 1, **attributes: Any) -> Any:
+        """Appends a call of a composite op and adds its function to the model.
+
+        The dtype of the function, and of all its outputs, is that of the first floating-point input.
+        """
+        like = next((v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None)
+        if like is None or like.dtype is None:
+            raise GraphBuildError(f"calling composite {composite}: needs an input of known floating-point dtype")
+        if self._functions is None:
+            raise GraphBuildError(f"calling composite {composite}: this emitter was made without a function table")
+        function = composite.function_for(like.dtype, self.opset)
+        self._functions.setdefault(function.identifier(), function)
+        self.graph.opset_imports.setdefault(function.domain, 1)
+        values = [self._operand(v, like) for v in inputs]
+        outputs = self._append(function.domain, function.name, values, _outputs, attributes)
+        for output in outputs:
+            output.type = ir.TensorType(like.dtype)
+        return outputs[0] if _outputs == 1 else outputs
+
+    def const(self, value: npt.ArrayLike, dtype: ir.DataType | None = None, *, like: ir.Value | None = None) -> ir.Value:
+        """Returns a constant; equal constants are shared.
+
+        Args:
+            value: number, list or array.
+            dtype: its element type; by default that of `like`, else int64, bool or float32 after the Python type.
+            like: a value whose dtype to take.
+        """
+        if dtype is None:
+            dtype = like.dtype if like is not None else None
+        array = np.asarray(value)
+        if dtype is None:
+            kinds = {"i": ir.DataType.INT64, "u": ir.DataType.INT64, "b": ir.DataType.BOOL}
+            own = None if array.dtype == np.float64 else ir.DataType.from_numpy(array.dtype)
+            dtype = own if isinstance(value, np.ndarray) and own else kinds.get(array.dtype.kind, ir.DataType.FLOAT)
+        array = np.ascontiguousarray(array.astype(dtype.numpy())).reshape(array.shape)
+        key = (dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self._new_constant(array, dtype)
+        return self._constants[key]
+
+    def ints(self, ref: AttributeRef) -> ir.Value:
+        """Returns the value of an integer (list) attribute of the enclosing function as an int64 tensor."""
+        field = "value_int" if ref.type == ir.AttributeType.INT else "value_ints"
+        output = self._append("", "Constant", [], 1, {field: ref})[0]
+        output.type = ir.TensorType(ir.DataType.INT64)
+        return output
+
+    def shape_of(self, value: ir.Value) -> ir.Value:
+        """Returns the shape of `value`, int64 [rank]: a constant when static, else one shared Shape node."""
+        dims = static_dims(value)
+        if dims is not None and None not in dims:
+            return self.const(np.array(dims, dtype=np.int64))
+        if value not in self._shapes:
+            self._shapes[value] = self.Shape(value)
+        return self._shapes[value]
+
+    def dim(self, value: ir.Value, axis: int) -> ir.Value:
+        """Returns the size of one axis, int64 [1]."""
+        dims = static_dims(value)
+        if dims is not None:
+            size = dims[axis]
+            if size is not None:
+                return self.const([size])
+        if axis == -1:
+            output: ir.Value = self.Shape(value, start=-1)
+        else:
+            output = self.Shape(value, start=axis, end=axis + 1)
+        return output
+
+    def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
+        """Returns `value` with the shape of `like` (which has as many elements)."""
+        output: ir.Value = self.Reshape(value, self.shape_of(like), allowzero=1)
+        output.shape = like.shape
+        return output
+
+    def zeros_like(self, value: ir.Value) -> ir.Value:
+        """Returns zeros of the shape and dtype of `value`."""
+        return self._filled(value, 0)
+
+    def ones_like(self, value: ir.Value) -> ir.Value:
+        """Returns ones of the shape and dtype of `value`."""
+        return self._filled(value, 1)
+
+    def _filled(self, value: ir.Value, number: int) -> ir.Value:
+        dtype = value.dtype or ir.DataType.FLOAT
+        # ConstantOfShape has no bfloat16 kernel on the CPU; Expand has every dtype.
+        output: ir.Value = self.Expand(self.const(number, dtype), self.shape_of(value))
+        output.shape = value.shape
+        return output
+
+    def unique_name(self, wish: str) -> str:
+        """Returns `wish`, or `wish_1`, `wish_2`, ... whichever is not taken yet, and reserves it."""
+        name, count = wish, 0
+        while name in self._names:
+            count += 1
+            name = f"{wish}_{count}"
+        self._names.add(name)
+        return name
+
+    def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
+        if value is None or isinstance(value, ir.Value):
+            return value
+        array = np.asarray(value)
+        return self.const(value, like=like if array.dtype.kind == "f" and not isinstance(value, np.ndarray) else None)
+
+    def _append(
+        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], outputs: int, attributes: Mapping[str, Any]
+    ) -> tuple[ir.Value, ...]:
+        name = self.unique_name(f"{self.scope}{op_type}")
+        values = [ir.Value(name=self.unique_name(name + ("_out" if i == 0 else f"_out{i}"))) for i in range(outputs)]
+        node = ir.Node(domain, op_type, inputs, _attributes(attributes), outputs=values, name=name)
+        self.graph.append(node)
+        return tuple(values)
+
+    def _new_constant(self, array: np.ndarray, dtype: ir.DataType) -> ir.Value:
+        tensor = ir.Tensor(array, dtype=dtype)
+        if self._in_function:
+            value = self._append("", "Constant", [], 1, {"value": tensor})[0]
+            value.const_value = tensor
+        else:
+            value = ir.Value(name=self.unique_name("const"), const_value=tensor)
+            self.graph.register_initializer(value)
+        value.type = ir.TensorType(dtype)
+        value.shape = ir.Shape(array.shape)
+        return value
+
+
+def _attributes(attributes: Mapping[str, Any]) -> list[ir.Attr]:
+    result = []
+    for name, value in attributes.items():
+        if value is None:
+            continue
+        if isinstance(value, ir.Attr):
+            result.append(value if value.name == name else ir.Attr(name, value.type, value.value))
+        elif isinstance(value, AttributeRef):
+            result.append(ir.RefAttr(name, value.name, value.type))
+        elif isinstance(value, ir.DataType):
+            result.append(ir.AttrInt64(name, int(value)))
+        else:
+            result.append(ir.convenience.convert_attribute(name, value))
+    return result
+
+
+def _output_dtype(
+    formal: onnx.defs.OpSchema.FormalParameter,
+    schema: onnx.defs.OpSchema,
+    values: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any],
+) -> ir.DataType | None:
+    """The dtype that the schema gives to an output: fixed, set by an attribute, or that of an input of the same type."""
+    if formal.type_str in _TENSOR_TYPES:
+        return _TENSOR_TYPES[formal.type_str]
+    if schema.name == "Cast":
+        return ir.DataType(int(attributes["to"]))
+    if "dtype" in attributes:
+        return ir.DataType(int(attributes["dtype"]))
+    allowed = {t: c.allowed_type_strs for c in schema.type_constraints for t in [c.type_param_str]}
+    if len(allowed.get(formal.type_str, ())) == 1:
+        return _TENSOR_TYPES.get(next(iter(allowed[formal.type_str])))
+    for value, parameter in zip(values, _formal_inputs(schema), strict=False):
+        if parameter.type_str == formal.type_str and value is not None:
+            return value.dtype
+    return None
+
+
+def _formal_inputs(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
+    formals = list(schema.inputs)
+    yield from formals
+    while formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
+        yield formals[-1]
+
+
+def _all_names(graph: ir.Graph) -> Iterator[str]:
+    for value in (*graph.inputs, *graph.initializers.values()):
+        yield value.name or ""
+    for node in graph.all_nodes():
+        yield node.name or ""
+        for value in node.outputs:
+            yield value.name or ""
+        for attribute in node.attributes.values():
+            if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
+                subgraph = attribute.as_graph()
+                for value in (*subgraph.inputs, *subgraph.initializers.values()):
+                    yield value.name or ""

@@ -1,0 +1,91 @@
+"""Composite training ops: model-local functions of domain `onnxtrain`, whose bodies are standard ops.
+
+A stock runtime inlines the body. Where a native kernel of the same domain and name is registered, ONNX Runtime uses
+the kernel instead, so the dtype is part of the name: `SoftmaxGradient_float`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx_ir as ir
+
+from ..emitter import AttributeRef, Emitter
+from ..errors import GraphBuildError
+
+__all__ = ["COMPOSITES", "DOMAIN", "CompositeOp", "composite"]
+
+DOMAIN = "onnxtrain"
+
+Body = Callable[..., "ir.Value | tuple[ir.Value, ...]"]
+
+
+class CompositeOp:
+    """One composite op; `function_for` gives its function for a dtype.
+
+    Attributes:
+        name: op type without the dtype, such as `SoftmaxGradient`.
+        inputs: names of its inputs.
+        attributes: names of its attributes and their types.
+    """
+
+    def __init__(
+        self, name: str, inputs: Sequence[str], attributes: Mapping[str, ir.AttributeType], outputs: int, body: Body
+    ) -> None:
+        self.name = name
+        self.inputs = tuple(inputs)
+        self.attributes = dict(attributes)
+        self._outputs = outputs
+        self._body = body
+        self._cached = functools.cache(self._build)
+        self.__doc__ = body.__doc__
+
+    def __repr__(self) -> str:
+        return f"{DOMAIN}::{self.name}"
+
+    def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
+        """Returns the function that computes this op in `dtype`, written with ops of `opset`."""
+        return self._cached(dtype, opset).clone()
+
+    def _build(self, dtype: ir.DataType, opset: int) -> ir.Function:
+        inputs = [ir.Value(name=name, type=ir.TensorType(dtype)) for name in self.inputs]
+        graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset})
+        op = Emitter(graph, in_function=True)
+        references: dict[str, Any] = {name: AttributeRef(name, type_) for name, type_ in self.attributes.items()}
+        result = self._body(op, *inputs, **references)
+        outputs = result if isinstance(result, tuple) else (result,)
+        if len(outputs) != self._outputs:
+            raise GraphBuildError(f"building {self}: its body gave {len(outputs)} outputs, not {self._outputs}")
+        graph.outputs.extend(outputs)
+        declared = [ir.Attr(name, type_, None) for name, type_ in self.attributes.items()]
+        return ir.Function(DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", graph=graph, attributes=declared)
+
+
+_DTYPE_NAMES = {
+    ir.DataType.FLOAT: "float",
+    ir.DataType.DOUBLE: "double",
+    ir.DataType.FLOAT16: "float16",
+    ir.DataType.BFLOAT16: "bfloat16",
+}
+
+COMPOSITES: dict[str, CompositeOp] = {}
+"""All composite ops by name."""
+
+
+def composite(
+    name: str, inputs: Sequence[str], attributes: Mapping[str, ir.AttributeType] | None = None, outputs: int = 1
+) -> Callable[[Body], CompositeOp]:
+    """Makes the decorated function `(op, *inputs, **attributes)` the body of a composite op.
+
+    All floating-point inputs and outputs have one dtype. Attributes reach the body as references: pass them on as
+    attributes of standard ops, or turn integer (list) ones into a tensor with `op.ints(reference)`.
+    """
+
+    def register(body: Body) -> CompositeOp:
+        op = CompositeOp(name, inputs, attributes or {}, outputs, body)
+        COMPOSITES[name] = op
+        return op
+
+    return register

@@ -1,0 +1,1 @@
+"""Tables of gradient tests, one module per family of rules; each has a list `CASES`."""

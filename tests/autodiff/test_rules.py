@@ -1,0 +1,121 @@
+"""Every rule against finite differences, torch autograd in float64, and stock ONNX Runtime in float32."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from autodiff import cases
+from autodiff.case import Case, F, runtime_inputs
+from onnx.reference import ReferenceEvaluator
+from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
+
+from onnxtrain.autodiff import differentiate
+
+
+def _all_cases() -> list[Case]:
+    modules = [importlib.import_module(f"autodiff.cases.{m.name}") for m in pkgutil.iter_modules(cases.__path__)]
+    return [case for module in modules for case in module.CASES]
+
+
+CASES = _all_cases()
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+
+
+@functools.lru_cache(maxsize=4)
+def _gradient_model(case_id: str, dtype: type, symbolic: bool) -> onnx.ModelProto:
+    case = next(c for c in CASES if c.id == case_id)
+    model = case.model(np.dtype(dtype), symbolic=symbolic)
+    return differentiate(model, of="loss", wrt=[f"x{i}" for i in case.wrt])
+
+
+def _torch_outputs_and_gradients(case: Case) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """Output values, weights and gradients of the weighted sum, all float64."""
+    tensors = [None if a is None else torch.from_numpy(np.array(a)) for a in case.arrays(np.dtype(np.float64))]
+    for index in case.wrt:
+        tensors[index].requires_grad_()
+    result = case.twin(*tensors)
+    outputs = result if isinstance(result, tuple) else (result,)
+    assert len(outputs) == case.outputs
+    rng = np.random.default_rng(0)
+    weights = [rng.uniform(0.5, 1.5, tuple(out.shape)) * rng.choice([-1, 1], tuple(out.shape)) for out in outputs]
+    loss = sum((out * torch.from_numpy(np.asarray(w))).sum() for out, w in zip(outputs, weights, strict=True))
+    gradients = torch.autograd.grad(loss, [tensors[i] for i in case.wrt])
+    return [o.detach().numpy() for o in outputs], weights, [g.numpy() for g in gradients]
+
+
+def _feeds(case: Case, dtype: type, weights: list[np.ndarray]) -> dict[str, np.ndarray]:
+    feeds = runtime_inputs(case, case.arrays(np.dtype(dtype)))
+    return feeds | {f"w{i}": np.asarray(w, dtype) for i, w in enumerate(weights)}
+
+
+@each_case
+def test_vjp_matches_torch_in_float64(case: Case) -> None:
+    outputs, weights, expected = _torch_outputs_and_gradients(case)
+    feeds = _feeds(case, np.float64, weights)
+    names = [f"y{i}" for i in range(case.outputs)]
+    primal = case.model(np.dtype(np.float64))
+    primal.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    for got, want in zip(ReferenceEvaluator(primal).run(names, feeds), outputs, strict=True):
+        assert norm_relative_error(got, want) <= 1e-6, "the torch twin computes something else"
+    model = _gradient_model(case.id, np.float64, False)
+    got = ReferenceEvaluator(model).run([f"x{i}_grad" for i in case.wrt], feeds)
+    for value, want in zip(got, expected, strict=True):
+        assert value.shape == want.shape
+        assert value.dtype == np.float64
+        assert norm_relative_error(value, want) <= NORM_RELATIVE[np.dtype(np.float64)]
+
+
+@each_case
+def test_vjp_matches_finite_differences(case: Case) -> None:
+    if not case.finite_difference:
+        return
+    _, weights, _ = _torch_outputs_and_gradients(case)
+    feeds = _feeds(case, np.float64, weights)
+    primal = ReferenceEvaluator(case.model(np.dtype(np.float64)))
+    gradients = ReferenceEvaluator(_gradient_model(case.id, np.float64, False)).run(
+        [f"x{i}_grad" for i in case.wrt], feeds
+    )
+    rng = np.random.default_rng(1)
+    for index, gradient in zip(case.wrt, gradients, strict=True):
+        direction = rng.choice([-1.0, 1.0], feeds[f"x{index}"].shape)
+        step = 1e-6
+        ends = [
+            primal.run(["loss"], feeds | {f"x{index}": feeds[f"x{index}"] + sign * step * direction})[0]
+            for sign in (1, -1)
+        ]
+        slope = (ends[0] - ends[1]) / (2 * step)
+        projected = float((gradient * direction).sum())
+        scale = max(1.0, float(np.abs(gradient).sum()))
+        assert abs(slope - projected) <= FINITE_DIFFERENCE * scale
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@each_case
+def test_vjp_on_onnxruntime(case: Case, symbolic: bool) -> None:
+    _, weights, expected = _torch_outputs_and_gradients(case)
+    model = _gradient_model(case.id, np.float32, symbolic)
+    onnx.checker.check_model(model, full_check=True)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    got = session.run([f"x{i}_grad" for i in case.wrt], _feeds(case, np.float32, weights))
+    for value, want in zip(got, expected, strict=True):
+        assert value.shape == want.shape
+        assert norm_relative_error(value, want) <= NORM_RELATIVE[np.dtype(np.float32)]
+
+
+def test_case_names_are_unique() -> None:
+    ids = [case.id for case in CASES]
+    assert len(set(ids)) == len(ids), sorted({i for i in ids if ids.count(i) > 1})
+
+
+def test_every_case_has_something_to_differentiate() -> None:
+    assert all(any(isinstance(item, F) for item in case.inputs) for case in CASES)

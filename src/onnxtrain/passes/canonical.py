@@ -1,0 +1,84 @@
+"""Bring a model to the canonical form that every other room of the package assumes."""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnxtrain.errors import ModelError, UnsupportedOpsetError
+from onnxtrain.passes.inline import inline_functions
+from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
+from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
+from onnxtrain.passes.shapes import infer_shapes
+
+__all__ = ["canonicalize", "is_constant"]
+
+_CONSTANT_KEY = "onnxtrain.constant"
+
+
+def canonicalize(model: ir.Model) -> ir.Model:
+    """Return `model` in canonical form; `model` itself is not changed.
+
+    Canonical form: opset 21 with IR 10, or opset 22 to 26; no model-local functions; no initializer among the
+    graph inputs; tensors of Constant nodes are initializers of the main graph (:func:`is_constant` tells them
+    from parameters); dtypes and shapes are annotated as far as they can be inferred. Names of inputs, outputs
+    and initializers, and the order of initializers, stay.
+
+    Args:
+        model: What :func:`onnxtrain.passes.load_model` returns.
+
+    Raises:
+        ModelError: The graph is not valid ONNX.
+        UnsupportedOpsetError: The opset is above 26 or cannot be converted.
+    """
+    model = model.clone(deep_copy=True)
+    common.RemoveInitializersFromInputsPass()(model)
+    fit_ir_version(model)
+    model = inline_functions(model)
+    _mark_constants(model)
+    # Now, lest the converter has to serialise them.
+    common.LiftConstantsToInitializersPass(size_limit=BIG_ELEMENTS + 1)(model)
+    opset = model.graph.opset_imports[""]
+    checkable = _check_input(model)
+    model = convert_opset(model)
+    if opset < CANONICAL_OPSET:
+        _mark_constants(model)
+        if checkable:
+            _check_converted(model, opset)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    return infer_shapes(model)
+
+
+def is_constant(value: ir.Value) -> bool:
+    """Return whether an initializer of a canonical model was a Constant node, hence is no parameter."""
+    return _CONSTANT_KEY in value.metadata_props
+
+
+def _mark_constants(model: ir.Model) -> None:
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == "Constant" and node.domain == "":
+            node.outputs[0].metadata_props[_CONSTANT_KEY] = "true"
+
+
+def _check_input(model: ir.Model) -> bool:
+    """Reject an invalid graph; return whether onnx knows every op, so that the result can be checked too."""
+    try:
+        onnx.checker.check_model(lean_proto(model))
+    except onnx.checker.ValidationError as error:
+        # ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization.
+        if "No Op registered for" in str(error):
+            return False
+        raise ModelError(f"The model is not valid ONNX: {error}") from error
+    return True
+
+
+def _check_converted(model: ir.Model, opset: int) -> None:
+    try:
+        onnx.checker.check_model(lean_proto(model))
+    except onnx.checker.ValidationError as error:
+        raise UnsupportedOpsetError(
+            f"Converting the model from opset {opset} to {CANONICAL_OPSET} gave an invalid graph: {error}. "
+            f"Export it again with opset {CANONICAL_OPSET} or newer."
+        ) from error

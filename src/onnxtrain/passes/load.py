@@ -1,0 +1,194 @@
+"""Load a model from a file, a proto or the IR, without reading its weights."""
+
+from __future__ import annotations
+
+import copy
+import os
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+
+__all__ = ["MAX_IR_VERSION", "MAX_OPSET", "ModelSource", "load_model"]
+
+ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+"""What a user may hold: a path, a proto, or the IR."""
+
+MAX_OPSET = 26
+"""The newest opset of the standard domain that stock ONNX Runtime builds accept."""
+
+MAX_IR_VERSION = 13
+"""The newest IR version that stock ONNX Runtime builds accept."""
+
+# External tensors up to this size are read at once: version converter and shape inference want their values,
+# and every memory-mapped tensor holds a file descriptor.
+_EAGER_BYTES = 16 * 1024
+
+
+def load_model(source: ModelSource) -> ir.Model:
+    """Return the model of `source` as an IR model of its own.
+
+    The caller's object is never changed, neither now nor by later passes over the result. External data
+    stays on disk, memory-mapped when it is first looked at, so that models beyond protobuf's 2 GB limit load.
+
+    Args:
+        source: Path of an ONNX file, a proto, or an IR model. Relative external data paths of a proto are
+            resolved against the working directory; pass the path of the file instead where that is wrong.
+
+    Raises:
+        ModelLoadError: The file or its external data is missing, truncated or not ONNX; the graph is empty.
+        UnsupportedOpsetError: The opset is newer than stock runtimes accept.
+        TypeError: `source` is none of the above.
+    """
+    if isinstance(source, ir.Model):
+        origin = "the onnx_ir.Model given"
+        model = _detached(source.clone(deep_copy=True))
+    elif isinstance(source, onnx.ModelProto):
+        origin = "the ModelProto given"
+        model = _detached(_from_proto(source, origin))
+    elif isinstance(source, str | os.PathLike):
+        path = Path(source)
+        origin = f"'{path}'"
+        model = _from_proto(_read(path), origin)
+        # An absolute directory: the working directory may have changed by the time a tensor is read.
+        ir.external_data.set_base_dir(model.graph, path.absolute().parent)
+    else:
+        raise TypeError(
+            f"Cannot load a model from {type(source).__name__}; "
+            "pass a path, an onnx.ModelProto or an onnx_ir.Model."
+        )
+    _check_versions(model, origin)
+    _check_graph(model, origin)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            _settle_external_data(value, origin)
+    return model
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if path.is_dir():
+        raise ModelLoadError(
+            f"Cannot load a model from '{path}': it is a directory. Pass the .onnx file inside it."
+        )
+    try:
+        return onnx.load(path, load_external_data=False)
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"Cannot load a model from '{path}': no such file. Check the path.") from error
+    except OSError as error:
+        raise ModelLoadError(f"Cannot read the model file '{path}': {error}.") from error
+    # protobuf's DecodeError and the errors of onnx's readers of text formats share no narrower base class.
+    except Exception as error:
+        raise ModelLoadError(
+            f"Cannot load a model from '{path}' ({path.stat().st_size} bytes): the file is truncated, corrupt "
+            f"or not an ONNX model ({error}). Download or export it again."
+        ) from error
+
+
+def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
+    if not proto.HasField("graph"):
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: it holds no graph, so it is empty or not an ONNX model."
+        )
+    if proto.graph.sparse_initializer:
+        names = ", ".join(f"'{tensor.values.name}'" for tensor in proto.graph.sparse_initializer)
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: sparse initializers ({names}) are not supported. "
+            "Store them dense."
+        )
+    try:
+        return ir.from_proto(proto)
+    # The IR wraps whatever a malformed proto made it stumble on in an exception of its own.
+    except Exception as error:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: the graph is malformed ({error})."
+        ) from error
+
+
+def _detached(model: ir.Model) -> ir.Model:
+    """Give `model` its own types and tensor headers (renaming a value renames its tensor); share the data."""
+    for graph in model.graphs():
+        values = [
+            *graph.inputs,
+            *graph.initializers.values(),
+            *(out for node in graph for out in node.outputs),
+        ]
+        for value in values:
+            value.type = copy.deepcopy(value.type)
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = _own_header(value.const_value)
+    return model
+
+
+def _own_header(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    if isinstance(tensor, ir.ExternalTensor):
+        return ir.ExternalTensor(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=tensor.shape,
+            name=tensor.name,
+            base_dir=tensor.base_dir,
+        )
+    return ir.LazyTensor(
+        lambda: tensor, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name
+    )
+
+
+def _check_versions(model: ir.Model, origin: str) -> None:
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:  # the standard domain has two spellings; the IR normalises nodes but not imports
+        imports[""] = max(imports.pop("ai.onnx"), imports.get("", 0))
+    opset = imports.get("")
+    if opset is None:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: it imports no opset of the standard ONNX domain "
+            f"(imports: {dict(imports)}); the file may be truncated."
+        )
+    if opset > MAX_OPSET:
+        raise UnsupportedOpsetError(
+            f"Cannot use the model of {origin}: it has opset {opset}, and stock ONNX Runtime accepts at most "
+            f"{MAX_OPSET}. Export it again with an opset between 13 and {MAX_OPSET}."
+        )
+
+
+def _check_graph(model: ir.Model, origin: str) -> None:
+    if not len(model.graph):
+        raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no nodes.")
+    if not model.graph.outputs:
+        raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no outputs.")
+
+
+def _settle_external_data(value: ir.Value, origin: str) -> None:
+    """Check that the bytes of an external initializer are there; read it if it is small."""
+    tensor = value.const_value
+    if not isinstance(tensor, ir.ExternalTensor):
+        return
+    what = f"Cannot load a model from {origin}: the data of '{value.name}' should be in '{tensor.path}'"
+    base, path = Path(tensor.base_dir or ".").resolve(), Path(tensor.path).resolve()
+    if not path.is_relative_to(base):
+        raise ModelLoadError(f"{what}, which is outside the model's directory '{base}'. Copy the file there.")
+    if not path.is_file():
+        raise ModelLoadError(
+            f"{what}, which does not exist. Put it beside the model; the two belong together."
+        )
+    size, offset = path.stat().st_size, tensor.offset or 0
+    if tensor.length is not None and tensor.length < tensor.nbytes:
+        raise ModelLoadError(
+            f"{what}, but its entry gives {tensor.length} bytes where {tensor.nbytes} are needed."
+        )
+    if size < offset + tensor.nbytes:
+        raise ModelLoadError(
+            f"{what} at bytes {offset} to {offset + tensor.nbytes}, but the file has {size} bytes: "
+            "it is truncated. Copy or export it again."
+        )
+    if tensor.nbytes <= _EAGER_BYTES:
+        try:
+            array = tensor.numpy().copy()
+        except (ValueError, OSError) as error:
+            raise ModelLoadError(f"{what}, which cannot be read: {error}") from error
+        value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
+        tensor.release()

@@ -1,0 +1,88 @@
+"""Bring a model to an opset and IR version that rules and stock runtimes share."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx import helper, version_converter
+
+from onnxtrain.errors import UnsupportedOpsetError
+from onnxtrain.passes.lean import lean_proto, restore_initializers
+from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET
+
+__all__ = ["CANONICAL_OPSET", "convert_opset", "fit_ir_version"]
+
+CANONICAL_OPSET = 21
+"""Models below this opset are converted up to it; rules are written for the schemas from here on."""
+
+
+def convert_opset(model: ir.Model) -> ir.Model:
+    """Return `model` at opset 21 if it was below, else itself, with an IR version that fits the opset.
+
+    Model-local functions must have been inlined. Names of values, symbolic dimensions, tensors and metadata
+    survive.
+
+    Raises:
+        UnsupportedOpsetError: The opset is above 26, or onnx's version converter cannot convert the model.
+    """
+    opset = model.graph.opset_imports[""]
+    if opset > MAX_OPSET:
+        raise UnsupportedOpsetError(
+            f"Cannot use a model of opset {opset}: stock ONNX Runtime accepts at most {MAX_OPSET}."
+        )
+    if opset < CANONICAL_OPSET:
+        model = _convert(model, opset)
+    fit_ir_version(model)
+    return model
+
+
+def fit_ir_version(model: ir.Model) -> None:
+    """Set the oldest IR version that suits the opset, if the model's own does not suit it or stock runtimes.
+
+    At least 4: from there on initializers need not be listed as inputs.
+    """
+    minimum = max(4, helper.OP_SET_ID_VERSION_MAP["ai.onnx", model.graph.opset_imports[""]])
+    if not minimum <= model.ir_version <= MAX_IR_VERSION:
+        model.ir_version = minimum
+
+
+def _convert(model: ir.Model, opset: int) -> ir.Model:
+    proto = lean_proto(model)
+    proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]
+    try:
+        converted = ir.from_proto(version_converter.convert_version(proto, CANONICAL_OPSET))
+    # The converter raises ConvertError, and RuntimeError or IndexError from its internal assertions.
+    except Exception as error:
+        raise UnsupportedOpsetError(
+            f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: {error}. "
+            f"Export it again with an opset between {CANONICAL_OPSET} and {MAX_OPSET}."
+        ) from error
+    restore_initializers(converted, model)
+    _check_interface(model, converted, opset)
+    _restore_metadata(model, converted)
+    return converted
+
+
+def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
+    for kind in ("inputs", "outputs"):
+        before = [value.name for value in getattr(model.graph, kind)]
+        after = [value.name for value in getattr(converted.graph, kind)]
+        if before != after:
+            raise UnsupportedOpsetError(
+                f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed "
+                f"its {kind} from {before} to {after}. Export it again with opset {CANONICAL_OPSET} or newer."
+            )
+
+
+def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:
+    """Copy what the converter's own graph representation has no room for."""
+    converted.metadata_props.update(model.metadata_props)
+    converted.graph.metadata_props.update(model.graph.metadata_props)
+    before = {
+        node.outputs[0].name: node
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        if node.outputs
+    }
+    for node in ir.traversal.RecursiveGraphIterator(converted.graph):
+        source = before.get(node.outputs[0].name) if node.outputs else None
+        if source is not None and source.op_type == node.op_type:
+            node.metadata_props.update(source.metadata_props)

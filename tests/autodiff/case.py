@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import torch
 from onnx import helper, numpy_helper
 
 
@@ -116,9 +117,10 @@ class Case:
             graph_inputs.append(helper.make_tensor_value_info(f"x{index}", code, dims))
         outputs = [f"y{i}" for i in range(self.outputs)]
         nodes = [helper.make_node(self.op, names, outputs, name="node", **self.attrs)]
-        terms = []
+        terms, shapes = [], self.output_shapes()
         for index, name in enumerate(outputs):
-            graph_inputs.append(helper.make_tensor_value_info(f"w{index}", elem, None))
+            dims = [f"o{index}_{axis}" if symbolic else size for axis, size in enumerate(shapes[index])]
+            graph_inputs.append(helper.make_tensor_value_info(f"w{index}", elem, dims))
             nodes += [
                 helper.make_node("Mul", [name, f"w{index}"], [f"p{index}"]),
                 helper.make_node("ReduceSum", [f"p{index}"], [f"s{index}"], keepdims=0),
@@ -128,6 +130,12 @@ class Case:
         loss = helper.make_tensor_value_info("loss", elem, [])
         graph = helper.make_graph(nodes, "case", graph_inputs, [loss], initializers)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=10)
+
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the outputs that take part, by the twin."""
+        arrays = self.arrays(np.dtype(np.float64))
+        result = self.twin(*(None if a is None else torch.from_numpy(np.array(a)) for a in arrays))
+        return [tuple(out.shape) for out in (result if isinstance(result, tuple) else (result,))]
 
     @property
     def wrt(self) -> list[int]:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.errors import DifferentiationError
 
 from ..emitter import Emitter, static_dims
-from ..passes import canonicalize, infer_shapes, inline_schema_functions, load_model, to_proto
+from ..passes import canonicalize, infer_shapes, inline_schema_functions, load_model
 from ._activity import active_values, is_differentiable_dtype
 from ._driver import pull_back
 from ._registry import rule_for
@@ -83,7 +83,7 @@ def differentiate(
         gradient.shape, gradient.type = _find(result.graph, name, "wrt").shape, _find(result.graph, name, "wrt").type
         outputs.append(gradient)
     infer_shapes(result)
-    return result if isinstance(model, ir.Model) else to_proto(result)
+    return result if isinstance(model, ir.Model) else ir.to_proto(result)
 
 
 def add_gradients(

@@ -24,3 +24,4 @@ CASES = [
     Case("Sin", (F(2, 3),), torch.sin),
     Case("Cos", (F(2, 3),), torch.cos),
 ]
+CASES += [Case("Sum", (F(2, 3), F(3), F(2, 1)), lambda a, b, c: a + b + c)]

@@ -1,5 +1,5 @@
 """One module per family of ops; importing this package registers them all."""
 
-from . import activation, math
+from . import activation, math, reduction
 
-__all__ = ["activation", "math"]
+__all__ = ["activation", "math", "reduction"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from .._registry import defvjp, nondifferentiable
+import onnx_ir as ir
+
+from ...emitter import Emitter
+from .._node import NodeView
+from .._registry import defvjp, nondifferentiable, vjp
 
 defvjp("Add", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: ct)
 defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Neg(ct))
@@ -24,3 +28,9 @@ defvjp("Sin", input=lambda op, n, ct: op.Mul(ct, op.Cos(n.input)))
 defvjp("Cos", input=lambda op, n, ct: op.Neg(op.Mul(ct, op.Sin(n.input))))
 
 nondifferentiable("Sign", "Floor", "Ceil", "Round", reason="piecewise constant: its derivative is zero almost everywhere")
+
+
+@vjp("Sum", wrt=("data_0",), broadcasts=True)
+def sum_(op: Emitter, n: NodeView, ct: ir.Value) -> list[ir.Value]:
+    """Sum of all arguments: each gets the cotangent."""
+    return [ct] * len(n.inputs)

@@ -1,0 +1,339 @@
+"""From a forward graph with a loss to the training model and the eval model (`docs/architecture.md`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff import add_gradients
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.passes import CleanupPass, TrainingModePass, infer_shapes, is_constant, promote_to_inputs
+from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
+
+__all__ = ["TARGET_KEY", "BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
+
+_log = logging.getLogger("onnxtrain")
+
+TARGET_KEY = "onnxtrain.target"
+"""Metadata of a graph input that is a target: JSON, `{"class_labels": {"count": 10, "ignore_index": -100}}` or `{}`."""
+
+BatchNormMode = Literal["as_exported", "training", "inference"]
+
+# Scalars to which the PyTorch exporters gave a name of their own: constants such as the exponent of x ** 2.
+_GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
+
+
+@dataclass(frozen=True)
+class TrainingGraphs:
+    """The two models of a training run, and what their manifest says.
+
+    Attributes:
+        training: loss, additional outputs, gradients and updated statistics from inputs, targets and parameters.
+        eval: loss and additional outputs, with Dropout and BatchNormalization in inference mode.
+        manifest: the manifest, without `files` and `optimizer`.
+        parameters: all parameters, trainable and frozen, in graph order: their values before training.
+        statistics: all BatchNorm running statistics, in graph order: their values before training.
+    """
+
+    training: ir.Model
+    eval: ir.Model
+    manifest: dict[str, Any]
+    parameters: dict[str, ir.TensorProtocol]
+    statistics: dict[str, ir.TensorProtocol]
+
+    @property
+    def trainable(self) -> list[str]:
+        """Names of the trainable parameters."""
+        return [entry["name"] for entry in self.manifest["parameters"] if entry["trainable"]]
+
+
+@dataclass(frozen=True)
+class _Selection:
+    trainable: list[str]
+    frozen: list[str]
+    statistics: list[str]
+
+    @property
+    def parameters(self) -> set[str]:
+        return {*self.trainable, *self.frozen}
+
+
+def build_training_graphs(
+    model: ir.Model,
+    loss: str,
+    additional_outputs: Sequence[str] = (),
+    *,
+    requires_grad: Iterable[str] | None = None,
+    frozen: Iterable[str] | None = None,
+    batch_norm: BatchNormMode = "as_exported",
+) -> TrainingGraphs:
+    """Returns the training and eval models of a canonical model that computes the scalar `loss`.
+
+    Args:
+        model: canonical model; it is not changed. Inputs with metadata :data:`TARGET_KEY` are targets.
+        loss: name of the scalar to minimise.
+        additional_outputs: names of further values to return beside the loss.
+        requires_grad: names of the parameters to train; None trains every floating-point parameter that is neither
+            frozen nor a BatchNorm statistic.
+        frozen: names of parameters that are inputs of the training model but not trained.
+        batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to training or
+            inference mode in the training model.
+
+    Raises:
+        GraphBuildError: a name is unknown, or both trainable and frozen.
+        NothingToTrain: no parameter is left to train.
+        NoGradientRule: an op on the way has no gradient rule.
+    """
+    forward = model.clone()
+    _set_outputs(forward, [loss, *additional_outputs])
+    CleanupPass(keep={name for name, _ in _float_initializers(forward)})(forward)
+    if batch_norm != "as_exported":
+        TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
+    selection = select_parameters(forward, requires_grad, frozen)
+    _warn_of_inference_mode(forward, batch_norm)
+    values = {name: _tensor(forward, name) for name in forward.graph.initializers}
+
+    evaluation = forward.clone()
+    TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
+    CleanupPass(keep=selection.parameters)(evaluation)
+
+    statistics = _chain_statistics(forward, selection.statistics)
+    order = [name for name in forward.graph.initializers if name in selection.parameters]
+    training, gradients = add_gradients(forward, loss, selection.trainable)
+    _append_gradients(training, selection.trainable, gradients)
+    training.graph.outputs.extend(_named(training, output) for output in statistics.values())
+    for graph_model in (training, evaluation):
+        _order_inputs(graph_model)
+        promote_to_inputs(graph_model, [*order, *statistics])
+    CleanupPass(keep=set())(training)
+    infer_shapes(training)
+
+    manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
+    for graph_model in (training, evaluation):
+        graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
+    return TrainingGraphs(
+        training,
+        evaluation,
+        manifest,
+        {name: values[name] for name in order},
+        {name: values[name] for name in statistics},
+    )
+
+
+def select_parameters(
+    model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
+) -> _Selection:
+    """Sorts the initializers of a model into trainable ones, frozen ones and BatchNorm statistics.
+
+    Raises:
+        GraphBuildError: a name is unknown, not floating point, or in both lists.
+        NothingToTrain: nothing is left to train.
+    """
+    floats = dict(_float_initializers(model))
+    statistics = [name for name in floats if name in _statistics_in_training(model)]
+    frozen_names = list(frozen or ())
+    requested = list(requires_grad) if requires_grad is not None else None
+    _check_names(model, requested or [], frozen_names, set(statistics))
+    if requested is None:
+        fixed = {*frozen_names, *statistics, *_statistics_in_inference(model)}
+        trainable = [name for name, value in floats.items() if name not in fixed and not _is_scalar_constant(value)]
+    else:
+        trainable = [name for name in model.graph.initializers if name in set(requested)]
+    if not trainable:
+        raise NothingToTrain(
+            "building the training graph: no parameter is left to train; the model has "
+            f"{len(floats)} floating-point initializers, of which {len(frozen_names)} are frozen. "
+            "Name the parameters to train in requires_grad, or freeze fewer."
+        )
+    kept = [name for name in model.graph.initializers if name in set(frozen_names) - set(statistics)]
+    return _Selection(trainable, kept, statistics)
+
+
+def _check_names(model: ir.Model, requested: list[str], frozen: list[str], statistics: set[str]) -> None:
+    both = sorted(set(requested) & set(frozen))
+    if both:
+        raise GraphBuildError(
+            f"selecting parameters: {', '.join(both)} cannot be frozen and require gradient computation at the same time"
+        )
+    for role, names in (("requires_grad", requested), ("frozen_params", frozen)):
+        for name in names:
+            value = model.graph.initializers.get(name)
+            if value is None:
+                known = ", ".join(list(model.graph.initializers)[:20])
+                raise GraphBuildError(f"selecting parameters: {role} names {name!r}; the parameters are {known}")
+            if role == "requires_grad" and not _is_float(value):
+                raise GraphBuildError(f"selecting parameters: {name!r} is {value.dtype}; only floats can be trained")
+            if role == "requires_grad" and name in statistics:
+                raise GraphBuildError(
+                    f"selecting parameters: {name!r} is a running statistic of a BatchNormalization in training mode; "
+                    "it is updated by every training step and has no gradient"
+                )
+
+
+def _is_float(value: ir.Value) -> bool:
+    return value.dtype is not None and value.dtype.is_floating_point()
+
+
+def _is_scalar_constant(value: ir.Value) -> bool:
+    size = value.const_value.size if value.const_value is not None else None
+    return size == 1 and _GENERATED_NAME.fullmatch(value.name or "") is not None
+
+
+def _float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
+    return [
+        (name, value)
+        for name, value in model.graph.initializers.items()
+        if _is_float(value) and not is_constant(value)
+    ]
+
+
+def _batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
+    """All BatchNormalization nodes in order, and whether each is in training mode."""
+    nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]
+    return [(node, node.attributes.get_int("training_mode", 0) == 1) for node in nodes]
+
+
+def _statistics_in_training(model: ir.Model) -> set[str]:
+    return {str(v.name) for node, training in _batch_norms(model) if training for v in node.inputs[3:5] if v}
+
+
+def _statistics_in_inference(model: ir.Model) -> set[str]:
+    return {str(v.name) for node, training in _batch_norms(model) if not training for v in node.inputs[3:5] if v}
+
+
+def _warn_of_inference_mode(model: ir.Model, batch_norm: BatchNormMode) -> None:
+    frozen = sum(1 for _, training in _batch_norms(model) if not training)
+    if frozen and batch_norm == "as_exported":
+        _log.warning(
+            "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay as they are "
+            "and normalise every training batch. Pass batch_norm='training' to train with batch statistics, or "
+            "batch_norm='inference' to confirm.",
+            frozen,
+        )
+
+
+def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    values = [_named(model, name) for name in names]
+    model.graph.outputs.clear()
+    model.graph.outputs.extend(values)
+
+
+def _named(model: ir.Model, name: str) -> ir.Value:
+    for value in (*model.graph.inputs, *model.graph.initializers.values()):
+        if value.name == name:
+            return value
+    for node in model.graph:
+        for value in node.outputs:
+            if value.name == name:
+                return value
+    outputs = ", ".join(str(v.name) for v in model.graph.outputs)
+    raise GraphBuildError(
+        f"building the training graph: the model has no value {name!r} to return; its outputs are {outputs}"
+    )
+
+
+def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
+    tensor = model.graph.initializers[name].const_value
+    if tensor is None:
+        raise GraphBuildError(f"building the training graph: the parameter {name!r} has no value")
+    return tensor
+
+
+def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
+    """Makes every running statistic an output, named `<statistic>_updated`; returns these names.
+
+    Where several nodes share a statistic, each continues from the one before, as running the layers in turn does.
+    """
+    latest: dict[str, ir.Value] = {}
+    for node, training in _batch_norms(model):
+        if not training:
+            continue
+        node.resize_outputs(3)
+        for index in (3, 4):
+            statistic = node.inputs[index]
+            if statistic is None or statistic.name not in names:
+                continue
+            name = str(statistic.name)
+            if name in latest:
+                node.replace_input_with(index, latest[name])
+            output = node.outputs[index - 2]
+            output.shape, output.type = statistic.shape, statistic.type
+            latest[name] = output
+    writer = Emitter(model.graph)
+    for name, value in latest.items():
+        value.name = writer.unique_name(f"{name}_updated")
+    return {name: str(latest[name].name) for name in names}
+
+
+def _append_gradients(model: ir.Model, trainable: Sequence[str], gradients: Sequence[ir.Value]) -> None:
+    writer = Emitter(model.graph)
+    for name, gradient in zip(trainable, gradients, strict=True):
+        if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
+            gradient = writer.Identity(gradient)
+        primal = model.graph.initializers[name]
+        gradient.name = writer.unique_name(f"{name}_grad")
+        gradient.shape, gradient.type = primal.shape, primal.type
+        model.graph.outputs.append(gradient)
+
+
+def _order_inputs(model: ir.Model) -> None:
+    """User inputs first, then targets."""
+    inputs = list(model.graph.inputs)
+    model.graph.inputs.clear()
+    model.graph.inputs.extend(sorted(inputs, key=lambda value: TARGET_KEY in value.metadata_props))
+
+
+def _manifest(
+    training: ir.Model,
+    loss: str,
+    additional_outputs: Sequence[str],
+    parameters: Sequence[str],
+    trainable: set[str],
+    statistics: Mapping[str, str],
+) -> dict[str, Any]:
+    by_name = {str(value.name): value for value in training.graph.inputs}
+    gradients = dict(zip(parameters, (None,) * len(parameters), strict=True)) | _gradient_names(
+        training, [name for name in parameters if name in trainable], 1 + len(additional_outputs)
+    )
+    listed = [_tensor_entry(by_name[name]) for name in parameters]
+    listed_statistics = [_tensor_entry(by_name[name]) for name in statistics]
+    users = [value for value in training.graph.inputs if value.name not in {*parameters, *statistics}]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": fingerprint(*([(e["name"], e["dtype"], e["shape"]) for e in g] for g in (listed, listed_statistics))),
+        "inputs": [_tensor_entry(value) for value in users if TARGET_KEY not in value.metadata_props],
+        "targets": [
+            _tensor_entry(value) | json.loads(value.metadata_props[TARGET_KEY])
+            for value in users
+            if TARGET_KEY in value.metadata_props
+        ],
+        "outputs": [loss, *additional_outputs],
+        "loss": loss,
+        "parameters": [
+            entry | {"trainable": entry["name"] in trainable, "gradient": gradients[entry["name"]]} for entry in listed
+        ],
+        "statistics": [entry | {"output": statistics[entry["name"]]} for entry in listed_statistics],
+        "opset": training.graph.opset_imports[""],
+    }
+
+
+def _gradient_names(training: ir.Model, trainable: Sequence[str], first: int) -> dict[str, str | None]:
+    outputs = list(training.graph.outputs)[first : first + len(trainable)]
+    return dict(zip(trainable, (value.name for value in outputs), strict=True))
+
+
+def _tensor_entry(value: ir.Value) -> dict[str, Any]:
+    dims = static_dims(value)
+    shape = None
+    if dims is not None and value.shape is not None:
+        shape = [d if d is not None else value.shape[i].value for i, d in enumerate(dims)]  # type: ignore[union-attr]
+    dtype = value.dtype.numpy().name if value.dtype is not None else None
+    return {"name": str(value.name), "dtype": dtype, "shape": shape}

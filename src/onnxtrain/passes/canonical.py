@@ -62,10 +62,22 @@ def _mark_constants(model: ir.Model) -> None:
             node.outputs[0].metadata_props[_CONSTANT_KEY] = "true"
 
 
+def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return a proto for the checker, which insists on types and shapes that runtimes infer."""
+    proto = lean_proto(model)
+    for info in (*proto.graph.input, *proto.graph.output):
+        if not info.type.WhichOneof("value"):
+            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.shape.SetInParent()
+    del proto.graph.value_info[:]
+    return proto
+
+
 def _check_input(model: ir.Model) -> bool:
     """Reject an invalid graph; return whether onnx knows every op, so that the result can be checked too."""
     try:
-        onnx.checker.check_model(lean_proto(model))
+        onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:
         # ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization.
         if "No Op registered for" in str(error):
@@ -76,7 +88,7 @@ def _check_input(model: ir.Model) -> bool:
 
 def _check_converted(model: ir.Model, opset: int) -> None:
     try:
-        onnx.checker.check_model(lean_proto(model))
+        onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:
         raise UnsupportedOpsetError(
             f"Converting the model from opset {opset} to {CANONICAL_OPSET} gave an invalid graph: {error}. "

@@ -82,11 +82,16 @@ def _function_body(node: ir.Node, model: ir.Model) -> onnx.FunctionProto | None:
         if any(value is not None and not data for value, data in zip(node.inputs, types, strict=True)):
             return None
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+        call = ir.to_proto(node)
+        # A body defines the outputs that have a name; those before the last one must all be there.
+        for index, name in enumerate(call.output):
+            call.output[index] = name or f"unused_{index}"
         body = schema.get_context_dependent_function_with_opset_version(
-            max(versions, default=schema.since_version), ir.to_proto(node).SerializeToString(), types
+            max(versions, default=schema.since_version), call.SerializeToString(), types
         )
     function = onnx.FunctionProto()
     function.ParseFromString(body)
+    del function.output[len(node.outputs) :]
     return function if function.node else None
 
 

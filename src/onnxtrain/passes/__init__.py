@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
-from onnxtrain.passes.canonical import canonicalize, is_constant
+from onnxtrain.passes.canonical import canonicalize
+from onnxtrain.passes.cleanup import CleanupPass, is_stop_gradient
+from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
-from onnxtrain.passes.load import ModelSource, load_model
+from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_model
+from onnxtrain.passes.mode import Mode, TrainingModePass, running_statistics
+from onnxtrain.passes.opset import CANONICAL_OPSET
+from onnxtrain.passes.parameters import embed_parameters, promote_initializers
+from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes
 
 __all__ = [
+    "CANONICAL_OPSET",
+    "MAX_IR_VERSION",
+    "MAX_OPSET",
+    "CleanupPass",
+    "Mode",
     "ModelSource",
+    "TrainingModePass",
     "canonicalize",
+    "embed_parameters",
     "has_schema_function",
     "infer_shapes",
     "inline_functions",
     "inline_schema_functions",
     "is_constant",
+    "is_stop_gradient",
+    "lift_constants",
     "load_model",
+    "mark_constant",
+    "promote_initializers",
+    "running_statistics",
+    "save_model",
+    "to_proto",
 ]

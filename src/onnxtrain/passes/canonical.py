@@ -7,21 +7,20 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelError, UnsupportedOpsetError
+from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
 from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
 from onnxtrain.passes.shapes import infer_shapes
 
-__all__ = ["canonicalize", "is_constant"]
-
-_CONSTANT_KEY = "onnxtrain.constant"
+__all__ = ["canonicalize"]
 
 
 def canonicalize(model: ir.Model) -> ir.Model:
     """Return `model` in canonical form; `model` itself is not changed.
 
     Canonical form: opset 21 with IR 10, or opset 22 to 26; no model-local functions; no initializer among the
-    graph inputs; tensors of Constant nodes are initializers of the main graph (:func:`is_constant` tells them
+    graph inputs; tensors of Constant nodes are initializers of the main graph (`is_constant` tells them
     from parameters); dtypes and shapes are annotated as far as they can be inferred. Names of inputs, outputs
     and initializers, and the order of initializers, stay.
 
@@ -36,36 +35,32 @@ def canonicalize(model: ir.Model) -> ir.Model:
     common.RemoveInitializersFromInputsPass()(model)
     fit_ir_version(model)
     model = inline_functions(model)
-    _mark_constants(model)
-    # Now, lest the converter has to serialise them.
-    common.LiftConstantsToInitializersPass(size_limit=BIG_ELEMENTS + 1)(model)
+    # Now, lest checker and converter have to serialise them.
+    lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]
     checkable = _check_input(model)
     model = convert_opset(model)
-    if opset < CANONICAL_OPSET:
-        _mark_constants(model)
-        if checkable:
-            _check_converted(model, opset)
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    common.LiftSubgraphInitializersToMainGraphPass()(model)
-    return infer_shapes(model)
+    if opset < CANONICAL_OPSET and checkable:
+        _check_converted(model, opset)
+    return infer_shapes(lift_constants(model))
 
 
-def is_constant(value: ir.Value) -> bool:
-    """Return whether an initializer of a canonical model was a Constant node, hence is no parameter."""
-    return _CONSTANT_KEY in value.metadata_props
-
-
-def _mark_constants(model: ir.Model) -> None:
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.op_type == "Constant" and node.domain == "":
-            node.outputs[0].metadata_props[_CONSTANT_KEY] = "true"
+def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return a proto for the checker, which insists on types and shapes that runtimes infer."""
+    proto = lean_proto(model)
+    for info in (*proto.graph.input, *proto.graph.output):
+        if not info.type.WhichOneof("value"):
+            info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        if info.type.HasField("tensor_type"):
+            info.type.tensor_type.shape.SetInParent()
+    del proto.graph.value_info[:]
+    return proto
 
 
 def _check_input(model: ir.Model) -> bool:
     """Reject an invalid graph; return whether onnx knows every op, so that the result can be checked too."""
     try:
-        onnx.checker.check_model(lean_proto(model))
+        onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:
         # ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization.
         if "No Op registered for" in str(error):
@@ -76,7 +71,7 @@ def _check_input(model: ir.Model) -> bool:
 
 def _check_converted(model: ir.Model, opset: int) -> None:
     try:
-        onnx.checker.check_model(lean_proto(model))
+        onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:
         raise UnsupportedOpsetError(
             f"Converting the model from opset {opset} to {CANONICAL_OPSET} gave an invalid graph: {error}. "

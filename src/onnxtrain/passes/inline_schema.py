@@ -8,6 +8,7 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.shapes import infer_shapes
 
@@ -54,7 +55,7 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
             _turn_into_call(model, node, body, index)
         model = inline_functions(model, lambda function: function.domain == _DOMAIN)
         model.graph.opset_imports.pop(_DOMAIN, None)
-        infer_shapes(model)
+        infer_shapes(lift_constants(model))
 
 
 def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
@@ -82,11 +83,16 @@ def _function_body(node: ir.Node, model: ir.Model) -> onnx.FunctionProto | None:
         if any(value is not None and not data for value, data in zip(node.inputs, types, strict=True)):
             return None
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+        call = ir.to_proto(node)
+        # A body defines the outputs that have a name; those before the last one must all be there.
+        for index, name in enumerate(call.output):
+            call.output[index] = name or f"unused_{index}"
         body = schema.get_context_dependent_function_with_opset_version(
-            max(versions, default=schema.since_version), ir.to_proto(node).SerializeToString(), types
+            max(versions, default=schema.since_version), call.SerializeToString(), types
         )
     function = onnx.FunctionProto()
     function.ParseFromString(body)
+    del function.output[len(node.outputs) :]
     return function if function.node else None
 
 

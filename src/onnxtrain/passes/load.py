@@ -81,8 +81,8 @@ def _read(path: Path) -> onnx.ModelProto:
     # protobuf's DecodeError and the errors of onnx's readers of text formats share no narrower base class.
     except Exception as error:
         raise ModelLoadError(
-            f"Cannot load a model from '{path}' ({path.stat().st_size} bytes): the file is truncated, corrupt "
-            f"or not an ONNX model ({error}). Download or export it again."
+            f"Cannot load a model from '{path}' ({path.stat().st_size} bytes): the file is truncated, "
+            f"corrupt or not an ONNX model ({error}). Download or export it again."
         ) from error
 
 

@@ -1,0 +1,36 @@
+"""Turn Constant nodes into initializers that are still known to be constants."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+__all__ = ["is_constant", "lift_constants", "mark_constant"]
+
+_KEY = "onnxtrain.constant"
+
+
+def is_constant(value: ir.Value) -> bool:
+    """Return whether an initializer was a Constant node of the model, hence is no parameter.
+
+    The mark is metadata of the value, so that it survives cloning and saving.
+    """
+    return _KEY in value.metadata_props
+
+
+def mark_constant(value: ir.Value) -> None:
+    """Mark an initializer, or the output of a Constant node, as no parameter."""
+    value.metadata_props[_KEY] = "true"
+
+
+def lift_constants(model: ir.Model, min_elements: int = 0) -> ir.Model:
+    """Turn Constant nodes of at least `min_elements` into initializers of the main graph, in place.
+
+    Initializers of subgraphs move to the main graph too, so that a value with a tensor is found in one place.
+    """
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == "Constant" and node.domain == "":
+            mark_constant(node.outputs[0])
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=min_elements)(model)
+    common.LiftSubgraphInitializersToMainGraphPass()(model)
+    return model

@@ -1,0 +1,96 @@
+"""Move parameters between initializers (inference) and graph inputs (training)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+
+__all__ = ["embed_parameters", "promote_initializers"]
+
+
+def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.TensorProtocol]:
+    """Turn initializers into graph inputs, in place, after the inputs there are and in the order of `names`.
+
+    Returns:
+        The tensors that the graph no longer holds, by name and in the same order; external data stays on disk.
+
+    Raises:
+        ModelError: A name is no initializer of the main graph, or is given twice. The model is then unchanged.
+    """
+    names = list(names)
+    initializers = model.graph.initializers
+    missing = [name for name in names if name not in initializers]
+    if missing:
+        raise ModelError(
+            f"Cannot make {', '.join(map(repr, missing))} inputs of the training graph: not among the model's "
+            f"initializers ({_some(initializers)})."
+        )
+    if len(set(names)) != len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ModelError(f"Cannot make {', '.join(map(repr, twice))} inputs of the training graph twice.")
+    tensors: dict[str, ir.TensorProtocol] = {}
+    for name in names:
+        value = initializers[name]
+        tensor = value.const_value
+        if tensor is None:
+            raise ModelError(
+                f"The initializer '{name}' has no tensor; load the model together with its data."
+            )
+        tensors[name] = tensor
+        del initializers[name]
+        value.const_value = None
+        value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
+        if value not in model.graph.inputs:
+            model.graph.inputs.append(value)
+    return tensors
+
+
+def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.TensorProtocol]) -> None:
+    """Turn graph inputs into initializers with the given values, in place and in the order of `values`.
+
+    The inverse of :func:`promote_initializers`. Arrays are not copied.
+
+    Raises:
+        ModelError: A name is no graph input, or dtype or shape differ from it. The model is then unchanged.
+    """
+    inputs = {value.name: value for value in model.graph.inputs}
+    missing = [name for name in values if name not in inputs]
+    if missing:
+        raise ModelError(
+            f"Cannot embed {', '.join(map(repr, missing))}: not among the graph's inputs ({_some(inputs)})."
+        )
+    tensors = {name: _tensor_for(inputs[name], value) for name, value in values.items()}
+    kept = [value for value in model.graph.inputs if value.name not in tensors]
+    model.graph.inputs.clear()
+    model.graph.inputs.extend(kept)
+    for name, tensor in tensors.items():
+        inputs[name].const_value = tensor
+        model.graph.register_initializer(inputs[name])
+
+
+def _tensor_for(target: ir.Value, value: np.ndarray | ir.TensorProtocol) -> ir.TensorProtocol:
+    name = target.name
+    tensor = ir.tensor(value, name=name) if isinstance(value, np.ndarray) else value
+    if target.dtype is not None and tensor.dtype != target.dtype:
+        raise ModelError(f"Cannot embed '{name}': the graph expects {target.dtype}, got {tensor.dtype}.")
+    shape = tuple(tensor.shape.numpy())
+    expected = None if target.shape is None else tuple(target.shape)
+    if expected is not None and (
+        len(expected) != len(shape)
+        or any(isinstance(want, int) and want != got for want, got in zip(expected, shape, strict=True))
+    ):
+        raise ModelError(
+            f"Cannot embed '{name}': the graph expects shape {list(expected)}, got {list(shape)}."
+        )
+    return tensor
+
+
+def _some(names: Iterable[str | None], limit: int = 8) -> str:
+    shown = [str(name) for name in names]
+    if not shown:
+        return "there are none"
+    return ", ".join(shown[:limit]) + (f", ... ({len(shown)} in all)" if len(shown) > limit else "")

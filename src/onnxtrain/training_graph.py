@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff import add_gradients
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.passes import CleanupPass, TrainingModePass, infer_shapes, is_constant, promote_to_inputs
+from onnxtrain.passes import CleanupPass, TrainingModePass, infer_shapes, is_constant, promote_initializers
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 
 __all__ = ["TARGET_KEY", "BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
@@ -111,7 +111,7 @@ def build_training_graphs(
     training.graph.outputs.extend(_named(training, output) for output in statistics.values())
     for graph_model in (training, evaluation):
         _order_inputs(graph_model)
-        promote_to_inputs(graph_model, [*order, *statistics])
+        promote_initializers(graph_model, [*order, *statistics])
     CleanupPass(keep=set())(training)
     infer_shapes(training)
 

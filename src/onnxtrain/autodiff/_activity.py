@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.passes import is_stop_gradient
+
 from ._registry import NonDifferentiable, rule_for
 
 __all__ = ["active_values", "captured_values", "is_differentiable_dtype", "path_to_leaf"]
@@ -22,7 +24,7 @@ def active_values(graph: ir.Graph, of: ir.Value, wrt: Iterable[ir.Value]) -> set
     leaves = set(wrt)
     dependent = set(leaves)
     for node in graph:
-        if isinstance(rule_for(node), NonDifferentiable):
+        if isinstance(rule_for(node), NonDifferentiable) or is_stop_gradient(node):
             continue
         if any(value in dependent for value in _reads(node)):
             dependent.update(value for value in node.outputs if is_differentiable_dtype(value))

@@ -1,0 +1,247 @@
+"""The files of a training run: `generate_artifacts`, source compatible with onnxruntime-training 1.19.2."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain import losses, onnxblock, optimizers
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes import CANONICAL_OPSET, canonicalize, load_model, save_model, to_proto
+from onnxtrain.runtime.atomic import write_atomically
+from onnxtrain.runtime.checkpoint import write_checkpoint
+from onnxtrain.runtime.manifest import METADATA_KEY
+from onnxtrain.training_graph import BatchNormMode, TrainingGraphs, build_training_graphs
+
+__all__ = ["LossType", "OptimType", "generate_artifacts"]
+
+_log = logging.getLogger("onnxtrain")
+
+
+class LossType(Enum):
+    """Losses to choose from by name; `onnxtrain.losses` has them with their options, and more."""
+
+    MSELoss = 1
+    CrossEntropyLoss = 2
+    BCEWithLogitsLoss = 3
+    L1Loss = 4
+
+
+class OptimType(Enum):
+    """Optimizers to choose from by name; `onnxtrain.optimizers` has them with their options, and more."""
+
+    AdamW = 1
+    SGD = 2
+
+
+LossSpec = LossType | losses.Loss | str | onnxblock.Block | None
+OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.Block | None
+
+_LOSSES = {
+    LossType.MSELoss: losses.MSELoss,
+    LossType.CrossEntropyLoss: losses.CrossEntropyLoss,
+    LossType.BCEWithLogitsLoss: losses.BCEWithLogitsLoss,
+    LossType.L1Loss: losses.L1Loss,
+}
+_OPTIMIZERS = {OptimType.AdamW: optimizers.AdamW, OptimType.SGD: optimizers.SGD}
+
+
+@dataclass(frozen=True)
+class _Files:
+    directory: Path
+    prefix: str
+
+    def __getattr__(self, stem: str) -> Path:
+        suffix = ".onnx" if stem.endswith("_model") else ".json" if stem == "manifest" else ""
+        return self.directory / f"{self.prefix}{stem}{suffix}"
+
+
+def generate_artifacts(
+    model: onnx.ModelProto | ir.Model | str | os.PathLike[str],
+    requires_grad: list[str] | None = None,
+    frozen_params: list[str] | None = None,
+    loss: LossSpec = None,
+    optimizer: OptimizerSpec = None,
+    artifact_directory: str | bytes | os.PathLike[Any] | None = None,
+    prefix: str = "",
+    ort_format: bool = False,
+    custom_op_library: str | bytes | os.PathLike[Any] | None = None,
+    additional_output_names: list[str] | None = None,
+    nominal_checkpoint: bool = False,
+    loss_input_names: list[str] | None = None,
+    *,
+    batch_norm: BatchNormMode = "as_exported",
+) -> None:
+    """Writes the files that the on-device API trains from.
+
+    They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}checkpoint`, `{prefix}manifest.json`,
+    and on request `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models.
+    `docs/architecture.md` describes each.
+
+    Args:
+        model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
+        requires_grad: names of the parameters to train. None trains every floating-point parameter that is not
+            in `frozen_params` and not a BatchNorm running statistic.
+        frozen_params: names of parameters that the checkpoint holds, but that are not trained.
+        loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or an
+            onnxblock block. None: the model's first output is the loss, a scalar.
+        optimizer: an :class:`OptimType`, an optimizer of `onnxtrain.optimizers` or its name, or a block of
+            `onnxblock.optim`. None writes no optimizer model.
+        artifact_directory: where to write; made if missing. Default: the current directory.
+        prefix: put before every file name.
+        ort_format: also write the models in ORT format.
+        custom_op_library: shared library with custom ops that the model needs when converted to ORT format.
+        additional_output_names: values that the training and eval models return after the loss.
+        nominal_checkpoint: also write a checkpoint with names and shapes only.
+        loss_input_names: the values that go into the loss; default: all outputs of the model. For the losses named
+            above, the first is the prediction, and a second one is used as the target instead of a new input.
+        batch_norm: what BatchNormalization and Dropout do in the training model: what the model says
+            ("as_exported"), or what they do in "training" or "inference".
+
+    Raises:
+        ModelError: the model cannot be loaded or converted.
+        GraphBuildError: a name is unknown, a parameter is both frozen and trainable, the loss does not fit.
+        NothingToTrain: no parameter is left to train.
+        NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
+        TypeError: `loss`, `optimizer` or `additional_output_names` is of no known kind.
+    """
+    if additional_output_names is not None and not isinstance(additional_output_names, list | tuple):
+        raise TypeError(
+            f"generate_artifacts: additional_output_names is a {type(additional_output_names).__name__}; "
+            "pass a list of strings"
+        )
+    optimizer_ = _optimizer_for(optimizer)
+    forward, loss_name, extra = _with_loss(canonicalize(load_model(model)), loss, loss_input_names)
+    graphs = build_training_graphs(
+        forward,
+        loss_name,
+        [*extra, *(additional_output_names or ())],
+        requires_grad=requires_grad,
+        frozen=frozen_params,
+        batch_norm=batch_norm,
+    )
+    directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
+    directory.mkdir(parents=True, exist_ok=True)
+    library = Path(os.fsdecode(custom_op_library)) if custom_op_library is not None else None
+    _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
+
+
+def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
+    if isinstance(spec, OptimType):
+        return _OPTIMIZERS[spec]()
+    if isinstance(spec, str):
+        return optimizers.make_optimizer(spec)
+    if spec is None or isinstance(spec, optimizers.Optimizer | onnxblock.Block):
+        return spec
+    raise TypeError(
+        f"generate_artifacts: optimizer is a {type(spec).__name__}; pass an OptimType, an optimizer of "
+        "onnxtrain.optimizers, its name, or an onnxblock block"
+    )
+
+
+def _with_loss(
+    model: ir.Model, spec: LossSpec, loss_input_names: Sequence[str] | None
+) -> tuple[ir.Model, str, list[str]]:
+    """Appends the loss; returns the model, the name of the loss, and further outputs that a block asked for."""
+    names = list(loss_input_names) if loss_input_names else [str(value.name) for value in model.graph.outputs]
+    if isinstance(spec, onnxblock.Block):
+        return _with_block_loss(model, spec, names)
+    if spec is None:
+        if len(names) != 1:
+            raise GraphBuildError(
+                f"generate_artifacts without a loss: the model's output must be the loss, but it has {len(names)} "
+                f"outputs ({', '.join(names)}); name the loss in loss_input_names"
+            )
+        return model, names[0], []
+    if isinstance(spec, LossType):
+        loss = _LOSSES[spec]()
+    elif isinstance(spec, str | losses.Loss):
+        loss = losses.make_loss(spec)
+    else:
+        raise TypeError(
+            f"generate_artifacts: loss is a {type(spec).__name__}; pass a LossType, a loss of onnxtrain.losses, its "
+            "name, or an onnxblock block"
+        )
+    if len(names) > 2 or (len(names) == 2 and not loss_input_names):
+        raise GraphBuildError(
+            f"generate_artifacts: {type(loss).__name__} takes one prediction (and optionally the name of its target), "
+            f"received {', '.join(names)}; name them in loss_input_names"
+        )
+    op = Emitter(model.graph, functions=model.functions)
+    value = losses.attach_loss(op, loss, *names)
+    return model, str(value.name), []
+
+
+def _with_block_loss(
+    model: ir.Model, block: onnxblock.Block, names: Sequence[str]
+) -> tuple[ir.Model, str, list[str]]:
+    with onnxblock.base(to_proto(model)) as accessor:
+        result = block(*names)
+        proto = accessor.model
+    outputs = [result] if isinstance(result, str) else list(result)
+    return canonicalize(load_model(proto)), outputs[0], outputs[1:]
+
+
+def _write(
+    graphs: TrainingGraphs,
+    optimizer: optimizers.Optimizer | onnxblock.Block | None,
+    files: _Files,
+    nominal_checkpoint: bool,
+    ort_format: bool,
+    custom_op_library: Path | None,
+) -> None:
+    models = {"training_model": graphs.training, "eval_model": graphs.eval}
+    manifest = graphs.manifest | {"optimizer": None}
+    if optimizer is not None:
+        models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
+    names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
+    manifest["files"] = {name: getattr(files, name).name for name in names}
+    text = json.dumps(manifest, indent=2)
+    state = CheckpointState.from_arrays(
+        {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
+        trainable=graphs.trainable,
+        statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
+    )
+    CheckpointState.save_checkpoint(state, files.checkpoint)
+    if nominal_checkpoint:
+        CheckpointState.save_nominal_checkpoint(state, files.nominal_checkpoint)
+    for name, model in models.items():
+        model.metadata_props[METADATA_KEY] = text
+        save_model(model, getattr(files, name))
+        if ort_format:
+            _convert_to_ort(getattr(files, name), custom_op_library)
+    with replace_file(files.manifest) as file:
+        file.write(text.encode())
+    _log.info("wrote %s to %s", ", ".join(names), files.directory)
+
+
+def _optimizer_model(
+    graphs: TrainingGraphs, optimizer: optimizers.Optimizer | onnxblock.Block
+) -> tuple[ir.Model, dict[str, Any]]:
+    specs = [
+        optimizers.ParameterSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
+        for entry in graphs.manifest["parameters"]
+        if entry["trainable"]
+    ]
+    raise NotImplementedError(specs, optimizer, CANONICAL_OPSET)
+
+
+def _convert_to_ort(path: Path, custom_op_library: Path | None) -> None:
+    from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
+
+    convert_onnx_models_to_ort(
+        path,
+        output_dir=path.parent,
+        custom_op_library_path=custom_op_library,
+        optimization_styles=[OptimizationStyle.Fixed],
+    )

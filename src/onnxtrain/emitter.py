@@ -113,7 +113,9 @@ class Emitter:
             The output value, or a tuple of `_outputs` values when more than one is asked for.
         """
         schema = schema_of(op_type, self.opset)
-        like = next((v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None)
+        like = next(
+            (v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None
+        )
         values = [self._operand(v, like) for v in inputs]
         outputs = self._append("", op_type, values, _outputs, attributes)
         for output, formal in zip(outputs, schema.outputs, strict=False):
@@ -126,11 +128,17 @@ class Emitter:
 
         The dtype of the function, and of all its outputs, is that of the first floating-point input.
         """
-        like = next((v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None)
+        like = next(
+            (v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None
+        )
         if like is None or like.dtype is None:
-            raise GraphBuildError(f"calling composite {composite}: needs an input of known floating-point dtype")
+            raise GraphBuildError(
+                f"calling composite {composite}: needs an input of known floating-point dtype"
+            )
         if self._functions is None:
-            raise GraphBuildError(f"calling composite {composite}: this emitter was made without a function table")
+            raise GraphBuildError(
+                f"calling composite {composite}: this emitter was made without a function table"
+            )
         function = composite.function_for(like.dtype, self.opset)
         self._functions.setdefault(function.identifier(), function)
         self.graph.opset_imports.setdefault(function.domain, 1)
@@ -140,7 +148,9 @@ class Emitter:
             output.type = ir.TensorType(like.dtype)
         return outputs[0] if _outputs == 1 else outputs
 
-    def const(self, value: npt.ArrayLike, dtype: ir.DataType | None = None, *, like: ir.Value | None = None) -> ir.Value:
+    def const(
+        self, value: npt.ArrayLike, dtype: ir.DataType | None = None, *, like: ir.Value | None = None
+    ) -> ir.Value:
         """Returns a constant; equal constants are shared.
 
         Args:
@@ -154,7 +164,11 @@ class Emitter:
         if dtype is None:
             kinds = {"i": ir.DataType.INT64, "u": ir.DataType.INT64, "b": ir.DataType.BOOL}
             own = None if array.dtype == np.float64 else ir.DataType.from_numpy(array.dtype)
-            dtype = own if isinstance(value, np.ndarray) and own else kinds.get(array.dtype.kind, ir.DataType.FLOAT)
+            dtype = (
+                own
+                if isinstance(value, np.ndarray) and own
+                else kinds.get(array.dtype.kind, ir.DataType.FLOAT)
+            )
         array = np.ascontiguousarray(array.astype(dtype.numpy())).reshape(array.shape)
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
@@ -224,13 +238,22 @@ class Emitter:
         if value is None or isinstance(value, ir.Value):
             return value
         array = np.asarray(value)
-        return self.const(value, like=like if array.dtype.kind == "f" and not isinstance(value, np.ndarray) else None)
+        return self.const(
+            value, like=like if array.dtype.kind == "f" and not isinstance(value, np.ndarray) else None
+        )
 
     def _append(
-        self, domain: str, op_type: str, inputs: Sequence[ir.Value | None], outputs: int, attributes: Mapping[str, Any]
+        self,
+        domain: str,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        outputs: int,
+        attributes: Mapping[str, Any],
     ) -> tuple[ir.Value, ...]:
         name = self.unique_name(f"{self.scope}{op_type}")
-        values = [ir.Value(name=self.unique_name(name + ("_out" if i == 0 else f"_out{i}"))) for i in range(outputs)]
+        values = [
+            ir.Value(name=self.unique_name(name + ("_out" if i == 0 else f"_out{i}"))) for i in range(outputs)
+        ]
         node = ir.Node(domain, op_type, inputs, _attributes(attributes), outputs=values, name=name)
         self.graph.append(node)
         return tuple(values)

@@ -143,7 +143,9 @@ def select_parameters(
     _check_names(model, requested or [], frozen_names, set(statistics))
     if requested is None:
         fixed = {*frozen_names, *statistics, *_statistics_in_inference(model)}
-        trainable = [name for name, value in floats.items() if name not in fixed and not _is_scalar_constant(value)]
+        trainable = [
+            name for name, value in floats.items() if name not in fixed and not _is_scalar_constant(value)
+        ]
     else:
         trainable = [name for name in model.graph.initializers if name in set(requested)]
     if not trainable:
@@ -167,9 +169,13 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
             value = model.graph.initializers.get(name)
             if value is None:
                 known = ", ".join(list(model.graph.initializers)[:20])
-                raise GraphBuildError(f"selecting parameters: {role} names {name!r}; the parameters are {known}")
+                raise GraphBuildError(
+                    f"selecting parameters: {role} names {name!r}; the parameters are {known}"
+                )
             if role == "requires_grad" and not _is_float(value):
-                raise GraphBuildError(f"selecting parameters: {name!r} is {value.dtype}; only floats can be trained")
+                raise GraphBuildError(
+                    f"selecting parameters: {name!r} is {value.dtype}; only floats can be trained"
+                )
             if role == "requires_grad" and name in statistics:
                 raise GraphBuildError(
                     f"selecting parameters: {name!r} is a running statistic of a BatchNormalization in training mode; "
@@ -205,7 +211,9 @@ def _statistics_in_training(model: ir.Model) -> set[str]:
 
 
 def _statistics_in_inference(model: ir.Model) -> set[str]:
-    return {str(v.name) for node, training in _batch_norms(model) if not training for v in node.inputs[3:5] if v}
+    return {
+        str(v.name) for node, training in _batch_norms(model) if not training for v in node.inputs[3:5] if v
+    }
 
 
 def _warn_of_inference_mode(model: ir.Model, batch_norm: BatchNormMode) -> None:
@@ -308,7 +316,9 @@ def _manifest(
     return {
         "format": FORMAT,
         "version": VERSION,
-        "fingerprint": fingerprint(*([(e["name"], e["dtype"], e["shape"]) for e in g] for g in (listed, listed_statistics))),
+        "fingerprint": fingerprint(
+            *([(e["name"], e["dtype"], e["shape"]) for e in g] for g in (listed, listed_statistics))
+        ),
         "inputs": [_tensor_entry(value) for value in users if TARGET_KEY not in value.metadata_props],
         "targets": [
             _tensor_entry(value) | json.loads(value.metadata_props[TARGET_KEY])
@@ -318,7 +328,8 @@ def _manifest(
         "outputs": [loss, *additional_outputs],
         "loss": loss,
         "parameters": [
-            entry | {"trainable": entry["name"] in trainable, "gradient": gradients[entry["name"]]} for entry in listed
+            entry | {"trainable": entry["name"] in trainable, "gradient": gradients[entry["name"]]}
+            for entry in listed
         ],
         "statistics": [entry | {"output": statistics[entry["name"]]} for entry in listed_statistics],
         "opset": training.graph.opset_imports[""],

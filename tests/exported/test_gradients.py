@@ -54,7 +54,9 @@ def export(net: nn.Module, batch: tuple[torch.Tensor, ...], exporter: str, dynam
         return program.model_proto
 
 
-def torch_gradients(net: nn.Module, batch: tuple[torch.Tensor, ...], dtype: torch.dtype) -> dict[str, np.ndarray]:
+def torch_gradients(
+    net: nn.Module, batch: tuple[torch.Tensor, ...], dtype: torch.dtype
+) -> dict[str, np.ndarray]:
     net = copy.deepcopy(net).to(dtype)
     net(*(t.to(dtype) if t.is_floating_point() else t for t in batch)).backward()
     return {name: p.grad.double().numpy() for name, p in net.named_parameters()}
@@ -101,5 +103,7 @@ def test_gradients_match_torch(net: Net, exporter: str, dynamic: bool) -> None:
     reference = torch_gradients(module, batch, torch.float64)
     own_error = relative_error(torch_gradients(module, batch, torch.float32), reference)
     error = relative_error(onnx_gradients(model, module, batch, training=net.batch_norm), reference)
-    print(f"{net.name} {exporter} {'dynamic' if dynamic else 'static'}: {error:.2e}, torch float32 {own_error:.2e}")
+    print(
+        f"{net.name} {exporter} {'dynamic' if dynamic else 'static'}: {error:.2e}, torch float32 {own_error:.2e}"
+    )
     assert error <= 2 * own_error + 1e-6

@@ -37,13 +37,20 @@ def _classifier(net: nn.Module) -> nn.Module:
 
 
 def mlp() -> nn.Module:
-    return _classifier(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 5)))
+    return _classifier(
+        nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 16), nn.Tanh(), nn.Linear(16, 5))
+    )
 
 
 def cnn() -> nn.Module:
     layers: list[nn.Module] = []
     for source, target in ((3, 8), (8, 12)):
-        layers += [nn.Conv2d(source, target, 3, padding=1), nn.BatchNorm2d(target), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [
+            nn.Conv2d(source, target, 3, padding=1),
+            nn.BatchNorm2d(target),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
     return _classifier(nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * 16, 5)))
 
 

@@ -20,7 +20,9 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
         return _sum_at_run_time(op, ct, output, primal)
     lead = output.shape.rank() - primal.shape.rank()
     axes = list(range(lead))
-    for axis, (out_dim, dim) in enumerate(zip(list(output.shape)[lead:], primal.shape, strict=True), start=lead):
+    for axis, (out_dim, dim) in enumerate(
+        zip(list(output.shape)[lead:], primal.shape, strict=True), start=lead
+    ):
         repeated = _is_repeated(out_dim, dim)
         if repeated is None:
             return _sum_at_run_time(op, ct, output, primal)
@@ -54,6 +56,8 @@ def _sum_at_run_time(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Val
     missing = op.Sub(op.Shape(op.shape_of(output)), op.Shape(shape))
     padded = op.Concat(op.Expand(op.const([1]), missing), shape, axis=0)
     axes = op.Squeeze(op.NonZero(op.Equal(padded, op.const([1]))), [0])
-    result: ir.Value = op.Reshape(op.ReduceSum(ct, axes, keepdims=1, noop_with_empty_axes=1), shape, allowzero=1)
+    result: ir.Value = op.Reshape(
+        op.ReduceSum(ct, axes, keepdims=1, noop_with_empty_axes=1), shape, allowzero=1
+    )
     result.shape = primal.shape
     return result

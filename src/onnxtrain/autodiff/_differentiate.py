@@ -80,7 +80,10 @@ def differentiate(
         if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
             gradient = names.Identity(gradient)
         gradient.name = names.unique_name(f"{name}_grad")
-        gradient.shape, gradient.type = _find(result.graph, name, "wrt").shape, _find(result.graph, name, "wrt").type
+        gradient.shape, gradient.type = (
+            _find(result.graph, name, "wrt").shape,
+            _find(result.graph, name, "wrt").type,
+        )
         outputs.append(gradient)
     infer_shapes(result)
     return result if isinstance(model, ir.Model) else ir.to_proto(result)
@@ -112,7 +115,9 @@ def add_gradients(
     else:
         seed = ir.Value(name=cotangent, shape=target.shape, type=target.type)
         if op.unique_name(cotangent) != cotangent:
-            raise DifferentiationError(f"adding the cotangent input {cotangent!r}: the model has a value of that name")
+            raise DifferentiationError(
+                f"adding the cotangent input {cotangent!r}: the model has a value of that name"
+            )
         model.graph.inputs.append(seed)
     gradients = pull_back(op, target, seed, leaves)
     return model, [

@@ -7,6 +7,7 @@ broadcast cotangents are summed to the shape of their primal, and contributions 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import onnx_ir as ir
 
@@ -114,7 +115,8 @@ class _ReverseWalk:
     def _by_input(self, node: ir.Node, rule: Rule, result: Cotangents) -> list[tuple[int, ir.Value]]:
         """Pairs the cotangents that a rule returned with the indices of the node's inputs."""
         if not isinstance(result, Mapping):
-            result = {rule.wrt[0]: result} if len(rule.wrt) == 1 else dict(zip(rule.wrt, result, strict=True))  # type: ignore[arg-type]
+            parts: list[Any] = [result] if len(rule.wrt) == 1 else list(cast(Sequence[Any], result))
+            result = dict(zip(rule.wrt, parts, strict=True))
         pairs: list[tuple[int, ir.Value]] = []
         for name, cotangent in result.items():
             first = rule.signature.inputs.index(name)

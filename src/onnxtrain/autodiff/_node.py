@@ -34,9 +34,11 @@ class Outputs:
         self._node = node
         self._signature = signature
 
-    def __getattr__(self, name: str) -> ir.Value | None:
+    def __getattr__(self, name: str) -> Any:
         if name not in self._signature.outputs:
-            raise RuleDefinitionError(f"{self._node.op_type} has no output {name!r}: {self._signature.outputs}")
+            raise RuleDefinitionError(
+                f"{self._node.op_type} has no output {name!r}: {self._signature.outputs}"
+            )
         index = self._signature.outputs.index(name)
         outputs = self._node.outputs
         return outputs[index] if index < len(outputs) and outputs[index].name != "" else None
@@ -58,7 +60,7 @@ class NodeView:
         self.opset = opset
         self.out = Outputs(node, signature)
 
-    def __getattr__(self, name: str) -> ir.Value | None:
+    def __getattr__(self, name: str) -> Any:
         signature: Signature = self.__dict__["_signature"]
         if name not in signature.inputs:
             raise RuleDefinitionError(f"{self._node.op_type} has no input {name!r}: {signature.inputs}")
@@ -99,7 +101,9 @@ class NodeView:
             return None
         schema = schema_of(self._node.op_type, self.opset)
         if name not in schema.attributes:
-            raise RuleDefinitionError(f"{self.op_type} has no attribute {name!r}: {sorted(schema.attributes)}")
+            raise RuleDefinitionError(
+                f"{self.op_type} has no attribute {name!r}: {sorted(schema.attributes)}"
+            )
         default = schema.attributes[name].default_value
         if not default.name:
             return None
@@ -113,7 +117,9 @@ class NodeView:
             ShapeRequired: shape inference could not find the rank.
         """
         if value.shape is None:
-            raise ShapeRequired(f"{self._where()}: the rank of {value.name!r} must be known; declare its shape")
+            raise ShapeRequired(
+                f"{self._where()}: the rank of {value.name!r} must be known; declare its shape"
+            )
         return value.shape.rank()
 
     def axis(self, value: ir.Value, axis: int) -> int:

@@ -14,7 +14,17 @@ from onnxtrain.errors import GraphBuildError, RuleDefinitionError
 from ..emitter import Emitter, schema_of
 from ._node import NodeView, Signature
 
-__all__ = ["OPSETS", "RULES", "NonDifferentiable", "Rule", "defvjp", "nondifferentiable", "not_yet", "rule_for", "vjp"]
+__all__ = [
+    "OPSETS",
+    "RULES",
+    "NonDifferentiable",
+    "Rule",
+    "defvjp",
+    "nondifferentiable",
+    "not_yet",
+    "rule_for",
+    "vjp",
+]
 
 OPSETS = range(21, 27)
 """Versions of the standard domain that rules are written for."""
@@ -104,7 +114,9 @@ def vjp(
     return register
 
 
-def defvjp(op_type: str, *, broadcasts: bool = False, saves: Sequence[str] = (), **by_input: ArgumentRule) -> None:
+def defvjp(
+    op_type: str, *, broadcasts: bool = False, saves: Sequence[str] = (), **by_input: ArgumentRule
+) -> None:
     """Registers the rule of `op_type` as one formula `(op, n, ct) -> cotangent` per differentiable input."""
 
     def function(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:

@@ -32,7 +32,12 @@ class CompositeOp:
     """
 
     def __init__(
-        self, name: str, inputs: Sequence[str], attributes: Mapping[str, ir.AttributeType], outputs: int, body: Body
+        self,
+        name: str,
+        inputs: Sequence[str],
+        attributes: Mapping[str, ir.AttributeType],
+        outputs: int,
+        body: Body,
     ) -> None:
         self.name = name
         self.inputs = tuple(inputs)
@@ -53,11 +58,15 @@ class CompositeOp:
         inputs = [ir.Value(name=name, type=ir.TensorType(dtype)) for name in self.inputs]
         graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset})
         op = Emitter(graph, in_function=True)
-        references: dict[str, Any] = {name: AttributeRef(name, type_) for name, type_ in self.attributes.items()}
+        references: dict[str, Any] = {
+            name: AttributeRef(name, type_) for name, type_ in self.attributes.items()
+        }
         result = self._body(op, *inputs, **references)
         outputs = result if isinstance(result, tuple) else (result,)
         if len(outputs) != self._outputs:
-            raise GraphBuildError(f"building {self}: its body gave {len(outputs)} outputs, not {self._outputs}")
+            raise GraphBuildError(
+                f"building {self}: its body gave {len(outputs)} outputs, not {self._outputs}"
+            )
         graph.outputs.extend(outputs)
         declared = [ir.Attr(name, type_, None) for name, type_ in self.attributes.items()]
         return ir.Function(DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", graph=graph, attributes=declared)
@@ -75,7 +84,10 @@ COMPOSITES: dict[str, CompositeOp] = {}
 
 
 def composite(
-    name: str, inputs: Sequence[str], attributes: Mapping[str, ir.AttributeType] | None = None, outputs: int = 1
+    name: str,
+    inputs: Sequence[str],
+    attributes: Mapping[str, ir.AttributeType] | None = None,
+    outputs: int = 1,
 ) -> Callable[[Body], CompositeOp]:
     """Makes the decorated function `(op, *inputs, **attributes)` the body of a composite op.
 

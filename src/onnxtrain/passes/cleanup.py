@@ -40,9 +40,9 @@ def is_stop_gradient(node: ir.Node) -> bool:
 class CleanupPass(ir.passes.InPlacePass):
     """Eliminate identities, duplicate constants, common subexpressions, dead nodes and unused initializers.
 
-    Composed of onnx_ir's passes, with these guarantees on top, which the pass checks: the names of graph outputs
-    and inputs stay, and so do the initializers in `keep`, whether used, equal to each other, or neither. Random
-    ops are never merged, and an Identity that stops gradients stays.
+    Composed of onnx_ir's passes, with these guarantees on top, which the pass checks: the names of graph
+    outputs and inputs stay, and so do the initializers in `keep`, even unused ones or equal ones.
+    Random ops are never merged, and an Identity that stops gradients stays.
     """
 
     def __init__(self, keep: Collection[str] | None = None) -> None:

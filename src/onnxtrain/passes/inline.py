@@ -9,7 +9,8 @@ from onnx import inliner
 from onnx_ir.passes.common import InlinePass
 
 from onnxtrain.errors import ModelError
-from onnxtrain.passes.lean import lean_proto, restore_initializers
+from onnxtrain.passes.lean import lean_proto, restore
+from onnxtrain.passes.shapes import infer_shapes
 
 __all__ = ["inline_functions"]
 
@@ -43,13 +44,14 @@ def _other_opset(model: ir.Model, function: ir.Function) -> bool:
 
 def _inline_other_opsets(model: ir.Model) -> ir.Model:
     """Inline everything with onnx's inliner, which converts bodies of another opset on the way."""
+    infer_shapes(model)  # the converter of bodies wants the types of their inputs
     try:
         inlined = ir.from_proto(inliner.inline_local_functions(lean_proto(model), convert_version=True))
     except Exception as error:
         raise ModelError(
             f"Cannot inline functions that import another opset than the model: {error}"
         ) from error
-    restore_initializers(inlined, model)
+    restore(inlined, model)
     return inlined
 
 

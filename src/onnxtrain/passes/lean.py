@@ -9,7 +9,9 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
-__all__ = ["BIG_ELEMENTS", "lean_proto", "restore_initializers"]
+__all__ = ["BIG_ELEMENTS", "lean_proto", "restore"]
+
+_UNREGISTERED = "onnxtrain.unregistered"
 
 BIG_ELEMENTS = 4096
 """Initializers with more elements than this are left out of a lean proto."""
@@ -42,6 +44,7 @@ def _is_big(tensor: ir.TensorProtocol | None) -> bool:
 def lean_proto(model: ir.Model) -> onnx.ModelProto:
     """Return `model` as a proto in which big initializers are typed inputs, after the real ones."""
     lean = model.clone()
+    _hide_unregistered(lean)
     for name, value in tuple(lean.graph.initializers.items()):
         tensor = value.const_value
         if not _is_big(tensor):
@@ -56,11 +59,36 @@ def lean_proto(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(lean)
 
 
-def restore_initializers(lean: ir.Model, original: ir.Model) -> None:
-    """Turn the inputs of `lean` that are initializers of `original` back into such, in the original order.
+def _hide_unregistered(model: ir.Model) -> None:
+    """Move ops that onnx does not know out of the standard domain.
 
-    Initializers that only `lean` has (a converter adds some) follow.
+    ONNX Runtime has some of its own there, such as SimplifiedLayerNormalization; onnx's C++ gives up on them.
     """
+    opset = model.graph.opset_imports[""]
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.domain == "" and not _is_registered(node.op_type, opset):
+            node.domain = _UNREGISTERED
+            model.graph.opset_imports[_UNREGISTERED] = 1
+
+
+def _is_registered(op_type: str, opset: int) -> bool:
+    try:
+        onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return False
+    return True
+
+
+def restore(lean: ir.Model, original: ir.Model) -> None:
+    """Undo in `lean`, in place, what :func:`lean_proto` did to `original`.
+
+    Inputs that are initializers of `original` become such again, in the original order. Initializers that
+    only `lean` has (a converter adds some) follow.
+    """
+    for node in ir.traversal.RecursiveGraphIterator(lean.graph):
+        if node.domain == _UNREGISTERED:
+            node.domain = ""
+    lean.graph.opset_imports.pop(_UNREGISTERED, None)
     graph = lean.graph
     present = {value.name: value for value in (*graph.inputs, *graph.initializers.values())}
     added = [value for name, value in graph.initializers.items() if name not in original.graph.initializers]

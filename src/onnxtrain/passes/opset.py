@@ -6,7 +6,7 @@ import onnx_ir as ir
 from onnx import helper, version_converter
 
 from onnxtrain.errors import UnsupportedOpsetError
-from onnxtrain.passes.lean import lean_proto, restore_initializers
+from onnxtrain.passes.lean import lean_proto, restore
 from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET
 
 __all__ = ["CANONICAL_OPSET", "convert_opset", "fit_ir_version"]
@@ -56,7 +56,7 @@ def _convert(model: ir.Model, opset: int) -> ir.Model:
             f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: {error}. "
             f"Export it again with an opset between {CANONICAL_OPSET} and {MAX_OPSET}."
         ) from error
-    restore_initializers(converted, model)
+    restore(converted, model)
     _check_interface(model, converted, opset)
     _restore_metadata(model, converted)
     return converted

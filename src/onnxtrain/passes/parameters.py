@@ -16,31 +16,27 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
     """Turn initializers into graph inputs, in place, after the inputs there are and in the order of `names`.
 
     Returns:
-        The tensors that the graph no longer holds, by name and in the same order; external data stays on disk.
+        The tensors that the graph no longer holds, by name and in the same order; external data
+        stays on disk.
 
     Raises:
-        ModelError: A name is no initializer of the main graph, or is given twice. The model is then unchanged.
+        ModelError: A name is no initializer of the main graph, or is given twice. The model is then
+            unchanged.
     """
     names = list(names)
     initializers = model.graph.initializers
     missing = [name for name in names if name not in initializers]
     if missing:
         raise ModelError(
-            f"Cannot make {', '.join(map(repr, missing))} inputs of the training graph: not among the model's "
-            f"initializers ({_some(initializers)})."
+            f"Cannot make {', '.join(map(repr, missing))} inputs of the training graph: not among the "
+            f"model's initializers ({_some(initializers)})."
         )
     if len(set(names)) != len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise ModelError(f"Cannot make {', '.join(map(repr, twice))} inputs of the training graph twice.")
-    tensors: dict[str, ir.TensorProtocol] = {}
-    for name in names:
+    tensors = {name: _tensor_of(initializers[name]) for name in names}
+    for name, tensor in tensors.items():
         value = initializers[name]
-        tensor = value.const_value
-        if tensor is None:
-            raise ModelError(
-                f"The initializer '{name}' has no tensor; load the model together with its data."
-            )
-        tensors[name] = tensor
         del initializers[name]
         value.const_value = None
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
@@ -70,6 +66,12 @@ def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.Tenso
     for name, tensor in tensors.items():
         inputs[name].const_value = tensor
         model.graph.register_initializer(inputs[name])
+
+
+def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
+    if value.const_value is None:
+        raise ModelError(f"The initializer '{value.name}' has no tensor; load the model with its data.")
+    return value.const_value
 
 
 def _tensor_for(target: ir.Value, value: np.ndarray | ir.TensorProtocol) -> ir.TensorProtocol:

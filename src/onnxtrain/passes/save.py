@@ -30,11 +30,10 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     size = _initializer_bytes(model)
     if size > DEFAULT_EXTERNAL_DATA_THRESHOLD:
         raise ModelError(
-            f"Cannot make one proto of a model with {size / 1e9:.1f} GB of initializers (protobuf holds 2 GiB). "
+            f"Cannot make one proto of a model with {size / 1e9:.1f} GB of initializers (protobuf holds 2). "
             "Write it with save_model, which puts them in a file of their own."
         )
-    proto = ir.to_proto(_with_tensors_in_memory(model))
-    return proto
+    return ir.to_proto(_with_tensors_in_memory(model))
 
 
 def save_model(

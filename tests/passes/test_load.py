@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper
+from passes._models import build, info, mlp, normal, run
+
+from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+from onnxtrain.passes import CleanupPass, canonicalize, load_model, to_proto
+
+X = {"x": normal(5, 3)}
+
+
+def save_external(path: Path, model: onnx.ModelProto | None = None) -> Path:
+    """Write a model whose weights, one of them above the size that is read at once, are in `weights.bin`."""
+    model = model or build(
+        [helper.make_node("MatMul", ["x", "big"], ["h"]), helper.make_node("Add", ["h", "small"], ["y"])],
+        [info("x", ["N", 3])],
+        [info("y", ["N", 5000])],
+        {"big": normal(3, 5000), "small": normal(5000, seed=1)[:1]},
+    )
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    return path
+
+
+def test_path_proto_and_ir_give_the_same_model(tmp_path):
+    proto = mlp()
+    path = tmp_path / "m.onnx"
+    onnx.save(proto, path)
+    expected = run(proto, X)[0]
+    for source in (path, str(path), proto, ir.from_proto(proto)):
+        np.testing.assert_array_equal(run(to_proto(load_model(source)), X)[0], expected)
+
+
+def _rewrite_everything(model: ir.Model) -> None:
+    """Do to a loaded model what later passes may: rename, retype, reshape, remove."""
+    for value in (*model.graph.initializers.values(), *(out for node in model.graph for out in node.outputs)):
+        value.name = f"{value.name}_renamed"
+        value.dtype = ir.DataType.DOUBLE
+        value.shape = ir.Shape([7])
+    for node in model.graph:
+        node.attributes.add(ir.AttrInt64("changed", 1))
+    model.graph.inputs[0].name = "renamed"
+    model.graph.opset_imports[""] = 25
+
+
+@pytest.mark.parametrize("opset", [9, 13, 21])
+def test_the_callers_proto_is_not_changed(opset):
+    proto = mlp(opset)
+    before = proto.SerializeToString(deterministic=True)
+    model = load_model(proto)
+    CleanupPass()(canonicalize(model))
+    _rewrite_everything(model)
+    assert proto.SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("opset", [9, 13, 21])
+def test_the_callers_ir_model_is_not_changed(opset):
+    source = ir.from_proto(mlp(opset))
+    before = ir.to_proto(source).SerializeToString(deterministic=True)
+    model = load_model(source)
+    CleanupPass()(canonicalize(model))
+    _rewrite_everything(model)
+    assert ir.to_proto(source).SerializeToString(deterministic=True) == before
+
+
+def test_canonicalize_does_not_change_its_argument():
+    model = load_model(mlp(13))
+    before = ir.to_proto(model).SerializeToString(deterministic=True)
+    _rewrite_everything(canonicalize(model))
+    assert ir.to_proto(model).SerializeToString(deterministic=True) == before
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ModelLoadError, match=r"absent\.onnx': no such file"):
+        load_model(tmp_path / "absent.onnx")
+
+
+def test_directory(tmp_path):
+    with pytest.raises(ModelLoadError, match="it is a directory"):
+        load_model(tmp_path)
+
+
+def test_other_objects():
+    with pytest.raises(TypeError, match="from dict; pass a path"):
+        load_model({})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("percent", range(0, 100, 4))
+def test_truncated_file(tmp_path, percent):
+    data = mlp().SerializeToString()
+    path = tmp_path / "m.onnx"
+    path.write_bytes(data[: len(data) * percent // 100])
+    with pytest.raises(ModelLoadError, match=r"m\.onnx"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04" + bytes(200), b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"],
+    ids=["empty", "zip", "git-lfs pointer"],
+)
+def test_not_an_onnx_file(tmp_path, content):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError, match=r"m\.onnx"):
+        load_model(path)
+
+
+def test_corrupt_bytes_never_crash(tmp_path):
+    data = bytearray(mlp().SerializeToString())
+    rng = np.random.default_rng(0)
+    path = tmp_path / "m.onnx"
+    refused = 0
+    for _ in range(200):
+        broken = bytearray(data)
+        for position in rng.integers(0, len(data), 8):
+            broken[position] = rng.integers(0, 256)
+        path.write_bytes(broken)
+        try:
+            load_model(path)
+        except (ModelLoadError, UnsupportedOpsetError):
+            refused += 1
+    assert refused > 100
+
+
+def test_external_data_is_found_beside_the_model_whatever_the_working_directory(tmp_path, monkeypatch):
+    path = save_external(tmp_path / "m.onnx")
+    expected = run(onnx.load(path), X)[0]
+    monkeypatch.chdir(tmp_path)
+    model = load_model("m.onnx")
+    monkeypatch.chdir("/")
+    assert isinstance(model.graph.initializers["big"].const_value, ir.ExternalTensor)
+    assert not isinstance(model.graph.initializers["small"].const_value, ir.ExternalTensor)
+    np.testing.assert_array_equal(run(to_proto(canonicalize(model)), X)[0], expected)
+
+
+def test_missing_external_data(tmp_path):
+    path = save_external(tmp_path / "m.onnx")
+    (tmp_path / "weights.bin").unlink()
+    with pytest.raises(ModelLoadError, match=r"'big' should be in .*weights\.bin', which does not exist"):
+        load_model(path)
+
+
+def test_external_data_of_a_proto_without_directory(tmp_path, monkeypatch):
+    path = save_external(tmp_path / "m.onnx")
+    monkeypatch.chdir("/")
+    with pytest.raises(ModelLoadError, match=r"weights\.bin', which does not exist"):
+        load_model(onnx.load(path, load_external_data=False))
+
+
+def test_external_data_too_short(tmp_path):
+    path = save_external(tmp_path / "m.onnx")
+    os.truncate(tmp_path / "weights.bin", 30_000)
+    with pytest.raises(ModelLoadError, match="the file has 30000 bytes: it is truncated"):
+        load_model(path)
+
+
+def test_external_data_outside_the_directory(tmp_path):
+    path = save_external(tmp_path / "m.onnx")
+    proto = onnx.load(path, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        tensor.external_data[0].value = "../weights.bin"
+    (tmp_path / "sub").mkdir()
+    path = tmp_path / "sub" / "m.onnx"
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ModelLoadError, match="outside the model's directory"):
+        load_model(path)
+
+
+@pytest.mark.parametrize("opset", [27, 28, 99])
+def test_opset_too_new(opset):
+    proto = mlp()
+    proto.opset_import[0].version = opset
+    with pytest.raises(
+        UnsupportedOpsetError, match=f"opset {opset}, and stock ONNX Runtime accepts at most 26"
+    ):
+        load_model(proto)
+
+
+@pytest.mark.parametrize(("opset", "expected"), [(17, 10), (21, 10), (24, 12), (26, 13)])
+def test_ir_version_too_new_is_rewritten(opset, expected):
+    proto = mlp(opset)
+    proto.ir_version = 14
+    model = canonicalize(load_model(proto))
+    assert model.ir_version == expected
+    assert run(to_proto(model), X)[0].shape == (5, 2)
+
+
+def test_both_spellings_of_the_standard_domain():
+    proto = mlp()
+    proto.opset_import[0].domain = "ai.onnx"
+    assert load_model(proto).graph.opset_imports == {"": 21}
+
+
+def test_no_standard_opset():
+    proto = mlp()
+    proto.opset_import[0].domain = "com.example"
+    with pytest.raises(ModelLoadError, match="imports no opset of the standard ONNX domain"):
+        load_model(proto)
+
+
+def test_empty_graph():
+    with pytest.raises(ModelLoadError, match="its graph has no nodes"):
+        load_model(build([], [info("x", [1])], [info("x", [1])]))
+
+
+def test_no_graph():
+    with pytest.raises(ModelLoadError, match="it holds no graph"):
+        load_model(onnx.ModelProto())
+
+
+def test_no_outputs():
+    with pytest.raises(ModelLoadError, match="its graph has no outputs"):
+        load_model(build([helper.make_node("Relu", ["x"], ["y"])], [info("x", [1])], []))
+
+
+def test_sparse_initializers():
+    proto = mlp()
+    proto.graph.sparse_initializer.add().values.name = "sparse"
+    with pytest.raises(ModelLoadError, match="sparse initializers \\('sparse'\\) are not supported"):
+        load_model(proto)

@@ -1,0 +1,1 @@
+"""Training on the device: numpy, onnxruntime and safetensors only. Users import from `onnxtrain.api`."""

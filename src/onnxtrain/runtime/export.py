@@ -1,0 +1,323 @@
+"""Cuts an inference model out of the eval model and puts the trained parameters inside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from onnxtrain.errors import InputError, ModelLoadError
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime import onnx_wire as wire
+from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.device import CPU
+from onnxtrain.runtime.manifest import METADATA_KEY
+from onnxtrain.runtime.onnx_wire import Bytes
+from onnxtrain.runtime.session import ModelSource, default_session_options, describe, open_session
+from onnxtrain.runtime.store import Buffer
+
+# Field numbers of onnx.proto.
+_MODEL_GRAPH, _MODEL_OPSET, _MODEL_METADATA, _MODEL_FUNCTION = 7, 8, 14, 25
+_NODE, _INITIALIZER, _INPUT, _OUTPUT, _VALUE_INFO, _SPARSE_INITIALIZER = 1, 5, 11, 12, 13, 15
+_TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_NAME, _TENSOR_RAW, _TENSOR_EXTERNAL, _TENSOR_LOCATION = 1, 2, 8, 9, 13, 14
+
+MAX_FILE_SIZE = 2**31 - 2**20
+"""Protobuf messages end at 2 GiB; above this size (bytes, with some room) tensors go to a file beside."""
+_ALIGNMENT = 4096  # onnx recommends page-aligned offsets, so that readers can map the file
+_SHOWN = 20
+
+
+@dataclass
+class _Node:
+    """What pruning needs to know of a NodeProto."""
+
+    raw: memoryview
+    reads: set[str]
+    writes: list[str]
+    calls: set[tuple[str, str]]
+
+
+@dataclass
+class _Tensor:
+    """An initializer: its fields without the data, and the data."""
+
+    fields: bytes
+    data: Bytes
+
+
+@dataclass
+class _Graph:
+    """A GraphProto, taken apart. `rest` are fields that are carried along."""
+
+    nodes: list[_Node] = field(default_factory=list)
+    initializers: dict[str, memoryview] = field(default_factory=dict)
+    sparse: dict[str, memoryview] = field(default_factory=dict)
+    inputs: dict[str, memoryview] = field(default_factory=dict)
+    outputs: dict[str, memoryview] = field(default_factory=dict)
+    values: dict[str, memoryview] = field(default_factory=dict)
+    rest: list[memoryview] = field(default_factory=list)
+
+
+def _reads_and_calls(node: Bytes) -> tuple[set[str], set[tuple[str, str]]]:
+    """Returns the names that a node reads, its subgraphs included, and the (domain, op) pairs that they call.
+
+    Names that a subgraph defines itself are in the result as well; ONNX forbids it to shadow an outer name,
+    so they only name nothing outside.
+    """
+    reads, calls = set(wire.strings(node, 1)), {(wire.string(node, 7), wire.string(node, 4))}
+    for attribute in wire.messages(node, 5):
+        for subgraph in [*wire.messages(attribute, 6), *wire.messages(attribute, 11)]:
+            reads |= {wire.string(output, 1) for output in wire.messages(subgraph, _OUTPUT)}
+            for inner in wire.messages(subgraph, _NODE):
+                inner_reads, inner_calls = _reads_and_calls(inner)
+                reads |= inner_reads
+                calls |= inner_calls
+    return reads, calls
+
+
+def _parse_graph(message: Bytes) -> _Graph:
+    graph = _Graph()
+    for part in wire.parse(message):
+        if part.number == _NODE:
+            reads, calls = _reads_and_calls(part.payload)
+            graph.nodes.append(_Node(part.raw, reads, wire.strings(part.payload, 2), calls))
+        elif part.number == _INITIALIZER:
+            graph.initializers[wire.string(part.payload, _TENSOR_NAME)] = part.payload
+        elif part.number == _SPARSE_INITIALIZER:
+            values = wire.messages(part.payload, 1)
+            graph.sparse[wire.string(values[0], _TENSOR_NAME) if values else ""] = part.raw
+        elif part.number in (_INPUT, _OUTPUT, _VALUE_INFO):
+            group = {_INPUT: graph.inputs, _OUTPUT: graph.outputs, _VALUE_INFO: graph.values}[part.number]
+            group[wire.string(part.payload, 1)] = part.payload
+        else:
+            graph.rest.append(part.raw)
+    return graph
+
+
+def _prune(graph: _Graph, outputs: Sequence[str]) -> set[str]:
+    """Keeps the nodes that `outputs` need, and returns the names that are needed."""
+    needed = set(outputs)
+    kept = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.writes):
+            needed |= node.reads
+            needed |= set(node.writes)
+            kept.append(node)
+    graph.nodes = kept[::-1]
+    return needed
+
+
+def _parameter_tensor(name: str, buffer: Buffer) -> _Tensor:
+    """Returns an initializer with the content of `buffer`; bfloat16 is stored as its bits already."""
+    dims = b"".join(wire.integer(_TENSOR_DIMS, d) for d in buffer.shape)
+    fields = dims + wire.integer(_TENSOR_TYPE, buffer.dtype.onnx) + wire.text(_TENSOR_NAME, name)
+    return _Tensor(fields, buffer.read().reshape(-1).view(np.uint8).data)
+
+
+def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
+    """Returns an initializer of the eval model; data in an external file is mapped, to be written anew."""
+    fields = list(wire.parse(tensor))
+    if not any(f.number == _TENSOR_LOCATION and f.integer == 1 for f in fields):
+        raw = [f.payload for f in fields if f.number == _TENSOR_RAW]
+        others = b"".join(f.raw for f in fields if f.number != _TENSOR_RAW)
+        return _Tensor(others, raw[-1] if raw else b"")
+    others = b"".join(f.raw for f in fields if f.number not in (_TENSOR_EXTERNAL, _TENSOR_LOCATION))
+    entries = {
+        wire.string(f.payload, 1): wire.string(f.payload, 2) for f in fields if f.number == _TENSOR_EXTERNAL
+    }
+    if isinstance(model, bytes):
+        raise ModelLoadError(
+            "Exporting for inference: the eval model was given as bytes and refers to the external file "
+            f"'{entries.get('location')}'. Pass its path instead."
+        )
+    path = Path(os.fspath(model)).parent / entries["location"]
+    offset = int(entries.get("offset", 0))
+    length = int(entries.get("length", path.stat().st_size - offset))
+    if length == 0:
+        return _Tensor(others, b"")
+    return _Tensor(others, np.memmap(path, np.uint8, "r", offset, (length,)).data)
+
+
+def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None]) -> bytes:
+    """Returns a ValueInfoProto for a tensor type as onnxruntime reports it."""
+    dims = []
+    for size in shape:
+        value = wire.integer(1, size) if isinstance(size, int) else wire.text(2, size) if size else b""
+        dims.append(wire.embed(1, value))
+    dtype = dtypes.BY_ORT.get(ort_type)
+    if dtype is None:
+        raise InputError(
+            f"Exporting for inference: output '{name}' is a {ort_type}; only tensors can be exported."
+        )
+    tensor_type = wire.embed(1, wire.integer(1, dtype.onnx), wire.embed(2, *dims))
+    return wire.text(1, name) + wire.embed(2, tensor_type)
+
+
+def _infer_outputs(model_fields: list[Bytes], graph: _Graph, names: Sequence[str]) -> dict[str, bytes]:
+    """Returns ValueInfoProtos for `names` as onnxruntime infers them from the graph with untyped outputs.
+
+    The parameters are still inputs in this graph, so it is small.
+    """
+    untyped = {name: wire.text(1, name) for name in names}
+    parts = _graph_parts(graph, graph.inputs, untyped, set(graph.values) - set(names))
+    dense = [wire.embed(_INITIALIZER, t) for t in graph.initializers.values()]
+    probe = wire.embed(_MODEL_GRAPH, *parts, *dense)
+    options = default_session_options()
+    session = open_session(b"".join([*model_fields, probe]), "the cut graph", CPU, options)
+    return {o.name: _value_info(o.name, o.type, o.shape) for o in session.get_outputs()}
+
+
+def _graph_parts(
+    graph: _Graph, inputs: Mapping[str, Bytes], outputs: Mapping[str, Bytes], values: set[str]
+) -> list[Bytes]:
+    """Returns the fields of a GraphProto without dense initializers; `values` selects the value infos."""
+    parts: list[Bytes] = [node.raw for node in graph.nodes]
+    parts += graph.rest
+    parts += graph.sparse.values()
+    parts += [wire.embed(_INPUT, info) for info in inputs.values()]
+    parts += [wire.embed(_OUTPUT, info) for info in outputs.values()]
+    parts += [wire.embed(_VALUE_INFO, info) for name, info in graph.values.items() if name in values]
+    return parts
+
+
+def _model_parts(model: list[wire.Field], graph: _Graph) -> list[Bytes]:
+    """Returns the fields of the new ModelProto except its graph: the old ones without the manifest.
+
+    Functions that no remaining node reaches are dropped, and so are imports of domains that nothing names any
+    more.
+    """
+    functions = {
+        (wire.string(f.payload, 10), wire.string(f.payload, 1)): f
+        for f in model
+        if f.number == _MODEL_FUNCTION
+    }
+    pending = set().union(*(node.calls for node in graph.nodes)) if graph.nodes else set()
+    called: set[tuple[str, str]] = set()
+    while pending:
+        key = pending.pop()
+        called.add(key)
+        if key in functions:
+            for node in wire.messages(functions[key].payload, 7):
+                pending |= _reads_and_calls(node)[1] - called
+    domains = {domain for domain, _ in called} | {"", "ai.onnx"}
+    parts: list[Bytes] = []
+    for part in model:
+        if part.number == _MODEL_GRAPH:
+            continue
+        if part.number == _MODEL_METADATA and wire.string(part.payload, 1) == METADATA_KEY:
+            continue
+        if part.number == _MODEL_OPSET and wire.string(part.payload, 1) not in domains:
+            continue
+        if part.number == _MODEL_FUNCTION:
+            key = wire.string(part.payload, 10), wire.string(part.payload, 1)
+            if key not in called:
+                continue
+        parts.append(part.raw)
+    return parts
+
+
+def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
+    """Returns initializer fields with the data inside, as chunks that share the tensors' memory."""
+    chunks: list[Bytes] = []
+    for tensor in tensors:
+        raw = wire.header(_TENSOR_RAW, len(tensor.data)) if len(tensor.data) else b""
+        length = len(tensor.fields) + len(raw) + len(tensor.data)
+        chunks += [wire.header(_INITIALIZER, length) + tensor.fields + raw, tensor.data]
+    return chunks
+
+
+def _external(tensors: Sequence[_Tensor], path: str) -> list[Bytes]:
+    """Writes the tensors' data to the file `path`, and returns initializer fields that refer to it."""
+    chunks: list[Bytes] = []
+    with replace_file(path) as file:
+        for tensor in tensors:
+            if not len(tensor.data):
+                chunks.append(wire.embed(_INITIALIZER, tensor.fields))
+                continue
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            entries = {
+                "location": os.path.basename(path),
+                "offset": str(file.tell()),
+                "length": str(len(tensor.data)),
+            }
+            file.write(tensor.data)
+            reference = b"".join(
+                wire.embed(_TENSOR_EXTERNAL, wire.text(1, key), wire.text(2, value))
+                for key, value in entries.items()
+            )
+            chunks.append(
+                wire.embed(_INITIALIZER, tensor.fields, reference, wire.integer(_TENSOR_LOCATION, 1))
+            )
+    return chunks
+
+
+def _check_names(graph: _Graph, names: Sequence[str]) -> None:
+    computed = [name for node in graph.nodes for name in node.writes if name]
+    unknown = [name for name in names if name not in computed]
+    if not names or unknown or len(set(names)) != len(names):
+        candidates = [*graph.outputs, *(n for n in reversed(computed) if n not in graph.outputs)]
+        problem = (
+            f"unknown names {unknown}" if unknown else f"expected distinct names, received {list(names)}"
+        )
+        raise InputError(
+            f"Exporting for inference: {problem}. The eval model computes: {', '.join(candidates[:_SHOWN])}"
+            f"{', ...' if len(candidates) > _SHOWN else ''}."
+        )
+
+
+def export_inference_model(
+    eval_model: ModelSource,
+    parameters: Mapping[str, Buffer],
+    uri: str | os.PathLike[str],
+    output_names: Sequence[str],
+) -> None:
+    """Writes the part of `eval_model` that computes `output_names`, with `parameters` as initializers.
+
+    Args:
+        eval_model: Path or bytes of the eval model; its parameters and statistics are graph inputs.
+        parameters: Their values.
+        uri: Path of the model file to write; it is replaced whole or not at all.
+        output_names: The outputs, in order.
+
+    Raises:
+        InputError: A name is not computed by the eval model.
+        ModelLoadError: The eval model cannot be read.
+    """
+    source = describe(eval_model, "eval model")
+    try:
+        content = eval_model if isinstance(eval_model, bytes) else Path(os.fspath(eval_model)).read_bytes()
+        model = list(wire.parse(content))
+        graph = _parse_graph(next(f.payload for f in model if f.number == _MODEL_GRAPH))
+    except (OSError, ValueError, StopIteration) as error:
+        raise ModelLoadError(f"Exporting for inference: reading the {source} failed: {error}.") from error
+    if isinstance(output_names, str):
+        raise InputError(
+            f"Exporting for inference: expected a list of names, received the str '{output_names}'."
+        )
+    _check_names(graph, output_names)
+    needed = _prune(graph, output_names)
+    for group in (graph.initializers, graph.sparse, graph.inputs):
+        for name in [n for n in group if n not in needed]:
+            del group[name]
+    model_parts = _model_parts(model, graph)
+    known: dict[str, Bytes] = {
+        n: v for n, v in {**graph.values, **graph.outputs}.items() if n in output_names
+    }
+    if len(known) < len(output_names):
+        known.update(_infer_outputs(model_parts, graph, output_names))
+    tensors = [_embedded_tensor(t, eval_model) for t in graph.initializers.values()]
+    tensors += [_parameter_tensor(n, b) for n, b in parameters.items() if n in needed]
+    parts = _graph_parts(
+        graph,
+        {n: v for n, v in graph.inputs.items() if n not in parameters},
+        {n: known[n] for n in output_names},
+        needed - set(output_names),
+    )
+    large = wire.total(parts) + sum(len(t.data) for t in tensors) > MAX_FILE_SIZE
+    parts += _external(tensors, f"{os.fspath(uri)}.data") if large else _inline(tensors)
+    with replace_file(uri) as file:
+        for chunk in [*model_parts, wire.header(_MODEL_GRAPH, wire.total(parts)), *parts]:
+            file.write(chunk)

@@ -1,0 +1,179 @@
+"""The manifest: what a training run's models expect and return (`docs/architecture.md`, "The manifest")."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from onnxtrain.errors import ModelLoadError
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.dtypes import DType
+
+METADATA_KEY = "onnxtrain.manifest"
+FORMAT = "onnxtrain"
+VERSION = 1
+
+Dim = int | str | None
+Signature = tuple[str, str, Sequence[int]]
+"""Name, dtype name and shape of one tensor."""
+
+
+def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature] = ()) -> str:
+    """Returns the SHA-256 (hexadecimal) over names, dtypes and shapes of parameters and statistics.
+
+    It does not depend on their order: the digest is taken over the UTF-8 text of a JSON object with the keys
+    `parameters` and `statistics`, each a list of `[name, dtype, shape]` sorted by name, without spaces.
+
+    >>> fingerprint([("w", "float32", (2, 3))])[:8]
+    'f6e700ff'
+    """
+    groups = {"parameters": parameters, "statistics": statistics}
+    listed = {
+        key: sorted(
+            ([name, dtype, [int(d) for d in shape]] for name, dtype, shape in group), key=lambda t: t[0]
+        )
+        for key, group in groups.items()
+    }
+    text = json.dumps(listed, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """Allowed values of an integer class target: `0 .. count-1` (any count if None) or `ignore_index`."""
+
+    count: int | None
+    ignore_index: int | None
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """A user input or a target of the training model; a str dimension is symbolic, None is unknown."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...] | None
+    class_labels: ClassLabels | None = None
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A parameter; `gradient` names the output with its gradient, None when it is frozen."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    trainable: bool
+    gradient: str | None
+
+
+@dataclass(frozen=True)
+class StatisticSpec:
+    """A BatchNorm running statistic; `output` names the output with its updated value."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    output: str
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """The optimizer model: names of its moments and of its scalar inputs."""
+
+    type: str
+    moments: tuple[str, ...]
+    learning_rate: str
+    step: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A parsed manifest."""
+
+    fingerprint: str
+    inputs: tuple[InputSpec, ...]
+    targets: tuple[InputSpec, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[ParameterSpec, ...]
+    statistics: tuple[StatisticSpec, ...]
+    optimizer: OptimizerSpec | None
+
+    @property
+    def arguments(self) -> tuple[InputSpec, ...]:
+        """What `Module.__call__` takes: user inputs, then targets."""
+        return self.inputs + self.targets
+
+    @property
+    def trainable(self) -> tuple[ParameterSpec, ...]:
+        """The trainable parameters in graph order."""
+        return tuple(p for p in self.parameters if p.trainable)
+
+
+def _dtype(name: object) -> DType:
+    if name not in dtypes.BY_NAME:
+        raise ValueError(f"dtype {name!r} is not one of {', '.join(dtypes.BY_NAME)}")
+    return dtypes.BY_NAME[str(name)]
+
+
+def _input(entry: Mapping[str, Any]) -> InputSpec:
+    labels = entry.get("class_labels")
+    shape = entry.get("shape")
+    return InputSpec(
+        name=entry["name"],
+        dtype=_dtype(entry["dtype"]),
+        shape=None if shape is None else tuple(shape),
+        class_labels=None if labels is None else ClassLabels(labels.get("count"), labels.get("ignore_index")),
+    )
+
+
+def _parameter(entry: Mapping[str, Any]) -> ParameterSpec:
+    shape = tuple(int(d) for d in entry["shape"])
+    trainable = bool(entry["trainable"])
+    gradient = entry["gradient"] if trainable else None
+    return ParameterSpec(entry["name"], _dtype(entry["dtype"]), shape, trainable, gradient)
+
+
+def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
+    shape = tuple(int(d) for d in entry["shape"])
+    return StatisticSpec(entry["name"], _dtype(entry["dtype"]), shape, entry["output"])
+
+
+def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
+    return OptimizerSpec(entry["type"], tuple(entry["moments"]), entry["learning_rate"], entry["step"])
+
+
+def parse_manifest(text: str, source: str) -> Manifest:
+    """Returns the manifest written in `text`; `source` names the model it came from, for messages.
+
+    Raises:
+        ModelLoadError: Not a manifest, incomplete, or of a newer version.
+    """
+    try:
+        raw = json.loads(text)
+        if raw["format"] != FORMAT or not isinstance(raw["version"], int):
+            raise ValueError(f"format {raw['format']!r}, version {raw['version']!r}")
+        if raw["version"] > VERSION:
+            raise ModelLoadError(
+                f"Loading {source}: its manifest has version {raw['version']}, this onnxtrain reads up to "
+                f"{VERSION}. Upgrade onnxtrain on this device."
+            )
+        return Manifest(
+            fingerprint=raw["fingerprint"],
+            inputs=tuple(map(_input, raw["inputs"])),
+            targets=tuple(map(_input, raw["targets"])),
+            outputs=tuple(raw["outputs"]),
+            parameters=tuple(map(_parameter, raw["parameters"])),
+            statistics=tuple(map(_statistic, raw["statistics"])),
+            optimizer=None if raw["optimizer"] is None else _optimizer(raw["optimizer"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ModelLoadError):
+            raise
+        raise ModelLoadError(
+            f"Loading {source}: its metadata property '{METADATA_KEY}' is not a usable manifest "
+            f"({type(error).__name__}: {error}). Generate the artifacts again."
+        ) from error

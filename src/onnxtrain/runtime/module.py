@@ -1,0 +1,323 @@
+"""`Module`: training and evaluation steps over a checkpoint state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain.errors import InputError, ModelLoadError, TrainingStateError
+from onnxtrain.runtime.binding import Binding
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.dtypes import Array, add_inplace
+from onnxtrain.runtime.export import export_inference_model
+from onnxtrain.runtime.inputs import bind_arguments
+from onnxtrain.runtime.manifest import Manifest, ParameterSpec
+from onnxtrain.runtime.matching import fit_store
+from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
+from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.runtime.store import Buffer, alias
+
+
+class Module:
+    """Runs the training model and the eval model on the parameters of a checkpoint state.
+
+    Gradients **add up** over calls in training mode until :meth:`lazy_reset_grad`, which takes effect at the
+    next such call. The parameters exist once: in the state.
+
+    Args:
+        train_model_uri: Training model: a path, or the bytes of the file.
+        state: Parameters; a state belongs to the model that it was generated with.
+        eval_model_uri: Eval model, needed for :meth:`eval` and :meth:`export_model_for_inferencing`.
+        device: "cpu", "cuda" or "cuda:<index>". On a GPU `Parameter.data` is a copy, and adding up gradients
+            goes through host memory.
+        session_options: Options for all sessions; by default only errors are logged.
+
+    Attributes:
+        training: Whether calls are training steps (True) or evaluation steps.
+
+    Raises:
+        InputError: The device is unknown or this onnxruntime cannot use it.
+        ModelLoadError: A model is missing, corrupt, no training model, or the two are not of the same run.
+        CheckpointError: The state belongs to another model.
+    """
+
+    training: bool
+
+    def __init__(
+        self,
+        train_model_uri: ModelSource,
+        state: CheckpointState,
+        eval_model_uri: ModelSource | None = None,
+        device: str = "cpu",
+        session_options: ort.SessionOptions | None = None,
+    ) -> None:
+        self._device = parse_device(device)
+        if not isinstance(state, CheckpointState):
+            raise TypeError(
+                f"Module: state must be a CheckpointState, received {type(state).__name__}; use "
+                "CheckpointState.load_checkpoint(path)."
+            )
+        self.training = True
+        self._session_options = session_options
+        self._reset = True
+        self._session, self._manifest = open_training_session(
+            train_model_uri, "training model", self._device, session_options
+        )
+        source = describe(train_model_uri, "training model")
+        require_values(self._session, source, self._input_set(), self._output_set())
+        self._eval_model = eval_model_uri
+        self._eval_session = None if eval_model_uri is None else self._open_eval(eval_model_uri)
+        self._state = state
+        self._store = state._store
+        fit_store(self._store, self._manifest, source)
+        self._store.move_to(self._device)
+        for spec in self._manifest.trainable:
+            if spec.name not in self._store.gradients:
+                self._store.gradients[spec.name] = self._gradient_buffer(spec)
+        self._new_statistics = {
+            s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._manifest.statistics
+        }
+
+    def _input_set(self) -> set[str]:
+        m = self._manifest
+        return {spec.name for group in (m.arguments, m.parameters, m.statistics) for spec in group}
+
+    def _output_set(self) -> set[str]:
+        m = self._manifest
+        gradients = {spec.gradient for spec in m.trainable if spec.gradient}
+        return {*m.outputs, *gradients, *(s.output for s in m.statistics)}
+
+    def _open_eval(self, model: ModelSource) -> ort.InferenceSession:
+        session, manifest = open_training_session(model, "eval model", self._device, self._session_options)
+        source = describe(model, "eval model")
+        if (manifest.fingerprint, manifest.arguments) != (
+            self._manifest.fingerprint,
+            self._manifest.arguments,
+        ):
+            raise ModelLoadError(
+                f"Loading {source}: it does not belong to the training model. Use the one of its run."
+            )
+        require_values(session, source, self._input_set(), set(self._manifest.outputs))
+        return session
+
+    def _gradient_buffer(self, spec: ParameterSpec) -> Buffer:
+        return Buffer.zeros(spec.dtype, spec.shape, self._device)
+
+    def _bound_inputs(self) -> dict[str, Buffer]:
+        return {**self._store.parameters, **self._store.statistics}
+
+    def _bind_training(self, gradients: dict[str, Buffer]) -> Binding:
+        outputs = {spec.gradient or "": gradients[spec.name] for spec in self._manifest.trainable}
+        # Never onto the inputs: the graph may still read the old statistics after it wrote the new ones.
+        outputs |= {spec.output: self._new_statistics[spec.name] for spec in self._manifest.statistics}
+        return Binding(
+            self._session,
+            self._device,
+            arguments=[spec.name for spec in self._manifest.arguments],
+            results=self._manifest.outputs,
+            inputs=self._bound_inputs(),
+            outputs=outputs,
+            doing="The training step",
+        )
+
+    @cached_property
+    def _scratch(self) -> dict[str, Buffer]:
+        """Where a further call puts its gradients before they are added; allocated when first needed."""
+        return {spec.name: self._gradient_buffer(spec) for spec in self._manifest.trainable}
+
+    @cached_property
+    def _direct(self) -> Binding:
+        """Training step that writes its gradients straight into the store."""
+        return self._bind_training(self._store.gradients)
+
+    @cached_property
+    def _adding(self) -> Binding:
+        """Training step that writes its gradients into scratch memory."""
+        return self._bind_training(self._scratch)
+
+    @cached_property
+    def _evaluation(self) -> Binding:
+        if self._eval_session is None:
+            raise TrainingStateError(
+                "This Module has no eval model, so it cannot evaluate. Pass it: Module(train_model, state, "
+                "eval_model_uri='eval_model.onnx')."
+            )
+        return Binding(
+            self._eval_session,
+            self._device,
+            arguments=[spec.name for spec in self._manifest.arguments],
+            results=self._manifest.outputs,
+            inputs=self._bound_inputs(),
+            outputs={},
+            doing="The evaluation step",
+        )
+
+    def __call__(
+        self, *user_inputs: Array | ort.OrtValue
+    ) -> Array | tuple[Array, ...] | ort.OrtValue | tuple[ort.OrtValue, ...]:
+        """Runs a training or an evaluation step, depending on :attr:`training`.
+
+        Args:
+            *user_inputs: User inputs, then targets, in the order of :meth:`input_names`: numpy arrays or
+            OrtValues.
+
+        Returns:
+            The outputs, in the order of :meth:`output_names`; a tuple if there are several. OrtValues if all
+            inputs are OrtValues, else numpy arrays.
+
+        Raises:
+            InputError: Inputs do not fit the model in number, dtype, shape or range.
+            TrainingStateError: An evaluation step without an eval model.
+            CheckpointError: Parameters of a nominal checkpoint have no data yet.
+        """
+        binding = None if self.training else self._evaluation
+        values = bind_arguments(self._manifest.arguments, user_inputs)
+        self._store.require_defined("Running a step")
+        results = self._train(values) if binding is None else binding.run(values)
+        if user_inputs and all(isinstance(i, ort.OrtValue) for i in user_inputs):
+            return results[0] if len(results) == 1 else tuple(results)
+        arrays = tuple(result.numpy() for result in results)
+        return arrays[0] if len(arrays) == 1 else arrays
+
+    def _train(self, values: Sequence[ort.OrtValue]) -> list[ort.OrtValue]:
+        store = self._store
+        if self._reset or not store.gradients_valid:
+            store.gradients_valid = False  # should the run fail half way
+            results = self._direct.run(values)
+        else:
+            results = self._adding.run(values)
+            for name, term in self._scratch.items():
+                total = store.gradients[name]
+                values_so_far = total.read()
+                add_inplace(values_so_far, term.read(), total.dtype)
+                if self._device.type != "cpu":
+                    total.write(values_so_far)
+        for name, statistic in self._new_statistics.items():
+            store.statistics[name].write(statistic.read())
+        self._reset = False
+        store.gradients_valid = True
+        return results
+
+    def train(self, mode: bool = True) -> Module:
+        """Makes calls training steps (or evaluation steps if `mode` is False); returns the module."""
+        self.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Makes calls evaluation steps; returns the module."""
+        return self.train(False)
+
+    def lazy_reset_grad(self) -> None:
+        """Makes the next training step replace the gradients instead of adding to them."""
+        self._reset = True
+
+    def input_names(self) -> list[str]:
+        """Returns the names of what a call takes: user inputs, then targets."""
+        return [spec.name for spec in self._manifest.arguments]
+
+    def output_names(self) -> list[str]:
+        """Returns the names of what a call returns: the loss, then additional outputs."""
+        return list(self._manifest.outputs)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the training model."""
+        return self._manifest
+
+    def _selected(self, trainable_only: bool) -> list[Buffer]:
+        specs = self._manifest.trainable if trainable_only else self._manifest.parameters
+        return [self._store.parameters[spec.name] for spec in specs]
+
+    def get_parameters_size(self, trainable_only: bool = True) -> int:
+        """Returns the number of elements of all (or the trainable) parameters."""
+        return sum(buffer.size for buffer in self._selected(trainable_only))
+
+    def _common_dtype(self, buffers: Sequence[Buffer]) -> np.dtype[np.generic]:
+        names = {buffer.dtype.name for buffer in buffers}
+        if len(names) > 1:
+            raise InputError(
+                "A contiguous buffer needs parameters of one dtype; this selection has "
+                f"{', '.join(sorted(names))}. "
+                "Copy parameter by parameter, through CheckpointState.parameters."
+            )
+        return buffers[0].dtype.storage if buffers else np.dtype(np.float32)
+
+    def get_contiguous_parameters(self, trainable_only: bool = False) -> ort.OrtValue:
+        """Returns a copy of the parameters as one flat buffer in graph order.
+
+        Returns:
+            One-dimensional `OrtValue` on the CPU, of the parameters' dtype (usually float32).
+
+        Raises:
+            InputError: The parameters have different dtypes.
+            CheckpointError: Parameters of a nominal checkpoint have no data yet.
+        """
+        self._store.require_defined("Copying the parameters to a buffer")
+        buffers = self._selected(trainable_only)
+        flat = np.empty(sum(b.size for b in buffers), self._common_dtype(buffers))
+        start = 0
+        for buffer in buffers:
+            flat[start : start + buffer.size] = buffer.read().reshape(-1)
+            start += buffer.size
+        return alias(flat, buffers[0].dtype) if buffers else ort.OrtValue.ortvalue_from_numpy(flat)
+
+    def copy_buffer_to_parameters(self, buffer: ort.OrtValue | Array, trainable_only: bool = True) -> None:
+        """Copies a flat buffer, as :meth:`get_contiguous_parameters` returns it, into the parameters.
+
+        A nominal checkpoint is complete once all of its parameters have been copied in
+        (`trainable_only=False`).
+
+        Args:
+            buffer: One-dimensional, of the parameters' dtype, with exactly as many elements as they have.
+            trainable_only: Whether the buffer holds the trainable parameters only.
+
+        Raises:
+            InputError: The buffer has another dtype, rank or size. No parameter is changed.
+        """
+        flat = buffer.numpy() if isinstance(buffer, ort.OrtValue) else buffer
+        selected = self._selected(trainable_only)
+        dtype, size = self._common_dtype(selected), sum(b.size for b in selected)
+        if not isinstance(flat, np.ndarray) or flat.dtype != dtype or flat.shape != (size,):
+            received = (
+                f"{flat.dtype}{list(flat.shape)}" if isinstance(flat, np.ndarray) else type(flat).__name__
+            )
+            raise InputError(
+                f"Copying a buffer to the {'trainable ' if trainable_only else ''}parameters: expected "
+                f"{dtype}[{size}] "
+                f"as an OrtValue or numpy array, received {received}. Is trainable_only={trainable_only} "
+                "meant?"
+            )
+        start = 0
+        for target in selected:
+            target.write(flat[start : start + target.size].reshape(target.shape))
+            start += target.size
+
+    def export_model_for_inferencing(
+        self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str]
+    ) -> None:
+        """Writes an ordinary ONNX model with the current parameters inside.
+
+        It is cut from the eval model: whatever the requested outputs do not need (loss, targets) is gone.
+        Models over 2 GB keep their parameters in a file `<name>.data` beside the model.
+
+        Args:
+            inference_model_uri: Path of the file to write.
+            graph_output_names: Values of the eval model that become the outputs.
+
+        Raises:
+            TrainingStateError: The module has no eval model.
+            InputError: A name is not a value that the eval model computes; the message lists some that are.
+        """
+        if self._eval_model is None:
+            raise TrainingStateError(
+                "Exporting for inference needs the eval model. Pass it: Module(train_model, state, "
+                "eval_model_uri='eval_model.onnx')."
+            )
+        self._store.require_defined("Exporting for inference")
+        export_inference_model(
+            self._eval_model, self._bound_inputs(), inference_model_uri, graph_output_names
+        )

@@ -1,0 +1,177 @@
+"""`Optimizer`: parameter updates by the optimizer model."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+import numpy as np
+
+from onnxtrain.errors import CheckpointError, InputError, ModelLoadError, TrainingStateError
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.binding import Binding
+from onnxtrain.runtime.dtypes import DType
+from onnxtrain.runtime.manifest import Manifest, OptimizerSpec
+from onnxtrain.runtime.module import Module
+from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
+from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
+
+_DEFAULT_LEARNING_RATE = 1e-3
+
+
+def check_learning_rate(value: float) -> float:
+    """Returns `value` as a float.
+
+    Raises:
+        InputError: Not a number, NaN, infinite or negative.
+    """
+    if not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
+        raise InputError(f"The learning rate must be a finite number >= 0, received {value!r}.")
+    return float(value)
+
+
+class Optimizer:
+    """Updates the parameters of a module from their gradients, with the formula of the optimizer model.
+
+    Moments, step count and learning rate live in the module's checkpoint state. If it was loaded with
+    optimizer state, training goes on exactly where it stopped; otherwise the moments start at zero and the
+    learning rate at 1e-3.
+
+    Args:
+        optimizer_uri: Optimizer model: a path, or the bytes of the file.
+        module: The module whose parameters are updated.
+
+    Raises:
+        ModelLoadError: The model is missing, corrupt, no optimizer model, or of another training run.
+        CheckpointError: The state's optimizer state is of another optimizer.
+    """
+
+    def __init__(self, optimizer_uri: ModelSource, module: Module) -> None:
+        self._store = module._store
+        device = module._device
+        session, manifest = open_training_session(
+            optimizer_uri, "optimizer model", device, module._session_options
+        )
+        source = describe(optimizer_uri, "optimizer model")
+        spec = _require_same_run(manifest, module.manifest, source)
+        names = [p.name for p in manifest.trainable]
+        moments = [(m, p) for m in spec.moments for p in names]
+        inputs = {spec.learning_rate, spec.step, *names, *(f"{p}_grad" for p in names)}
+        require_values(
+            session,
+            source,
+            inputs | {f"{p}_{m}" for m, p in moments},
+            {f"{p}_updated" for p in names} | {f"{p}_{m}_updated" for m, p in moments},
+        )
+        types = {i.name: dtypes.BY_ORT[i.type] for i in session.get_inputs()}
+        wanted = {m: {p: types[f"{p}_{m}"] for p in names} for m in spec.moments}
+        _prepare_moments(self._store, spec.type, wanted, source)
+        self._rate = Buffer.zeros(dtypes.BY_NAME["float32"], (), device)
+        self._step = Buffer.zeros(dtypes.BY_NAME["int64"], (), device)
+        state = {p: self._store.parameters[p] for p in names}
+        state |= {f"{p}_{m}": self._store.moments[m][p] for m, p in moments}
+        # Outputs go onto their inputs' memory: exact in this graph, in which nothing reads an old value after
+        # the new one is complete.
+        self._binding = Binding(
+            session,
+            device,
+            inputs={
+                spec.learning_rate: self._rate,
+                spec.step: self._step,
+                **state,
+                **{f"{p}_grad": self._store.gradients[p] for p in names},
+            },
+            outputs={f"{name}_updated": buffer for name, buffer in state.items()},
+            doing="The optimizer step",
+        )
+        if self._store.optimizer is None:
+            self._store.optimizer = OptimizerProgress(0, _DEFAULT_LEARNING_RATE, _DEFAULT_LEARNING_RATE)
+        self._progress = self._store.optimizer
+
+    @property
+    def step_count(self) -> int:
+        """Number of steps taken, including those before the checkpoint that training resumed from."""
+        return self._progress.step
+
+    def step(self) -> None:
+        """Updates the parameters from the gradients that are there now; they stay as they are.
+
+        Raises:
+            TrainingStateError: No training step has produced gradients yet.
+            CheckpointError: Parameters of a nominal checkpoint have no data yet.
+        """
+        if not self._store.gradients_valid:
+            raise TrainingStateError(
+                "Optimizer.step(): there are no gradients yet. Call the module in training mode first: "
+                "module.train(); module(*inputs, *targets)."
+            )
+        self._store.require_defined("Optimizer.step()")
+        self._rate.write(np.array(self._progress.learning_rate, np.float32))
+        self._step.write(np.array(self._progress.step + 1, np.int64))
+        self._binding.run()
+        self._progress.step += 1
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of the following steps.
+
+        Raises:
+            InputError: Not a number, NaN, infinite or negative.
+        """
+        self._progress.learning_rate = check_learning_rate(learning_rate)
+
+    def get_learning_rate(self) -> float:
+        """Returns the learning rate of the next step."""
+        return self._progress.learning_rate
+
+    def set_initial_learning_rate(self, learning_rate: float) -> None:
+        """Records the rate that a schedule starts from; it is kept in the checkpoint."""
+        self._progress.initial_learning_rate = check_learning_rate(learning_rate)
+
+
+def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> OptimizerSpec:
+    """Returns the optimizer's part of `manifest`; ModelLoadError unless it belongs to the training model."""
+    if manifest.fingerprint != expected.fingerprint or manifest.parameters != expected.parameters:
+        ours, theirs = ({p.name for p in m.trainable} for m in (expected, manifest))
+        raise ModelLoadError(
+            f"Loading {source}: it does not belong to the module's training model (only in the training "
+            "model: "
+            f"{sorted(ours - theirs)[:5]}; only in the optimizer model: {sorted(theirs - ours)[:5]}). Use "
+            "the one "
+            "that was generated with it."
+        )
+    if manifest.optimizer is None:
+        raise ModelLoadError(
+            f"Loading {source}: its manifest describes no optimizer. Is it another of the run's models?"
+        )
+    return manifest.optimizer
+
+
+def _prepare_moments(store: Store, kind: str, wanted: dict[str, dict[str, DType]], source: str) -> None:
+    """Makes sure that `store` has every moment: those of its checkpoint, or zeros.
+
+    Args:
+        store: Where the moments live.
+        kind: Type of the optimizer, for messages.
+        wanted: Moment -> parameter -> element type.
+        source: The optimizer model, for messages.
+
+    Raises:
+        CheckpointError: The checkpoint has optimizer state, and it is of another optimizer.
+    """
+    if store.optimizer is None:
+        store.moments = {
+            moment: {n: Buffer.zeros(d, store.parameters[n].shape, store.device) for n, d in group.items()}
+            for moment, group in wanted.items()
+        }
+        return
+    shapes = {n: b.shape for n, b in store.parameters.items()}
+    held = {m: {n: (b.dtype, b.shape) for n, b in group.items()} for m, group in store.moments.items()}
+    if held != {m: {n: (d, shapes[n]) for n, d in group.items()} for m, group in wanted.items()}:
+        found = {moment: len(group) for moment, group in held.items()} or "no moments"
+        raise CheckpointError(
+            f"The checkpoint's optimizer state does not fit {source}: it has {found}, the optimizer ({kind}) "
+            "needs "
+            f"{ {m: len(group) for m, group in wanted.items()} } (tensors per moment). To start the "
+            "optimizer afresh, "
+            "save the checkpoint without optimizer state and load that."
+        )

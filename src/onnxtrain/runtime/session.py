@@ -1,0 +1,89 @@
+"""Inference sessions of the three models, with their manifest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnxruntime as ort
+
+from onnxtrain.errors import ModelLoadError
+from onnxtrain.runtime.device import Device
+from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
+
+ModelSource = str | os.PathLike[str] | bytes
+_ERROR_SEVERITY = 3
+
+
+def default_session_options() -> ort.SessionOptions:
+    """Returns session options that log errors only: everything else reaches the caller as an exception."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERROR_SEVERITY
+    return options
+
+
+def describe(model: ModelSource, role: str) -> str:
+    """Returns how messages call `model`: its role and path."""
+    return f"{role} ({len(model)} bytes)" if isinstance(model, bytes) else f"{role} '{os.fspath(model)}'"
+
+
+def open_session(
+    model: ModelSource, role: str, device: Device, options: ort.SessionOptions | None
+) -> ort.InferenceSession:
+    """Returns a session of `model`, a path or the bytes of an ONNX file; `role` is for messages.
+
+    Raises:
+        ModelLoadError: Missing, truncated, not ONNX, or not accepted by this onnxruntime.
+    """
+    source = describe(model, role)
+    if not isinstance(model, bytes):
+        path = Path(os.fspath(model))
+        if not path.is_file():
+            raise ModelLoadError(
+                f"Loading {source}: there is no such file (working directory '{Path.cwd()}')."
+            )
+        model = str(path)
+    try:
+        return ort.InferenceSession(
+            model, options or default_session_options(), providers=device.providers, enable_fallback=0
+        )
+    except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+        raise ModelLoadError(
+            f"Loading {source} in onnxruntime {ort.__version__} failed: {error}. The file may be truncated "
+            "or "
+            "corrupt; generate the artifacts again."
+        ) from error
+
+
+def open_training_session(
+    model: ModelSource, role: str, device: Device, options: ort.SessionOptions | None
+) -> tuple[ort.InferenceSession, Manifest]:
+    """Returns a session of one of the three models of a training run, and its manifest.
+
+    Raises:
+        ModelLoadError: See :func:`open_session`; also when the model has no manifest.
+    """
+    session = open_session(model, role, device, options)
+    source = describe(model, role)
+    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    if text is None:
+        raise ModelLoadError(
+            f"Loading {source}: it has no metadata property '{METADATA_KEY}', so it is not a model for "
+            "training. "
+            "Make one with onnxtrain.artifacts.generate_artifacts."
+        )
+    return session, parse_manifest(text, source)
+
+
+def require_values(session: ort.InferenceSession, source: str, inputs: set[str], outputs: set[str]) -> None:
+    """Raises ModelLoadError unless the graph has exactly these inputs and at least these outputs."""
+    actual = {i.name for i in session.get_inputs()}
+    missing = sorted(inputs - actual) + sorted(outputs - {o.name for o in session.get_outputs()})
+    extra = sorted(actual - inputs)
+    if missing or extra:
+        raise ModelLoadError(
+            f"Loading {source}: the graph does not have the inputs and outputs that its manifest gives it "
+            "for this "
+            f"role (missing: {missing[:5]}, unexpected inputs: {extra[:5]}). Is it another of the run's "
+            "models?"
+        )

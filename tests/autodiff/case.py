@@ -12,6 +12,9 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 
+UNDER_TEST = "dtype under test"
+"""As the value of an attribute such as Cast's `to`: the dtype that the case is run in."""
+
 
 @dataclass(frozen=True)
 class F:
@@ -26,7 +29,13 @@ class F:
     def __init__(
         self, *shape: int, low: float = -2.0, high: float = 2.0, wrt: bool = True, distinct: bool = False
     ) -> None:
-        for name, value in (("shape", shape), ("low", low), ("high", high), ("wrt", wrt), ("distinct", distinct)):
+        for name, value in (
+            ("shape", shape),
+            ("low", low),
+            ("high", high),
+            ("wrt", wrt),
+            ("distinct", distinct),
+        ):
             object.__setattr__(self, name, value)
 
     def sample(self, rng: np.random.Generator) -> np.ndarray:
@@ -116,7 +125,8 @@ class Case:
             code = helper.np_dtype_to_tensor_dtype(array.dtype)
             graph_inputs.append(helper.make_tensor_value_info(f"x{index}", code, dims))
         outputs = [f"y{i}" for i in range(self.outputs)]
-        nodes = [helper.make_node(self.op, names, outputs, name="node", **self.attrs)]
+        attrs = {key: elem if value is UNDER_TEST else value for key, value in self.attrs.items()}
+        nodes = [helper.make_node(self.op, names, outputs, name="node", **attrs)]
         terms, shapes = [], self.output_shapes()
         for index, name in enumerate(outputs):
             dims = [f"o{index}_{axis}" if symbolic else size for axis, size in enumerate(shapes[index])]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from autodiff import cases
 from autodiff.case import Case, F, runtime_inputs
-from onnx.reference import ReferenceEvaluator
+from autodiff.reference import ReferenceEvaluator
 from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
 
 from onnxtrain.autodiff import differentiate

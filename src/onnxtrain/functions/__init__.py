@@ -1,6 +1,22 @@
 """Composite training ops as model-local functions of domain `onnxtrain`."""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
-from .activation import softmax_gradient
+from .activation import (
+    gelu_gradient,
+    gelu_tanh_gradient,
+    log_softmax_gradient,
+    mish_gradient,
+    softmax_gradient,
+)
 
-__all__ = ["COMPOSITES", "DOMAIN", "CompositeOp", "composite", "softmax_gradient"]
+__all__ = [
+    "COMPOSITES",
+    "DOMAIN",
+    "CompositeOp",
+    "composite",
+    "gelu_gradient",
+    "gelu_tanh_gradient",
+    "log_softmax_gradient",
+    "mish_gradient",
+    "softmax_gradient",
+]

@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+import math
+
 import onnx_ir as ir
 
-from ..emitter import AttributeRef, Emitter
+from onnxtrain.emitter import AttributeRef, Emitter
+
 from ._composite import composite
 
-__all__ = ["softmax_gradient"]
+__all__ = ["gelu_gradient", "gelu_tanh_gradient", "log_softmax_gradient", "mish_gradient", "softmax_gradient"]
 
 
 @composite("SoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
 def softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeRef) -> ir.Value:
-    """y * (ct - sum(ct * y, axis)), with y = softmax(x, axis)."""
+    """Softmax: y * (ct - sum(ct * y, axis)), with y = softmax(x, axis)."""
     product = op.Mul(ct, y)
     total = op.ReduceSum(product, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
     return op.Sub(product, op.Mul(y, total))  # type: ignore[no-any-return]
+
+
+@composite("LogSoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
+def log_softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeRef) -> ir.Value:
+    """LogSoftmax: ct - exp(y) * sum(ct, axis), with y = log_softmax(x, axis)."""
+    total = op.ReduceSum(ct, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
+    return op.Sub(ct, op.Mul(op.Exp(y), total))  # type: ignore[no-any-return]
+
+
+@composite("GeluGradient", ["x", "ct"])
+def gelu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
+    """GELU: ct * (Φ(x) + x φ(x)), with the distribution Φ and density φ of the standard normal."""
+    distribution = op.Add(op.Mul(op.Erf(op.Mul(x, math.sqrt(0.5))), 0.5), 0.5)
+    density = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
+    return op.Mul(ct, op.Add(distribution, op.Mul(x, density)))  # type: ignore[no-any-return]
+
+
+@composite("GeluTanhGradient", ["x", "ct"])
+def gelu_tanh_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
+    """GELU(tanh), x * (1 + t) / 2 with t = tanh(k (x + 0.044715 x³)), k = sqrt(2 / π).
+
+    ct * (1 + t + x (1 - t²) k (1 + 3 * 0.044715 x²)) / 2.
+    """
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    square = op.Mul(x, x)
+    tanh = op.Tanh(op.Mul(x, op.Add(op.Mul(square, scale * cubic), scale)))
+    inner = op.Add(op.Mul(square, 3 * scale * cubic), scale)
+    slope = op.Mul(op.Mul(x, inner), op.Sub(1.0, op.Mul(tanh, tanh)))
+    return op.Mul(ct, op.Mul(op.Add(op.Add(tanh, 1.0), slope), 0.5))  # type: ignore[no-any-return]
+
+
+@composite("MishGradient", ["x", "ct"])
+def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
+    """Mish: ct * (t + x (1 - t²) sigmoid(x)), with t = tanh(softplus(x))."""
+    tanh = op.Tanh(op.Softplus(x))
+    slope = op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1.0, op.Mul(tanh, tanh)))
+    return op.Mul(ct, op.Add(tanh, slope))  # type: ignore[no-any-return]

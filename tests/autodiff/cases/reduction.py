@@ -1,6 +1,7 @@
 """Reductions."""
 
 import torch
+
 from autodiff.case import Case, F
 
 CASES = [

@@ -2,11 +2,115 @@
 
 from __future__ import annotations
 
-from ...functions import softmax_gradient
-from .._registry import defvjp
+import onnx_ir as ir
 
-# relu'(0) = 0, as in torch.
-defvjp("Relu", X=lambda op, n, ct: op.Where(op.Greater(n.out.Y, 0.0), ct, 0.0))
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import (
+    gelu_gradient,
+    gelu_tanh_gradient,
+    log_softmax_gradient,
+    mish_gradient,
+    softmax_gradient,
+)
+
+
+def _positive(op: Emitter, x: ir.Value | None) -> ir.Value:
+    return op.Greater(x, 0.0)  # type: ignore[no-any-return]
+
+
+# At the kinks as torch does: relu'(0) = 0, and LeakyRelu, PRelu, Elu, Selu and Celu take the left slope at 0.
+defvjp("Relu", X=lambda op, n, ct: op.Where(_positive(op, n.out.Y), ct, 0.0))
+defvjp("LeakyRelu", X=lambda op, n, ct: op.Where(_positive(op, n.X), ct, op.Mul(ct, n.attr("alpha"))))
+defvjp(
+    "PRelu",
+    broadcasts=True,
+    X=lambda op, n, ct: op.Where(_positive(op, n.X), ct, op.Mul(ct, n.slope)),
+    slope=lambda op, n, ct: op.Where(_positive(op, n.X), 0.0, op.Mul(ct, n.X)),
+)
+
+
+@vjp("Elu", wrt=("X",))
+def elu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Alpha * exp(x) = y + alpha for x <= 0."""
+    return op.Where(_positive(op, n.X), ct, op.Mul(ct, op.Add(n.out.Y, n.attr("alpha"))))  # type: ignore[no-any-return]
+
+
+@vjp("Selu", wrt=("X",))
+def selu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Gamma for x > 0, gamma * alpha * exp(x) = y + gamma * alpha for x <= 0."""
+    gamma = n.attr("gamma")
+    left = op.Add(n.out.Y, gamma * n.attr("alpha"))
+    return op.Mul(ct, op.Where(_positive(op, n.X), gamma, left))  # type: ignore[no-any-return]
+
+
+@vjp("Celu", wrt=("X",))
+def celu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """exp(x / alpha) = y / alpha + 1 for x <= 0."""
+    left = op.Add(op.Div(n.out.Y, n.attr("alpha")), 1.0)
+    return op.Where(_positive(op, n.X), ct, op.Mul(ct, left))  # type: ignore[no-any-return]
+
+
 defvjp("Sigmoid", X=lambda op, n, ct: op.Mul(ct, op.Mul(n.out.Y, op.Sub(1.0, n.out.Y))))
 defvjp("Tanh", input=lambda op, n, ct: op.Mul(ct, op.Sub(1.0, op.Mul(n.out.output, n.out.output))))
+defvjp("Softplus", X=lambda op, n, ct: op.Mul(ct, op.Sigmoid(n.X)))
+
+
+@vjp("Softsign", wrt=("input",))
+def softsign(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """1 / (1 + |x|)²."""
+    root = op.Add(op.Abs(n.input), 1.0)
+    return op.Div(ct, op.Mul(root, root))  # type: ignore[no-any-return]
+
+
+@vjp("HardSigmoid", wrt=("X",))
+def hard_sigmoid(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Alpha strictly between the kinks, 0 on and beyond them, as in torch."""
+    inside = op.And(_positive(op, n.out.Y), op.Less(n.out.Y, 1.0))
+    return op.Where(inside, op.Mul(ct, n.attr("alpha")), 0.0)  # type: ignore[no-any-return]
+
+
+@vjp("HardSwish", wrt=("X",))
+def hard_swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """X / 3 + 1/2 for -3 < x < 3; 0 up to -3 and 1 from 3 on, as in torch."""
+    middle = op.Mul(ct, op.Add(op.Div(n.X, 3.0), 0.5))
+    left = op.Where(op.Greater(n.X, -3.0), middle, 0.0)
+    return op.Where(op.Less(n.X, 3.0), left, ct)  # type: ignore[no-any-return]
+
+
+# On the threshold the function is zero, and so is its gradient, as in torch.
+defvjp("ThresholdedRelu", X=lambda op, n, ct: op.Where(op.Greater(n.X, n.attr("alpha")), ct, 0.0))
+
+
+@vjp("Shrink", wrt=("input",))
+def shrink(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """1 outside [-lambd, lambd], 0 inside and on the bounds, as in torch."""
+    outside = op.Or(op.Less(n.input, -n.attr("lambd")), op.Greater(n.input, n.attr("lambd")))
+    return op.Where(outside, ct, 0.0)  # type: ignore[no-any-return]
+
+
+@vjp("Gelu", wrt=("X",))
+def gelu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """As one composite per approximation."""
+    gradient = gelu_tanh_gradient if n.attr("approximate") == "tanh" else gelu_gradient
+    return op.call(gradient, n.X, ct)  # type: ignore[no-any-return]
+
+
+defvjp("Mish", X=lambda op, n, ct: op.call(mish_gradient, n.X, ct))
+
+
+@vjp("Swish", wrt=("X",))
+def swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x s with s = sigmoid(alpha x): ct * (s + alpha y (1 - s))."""
+    alpha = n.attr("alpha")
+    sigmoid = op.Sigmoid(n.X if alpha == 1 else op.Mul(n.X, alpha))
+    slope = op.Mul(n.out.Y, op.Sub(1.0, sigmoid))
+    return op.Mul(ct, op.Add(sigmoid, slope if alpha == 1 else op.Mul(slope, alpha)))  # type: ignore[no-any-return]
+
+
 defvjp("Softmax", input=lambda op, n, ct: op.call(softmax_gradient, n.out.output, ct, axis=n.attr("axis")))
+defvjp(
+    "LogSoftmax", input=lambda op, n, ct: op.call(log_softmax_gradient, n.out.output, ct, axis=n.attr("axis"))
+)
+nondifferentiable("Hardmax", reason="piecewise constant: its derivative is zero almost everywhere")

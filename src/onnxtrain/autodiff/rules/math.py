@@ -1,12 +1,15 @@
-"""Elementwise arithmetic and analytic functions."""
+"""Elementwise arithmetic and analytic functions, casts, and the elementwise ops without a gradient."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx_ir as ir
 
-from ...emitter import Emitter
-from .._node import NodeView
-from .._registry import defvjp, nondifferentiable, vjp
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
+from onnxtrain.emitter import Emitter
 
 defvjp("Add", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: ct)
 defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Neg(ct))
@@ -17,6 +20,14 @@ defvjp(
     A=lambda op, n, ct: op.Div(ct, n.B),
     B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Div(n.out.C, n.B))),
 )
+# fmod: C = A - k * B with the integer k = trunc(A / B). Rounding (A - C) / B finds k even where A / B is
+# rounded up to an integer. With fmod=0, Mod takes integers only.
+defvjp(
+    "Mod",
+    broadcasts=True,
+    A=lambda op, n, ct: ct,
+    B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Round(op.Div(op.Sub(n.A, n.out.C), n.B)))),
+)
 defvjp("Neg", X=lambda op, n, ct: op.Neg(ct))
 # |x|'(0) = 0, as in torch: Sign(0) = 0.
 defvjp("Abs", X=lambda op, n, ct: op.Mul(ct, op.Sign(n.X)))
@@ -24,13 +35,176 @@ defvjp("Sqrt", X=lambda op, n, ct: op.Div(op.Mul(ct, 0.5), n.out.Y))
 defvjp("Reciprocal", X=lambda op, n, ct: op.Neg(op.Mul(ct, op.Mul(n.out.Y, n.out.Y))))
 defvjp("Exp", input=lambda op, n, ct: op.Mul(ct, n.out.output))
 defvjp("Log", input=lambda op, n, ct: op.Div(ct, n.input))
+defvjp(
+    "Erf",
+    input=lambda op, n, ct: op.Mul(
+        ct, op.Mul(op.Exp(op.Neg(op.Mul(n.input, n.input))), 2 / math.sqrt(math.pi))
+    ),
+)
 defvjp("Sin", input=lambda op, n, ct: op.Mul(ct, op.Cos(n.input)))
 defvjp("Cos", input=lambda op, n, ct: op.Neg(op.Mul(ct, op.Sin(n.input))))
+defvjp("Tan", input=lambda op, n, ct: op.Mul(ct, op.Add(1.0, op.Mul(n.out.output, n.out.output))))
+defvjp("Sinh", input=lambda op, n, ct: op.Mul(ct, op.Cosh(n.input)))
+defvjp("Cosh", input=lambda op, n, ct: op.Mul(ct, op.Sinh(n.input)))
 
-nondifferentiable("Sign", "Floor", "Ceil", "Round", reason="piecewise constant: its derivative is zero almost everywhere")
+
+def _plus_square(op: Emitter, constant: float, x: ir.Value) -> ir.Value:
+    return op.Add(constant, op.Mul(x, x))  # type: ignore[no-any-return]
+
+
+def _minus_square(op: Emitter, x: ir.Value) -> ir.Value:
+    """1 - x², without cancellation near |x| = 1."""
+    return op.Mul(op.Sub(1.0, x), op.Add(1.0, x))  # type: ignore[no-any-return]
+
+
+defvjp("Asin", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_minus_square(op, n.input))))
+defvjp("Acos", input=lambda op, n, ct: op.Neg(op.Div(ct, op.Sqrt(_minus_square(op, n.input)))))
+defvjp("Atan", input=lambda op, n, ct: op.Div(ct, _plus_square(op, 1.0, n.input)))
+defvjp("Asinh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_plus_square(op, 1.0, n.input))))
+defvjp("Acosh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(op.Neg(_minus_square(op, n.input)))))
+defvjp("Atanh", input=lambda op, n, ct: op.Div(ct, _minus_square(op, n.input)))
+
+defvjp(
+    "Where",
+    broadcasts=True,
+    X=lambda op, n, ct: op.Where(n.condition, ct, 0.0),
+    Y=lambda op, n, ct: op.Where(n.condition, 0.0, ct),
+)
+
+
+@vjp("Pow", wrt=("X", "Y"), broadcasts=True)
+def pow_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Z = X^Y:  ct_X = ct * Y * X^(Y-1),  ct_Y = ct * Z * log X.
+
+    As in torch, ct_X is 0 where Y = 0 and ct_Y is 0 where X = 0 <= Y, also where the formula says 0 * inf.
+    """
+    base = _power_base(op, n, ct) if n.needs("X") else None
+    exponent = None
+    if n.needs("Y"):
+        flat = op.And(op.Equal(n.X, 0.0), op.GreaterOrEqual(n.Y, 0.0))
+        exponent = op.Mul(ct, op.Where(flat, 0.0, op.Mul(n.out.Z, op.Log(n.X))))
+        if n.Y.dtype != ct.dtype:
+            exponent = op.Cast(exponent, to=n.Y.dtype)
+    return base, exponent
+
+
+def _power_base(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
+    known = n.constant(n.Y)
+    if known is not None and known.size == 1:
+        return _power_base_constant(op, n, ct, float(known.reshape(())))
+    y = op.Cast(n.Y, to=ct.dtype) if n.Y.dtype != ct.dtype else n.Y
+    slope = op.Mul(y, op.Pow(n.X, op.Sub(y, 1.0)))
+    if known is None or not np.all(known):
+        slope = op.Where(op.Equal(y, 0.0), 0.0, slope)
+    return op.Mul(ct, slope)  # type: ignore[no-any-return]
+
+
+def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float) -> ir.Value | None:
+    """The usual constant exponents without a Pow, which costs far more than a product."""
+    if exponent == 0:
+        return None
+    if exponent == 1:
+        return ct
+    if exponent == 2:
+        return op.Mul(op.Mul(ct, 2.0), n.X)  # type: ignore[no-any-return]
+    if exponent == 3:
+        return op.Mul(op.Mul(ct, 3.0), op.Mul(n.X, n.X))  # type: ignore[no-any-return]
+    if exponent == 0.5:
+        return op.Div(op.Mul(ct, 0.5), n.out.Z)  # type: ignore[no-any-return]
+    return op.Mul(op.Mul(ct, exponent), op.Pow(n.X, exponent - 1))  # type: ignore[no-any-return]
+
+
+@vjp("Clip", wrt=("input", "min", "max"))
+def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
+
+    The bounds are scalars: each gets the sum over the elements that it replaced.
+    """
+    inside = [op.GreaterOrEqual(n.input, n.min)] if n.min is not None else []
+    inside += [op.LessOrEqual(n.input, n.max)] if n.max is not None else []
+    result: dict[str, ir.Value | None] = {}
+    if n.needs("input"):
+        result["input"] = (
+            op.Where(op.And(*inside) if len(inside) == 2 else inside[0], ct, 0.0) if inside else ct
+        )
+    for name, bound in (("min", n.min), ("max", n.max)):
+        if not n.needs(name) or bound is None:
+            continue
+        if name == "max":
+            replaced = op.Greater(n.input, bound)
+            replaced = op.Or(replaced, op.Greater(n.min, bound)) if n.min is not None else replaced
+        else:
+            replaced = op.Less(n.input, bound)
+            replaced = op.And(replaced, op.Less(bound, n.max)) if n.max is not None else replaced
+        result[name] = op.reshape_like(op.ReduceSum(op.Where(replaced, ct, 0.0), keepdims=0), bound)
+    return result
 
 
 @vjp("Sum", wrt=("data_0",), broadcasts=True)
-def sum_(op: Emitter, n: NodeView, ct: ir.Value) -> list[ir.Value]:
+def sum_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Sum of all arguments: each gets the cotangent."""
     return [ct] * len(n.inputs)
+
+
+@vjp("Mean", wrt=("data_0",), broadcasts=True)
+def mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Mean of all arguments: each gets its share of the cotangent."""
+    return [op.Div(ct, float(len(n.inputs)))] * len(n.inputs)
+
+
+def _extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Arguments that reach the extremum share the cotangent evenly, as in torch.maximum and torch.amax."""
+    if len(n.inputs) == 1:
+        return [ct]
+    reached = [op.Equal(x, n.outputs[0]) for x in n.inputs]
+    share = op.Div(ct, op.Sum(*(op.Cast(hit, to=ct.dtype) for hit in reached)))
+    return [
+        op.Where(hit, share, 0.0) if n.needs(x) else None for x, hit in zip(n.inputs, reached, strict=True)
+    ]
+
+
+vjp("Max", wrt=("data_0",), broadcasts=True)(_extremum)
+vjp("Min", wrt=("data_0",), broadcasts=True)(_extremum)
+
+
+@vjp("Det", wrt=("X",))
+def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The gradient is the matrix of cofactors, (-1)^(i+j) det(X without row i and column j).
+
+    Exact for singular matrices too, where det(X) X^-T is not defined. X: float [..., n, n] with static n.
+    """
+    (size,) = n.static(n.X, [-1])
+    scale = op.Unsqueeze(ct, [-2, -1])
+    if size == 1:
+        return scale  # type: ignore[no-any-return]
+    others = np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
+    minors = op.Gather(op.Gather(n.X, others, axis=n.rank(n.X) - 2), others, axis=n.rank(n.X))
+    batch = n.rank(n.X) - 2  # minors: [..., row i, rows but i, column j, columns but j]
+    minors = op.Transpose(minors, perm=[*range(batch), batch, batch + 2, batch + 1, batch + 3])
+    sign = op.const([[(-1.0) ** (i + j) for j in range(size)] for i in range(size)], like=ct)
+    return op.Mul(scale, op.Mul(op.Det(minors), sign))  # type: ignore[no-any-return]
+
+
+def _cast_back(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    if n.input.dtype is None:
+        return op.CastLike(ct, n.input)  # type: ignore[no-any-return]
+    return ct if ct.dtype == n.input.dtype else op.Cast(ct, to=n.input.dtype)
+
+
+defvjp("Identity", input=lambda op, n, ct: ct)
+# Between floating-point types only: integers and booleans carry no cotangent.
+defvjp("Cast", input=_cast_back)
+defvjp("CastLike", input=_cast_back, target_type=lambda op, n, ct: None)
+
+nondifferentiable(
+    "Sign", "Floor", "Ceil", "Round", reason="piecewise constant: its derivative is zero almost everywhere"
+)
+nondifferentiable(
+    *("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "IsInf", "IsNaN"),
+    *("And", "Or", "Xor", "Not"),
+    reason="its result is boolean",
+)
+nondifferentiable(
+    *("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), reason="defined on integers only"
+)
+nondifferentiable("BitCast", reason="reinterprets bits: not a function of the real number")

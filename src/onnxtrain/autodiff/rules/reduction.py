@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ...emitter import Emitter
-from .._node import NodeView
-from .._registry import defvjp
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import defvjp
+from onnxtrain.emitter import Emitter
 
 __all__ = ["expand_reduced"]
 

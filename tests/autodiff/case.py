@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -26,7 +26,13 @@ class F:
     def __init__(
         self, *shape: int, low: float = -2.0, high: float = 2.0, wrt: bool = True, distinct: bool = False
     ) -> None:
-        for name, value in (("shape", shape), ("low", low), ("high", high), ("wrt", wrt), ("distinct", distinct)):
+        for name, value in (
+            ("shape", shape),
+            ("low", low),
+            ("high", high),
+            ("wrt", wrt),
+            ("distinct", distinct),
+        ):
             object.__setattr__(self, name, value)
 
     def sample(self, rng: np.random.Generator) -> np.ndarray:
@@ -62,6 +68,8 @@ class Case:
         symbolic: input index -> axes that become symbolic in the symbolic-shape variant; default: all axes of all
             floating-point inputs.
         finite_difference: False where the reference evaluator cannot compute the op in float64 (say why beside it).
+        evaluator: what computes in float64: onnx's reference evaluator, or, where that is wrong about the op (say how
+            beside it), ONNX Runtime.
     """
 
     op: str
@@ -73,6 +81,7 @@ class Case:
     name: str = ""
     symbolic: Mapping[int, tuple[int, ...]] | None = None
     finite_difference: bool = True
+    evaluator: Literal["reference", "onnxruntime"] = "reference"
 
     @property
     def id(self) -> str:

@@ -34,7 +34,7 @@ class Outputs:
         self._node = node
         self._signature = signature
 
-    def __getattr__(self, name: str) -> ir.Value | None:
+    def __getattr__(self, name: str) -> Any:
         if name not in self._signature.outputs:
             raise RuleDefinitionError(f"{self._node.op_type} has no output {name!r}: {self._signature.outputs}")
         index = self._signature.outputs.index(name)
@@ -58,7 +58,7 @@ class NodeView:
         self.opset = opset
         self.out = Outputs(node, signature)
 
-    def __getattr__(self, name: str) -> ir.Value | None:
+    def __getattr__(self, name: str) -> Any:
         signature: Signature = self.__dict__["_signature"]
         if name not in signature.inputs:
             raise RuleDefinitionError(f"{self._node.op_type} has no input {name!r}: {signature.inputs}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -71,6 +71,8 @@ class Case:
         symbolic: input index -> axes that become symbolic in the symbolic-shape variant; default: all axes of all
             floating-point inputs.
         finite_difference: False where the reference evaluator cannot compute the op in float64 (say why beside it).
+        evaluator: what computes in float64: onnx's reference evaluator, or, where that is wrong about the op (say how
+            beside it), ONNX Runtime.
     """
 
     op: str
@@ -82,6 +84,7 @@ class Case:
     name: str = ""
     symbolic: Mapping[int, tuple[int, ...]] | None = None
     finite_difference: bool = True
+    evaluator: Literal["reference", "onnxruntime"] = "reference"
 
     @property
     def id(self) -> str:

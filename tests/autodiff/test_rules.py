@@ -20,7 +20,9 @@ from onnxtrain.autodiff import differentiate
 
 
 def _all_cases() -> list[Case]:
-    modules = [importlib.import_module(f"autodiff.cases.{m.name}") for m in pkgutil.iter_modules(cases.__path__)]
+    modules = [
+        importlib.import_module(f"autodiff.cases.{m.name}") for m in pkgutil.iter_modules(cases.__path__)
+    ]
     return [case for module in modules for case in module.CASES]
 
 
@@ -37,14 +39,18 @@ def _gradient_model(case_id: str, dtype: type, symbolic: bool) -> onnx.ModelProt
 
 def _torch_outputs_and_gradients(case: Case) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """Output values, weights and gradients of the weighted sum, all float64."""
-    tensors = [None if a is None else torch.from_numpy(np.array(a)) for a in case.arrays(np.dtype(np.float64))]
+    tensors = [
+        None if a is None else torch.from_numpy(np.array(a)) for a in case.arrays(np.dtype(np.float64))
+    ]
     for index in case.wrt:
         tensors[index].requires_grad_()
     result = case.twin(*tensors)
     outputs = result if isinstance(result, tuple) else (result,)
     assert len(outputs) == case.outputs
     rng = np.random.default_rng(0)
-    weights = [rng.uniform(0.5, 1.5, tuple(out.shape)) * rng.choice([-1, 1], tuple(out.shape)) for out in outputs]
+    weights = [
+        rng.uniform(0.5, 1.5, tuple(out.shape)) * rng.choice([-1, 1], tuple(out.shape)) for out in outputs
+    ]
     loss = sum((out * torch.from_numpy(np.asarray(w))).sum() for out, w in zip(outputs, weights, strict=True))
     gradients = torch.autograd.grad(loss, [tensors[i] for i in case.wrt])
     return [o.detach().numpy() for o in outputs], weights, [g.numpy() for g in gradients]
@@ -55,6 +61,18 @@ def _feeds(case: Case, dtype: type, weights: list[np.ndarray]) -> dict[str, np.n
     return feeds | {f"w{i}": np.asarray(w, dtype) for i, w in enumerate(weights)}
 
 
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _evaluator(case: Case, model: onnx.ModelProto) -> ReferenceEvaluator | ort.InferenceSession:
+    """What runs a float64 model of this case; both kinds have the same `run`."""
+    return ReferenceEvaluator(model) if case.evaluator == "reference" else _session(model)
+
+
 @each_case
 def test_vjp_matches_torch_in_float64(case: Case) -> None:
     outputs, weights, expected = _torch_outputs_and_gradients(case)
@@ -62,10 +80,10 @@ def test_vjp_matches_torch_in_float64(case: Case) -> None:
     names = [f"y{i}" for i in range(case.outputs)]
     primal = case.model(np.dtype(np.float64))
     primal.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    for got, want in zip(ReferenceEvaluator(primal).run(names, feeds), outputs, strict=True):
+    for got, want in zip(_evaluator(case, primal).run(names, feeds), outputs, strict=True):
         assert norm_relative_error(got, want) <= 1e-6, "the torch twin computes something else"
     model = _gradient_model(case.id, np.float64, False)
-    got = ReferenceEvaluator(model).run([f"x{i}_grad" for i in case.wrt], feeds)
+    got = _evaluator(case, model).run([f"x{i}_grad" for i in case.wrt], feeds)
     for value, want in zip(got, expected, strict=True):
         assert value.shape == want.shape
         assert value.dtype == np.float64
@@ -78,8 +96,8 @@ def test_vjp_matches_finite_differences(case: Case) -> None:
         return
     _, weights, _ = _torch_outputs_and_gradients(case)
     feeds = _feeds(case, np.float64, weights)
-    primal = ReferenceEvaluator(case.model(np.dtype(np.float64)))
-    gradients = ReferenceEvaluator(_gradient_model(case.id, np.float64, False)).run(
+    primal = _evaluator(case, case.model(np.dtype(np.float64)))
+    gradients = _evaluator(case, _gradient_model(case.id, np.float64, False)).run(
         [f"x{i}_grad" for i in case.wrt], feeds
     )
     rng = np.random.default_rng(1)
@@ -102,11 +120,7 @@ def test_vjp_on_onnxruntime(case: Case, symbolic: bool) -> None:
     _, weights, expected = _torch_outputs_and_gradients(case)
     model = _gradient_model(case.id, np.float32, symbolic)
     onnx.checker.check_model(model, full_check=True)
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = 1
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    got = session.run([f"x{i}_grad" for i in case.wrt], _feeds(case, np.float32, weights))
+    got = _session(model).run([f"x{i}_grad" for i in case.wrt], _feeds(case, np.float32, weights))
     for value, want in zip(got, expected, strict=True):
         assert value.shape == want.shape
         assert norm_relative_error(value, want) <= NORM_RELATIVE[np.dtype(np.float32)]

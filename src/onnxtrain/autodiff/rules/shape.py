@@ -1,0 +1,208 @@
+"""Ops that move, repeat or drop elements without changing them."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
+from onnxtrain.autodiff.rules._scatter import positions, scatter_to
+from onnxtrain.emitter import Emitter, static_dims
+
+defvjp("Reshape", data=lambda op, n, ct: op.reshape_like(ct, n.data))
+defvjp("Flatten", input=lambda op, n, ct: op.reshape_like(ct, n.input))
+defvjp("Unsqueeze", data=lambda op, n, ct: op.Squeeze(ct, n.axes))
+defvjp("Squeeze", data=lambda op, n, ct: op.Unsqueeze(ct, n.axes) if n.axes else op.reshape_like(ct, n.data))
+defvjp("Expand", broadcasts=True, input=lambda op, n, ct: ct)
+defvjp("Trilu", input=lambda op, n, ct: op.Trilu(ct, n.k, upper=n.attr("upper")))
+# Reversing the first sequence_lens[b] entries again puts them back.
+defvjp(
+    "ReverseSequence",
+    input=lambda op, n, ct: op.ReverseSequence(
+        ct, n.sequence_lens, batch_axis=n.attr("batch_axis"), time_axis=n.attr("time_axis")
+    ),
+)
+
+nondifferentiable("Shape", "Size", reason="its result depends on the shape only")
+nondifferentiable("ConstantOfShape", "EyeLike", reason="its result depends on the shape of its input only")
+nondifferentiable("NonZero", reason="its result is made of indices")
+nondifferentiable("Constant", reason="has no inputs")
+
+_INT64_MIN = int(np.iinfo(np.int64).min)
+_INT64_MAX = int(np.iinfo(np.int64).max)
+
+
+@vjp("Transpose", wrt=("data",))
+def transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The inverse permutation; the default one, which reverses all axes, is its own inverse."""
+    perm = n.attr("perm")
+    inverse = None if perm is None else [int(axis) for axis in np.argsort(perm)]
+    return op.Transpose(ct, perm=inverse)  # type: ignore[no-any-return]
+
+
+@vjp("Concat", wrt=("inputs",))
+def concat(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The cotangent, split as the inputs were long."""
+    inputs = [value for value in n.inputs if value is not None]
+    if len(inputs) == 1:
+        return [ct]
+    axis = int(n.attr("axis"))
+    return list(op.Split(ct, _sizes(op, inputs, axis), axis=axis, _outputs=len(inputs)))
+
+
+def _sizes(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
+    """The sizes of the values along an axis, int64 [len(values)]; a constant when all are static."""
+    static = [dims[axis] if (dims := static_dims(value)) is not None else None for value in values]
+    if None not in static:
+        return op.const(np.array(static, dtype=np.int64))
+    return op.Concat(*[op.dim(value, axis) for value in values], axis=0)  # type: ignore[no-any-return]
+
+
+@vjp("Split", wrt=("input",))
+def split(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
+    """The cotangents of the parts joined; zeros for parts that nothing reads."""
+    parts = [op.zeros_like(output) if ct is None else ct for output, ct in zip(n.outputs, cts, strict=True)]
+    return op.Concat(*parts, axis=n.attr("axis"))  # type: ignore[no-any-return]
+
+
+@vjp("Range", wrt=("start", "limit", "delta"))
+def range_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """output[i] = start + i * delta; the limit only decides how many there are."""
+    count = op.Cast(op.Range(0, op.Size(n.out.output), 1), to=ct.dtype) if n.needs("delta") else None
+    return {
+        "start": op.ReduceSum(ct, keepdims=0) if n.needs("start") else None,
+        "delta": op.ReduceSum(op.Mul(ct, count), keepdims=0) if n.needs("delta") else None,
+    }
+
+
+@vjp("Tile", wrt=("input",))
+def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Axis i of the output is [repeats[i], size[i]] flattened: sum over the repeats."""
+    rank = n.rank(n.input)
+    if rank == 0:
+        return ct
+    repeats, dims = n.constant(n.repeats), static_dims(n.input)
+    if repeats is not None and dims is not None and None not in dims:
+        shape = op.const(np.stack([repeats, np.array(dims, dtype=np.int64)], axis=1).ravel())
+    else:
+        pairs = [op.Unsqueeze(v, [1]) for v in (n.repeats, op.shape_of(n.input))]
+        shape = op.Reshape(op.Concat(*pairs, axis=1), [-1])
+    split = op.Reshape(ct, shape, allowzero=1)
+    return op.ReduceSum(split, list(range(0, 2 * rank, 2)), keepdims=0)  # type: ignore[no-any-return]
+
+
+@vjp("Slice", wrt=("data",))
+def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Zeros of the shape of the data, with the cotangent at the places that were read.
+
+    With known axes and steps: reverse what was read backwards, put |step| - 1 zeros between neighbours, and pad
+    up to the size of the data. Otherwise the places are found by slicing the positions themselves.
+    """
+    data, output = n.data, n.out.output
+    axes, steps = _axes_and_steps(n)
+    if axes is None or steps is None or data.shape is None or output.shape is None:
+        where = op.Slice(positions(op, data), n.starts, n.ends, n.axes, n.steps)
+        return scatter_to(op, ct, where, data)
+    backward = [axis for axis, step in zip(axes, steps, strict=True) if step < 0]
+    if backward:
+        count = len(backward)
+        ct = op.Slice(ct, [-1] * count, [_INT64_MIN] * count, backward, [-1] * count)
+    strides = {axis: abs(step) for axis, step in zip(axes, steps, strict=True) if abs(step) > 1}
+    if strides:
+        ct = _spread(op, ct, output, strides)
+    return op.Pad(ct, _slice_pads(op, n, axes, steps), None, axes)  # type: ignore[no-any-return]
+
+
+def _axes_and_steps(n: NodeView) -> tuple[list[int] | None, list[int] | None]:
+    """The sliced axes, non-negative, and their steps; None for what only the run time knows."""
+    axes: list[int] | None = None
+    if n.axes is not None:
+        known = n.constant(n.axes)
+        axes = None if known is None else [n.axis(n.data, int(axis)) for axis in known]
+    elif n.starts.shape is not None and isinstance(n.starts.shape[0], int):
+        axes = list(range(n.starts.shape[0]))
+    if n.steps is None:
+        return axes, None if axes is None else [1] * len(axes)
+    known = n.constant(n.steps)
+    return axes, None if known is None else [int(step) for step in known]
+
+
+def _spread(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]) -> ir.Value:
+    """Puts stride - 1 zeros between neighbours along some axes of `ct`, which has the shape of `output`."""
+    axes = sorted(strides)
+    inner = [axis + 1 + i for i, axis in enumerate(axes)]
+    zeros = [strides[axis] - 1 for axis in axes]
+    assert output.shape is not None
+    factors = [strides.get(axis, 1) for axis in range(output.shape.rank())]
+    padded = op.Pad(op.Unsqueeze(ct, inner), [0] * len(axes) + zeros, None, inner)
+    merged = op.Reshape(padded, op.Mul(op.shape_of(output), factors), allowzero=1)
+    # The zeros after the last element may reach beyond the data.
+    return op.Slice(merged, [0] * len(axes), [-count for count in zeros], axes)  # type: ignore[no-any-return]
+
+
+def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> ir.Value:
+    """How many zeros of the data lie before and after what was read, int64 [2 * len(axes)].
+
+    The first element read is at start, counted from the end when negative, and clamped to [0, size] (to
+    [0, size - 1] for a negative step). `count` elements span (count - 1) * |step| + 1 places, none when count is zero.
+    """
+    data, output, starts = n.data, n.out.output, n.constant(n.starts)
+    dims, counts = ([(static_dims(value) or ())[axis] for axis in axes] for value in (data, output))
+    step = np.array(steps, dtype=np.int64)
+    back = (step < 0).astype(np.int64)
+    if starts is not None and None not in dims and None not in counts:
+        size, count = np.array(dims, dtype=np.int64), np.array(counts, dtype=np.int64)
+        first = np.clip(np.where(starts < 0, starts + size, starts), 0, size - back)
+        lowest = np.minimum(first + (count - 1) * np.minimum(step, 0), size)
+        return op.const(np.concatenate([lowest, size - lowest - np.maximum((count - 1) * abs(step) + 1, 0)]))
+    size, count = (op.Gather(op.shape_of(value), axes) for value in (data, output))
+    start = op.Cast(n.starts, to=ir.DataType.INT64)
+    start = op.Where(op.Less(start, op.const(0)), op.Add(start, size), start)
+    first = op.Max(op.Min(start, op.Sub(size, back)), op.const(0))
+    gaps = op.Sub(count, op.const(1))
+    lowest = op.Min(op.Add(first, op.Mul(gaps, np.minimum(step, 0))), size)
+    span = op.Max(op.Add(op.Mul(gaps, abs(step)), op.const(1)), op.const(0))
+    return op.Concat(lowest, op.Sub(op.Sub(size, lowest), span), axis=0)  # type: ignore[no-any-return]
+
+
+@vjp("Pad", wrt=("data", "constant_value"))
+def pad(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """What was padded is cut off, what was cut off (negative pads) gets zeros.
+
+    Reflected, repeated and wrapped elements add their cotangents to that of the element they copy.
+    """
+    data = n.data
+    mode = n.attr("mode")
+    if mode != "constant":
+        where = op.Pad(positions(op, data), n.pads, None, n.axes, mode=mode)
+        return {"data": scatter_to(op, ct, where, data)}
+    return {
+        "data": _unpad(op, n, ct) if n.needs("data") else None,
+        "constant_value": _padding_total(op, n, ct) if n.needs("constant_value") else None,
+    }
+
+
+def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Removes the padding from `ct`; negative padding becomes zeros."""
+    pads = n.constant(n.pads)
+    axes = op.const(np.arange(n.rank(n.data))) if n.axes is None else op.Cast(n.axes, to=ir.DataType.INT64)
+    if pads is not None:
+        begin, end = np.split(pads.astype(np.int64), 2)
+        if (pads > 0).any():
+            ends = np.where(end > 0, -end, _INT64_MAX)
+            ct = op.Slice(ct, np.maximum(begin, 0), ends, axes)
+        return op.Pad(ct, np.maximum(-pads, 0), None, axes) if (pads < 0).any() else ct
+    begin, end = op.Split(n.pads, axis=0, num_outputs=2, _outputs=2)
+    zero = op.const(0)
+    size = op.Gather(op.Shape(ct), axes)
+    ct = op.Slice(ct, op.Max(begin, zero), op.Sub(size, op.Max(end, zero)), axes)
+    return op.Pad(ct, op.Max(op.Neg(n.pads), zero), None, axes)  # type: ignore[no-any-return]
+
+
+def _padding_total(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """The sum of `ct` over the padding."""
+    inside = op.Pad(op.ones_like(n.data), n.pads, None, n.axes)
+    return op.reshape_like(
+        op.ReduceSum(op.Where(op.Greater(inside, 0.0), 0.0, ct), keepdims=0), n.constant_value
+    )

@@ -8,10 +8,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper, numpy_helper
-from passes._models import Array, build, info, mlp, normal, reference, run
 
 from onnxtrain.errors import ModelError, UnsupportedOpsetError
 from onnxtrain.passes import canonicalize, is_constant, load_model, to_proto
+from passes._models import Array, build, info, mlp, normal, reference, run
 
 LIGHT = sorted(glob.glob(os.path.join(os.path.dirname(onnx.__file__), "backend/test/data/light/*.onnx")))
 I64 = onnx.TensorProto.INT64

@@ -8,10 +8,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper
-from passes._models import build, info, mlp, normal, run
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes import CleanupPass, canonicalize, load_model, to_proto
+from passes._models import build, info, mlp, normal, run
 
 X = {"x": normal(5, 3)}
 

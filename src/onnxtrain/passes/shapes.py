@@ -9,8 +9,8 @@ from onnxtrain.passes.lean import lean_proto
 
 __all__ = ["infer_shapes"]
 
-# onnx's names for dimensions it knows nothing about. Each run counts from zero, so that the same name from two
-# runs would declare two unrelated dimensions equal.
+# onnx's names for dimensions it knows nothing about. Each run counts from zero, so one name from two runs would
+# declare two unrelated dimensions equal.
 _GENERATED = "unk__"
 
 
@@ -18,8 +18,8 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     """Annotate the values of `model` in place with the dtypes and shapes that onnx can infer, and return it.
 
     Shape computations are followed through Shape, Gather, Concat and the like, which onnx_ir's own pass
-    prevents: it hands initializers over as inputs, and then they are no constants. Unknown dimensions get names
-    `unk__<n>`. Ops that onnx does not know end the inference downstream of them; they are no error.
+    prevents: it hands initializers over as inputs, and then they are no constants. Unknown dimensions get
+    names `unk__<n>`. Ops that onnx does not know end the inference downstream of them; they are no error.
     """
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):

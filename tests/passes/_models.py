@@ -43,7 +43,7 @@ def run(model: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array]:
     options.log_severity_level = 3
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    return session.run(None, dict(feed))
+    return session.run(None, {name: np.asarray(array) for name, array in feed.items()})
 
 
 def reference(model: onnx.ModelProto, feed: Mapping[str, Array]) -> list[Array]:

@@ -10,17 +10,17 @@ from pathlib import Path
 import onnx
 import pytest
 from onnx import helper
-from passes._models import build, info
 
 import onnxtrain
+from passes._models import build, info
 
 ELEMENTS = 550_000_000  # 2.2 GB of float32
 
 SCRIPT = """
-import resource, sys, tracemalloc
-from pathlib import Path
+import sys
 import onnx_ir as ir
-from onnxtrain.passes import canonicalize, inline_schema_functions, load_model, promote_initializers, save_model
+from onnxtrain.passes import canonicalize, inline_schema_functions, load_model
+from onnxtrain.passes import promote_initializers, save_model
 def peak():  # VmHWM, MB: unlike ru_maxrss it does not start from what the parent had
     return int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) // 1024
 before = peak()

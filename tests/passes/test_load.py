@@ -8,10 +8,10 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper
-from passes._models import build, info, mlp, normal, run
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes import CleanupPass, canonicalize, load_model, to_proto
+from passes._models import build, info, mlp, normal, run
 
 X = {"x": normal(5, 3)}
 
@@ -225,3 +225,26 @@ def test_sparse_initializers():
     proto.graph.sparse_initializer.add().values.name = "sparse"
     with pytest.raises(ModelLoadError, match="sparse initializers \\('sparse'\\) are not supported"):
         load_model(proto)
+
+
+def test_nodes_in_any_order():
+    proto = mlp()
+    expected = run(proto, X)[0]
+    nodes = list(proto.graph.node)
+    del proto.graph.node[:]
+    proto.graph.node.extend(reversed(nodes))
+    np.testing.assert_array_equal(run(to_proto(canonicalize(load_model(proto))), X)[0], expected)
+
+
+def test_undefined_value_in_an_ir_model():
+    absent = ir.Value(name="absent")
+    node = ir.node("Relu", [absent])
+    model = ir.Model(ir.Graph([], node.outputs, nodes=[node], opset_imports={"": 21}), ir_version=10)
+    with pytest.raises(ModelLoadError, match="uses a value that is not defined before it"):
+        load_model(model)
+
+
+def test_cyclic_graph():
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    with pytest.raises(ModelLoadError, match="cycle"):
+        load_model(build(nodes, [info("x", [1])], [info("b", [1])]))

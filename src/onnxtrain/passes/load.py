@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
 
@@ -44,7 +45,7 @@ def load_model(source: ModelSource) -> ir.Model:
     """
     if isinstance(source, ir.Model):
         origin = "the onnx_ir.Model given"
-        model = _detached(source.clone(deep_copy=True))
+        model = _detached(_clone(source, origin))
     elif isinstance(source, onnx.ModelProto):
         origin = "the ModelProto given"
         model = _detached(_from_proto(source, origin))
@@ -106,6 +107,16 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         ) from error
 
 
+def _clone(source: ir.Model, origin: str) -> ir.Model:
+    try:
+        return source.clone(deep_copy=True)
+    except RuntimeError as error:  # raised for values that nothing before their use defines
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: a node uses a value that is not defined before it. "
+            "Sort the graph (onnx_ir.passes.common.TopologicalSortPass) if none is missing."
+        ) from error
+
+
 def _detached(model: ir.Model) -> ir.Model:
     """Give `model` its own types and tensor headers (renaming a value renames its tensor); share the data."""
     for graph in model.graphs():
@@ -160,6 +171,22 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no nodes.")
     if not model.graph.outputs:
         raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no outputs.")
+    for graph in model.graphs():
+        known = {*graph.inputs, *graph.initializers.values()}
+        users = [*graph.outputs, *(value for node in graph for value in node.inputs if value is not None)]
+        for value in users:
+            if value.producer() is None and value.graph is None and value not in known:
+                raise ModelLoadError(
+                    f"Cannot load a model from {origin}: nothing defines '{value.name}', which its graph "
+                    "uses. The file may have been cut or edited; export it again."
+                )
+    # Runtimes accept nodes in any order, ONNX and its tools do not.
+    try:
+        common.TopologicalSortPass()(model)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: its graph has a cycle ({error})."
+        ) from error
 
 
 def _settle_external_data(value: ir.Value, origin: str) -> None:

@@ -7,6 +7,7 @@ from onnx import helper, version_converter
 
 from onnxtrain.errors import UnsupportedOpsetError
 from onnxtrain.passes.lean import lean_proto, restore
+from onnxtrain.passes.legacy import restore_legacy_semantics
 from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET
 
 __all__ = ["CANONICAL_OPSET", "convert_opset", "fit_ir_version"]
@@ -59,6 +60,7 @@ def _convert(model: ir.Model, opset: int) -> ir.Model:
     restore(converted, model)
     _check_interface(model, converted, opset)
     _restore_metadata(model, converted)
+    restore_legacy_semantics(converted, opset)
     return converted
 
 

@@ -1,0 +1,129 @@
+"""Models of both PyTorch exporters reach the canonical form and compute the same."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxtrain.passes import (
+    CleanupPass,
+    TrainingModePass,
+    canonicalize,
+    load_model,
+    running_statistics,
+    to_proto,
+)
+from passes._models import run
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+
+class Normed(nn.Module):
+    """Convolutions with each kind of normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3, padding=1)
+        self.bn = nn.BatchNorm2d(4)
+        self.gn = nn.GroupNorm(2, 4)
+        self.ln = nn.LayerNorm(6)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        x = torch.relu(self.bn(self.conv(x)))
+        x = nn.functional.interpolate(self.drop(self.ln(nn.functional.gelu(self.gn(x)))), scale_factor=2)
+        return nn.functional.log_softmax(x.flatten(1), dim=-1)
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3), nn.Softmax(-1))
+
+
+def encoder():
+    return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, activation="gelu")
+
+
+CASES = {
+    "mlp": (mlp, (2, 5)),
+    "normed": (Normed, (2, 2, 6, 6)),
+    "encoder": (encoder, (2, 4, 8)),
+}
+
+
+def export(module, shape, opset: int, dynamo: bool, training: bool = False) -> onnx.ModelProto:
+    module.train(training)
+    buffer = io.BytesIO()
+    options = (
+        {"dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+        if dynamo
+        else {"dynamic_axes": {"x": {0: "batch"}}}
+    )
+    if training and not dynamo:
+        options |= {"training": torch.onnx.TrainingMode.TRAINING, "do_constant_folding": False}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            module,
+            (torch.randn(shape),),
+            buffer,
+            opset_version=opset,
+            dynamo=dynamo,
+            input_names=["x"],
+            output_names=["y"],
+            **options,
+        )
+    return onnx.load_from_string(buffer.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("dynamo", "opset"),
+    [(False, 13), (False, 14), (False, 17), (False, 20), (True, 18), (True, 20), (True, 22), (True, 23)],
+)
+@pytest.mark.parametrize("name", CASES)
+def test_exported_module(name, dynamo, opset):
+    build_module, shape = CASES[name]
+    torch.manual_seed(0)
+    module = build_module()
+    if name == "encoder" and opset < 14:
+        pytest.skip("torch exports scaled_dot_product_attention from opset 14 on")
+    proto = export(module, shape, opset, dynamo)
+    model = canonicalize(load_model(proto))
+    CleanupPass()(model)
+    result = to_proto(model)
+    onnx.checker.check_model(result, full_check=True)
+    assert model.graph.opset_imports[""] == max(21, opset)
+    untyped = [
+        out.name
+        for node in model.graph
+        for out in node.outputs
+        if out.name and (out.dtype is None or out.shape is None)
+    ]
+    assert not untyped
+    parameters = {parameter for parameter, _ in module.named_parameters()}
+    assert parameters & {tensor.name for tensor in proto.graph.initializer} <= set(model.graph.initializers)
+    x = torch.randn(5, *shape[1:])  # another batch size than at export
+    got = run(result, {"x": x.numpy()})[0]
+    np.testing.assert_allclose(got, run(proto, {"x": x.numpy()})[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got, module.eval()(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norm_of_an_export_trains_as_in_torch():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
+    model = canonicalize(load_model(export(module, (2, 2, 6, 6), 17, dynamo=False, training=True)))
+    TrainingModePass(batch_norm="training")(model)
+    pairs = list(running_statistics(model))
+    model.graph.outputs.extend(after for _, after in pairs)
+    # Exporting in training mode runs the module once, which moves its statistics; the file has those from before.
+    for before, _ in pairs:
+        module.get_buffer(before.name).copy_(torch.from_numpy(before.const_value.numpy().copy()))
+    x = torch.randn(3, 2, 6, 6)
+    y, mean, _var = run(to_proto(model), {"x": x.numpy()})
+    np.testing.assert_allclose(y, module.train()(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(mean, module[1].running_mean.numpy(), rtol=1e-5, atol=1e-6)

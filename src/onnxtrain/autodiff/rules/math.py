@@ -169,7 +169,7 @@ vjp("Min", wrt=("data_0",), broadcasts=True)(_extremum)
 
 @vjp("Det", wrt=("X",))
 def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The gradient is the matrix of cofactors, (-1)^(i+j) det(X without row i and column j).
+    """The gradient is the matrix of cofactors: signed determinants of X without row i and column j.
 
     Exact for singular matrices too, where det(X) X^-T is not defined. X: float [..., n, n] with static n.
     """

@@ -1,24 +1,138 @@
-"""Reductions."""
+"""Reductions and cumulative sums."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff._registry import defvjp
-from onnxtrain.emitter import Emitter
+from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
+from onnxtrain.emitter import Emitter, static_dims
 
-__all__ = ["expand_reduced"]
+__all__ = ["expand_reduced", "keep_reduced"]
+
+
+def keep_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+    """Returns `value`, of the shape of the reduction's output, so that it broadcasts against its input.
+
+    Without axes a reduction leaves a scalar, or, with noop_with_empty_axes, all of its input: both broadcast.
+    """
+    if n.attr("keepdims") or n.axes is None:
+        return value
+    return op.Unsqueeze(value, n.axes)  # type: ignore[no-any-return]
 
 
 def expand_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Returns `value`, of the shape of the reduction's output, repeated along the reduced axes of its input."""
-    if not n.attr("keepdims"):
-        if n.axes is not None:
-            value = op.Unsqueeze(value, n.axes)
-        else:
-            value = op.Reshape(value, op.Expand(op.const([1]), op.Shape(op.shape_of(n.data))))
-    return op.Expand(value, op.shape_of(n.data))  # type: ignore[no-any-return]
+    """Returns `value`, of the shape of the reduction's output, repeated to the shape of its input."""
+    return op.Expand(keep_reduced(op, n, value), op.shape_of(n.data))  # type: ignore[no-any-return]
+
+
+def _reduced_again(op: Emitter, n: NodeView, op_type: str, value: ir.Value) -> ir.Value:
+    """Reduces `value`, of the shape of the node's input, over the same axes, which are kept."""
+    noop = n.attr("noop_with_empty_axes")
+    return op.emit(op_type, value, n.axes, keepdims=1, noop_with_empty_axes=noop)  # type: ignore[no-any-return]
 
 
 defvjp("ReduceSum", data=lambda op, n, ct: expand_reduced(op, n, ct))
+
+
+@vjp("ReduceMean", wrt=("data",))
+def reduce_mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Each element gets the cotangent divided by the number of elements reduced to one."""
+    count = _reduced_count(n)
+    if count is not None:
+        return expand_reduced(op, n, op.Mul(ct, 1 / max(count, 1)))
+    # The quotient is at most 1, so it fits float16, which a count above 65504 does not.
+    wide = ir.DataType.DOUBLE if ct.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    share = op.Div(op.Cast(op.Size(n.out.reduced), to=wide), op.Cast(op.Size(n.data), to=wide))
+    return expand_reduced(op, n, op.Mul(ct, op.Cast(share, to=ct.dtype)))
+
+
+def _reduced_count(n: NodeView) -> int | None:
+    """How many elements are reduced to one; None where only the run time can tell."""
+    dims = static_dims(n.data)
+    known = np.empty(0, np.int64) if n.axes is None else n.constant(n.axes)
+    if dims is None or known is None:
+        return None
+    everything = known.size == 0 and not n.attr("noop_with_empty_axes")
+    sizes = [dims[axis] for axis in (range(len(dims)) if everything else known.tolist())]
+    return None if None in sizes else math.prod(size for size in sizes if size is not None)
+
+
+def _reduce_extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Elements that reach the extremum share the cotangent evenly, as in torch.amax."""
+    reached = op.Equal(n.data, keep_reduced(op, n, n.out.reduced))
+    count = _reduced_again(op, n, "ReduceSum", op.Cast(reached, to=ct.dtype))
+    return op.Where(reached, op.Div(keep_reduced(op, n, ct), count), 0.0)  # type: ignore[no-any-return]
+
+
+vjp("ReduceMax", wrt=("data",))(_reduce_extremum)
+vjp("ReduceMin", wrt=("data",))(_reduce_extremum)
+
+
+@vjp("ReduceProd", wrt=("data",))
+def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The product of the other elements, also where some are zero.
+
+    That is the product p of all nonzero elements divided by the element, if no other element is zero, else 0.
+    """
+    zero = op.Equal(n.data, 0.0)
+    nonzero = op.Where(zero, 1.0, n.data)
+    others = op.Div(_reduced_again(op, n, "ReduceProd", nonzero), nonzero)
+    zeros = op.Cast(zero, to=ct.dtype)
+    alone = op.Equal(_reduced_again(op, n, "ReduceSum", zeros), zeros)
+    return op.Where(alone, op.Mul(keep_reduced(op, n, ct), others), 0.0)  # type: ignore[no-any-return]
+
+
+# |x|'(0) = 0 and the gradient of the Euclidean norm is 0 at the zero vector, as in torch.
+defvjp("ReduceL1", data=lambda op, n, ct: op.Mul(keep_reduced(op, n, ct), op.Sign(n.data)))
+
+
+@vjp("ReduceL2", wrt=("data",))
+def reduce_l2(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The gradient is ct * x / norm."""
+    norm = n.out.reduced
+    ratio = op.Where(op.Equal(norm, 0.0), 0.0, op.Div(ct, norm))
+    return op.Mul(n.data, keep_reduced(op, n, ratio))  # type: ignore[no-any-return]
+
+
+defvjp("ReduceSumSquare", data=lambda op, n, ct: op.Mul(n.data, keep_reduced(op, n, op.Mul(ct, 2.0))))
+defvjp("ReduceLogSum", data=lambda op, n, ct: expand_reduced(op, n, op.Div(ct, op.Exp(n.out.reduced))))
+
+
+@vjp("ReduceLogSumExp", wrt=("data",))
+def reduce_log_sum_exp(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The gradient is ct * softmax(x) = ct * exp(x - reduced)."""
+    softmax = op.Exp(op.Sub(n.data, keep_reduced(op, n, n.out.reduced)))
+    return op.Mul(keep_reduced(op, n, ct), softmax)  # type: ignore[no-any-return]
+
+
+@vjp("CumSum", wrt=("x",))
+def cum_sum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The cumulative sum in the other direction."""
+    return op.CumSum(ct, n.inputs[1], exclusive=n.attr("exclusive"), reverse=1 - n.attr("reverse"))  # type: ignore[no-any-return]
+
+
+@vjp("CumProd", wrt=("x",))
+def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """With y the cumulative product and R the cumulative sum in the other direction: ct_x = R(ct * y) / x.
+
+    Zeros, in the order of the product: at the first one, y is taken without it; elements after it get 0.
+    """
+    axis, exclusive, reverse = n.inputs[1], n.attr("exclusive"), n.attr("reverse")
+
+    def back(value: ir.Value) -> ir.Value:
+        return op.CumSum(value, axis, exclusive=exclusive, reverse=1 - reverse)  # type: ignore[no-any-return]
+
+    zero = op.Equal(n.x, 0.0)
+    zeros = op.CumSum(op.Cast(zero, to=ct.dtype), axis, reverse=reverse)
+    first = op.And(zero, op.Equal(zeros, 1.0))
+    without = op.CumProd(op.Where(first, 1.0, n.x), axis, exclusive=exclusive, reverse=reverse)
+    before = op.Div(back(op.Mul(ct, n.out.y)), op.Where(zero, 1.0, n.x))
+    after = op.Where(op.Equal(zeros, 0.0), before, 0.0)
+    return op.Where(first, back(op.Mul(ct, without)), after)  # type: ignore[no-any-return]
+
+
+nondifferentiable("ArgMax", "ArgMin", reason="its result is integer")

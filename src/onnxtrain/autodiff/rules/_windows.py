@@ -1,0 +1,196 @@
+"""Sliding windows over the spatial axes of `[batch, channels, *spatial]` values, for convolution and pooling.
+
+Window `o` reads, with its tap `t`, position `o * stride + t * dilation - pad_begin` of what it slides over.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.emitter import Emitter, static_dims
+
+__all__ = ["Windows", "pad", "scatter_windows", "spatial_sizes", "tap_slices", "windows_of"]
+
+Sizes = tuple[int, ...] | ir.Value
+"""One number per spatial axis: integers, or an int64 tensor where they are known at run time only."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The geometry of sliding windows, one entry per spatial axis.
+
+    Attributes:
+        kernel: taps; `strides`, `dilations` as in the schema.
+        begins: padding before each axis, `ends` after it.
+    """
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: Sizes
+    ends: Sizes
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """Size of a window, dilation included."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def padded(self) -> bool:
+        """Whether there may be any padding."""
+        return not (
+            isinstance(self.begins, tuple)
+            and isinstance(self.ends, tuple)
+            and not any(self.begins + self.ends)
+        )
+
+    @property
+    def disjoint(self) -> bool:
+        """Whether no two windows share a position."""
+        return all(s >= e for s, e in zip(self.strides, self.extents, strict=True))
+
+
+def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], result: ir.Value) -> Windows:
+    """Returns the windows of a convolution or pooling node.
+
+    Args:
+        op: emitter, for padding that is known at run time only.
+        n: the node.
+        over: what the windows slide over.
+        kernel: taps per spatial axis.
+        result: has one position per window.
+    """
+    rank = len(kernel)
+    strides = tuple(n.attr("strides") or [1] * rank)
+    dilations = tuple(n.attr("dilations") or [1] * rank)
+    pads = tuple(n.attr("pads") or [0] * 2 * rank)
+    if n.attr("auto_pad") == "VALID":
+        pads = (0,) * (2 * rank)
+    windows = Windows(tuple(kernel), strides, dilations, pads[:rank], pads[rank:])
+    if n.attr("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
+        begins, ends = _same_pads(op, windows, over, result)
+        if n.attr("auto_pad") == "SAME_LOWER":
+            begins, ends = ends, begins
+        return Windows(tuple(kernel), strides, dilations, begins, ends)
+    return windows
+
+
+def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tuple[Sizes, Sizes]:
+    """The smaller and the larger half of the padding with which `result` has ceil(size / stride) windows."""
+    if all(s == 1 for s in w.strides):
+        totals = [extent - 1 for extent in w.extents]
+    else:
+        sizes, counts = spatial_sizes(over), spatial_sizes(result)
+        if None in sizes or None in counts:
+            spans = op.Add(op.Mul(op.Sub(_run_time_sizes(op, result), [1]), list(w.strides)), list(w.extents))
+            total = op.Max(op.Sub(spans, _run_time_sizes(op, over)), [0])
+            small = op.Div(total, [2])
+            return small, op.Sub(total, small)
+        totals = [
+            max((count - 1) * stride + extent - size, 0)  # type: ignore[operator]
+            for count, stride, extent, size in zip(counts, w.strides, w.extents, sizes, strict=True)
+        ]
+    return tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
+
+
+def spatial_sizes(value: ir.Value) -> tuple[int | None, ...]:
+    """Returns the sizes of the axes from 2 on, None for each symbolic one."""
+    return (static_dims(value) or ())[2:]
+
+
+def _run_time_sizes(op: Emitter, value: ir.Value) -> ir.Value:
+    sizes = spatial_sizes(value)
+    if sizes and None not in sizes:
+        return op.const([int(size or 0) for size in sizes])
+    return op.Shape(value, start=2)  # type: ignore[no-any-return]
+
+
+def pad(op: Emitter, value: ir.Value, w: Windows) -> ir.Value:
+    """Returns `value` with zeros around it as the windows see it."""
+    if not w.padded:
+        return value
+    if isinstance(w.begins, tuple) and isinstance(w.ends, tuple):
+        return op.Pad(value, [0, 0, *w.begins, 0, 0, *w.ends])  # type: ignore[no-any-return]
+    return op.Pad(value, op.Concat([0, 0], w.begins, [0, 0], w.ends, axis=0))  # type: ignore[no-any-return]
+
+
+def tap_slices(op: Emitter, padded: ir.Value, w: Windows, result: ir.Value) -> Iterator[ir.Value]:
+    """Yields, for each tap in row-major order, what the windows read with it: `[batch, channels, *counts]`.
+
+    Args:
+        op: emitter.
+        padded: `[batch, channels, *spatial]`, padding included.
+        w: the windows.
+        result: any value with one position per window.
+    """
+    counts = spatial_sizes(result)
+    if counts and None not in counts:
+        spans: Sizes = tuple(int(c or 0) * s for c, s in zip(counts, w.strides, strict=True))
+    else:
+        spans = op.Mul(_run_time_sizes(op, result), list(w.strides))
+    axes = list(range(2, 2 + len(w.kernel)))
+    if all(k == 1 for k in w.kernel) and all(s == 1 for s in w.strides):
+        yield padded
+        return
+    for taps in itertools.product(*(range(0, k * d, d) for k, d in zip(w.kernel, w.dilations, strict=True))):
+        if isinstance(spans, tuple):
+            ends: Sizes | list[int] = [t + span for t, span in zip(taps, spans, strict=True)]
+        else:
+            ends = op.Add(spans, list(taps))
+        yield op.Slice(padded, list(taps), ends, axes, list(w.strides))
+
+
+def scatter_windows(
+    op: Emitter, ct: ir.Value, weight: ir.Value, w: Windows, over: ir.Value, group: int = 1
+) -> ir.Value:
+    """Returns the adjoint of convolution in its input: each window adds `ct * weight` to what it read.
+
+    Args:
+        op: emitter.
+        ct: `[batch, M, *counts]`.
+        weight: `[M, C / group, *kernel]`, as `Conv` has it.
+        w: the windows.
+        over: the value that the windows slid over; gives the spatial sizes of the result.
+        group: groups of channels.
+
+    Returns:
+        `[batch, C, *spatial]`.
+    """
+    common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
+    if isinstance(w.begins, tuple) and isinstance(w.ends, tuple):
+        rest = _uncovered(w, w.begins, w.ends, spatial_sizes(over), spatial_sizes(ct))
+        if rest is not None:
+            return op.ConvTranspose(  # type: ignore[no-any-return]
+                ct, weight, pads=w.begins + w.ends, output_padding=rest, **common
+            )
+    # Up to stride - 1 positions at the end are in no window, and windows may reach beyond the end: make room
+    # for both, then cut out the part that is the input.
+    wide = op.ConvTranspose(ct, weight, output_padding=[s - 1 for s in w.strides], **common)
+    axes = list(range(2, 2 + len(w.kernel)))
+    begins = op.const(list(w.begins)) if isinstance(w.begins, tuple) else w.begins
+    return op.Slice(wide, begins, op.Add(begins, _run_time_sizes(op, over)), axes)  # type: ignore[no-any-return]
+
+
+def _uncovered(
+    w: Windows,
+    begins: Sequence[int],
+    ends: Sequence[int],
+    sizes: Sequence[int | None],
+    counts: Sequence[int | None],
+) -> list[int] | None:
+    """Returns how many positions at each end no window reaches; None if unknown or windows reach beyond."""
+    rest = []
+    for axis, stride in enumerate(w.strides):
+        size, count = (sizes[axis], counts[axis]) if sizes and counts else (None, None)
+        if stride == 1:
+            rest.append(0)
+            continue
+        if size is None or count is None:
+            return None
+        rest.append(size + begins[axis] + ends[axis] - w.extents[axis] - (count - 1) * stride)
+    return rest if all(0 <= r < s for r, s in zip(rest, w.strides, strict=True)) else None

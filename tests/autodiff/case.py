@@ -125,7 +125,9 @@ class Case:
             code = helper.np_dtype_to_tensor_dtype(array.dtype)
             graph_inputs.append(helper.make_tensor_value_info(f"x{index}", code, dims))
         outputs = [f"y{i}" for i in range(self.outputs)]
-        nodes = [helper.make_node(self.op, names, outputs, name="node", **self.attrs)]
+        required = onnx.defs.get_schema(self.op, self.opset).min_output
+        unused = [f"unused{i}" for i in range(self.outputs, required)]
+        nodes = [helper.make_node(self.op, names, outputs + unused, name="node", **self.attrs)]
         terms, shapes = [], self.output_shapes()
         for index, name in enumerate(outputs):
             dims = [f"o{index}_{axis}" if symbolic else size for axis, size in enumerate(shapes[index])]

@@ -1,5 +1,5 @@
 """One module per family of ops; importing this package registers them all."""
 
-from . import activation, indexing, math, reduction, shape
+from . import activation, control_flow, indexing, math, quantized, reduction, sequence, shape, sources
 
-__all__ = ["activation", "indexing", "math", "reduction", "shape"]
+__all__ = ["activation", "control_flow", "indexing", "math", "quantized", "reduction", "sequence", "shape", "sources"]

@@ -160,7 +160,7 @@ class Emitter:
         """
         if dtype is None:
             dtype = like.dtype if like is not None else None
-        array = np.asarray(value)
+        array = _as_array(value)
         if dtype is None:
             kinds = {"i": ir.DataType.INT64, "u": ir.DataType.INT64, "b": ir.DataType.BOOL}
             own = None if array.dtype == np.float64 else ir.DataType.from_numpy(array.dtype)
@@ -237,10 +237,8 @@ class Emitter:
     def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
         if value is None or isinstance(value, ir.Value):
             return value
-        array = np.asarray(value)
-        return self.const(
-            value, like=like if array.dtype.kind == "f" and not isinstance(value, np.ndarray) else None
-        )
+        array = _as_array(value)
+        return self.const(value, like=like if array.dtype.kind == "f" and not isinstance(value, np.ndarray) else None)
 
     def _append(
         self,
@@ -269,6 +267,11 @@ class Emitter:
         value.type = ir.TensorType(dtype)
         value.shape = ir.Shape(array.shape)
         return value
+
+
+def _as_array(value: npt.ArrayLike) -> np.ndarray:
+    """The value as an array; an empty list is a list of no integers (axes, sizes), not of floats."""
+    return np.zeros(0, dtype=np.int64) if isinstance(value, list) and not value else np.asarray(value)
 
 
 def _attributes(attributes: Mapping[str, Any]) -> list[ir.Attr]:

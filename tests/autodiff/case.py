@@ -129,7 +129,9 @@ class Case:
             graph_inputs.append(helper.make_tensor_value_info(f"x{index}", code, dims))
         outputs = [f"y{i}" for i in range(self.outputs)]
         attrs = {key: elem if value is UNDER_TEST else value for key, value in self.attrs.items()}
-        nodes = [helper.make_node(self.op, names, outputs, name="node", **attrs)]
+        required = onnx.defs.get_schema(self.op, self.opset).min_output
+        unused = [f"unused{i}" for i in range(self.outputs, required)]
+        nodes = [helper.make_node(self.op, names, outputs + unused, name="node", **attrs)]
         terms, shapes = [], self.output_shapes()
         for index, name in enumerate(outputs):
             dims = [f"o{index}_{axis}" if symbolic else size for axis, size in enumerate(shapes[index])]

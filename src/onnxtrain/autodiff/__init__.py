@@ -1,6 +1,7 @@
 """Reverse-mode automatic differentiation of ONNX graphs."""
 
 from . import rules as _rules  # registers every rule
+from ._coverage import OpCoverage, coverage
 from ._differentiate import add_gradients, differentiate
 from ._driver import pull_back
 from ._node import NodeView, Signature
@@ -8,8 +9,10 @@ from ._registry import defvjp, nondifferentiable, vjp
 
 __all__ = [
     "NodeView",
+    "OpCoverage",
     "Signature",
     "add_gradients",
+    "coverage",
     "defvjp",
     "differentiate",
     "nondifferentiable",

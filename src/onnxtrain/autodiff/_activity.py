@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes import is_stop_gradient
 
-from ._registry import NonDifferentiable, rule_for
+from ._registry import NonDifferentiable, reason_not_yet, rule_for
 
 __all__ = ["active_values", "captured_values", "is_differentiable_dtype", "path_to_leaf"]
 
@@ -17,6 +17,12 @@ __all__ = ["active_values", "captured_values", "is_differentiable_dtype", "path_
 def is_differentiable_dtype(value: ir.Value) -> bool:
     """Whether a value can carry a cotangent: floating point, or of a dtype not known."""
     return value.dtype is None or value.dtype.is_floating_point()
+
+
+def _carries_gradient(value: ir.Value) -> bool:
+    """Whether a value must have a cotangent, be it only to find that its op has no rule (quantization to integers)."""
+    producer = value.producer()
+    return is_differentiable_dtype(value) or (producer is not None and reason_not_yet(producer) is not None)
 
 
 def active_values(graph: ir.Graph, of: ir.Value, wrt: Iterable[ir.Value]) -> set[ir.Value]:
@@ -27,11 +33,11 @@ def active_values(graph: ir.Graph, of: ir.Value, wrt: Iterable[ir.Value]) -> set
         if isinstance(rule_for(node), NonDifferentiable) or is_stop_gradient(node):
             continue
         if any(value in dependent for value in _reads(node)):
-            dependent.update(value for value in node.outputs if is_differentiable_dtype(value))
+            dependent.update(value for value in node.outputs if _carries_gradient(value))
     reaching = {of}
     for node in reversed(graph):
         if any(value in reaching for value in node.outputs):
-            reaching.update(value for value in _reads(node) if is_differentiable_dtype(value))
+            reaching.update(value for value in _reads(node) if _carries_gradient(value))
     return dependent & reaching
 
 

@@ -15,7 +15,7 @@ from ..emitter import Emitter, static_dims
 from ..passes import canonicalize, infer_shapes, inline_schema_functions, load_model
 from ._activity import active_values, is_differentiable_dtype
 from ._driver import pull_back
-from ._registry import rule_for
+from ._registry import reason_not_yet, rule_for
 
 __all__ = ["add_gradients", "differentiate"]
 
@@ -104,7 +104,8 @@ def add_gradients(
     active = {value.name for value in active_values(model.graph, target, leaves)}
 
     def keep(node: ir.Node) -> bool:
-        return rule_for(node) is not None or not any(v.name in active for v in node.outputs)
+        declared = rule_for(node) is not None or reason_not_yet(node) is not None
+        return declared or not any(v.name in active for v in node.outputs)
 
     model = inline_schema_functions(model, keep)
     target = _find(model.graph, of, "of")

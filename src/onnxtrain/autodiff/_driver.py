@@ -17,7 +17,7 @@ from ..emitter import Emitter
 from ._activity import active_values, captured_values, path_to_leaf
 from ._broadcast import sum_to_shape_of
 from ._node import NodeView
-from ._registry import Cotangents, NonDifferentiable, Rule, rule_for
+from ._registry import Cotangents, NonDifferentiable, Rule, reason_not_yet, rule_for
 
 __all__ = ["pull_back"]
 
@@ -153,9 +153,10 @@ class _ReverseWalk:
 
     def _no_rule(self, node: ir.Node, detail: str) -> NoGradientRule:
         domain = f"{node.domain}::" if node.domain else ""
+        reason = reason_not_yet(node)
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} (node {node.name!r}, "
-            f"{path_to_leaf(node, self.of, self.wrt, self.active)}). Freeze what lies before it, or register a rule: "
+            f"{path_to_leaf(node, self.of, self.wrt, self.active)}){': ' + reason if reason else ''}. Freeze what lies before it, or register a rule: "
             "CONTRIBUTING.md, 'Adding an op'"
         )
 

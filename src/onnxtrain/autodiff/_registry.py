@@ -15,13 +15,17 @@ from ..emitter import Emitter, schema_of
 from ._node import NodeView, Signature
 
 __all__ = [
+    "NON_DIFFERENTIABLE",
+    "NOT_YET",
     "OPSETS",
     "RULES",
+    "Cotangents",
     "NonDifferentiable",
     "Rule",
     "defvjp",
     "nondifferentiable",
     "not_yet",
+    "reason_not_yet",
     "rule_for",
     "vjp",
 ]
@@ -146,6 +150,11 @@ def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
     """Returns the rule of a node's op, its declaration as non-differentiable, or None."""
     key = (node.domain if node.domain != "ai.onnx" else "", node.op_type)
     return RULES.get(key) or NON_DIFFERENTIABLE.get(key)
+
+
+def reason_not_yet(node: ir.Node) -> str | None:
+    """Returns why a node's op has no rule yet, None where it was not declared so."""
+    return NOT_YET.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
 
 
 def _schema_signature(op_type: str, domain: str) -> Signature:

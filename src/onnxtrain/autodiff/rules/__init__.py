@@ -1,5 +1,27 @@
 """One module per family of ops; importing this package registers them all."""
 
-from . import activation, conv, math, reduction, shape
+from . import (
+    activation,
+    control_flow,
+    conv,
+    indexing,
+    math,
+    quantized,
+    reduction,
+    sequence,
+    shape,
+    sources,
+)
 
-__all__ = ["activation", "conv", "math", "reduction", "shape"]
+__all__ = [
+    "activation",
+    "control_flow",
+    "conv",
+    "indexing",
+    "math",
+    "quantized",
+    "reduction",
+    "sequence",
+    "shape",
+    "sources",
+]

@@ -96,8 +96,8 @@ def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Zeros of the shape of the data, with the cotangent at the places that were read.
 
-    With known axes and steps: reverse what was read backwards, put |step| - 1 zeros between neighbours, and pad
-    up to the size of the data. Otherwise the places are found by slicing the positions themselves.
+    With known axes and steps: reverse what was read backwards, put |step| - 1 zeros between neighbours, and
+    pad up to the size of the data. Otherwise the places are found by slicing the positions themselves.
     """
     data, output = n.data, n.out.output
     axes, steps = _axes_and_steps(n)
@@ -145,7 +145,8 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
     """How many zeros of the data lie before and after what was read, int64 [2 * len(axes)].
 
     The first element read is at start, counted from the end when negative, and clamped to [0, size] (to
-    [0, size - 1] for a negative step). `count` elements span (count - 1) * |step| + 1 places, none when count is zero.
+    [0, size - 1] for a negative step).
+    `count` elements span (count - 1) * |step| + 1 places, none when count is zero.
     """
     data, output, starts = n.data, n.out.output, n.constant(n.starts)
     dims, counts = ([(static_dims(value) or ())[axis] for axis in axes] for value in (data, output))

@@ -1,0 +1,77 @@
+"""What autodiff can do with each op, for the docs, the command line and the completeness test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx
+
+from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, OPSETS, RULES
+from onnxtrain.emitter import schema_of
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes import has_schema_function
+
+__all__ = ["OpCoverage", "Status", "coverage"]
+
+Status = Literal["rule", "function", "nondifferentiable", "not yet", "unknown"]
+
+
+@dataclass(frozen=True)
+class OpCoverage:
+    """How the gradient of one op is found.
+
+    Attributes:
+        op_type: name of the op in the standard domain.
+        since: oldest supported opset that has it.
+        status: `rule`: it has a VJP rule; `function`: it is replaced by its ONNX function body, whose ops are
+            differentiated; `nondifferentiable`: no gradient flows through it; `not yet`: a gradient that has
+            to flow through it is an error, as it is for `unknown`, which nothing is declared about.
+        inputs: for a rule, the names of the inputs that get a gradient.
+        reason: why it is `nondifferentiable` or `not yet`, else empty.
+    """
+
+    op_type: str
+    since: int
+    status: Status
+    inputs: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def coverage() -> list[OpCoverage]:
+    """Returns one row per op of the standard domain in the supported opsets, by name.
+
+    Example:
+        >>> from onnxtrain.autodiff import coverage
+        >>> rows = {row.op_type: row for row in coverage()}
+        >>> rows["Concat"].status, rows["Concat"].inputs, rows["CenterCropPad"].status, rows["Shape"].status
+        ('rule', ('inputs',), 'function', 'nondifferentiable')
+    """
+    names = sorted({schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""})
+    return [_row(name, opsets) for name in names if (opsets := _opsets_with(name))]
+
+
+def _opsets_with(op_type: str) -> list[int]:
+    """The supported opsets in which an op exists and is not deprecated."""
+    found = []
+    for opset in OPSETS:
+        try:
+            schema = schema_of(op_type, opset)
+        except GraphBuildError:
+            continue
+        if not schema.deprecated:
+            found.append(opset)
+    return found
+
+
+def _row(op_type: str, opsets: list[int]) -> OpCoverage:
+    key = ("", op_type)
+    if key in RULES:
+        return OpCoverage(op_type, opsets[0], "rule", RULES[key].wrt)
+    if key in NON_DIFFERENTIABLE:
+        return OpCoverage(op_type, opsets[0], "nondifferentiable", reason=NON_DIFFERENTIABLE[key].reason)
+    if key in NOT_YET:
+        return OpCoverage(op_type, opsets[0], "not yet", reason=NOT_YET[key])
+    if all(has_schema_function(op_type, opset) for opset in opsets):
+        return OpCoverage(op_type, opsets[0], "function")
+    return OpCoverage(op_type, opsets[0], "unknown")

@@ -1,0 +1,189 @@
+"""Reading from and writing to positions given by indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, nondifferentiable, not_yet, vjp
+from onnxtrain.autodiff.rules._scatter import positions, scatter_elements, scatter_nd, scatter_to
+from onnxtrain.emitter import Emitter
+
+not_yet(
+    "Unique", reason="which of several equal elements the gradient belongs to is not defined; torch has none"
+)
+nondifferentiable("ArgMax", "ArgMin", reason="its result is made of indices")
+
+
+@vjp("Gather", wrt=("data",))
+def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The cotangent, added to the entries that were read.
+
+    ScatterND, the faster of the two scatters, works on leading axes, so `axis` comes first meanwhile.
+    """
+    axis = n.axis(n.data, n.attr("axis"))
+    rank, index_rank = n.rank(n.data), n.rank(n.indices)
+    if index_rank == 0:
+        return _put_back(op, n, ct, axis)
+    indices = op.Unsqueeze(n.indices, [-1])
+    indices = op.Cast(indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else indices
+    if axis == 0:
+        return scatter_nd(op, op.shape_of(n.data), indices, ct)
+    before, after = list(range(axis)), list(range(axis + 1, rank))
+    to_front = [*range(axis, axis + index_rank), *before, *(i - 1 + index_rank for i in after)]
+    shape = op.Gather(op.shape_of(n.data), [axis, *before, *after])
+    total = scatter_nd(op, shape, indices, op.Transpose(ct, perm=to_front))
+    return op.Transpose(total, perm=[*(i + 1 for i in before), 0, *after])  # type: ignore[no-any-return]
+
+
+def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
+    """Gradient of reading one entry along `axis`: zeros before and after it."""
+    size, index = op.dim(n.data, axis), op.Reshape(op.Cast(n.indices, to=ir.DataType.INT64), [1])
+    known, dims = n.constant(n.indices), n.constant(size)
+    if known is not None and dims is not None:
+        before = int(known) % int(dims[0])
+        pads = op.const([before, int(dims[0]) - 1 - before])
+    else:
+        index = op.Where(op.Less(index, op.const(0)), op.Add(index, size), index)
+        pads = op.Concat(index, op.Sub(op.Sub(size, index), op.const(1)), axis=0)
+    return op.Pad(op.Unsqueeze(ct, [axis]), pads, None, [axis])  # type: ignore[no-any-return]
+
+
+@vjp("GatherElements", wrt=("data",))
+def gather_elements(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The cotangent, added to the elements that were read."""
+    return scatter_elements(op, op.shape_of(n.data), n.indices, ct, n.attr("axis"))
+
+
+@vjp("GatherND", wrt=("data",))
+def gather_nd(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The cotangent, added to the slices that were read."""
+    batch_dims = n.attr("batch_dims")
+    if not batch_dims:
+        return scatter_nd(op, op.shape_of(n.data), n.indices, ct)
+    where = op.GatherND(positions(op, n.data), n.indices, batch_dims=batch_dims)
+    return scatter_to(op, ct, where, n.data)
+
+
+@vjp("Compress", wrt=("input",))
+def compress(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The cotangent at the elements that were kept, zero elsewhere."""
+    where = op.Compress(positions(op, n.input), n.condition, axis=n.attr("axis"))
+    return scatter_to(op, ct, where, n.input)
+
+
+@vjp("TopK", wrt=("X",), outputs=("Values",), saves=("Indices",))
+def top_k(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The cotangent at the elements that were chosen, zero elsewhere."""
+    return op.ScatterElements(op.zeros_like(n.X), n.out.Indices, ct, axis=n.attr("axis"))  # type: ignore[no-any-return]
+
+
+@vjp("OneHot", wrt=("values",))
+def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Sums over where the output is the off value, and where it is the on value."""
+    # In the dtype of the forward node, for which the runtime has a kernel.
+    one = op.OneHot(n.indices, n.depth, op.const([0.0, 1.0], like=n.values), axis=n.attr("axis"))
+    hot = op.Greater(one, 0.5)
+    off, on = (op.ReduceSum(op.Where(hot, *branches), keepdims=0) for branches in ((0.0, ct), (ct, 0.0)))
+    return op.Concat(op.Unsqueeze(off, [0]), op.Unsqueeze(on, [0]), axis=0)  # type: ignore[no-any-return]
+
+
+@vjp("TensorScatter", wrt=("past_cache", "update"))
+def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """The update owns the entries it was written to, the past all others."""
+    axis, mode = n.axis(n.past_cache, n.attr("axis")), n.attr("mode")
+    attributes = {"axis": axis, "mode": mode}
+    past = update = None
+    if n.needs("past_cache"):
+        past = op.TensorScatter(ct, op.zeros_like(n.update), n.write_indices, **attributes)
+    if n.needs("update"):
+        place = op.Range(0, op.Squeeze(op.dim(n.update, axis)), 1)
+        if n.write_indices is not None:
+            place = op.Add(place, op.Unsqueeze(n.write_indices, [1]))  # [batch, sequence]
+            place = op.Mod(place, op.dim(n.past_cache, axis)) if mode == "circular" else place
+        rank = n.rank(n.past_cache)
+        others = [i for i in range(rank) if i != axis and (i != 0 or n.write_indices is None)]
+        place = op.Expand(op.Unsqueeze(place, others), op.shape_of(n.update))
+        update = op.GatherElements(ct, place, axis=axis)
+    return past, update
+
+
+@vjp("ScatterElements", wrt=("data", "updates"))
+def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """See :func:`_scatter_rule`."""
+    axis = n.attr("axis")
+    return _scatter_rule(
+        op,
+        n,
+        ct,
+        read=lambda data: op.GatherElements(data, n.indices, axis=axis),
+        write=lambda data, updates, how: op.ScatterElements(
+            data, n.indices, updates, axis=axis, reduction=how
+        ),
+    )
+
+
+@vjp("ScatterND", wrt=("data", "updates"))
+def scatter_nd_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """See :func:`_scatter_rule`."""
+    return _scatter_rule(
+        op,
+        n,
+        ct,
+        read=lambda data: op.GatherND(data, n.indices),
+        write=lambda data, updates, how: op.ScatterND(data, n.indices, updates, reduction=how),
+    )
+
+
+Read = Callable[[ir.Value], ir.Value]
+Write = Callable[[ir.Value, ir.Value, str], ir.Value]
+
+
+def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
+    """Cotangents of data and updates, for output = data with updates reduced into it.
+
+    Args:
+        op: emitter.
+        n: the scatter node.
+        ct: cotangent of its output.
+        read: gathers, from a value of the data's shape, what lies at the indices.
+        write: scatters updates into a value of the data's shape with a reduction.
+    """
+    reduction = n.attr("reduction")
+    if reduction in ("max", "min"):
+        return _scatter_extremum(op, n, ct, read, write)
+    data = updates = None
+    if n.needs("data"):
+        # Without a reduction the indices must not repeat (ONNX), so what is overwritten gets nothing.
+        data = {
+            "none": lambda: write(ct, op.zeros_like(n.updates), "none"),
+            "add": lambda: ct,
+            "mul": lambda: write(ct, n.updates, "mul"),
+        }[reduction]()
+    if n.needs("updates"):
+        updates = _factors(op, n, ct, read, write) if reduction == "mul" else read(ct)
+    return data, updates
+
+
+def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> ir.Value:
+    """Cotangent of updates that were multiplied into the data: the product of all other factors.
+
+    output / update, except for an update that is the only zero among those of its place: there the product is
+    taken again with one instead. One of several zeros gets zero, as does everything beside them.
+    """
+    zero = op.Equal(n.updates, 0.0)
+    zeros = read(write(op.zeros_like(n.out.output), op.Cast(zero, to=ct.dtype), "add"))
+    only = op.And(zero, op.Less(zeros, 1.5))
+    others = write(n.data, op.Where(only, 1.0, n.updates), "mul")
+    quotient = op.Div(read(op.Mul(ct, n.out.output)), op.Where(zero, 1.0, n.updates))
+    return op.Where(only, read(op.Mul(ct, others)), quotient)  # type: ignore[no-any-return]
+
+
+def _scatter_extremum(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
+    """Cotangents of a maximum or minimum: equal shares for all that attain it, as in torch.scatter_reduce."""
+    kept = op.Cast(op.Equal(n.data, n.out.output), to=ct.dtype)
+    written = op.Cast(op.Equal(n.updates, read(n.out.output)), to=ct.dtype)
+    share = op.Div(ct, write(kept, written, "add"))
+    return op.Mul(kept, share), op.Mul(written, read(share))

@@ -1,0 +1,22 @@
+"""Sequences and optionals of tensors."""
+
+from __future__ import annotations
+
+from onnxtrain.autodiff._registry import nondifferentiable, not_yet
+
+nondifferentiable("SequenceLength", "OptionalHasElement", reason="its result is an integer or a boolean")
+nondifferentiable("SequenceEmpty", reason="has no inputs")
+
+not_yet(
+    "ConcatFromSequence",
+    "SequenceAt",
+    "SequenceConstruct",
+    "SequenceErase",
+    "SequenceInsert",
+    "SequenceMap",
+    "SplitToSequence",
+    reason="cotangents are tensors, not sequences; export the model with Split and Concat instead",
+)
+not_yet(
+    "Optional", "OptionalGetElement", reason="cotangents are tensors, not optionals; export the model without"
+)

@@ -1,0 +1,175 @@
+"""What every loss has: its target's specification, its reduction, its checks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.errors import GraphBuildError
+
+__all__ = ["ClassLabels", "Loss", "Reduction", "TargetSpec", "narrow", "numbers", "reduce", "widen"]
+
+Reduction = Literal["mean", "sum", "none"]
+
+_HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_LABEL_DTYPES = (ir.DataType.INT64, ir.DataType.INT32)
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """What integer targets may hold: 0 .. count-1, or `ignore_index`.
+
+    Attributes:
+        count: number of classes; None when the scores leave it symbolic.
+        ignore_index: label of positions that do not count; None when there is none.
+    """
+
+    count: int | None
+    ignore_index: int | None
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The target that a loss needs besides the scores.
+
+    Attributes:
+        name: suggested name of the graph input.
+        dtype: its element type.
+        shape: its dimensions: numbers, or names of the symbolic dimensions that it shares with the scores.
+        class_labels: range of the labels when the target holds class labels.
+    """
+
+    name: str
+    dtype: ir.DataType
+    shape: tuple[int | str | None, ...]
+    class_labels: ClassLabels | None = None
+
+    def as_input(self) -> ir.Value:
+        """Returns a new value of this name, dtype and shape, to be added to the inputs of a graph."""
+        return ir.Value(name=self.name, shape=ir.Shape(self.shape), type=ir.TensorType(self.dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss(ABC):
+    """A loss function of scores and a target.
+
+    Attributes:
+        reduction: "mean" or "sum" for a scalar of shape [], "none" for one number per position.
+    """
+
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        self._require(self.reduction in ("mean", "sum", "none"), "reduction", "'mean', 'sum' or 'none'")
+
+    @abstractmethod
+    def targets(self, scores: ir.Value) -> list[TargetSpec]:
+        """Returns the targets that this loss needs for these scores.
+
+        Raises:
+            GraphBuildError: the dtype or rank of the scores is unknown or does not fit the loss.
+        """
+
+    @abstractmethod
+    def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        """Appends the loss to a graph.
+
+        Args:
+            op: writes into the graph of `scores` and `target`.
+            scores: output of the model, floating point.
+            target: of the dtype and shape that :meth:`targets` gives.
+
+        Returns:
+            The loss, in the dtype of the scores: shape [] for the reductions "mean" and "sum".
+
+        Raises:
+            GraphBuildError: dtypes or static shapes of scores, target and weights do not fit together.
+        """
+
+    def _require(self, condition: bool, field: str, allowed: str) -> None:
+        if not condition:
+            raise GraphBuildError(
+                f"making {type(self).__name__}: {field} is {getattr(self, field)!r}; it must be {allowed}"
+            )
+
+    def _error(self, problem: str) -> GraphBuildError:
+        return GraphBuildError(f"building {type(self).__name__}: {problem}")
+
+    def _scores_dims(self, scores: ir.Value) -> tuple[int | str | None, ...]:
+        """The dimensions of the scores, checked to be of known rank and floating point."""
+        if scores.dtype is None or not scores.dtype.is_floating_point():
+            raise self._error(f"scores {scores.name!r} are {scores.dtype}; choose a floating-point output")
+        if scores.shape is None:
+            raise self._error(
+                f"the rank of scores {scores.name!r} is unknown; run shape inference or set their shape"
+            )
+        return tuple(dim if isinstance(dim, int) else dim.value for dim in scores.shape)
+
+    def _check_target(self, spec: TargetSpec, target: ir.Value) -> None:
+        allowed = _LABEL_DTYPES if spec.class_labels else (spec.dtype,)
+        if target.dtype not in allowed:
+            wanted = " or ".join(str(dtype) for dtype in allowed)
+            raise self._error(f"target {target.name!r} is {target.dtype}, not {wanted}; convert the target")
+        dims = static_dims(target)
+        sizes = tuple(size if isinstance(size, int) else None for size in spec.shape)
+        if dims is not None and not _may_be_equal(dims, sizes):
+            raise self._error(
+                f"target {target.name!r} has shape {target.shape}, where these scores need "
+                f"{ir.Shape(spec.shape)}; reshape the target or the scores"
+            )
+
+
+def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
+    """Returns the terms reduced: shape [] for "mean" and "sum"."""
+    if reduction == "none":
+        return terms
+    loss: ir.Value = (
+        op.ReduceMean(terms, keepdims=0) if reduction == "mean" else op.ReduceSum(terms, keepdims=0)
+    )
+    loss.shape = ir.Shape(())
+    return loss
+
+
+def widen(op: Emitter, value: ir.Value) -> ir.Value:
+    """Returns a float16 or bfloat16 value as float32, any other as it is."""
+    if value.dtype not in _HALF:
+        return value
+    wide: ir.Value = op.Cast(value, to=ir.DataType.FLOAT)
+    wide.shape = value.shape
+    return wide
+
+
+def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
+    """Returns the loss in the dtype of the scores."""
+    if loss.dtype == scores.dtype:
+        return loss
+    narrow: ir.Value = op.Cast(loss, to=scores.dtype)
+    narrow.shape = loss.shape
+    return narrow
+
+
+def _may_be_equal(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
+    return len(first) == len(second) and all(
+        a is None or b is None or a == b for a, b in zip(first, second, strict=True)
+    )
+
+
+def numbers(loss: Loss, field: str, value: npt.ArrayLike) -> np.ndarray:
+    """Returns a weight as a finite float64 array; `field` names it in errors."""
+    try:
+        array = np.asarray(value, np.float64)
+    except (TypeError, ValueError) as error:
+        raise GraphBuildError(
+            f"making {type(loss).__name__}: {field} is {value!r}; give an array of numbers"
+        ) from error
+    if not np.isfinite(array).all():
+        raise GraphBuildError(
+            f"making {type(loss).__name__}: {field} holds NaN or infinity; give finite numbers"
+        )
+    return array

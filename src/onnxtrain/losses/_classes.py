@@ -1,0 +1,195 @@
+"""Losses of one class per position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.errors import GraphBuildError
+
+from ._base import ClassLabels, Loss, TargetSpec, narrow, numbers, reduce, widen
+
+__all__ = ["CrossEntropyLoss", "NLLLoss"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ClassLoss(Loss):
+    """A loss of one class label per position.
+
+    Scores are [N, C, d1, ...], labels [N, d1, ...] in 0 .. C-1 or `ignore_index`. The mean is weighted: the
+    sum of the terms over the sum of the weights of the labels that count. As in PyTorch, the mean of a batch
+    where nothing counts is 0/0 = NaN: there is no loss to report, and a zero would hide that.
+
+    Attributes:
+        weight: one weight per class, float [C].
+        ignore_index: positions with this label do not count; None when every label is a class.
+    """
+
+    weight: npt.ArrayLike | None = None
+    ignore_index: int | None = -100
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight is not None:
+            shape = list(numbers(self, "weight", self.weight).shape)
+            if len(shape) != 1:
+                raise GraphBuildError(
+                    f"making {type(self).__name__}: weight has shape {shape}; "
+                    "give one weight per class, shape [C]"
+                )
+
+    def targets(self, scores: ir.Value) -> list[TargetSpec]:
+        dims = self._scores_dims(scores)
+        if len(dims) < 2:
+            raise self._error(
+                f"scores {scores.name!r} have shape {scores.shape}; class labels need [N, C, d1, ...], "
+                "batch first and classes second"
+            )
+        count = dims[1] if isinstance(dims[1], int) else None
+        labels = ClassLabels(count, self.ignore_index)
+        return [TargetSpec("labels", ir.DataType.INT64, (dims[0], *dims[2:]), labels)]
+
+    def _class_weights(self, op: Emitter, scores: ir.Value, like: ir.Value) -> ir.Value | None:
+        if self.weight is None:
+            return None
+        array = numbers(self, "weight", self.weight)
+        classes = (static_dims(scores) or (None, None))[1]
+        if classes is not None and classes != array.size:
+            raise self._error(
+                f"weight has {array.size} entries, and scores {scores.name!r} of shape {scores.shape} have "
+                f"{classes} classes (dimension 1); give one weight per class"
+            )
+        return op.const(array, like=like)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class NLLLoss(_ClassLoss):
+    """Negative log-likelihood: -weight[label]·scores[label], with scores that are log-probabilities."""
+
+    def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        spec = self.targets(scores)[0]
+        self._check_target(spec, target)
+        wide = widen(op, scores)
+        weight = self._class_weights(op, scores, wide)
+        loss: ir.Value = op.NegativeLogLikelihoodLoss(
+            wide, target, weight, ignore_index=self.ignore_index, reduction=self.reduction
+        )
+        loss.shape = ir.Shape(spec.shape if self.reduction == "none" else ())
+        return narrow(op, loss, scores)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CrossEntropyLoss(_ClassLoss):
+    """Cross-entropy of softmax(scores, axis 1) against class labels, or class probabilities.
+
+    With `probabilities` the target has the shape and dtype of the scores; the mean is then over positions,
+    and weights scale the classes' terms only.
+
+    Attributes:
+        label_smoothing: in [0, 1]: this part of the target's mass is spread evenly over all classes
+            (Szegedy et al. 2016, section 7).
+        probabilities: targets are class probabilities instead of labels.
+    """
+
+    label_smoothing: float = 0.0
+    probabilities: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.label_smoothing <= 1, "label_smoothing", "between 0 and 1")
+        if self.probabilities:
+            unused = self.ignore_index is None or self.ignore_index < 0
+            self._require(
+                unused, "ignore_index", "left out with probabilities=True, which has no labels to ignore"
+            )
+
+    def targets(self, scores: ir.Value) -> list[TargetSpec]:
+        labels = super().targets(scores)
+        if not self.probabilities:
+            return labels
+        assert scores.dtype is not None
+        return [TargetSpec("target", scores.dtype, self._scores_dims(scores))]
+
+    def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        self._check_target(self.targets(scores)[0], target)
+        wide = widen(op, scores)
+        weight = self._class_weights(op, scores, wide)
+        positions = ir.Shape(_ClassLoss.targets(self, scores)[0].shape)
+        if self.probabilities:
+            terms = self._probability_terms(op, wide, widen(op, target), weight)
+            terms.shape = positions
+            loss = reduce(op, terms, self.reduction)
+        elif self.label_smoothing:
+            loss = self._smoothed(op, wide, target, weight, positions)
+        else:
+            loss = op.SoftmaxCrossEntropyLoss(
+                wide, target, weight, ignore_index=self.ignore_index, reduction=self.reduction
+            )
+            loss.shape = positions if self.reduction == "none" else ir.Shape(())
+        return narrow(op, loss, scores)
+
+    def _probability_terms(
+        self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value | None
+    ) -> ir.Value:
+        if self.label_smoothing:
+            target = op.Add(op.Mul(target, 1 - self.label_smoothing), self._share(op, scores))
+        return _class_sum(op, op.Mul(op.LogSoftmax(scores, axis=1), target), weight, like=scores)
+
+    def _smoothed(
+        self, op: Emitter, scores: ir.Value, labels: ir.Value, weight: ir.Value | None, positions: ir.Shape
+    ) -> ir.Value:
+        """-(1 - s)·w[label]·log p[label] - (s/C)·sum_c w[c]·log p[c] with s = label_smoothing."""
+        log_p: ir.Value = op.LogSoftmax(scores, axis=1)
+        own = op.NegativeLogLikelihoodLoss(
+            log_p, labels, weight, ignore_index=self.ignore_index, reduction="none"
+        )
+        spread = op.Mul(_class_sum(op, log_p, weight, like=scores), self._share(op, scores))
+        terms: ir.Value = op.Add(op.Mul(own, 1 - self.label_smoothing), spread)
+        ignored = None
+        if self.ignore_index is not None:
+            ignored = op.Equal(labels, op.const(self.ignore_index, labels.dtype))
+            terms = op.Where(ignored, 0.0, terms)
+        terms.shape = positions
+        if self.reduction != "mean" or (ignored is None and weight is None):
+            return reduce(op, terms, self.reduction)
+        total = op.ReduceSum(terms, keepdims=0)
+        loss: ir.Value = op.Div(total, self._counted(op, labels, ignored, weight, like=terms))
+        loss.shape = ir.Shape(())
+        return loss
+
+    def _counted(
+        self,
+        op: Emitter,
+        labels: ir.Value,
+        ignored: ir.Value | None,
+        weight: ir.Value | None,
+        *,
+        like: ir.Value,
+    ) -> ir.Value:
+        """The sum of the weights of the labels that count; their number without weights."""
+        if weight is None:
+            counts = op.Cast(op.Not(ignored), to=like.dtype)
+        elif ignored is None:
+            counts = op.Gather(weight, labels)
+        else:
+            safe = op.Where(ignored, op.const(0, labels.dtype), labels)
+            counts = op.Where(ignored, 0.0, op.Gather(weight, safe))
+        return op.ReduceSum(counts, keepdims=0)  # type: ignore[no-any-return]
+
+    def _share(self, op: Emitter, scores: ir.Value) -> ir.Value:
+        """label_smoothing / C, as a tensor of one element."""
+        classes = (static_dims(scores) or (None, None))[1]
+        if classes is not None:
+            return op.const(self.label_smoothing / max(classes, 1), like=scores)
+        return op.Div(self.label_smoothing, op.Cast(op.dim(scores, 1), to=scores.dtype))  # type: ignore[no-any-return]
+
+
+def _class_sum(op: Emitter, terms: ir.Value, weight: ir.Value | None, *, like: ir.Value) -> ir.Value:
+    """-sum_c weight[c]·terms[:, c, ...], for terms of the shape of `like`."""
+    if weight is not None:
+        rank = len(static_dims(like) or ())
+        terms = op.Mul(terms, op.Reshape(weight, [1, -1] + [1] * (rank - 2)))
+    return op.Neg(op.ReduceSum(terms, [1], keepdims=0))  # type: ignore[no-any-return]

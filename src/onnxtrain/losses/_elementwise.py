@@ -1,0 +1,135 @@
+"""Losses with one term per score."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, static_dims
+
+from ._base import Loss, TargetSpec, narrow, numbers, reduce, widen
+
+__all__ = ["BCEWithLogitsLoss", "HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
+
+
+class _ElementwiseLoss(Loss):
+    """A loss with one term per score, and a target of the scores' shape and dtype."""
+
+    def targets(self, scores: ir.Value) -> list[TargetSpec]:
+        dims = self._scores_dims(scores)
+        assert scores.dtype is not None
+        return [TargetSpec("target", scores.dtype, dims)]
+
+    def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        self._check_target(self.targets(scores)[0], target)
+        terms = self._terms(op, widen(op, scores), widen(op, target))
+        terms.shape = scores.shape
+        return narrow(op, reduce(op, terms, self.reduction), scores)
+
+    @abstractmethod
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MSELoss(_ElementwiseLoss):
+    """Squared error (scores - target)²."""
+
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        difference = op.Sub(scores, target)
+        return op.Mul(difference, difference)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class L1Loss(_ElementwiseLoss):
+    """Absolute error |scores - target|."""
+
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        return op.Abs(op.Sub(scores, target))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HuberLoss(_ElementwiseLoss):
+    """With d = scores - target: d²/2 where |d| <= delta, delta·(|d| - delta/2) elsewhere.
+
+    Attributes:
+        delta: positive, in units of the scores.
+    """
+
+    delta: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 < self.delta < float("inf"), "delta", "a positive number")
+
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        return _huber(op, op.Sub(scores, target), self.delta)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmoothL1Loss(_ElementwiseLoss):
+    """Huber's loss divided by its threshold; beta = 0 is the absolute error.
+
+    Attributes:
+        beta: threshold, not negative, in units of the scores.
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require(0 <= self.beta < float("inf"), "beta", "zero or a positive number")
+
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        difference: ir.Value = op.Sub(scores, target)
+        if self.beta == 0:
+            return op.Abs(difference)  # type: ignore[no-any-return]
+        return op.Mul(_huber(op, difference, self.beta), 1 / self.beta)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BCEWithLogitsLoss(_ElementwiseLoss):
+    """Binary cross-entropy of sigmoid(scores); targets are probabilities in [0, 1].
+
+    (1 - t)·x + (1 + (p - 1)·t)·softplus(-x) with p = pos_weight, which does not overflow for large |x|.
+    ONNX Runtime's CPU has no float64 kernel of Softplus, so float64 scores need another runtime here.
+
+    Attributes:
+        weight: multiplies each term; array that broadcasts to the scores.
+        pos_weight: multiplies the terms of positive targets; array that broadcasts to the scores.
+    """
+
+    weight: npt.ArrayLike | None = None
+    pos_weight: npt.ArrayLike | None = None
+
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        softplus = op.Softplus(op.Neg(scores))
+        if self.pos_weight is not None:
+            excess = self._weight_for("pos_weight", self.pos_weight, scores) - 1
+            softplus = op.Mul(op.Add(op.Mul(target, op.const(excess, like=scores)), 1.0), softplus)
+        terms: ir.Value = op.Add(op.Mul(op.Sub(1.0, target), scores), softplus)
+        if self.weight is not None:
+            terms = op.Mul(terms, op.const(self._weight_for("weight", self.weight, scores), like=scores))
+        return terms
+
+    def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
+        array = numbers(self, field, value)
+        dims = static_dims(scores) or ()
+        tail = dims[len(dims) - array.ndim :] if array.ndim <= len(dims) else ()
+        if array.ndim > len(dims) or any(
+            n not in (1, dim) for n, dim in zip(array.shape, tail, strict=True) if dim
+        ):
+            raise self._error(
+                f"{field} has shape {list(array.shape)}, which does not broadcast to the scores' "
+                f"{scores.shape}; give one weight per entry of the last dimensions"
+            )
+        return array
+
+
+def _huber(op: Emitter, difference: ir.Value, delta: float) -> ir.Value:
+    """c·(d - c/2) with c = clip(d, -delta, delta): Huber's two branches without a comparison."""
+    clipped = op.Clip(difference, -delta, delta)
+    return op.Mul(clipped, op.Sub(difference, op.Mul(clipped, 0.5)))  # type: ignore[no-any-return]

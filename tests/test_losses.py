@@ -1,0 +1,447 @@
+"""Losses against torch.nn.functional: values in float64, float32 and float16, and gradients."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.autodiff import differentiate
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import (
+    LOSSES,
+    BCEWithLogitsLoss,
+    ClassLabels,
+    CrossEntropyLoss,
+    HuberLoss,
+    L1Loss,
+    Loss,
+    MSELoss,
+    NLLLoss,
+    SmoothL1Loss,
+    TargetSpec,
+    make_loss,
+)
+from tolerances import NORM_RELATIVE, norm_relative_error
+
+REFERENCE_WEIGHTS = 1e-6
+"""The reference evaluator rounds class weights to float32 whatever the dtype of the scores."""
+
+CLASSES = 5
+WEIGHT = np.array([0.2, 1.5, 0.7, 3.0, 1.1])
+
+
+@dataclass(frozen=True)
+class LossCase:
+    """A loss, its torch twin and the shape of the scores; `target` draws the target for a batch."""
+
+    name: str
+    loss: type[Loss]
+    options: dict[str, Any]
+    twin: Callable[..., torch.Tensor]
+    target: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+    shape: tuple[int, ...] = (6, CLASSES)
+
+    @property
+    def dtypes(self) -> tuple[type, ...]:
+        """Where ONNX Runtime has kernels: no float64 Softplus on the CPU."""
+        return (np.float32,) if self.loss is BCEWithLogitsLoss else (np.float64, np.float32)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        return rng.normal(size=self.shape) * 3, self.target(rng, self.shape)
+
+
+def _real(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.normal(size=shape) * 3
+
+
+def _unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.uniform(size=shape)
+
+
+def _probabilities(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.exp(F.log_softmax(torch.from_numpy(rng.normal(size=shape)), 1).numpy())
+
+
+def _labels(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.integers(0, shape[1], (shape[0], *shape[2:]))
+
+
+def _some_ignored(rng: np.random.Generator, shape: tuple[int, ...], ignore_index: int = -100) -> np.ndarray:
+    labels = _labels(rng, shape)
+    labels.flat[:: max(2, labels.size // 3)] = ignore_index
+    return labels
+
+
+_ignoring_2 = functools.partial(_some_ignored, ignore_index=2)
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(array))
+
+
+_weight = _tensor(WEIGHT)
+_pos_weight = np.array([0.5, 2.0, 1.0, 3.0, 0.1])
+_image = (2, CLASSES, 3, 2)
+
+_FORMS: list[LossCase] = [
+    LossCase("mse", MSELoss, {}, F.mse_loss, _real),
+    LossCase("mse-rank4", MSELoss, {}, F.mse_loss, _real, _image),
+    LossCase("mse-vector", MSELoss, {}, F.mse_loss, _real, (7,)),
+    LossCase("l1", L1Loss, {}, F.l1_loss, _real),
+    LossCase("huber", HuberLoss, {}, F.huber_loss, _real),
+    LossCase("huber-0.3", HuberLoss, {"delta": 0.3}, functools.partial(F.huber_loss, delta=0.3), _real),
+    LossCase("smooth_l1", SmoothL1Loss, {}, F.smooth_l1_loss, _real),
+    LossCase(
+        "smooth_l1-2", SmoothL1Loss, {"beta": 2.0}, functools.partial(F.smooth_l1_loss, beta=2.0), _real
+    ),
+    LossCase("smooth_l1-0", SmoothL1Loss, {"beta": 0}, functools.partial(F.smooth_l1_loss, beta=0.0), _real),
+    LossCase("bce", BCEWithLogitsLoss, {}, F.binary_cross_entropy_with_logits, _unit),
+    LossCase(
+        "bce-pos_weight",
+        BCEWithLogitsLoss,
+        {"pos_weight": _pos_weight},
+        functools.partial(F.binary_cross_entropy_with_logits, pos_weight=_tensor(_pos_weight)),
+        _unit,
+    ),
+    LossCase(
+        "bce-weights",
+        BCEWithLogitsLoss,
+        {"weight": WEIGHT, "pos_weight": 2.5},
+        functools.partial(
+            F.binary_cross_entropy_with_logits,
+            weight=_weight,
+            pos_weight=torch.tensor(2.5, dtype=torch.float64),
+        ),
+        _unit,
+    ),
+    LossCase("nll", NLLLoss, {}, F.nll_loss, _labels),
+    LossCase(
+        "nll-image",
+        NLLLoss,
+        {"weight": WEIGHT},
+        functools.partial(F.nll_loss, weight=_weight),
+        _some_ignored,
+        _image,
+    ),
+]
+for _shape, _at in (((6, CLASSES), ""), ((3, CLASSES, 4), "-sequence"), (_image, "-image")):
+    for _smoothing in (0.0, 0.1, 1.0):
+        for _w in (False, True):
+            _name = f"ce{_at}-smoothing={_smoothing}-weight={_w}"
+            _options: dict[str, Any] = {"label_smoothing": _smoothing} | ({"weight": WEIGHT} if _w else {})
+            _twin = functools.partial(
+                F.cross_entropy, label_smoothing=_smoothing, weight=_weight if _w else None
+            )
+            _FORMS += [
+                LossCase(_name, CrossEntropyLoss, _options, _twin, _labels, _shape),
+                LossCase(f"{_name}-some", CrossEntropyLoss, _options, _twin, _some_ignored, _shape),
+                LossCase(
+                    f"{_name}-ignore=2",
+                    CrossEntropyLoss,
+                    _options | {"ignore_index": 2},
+                    functools.partial(_twin, ignore_index=2),
+                    _ignoring_2,
+                    _shape,
+                ),
+                LossCase(
+                    f"{_name}-ignore=None",
+                    CrossEntropyLoss,
+                    _options | {"ignore_index": None},
+                    _twin,
+                    _labels,
+                    _shape,
+                ),
+                LossCase(
+                    f"{_name}-probabilities",
+                    CrossEntropyLoss,
+                    _options | {"probabilities": True},
+                    _twin,
+                    _probabilities,
+                    _shape,
+                ),
+            ]
+
+CASES = [
+    pytest.param(form, reduction, id=f"{form.name}-{reduction}")
+    for form in _FORMS
+    for reduction in ("mean", "sum", "none")
+]
+each_case = pytest.mark.parametrize(("case", "reduction"), CASES)
+
+
+def _loss_model(
+    loss: Loss,
+    shape: tuple[int | str, ...],
+    dtype: type = np.float32,
+    labels: ir.DataType | None = None,
+    opset: int = 21,
+) -> onnx.ModelProto:
+    """A model of inputs `scores` and `target` and output `loss`."""
+    scores = ir.Value(
+        name="scores", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
+    )
+    target = loss.targets(scores)[0].as_input()
+    target.name = "target"
+    if labels is not None:
+        target.type = ir.TensorType(labels)
+    graph = ir.Graph([scores, target], [], nodes=[], opset_imports={"": opset}, name="loss")
+    value = loss.build(Emitter(graph), scores, target)
+    value.name = "loss"
+    assert value.dtype == scores.dtype
+    assert value.shape is not None
+    graph.outputs.append(value)
+    model = ir.to_proto(ir.Model(graph, ir_version=10))
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def _run(model: onnx.ModelProto, feeds: dict[str, np.ndarray], output: str = "loss") -> np.ndarray:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run([output], feeds)[0]
+
+
+def _symbolic(shape: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"d{axis}" for axis in range(len(shape)))
+
+
+def _cast(array: np.ndarray, dtype: type) -> np.ndarray:
+    return array.astype(dtype) if array.dtype.kind == "f" else array
+
+
+@each_case
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+def test_value_matches_torch_on_onnxruntime(case: LossCase, reduction: str, symbolic: bool) -> None:
+    scores, target = case.arrays()
+    loss = case.loss(reduction=reduction, **case.options)
+    expected = case.twin(_tensor(scores), _tensor(target), reduction=reduction).numpy()
+    for dtype in case.dtypes:
+        model = _loss_model(loss, _symbolic(case.shape) if symbolic else case.shape, dtype)
+        got = _run(model, {"scores": scores.astype(dtype), "target": _cast(target, dtype)})
+        assert got.dtype == dtype
+        assert got.shape == expected.shape
+        assert norm_relative_error(got, expected) <= NORM_RELATIVE[np.dtype(dtype)]
+
+
+@each_case
+def test_value_matches_torch_by_the_onnx_reference(case: LossCase, reduction: str) -> None:
+    scores, target = case.arrays()
+    loss = case.loss(reduction=reduction, **case.options)
+    expected = case.twin(_tensor(scores), _tensor(target), reduction=reduction).numpy()
+    got = ReferenceEvaluator(_loss_model(loss, case.shape, np.float64)).run(
+        None, {"scores": scores, "target": target}
+    )[0]
+    assert np.shape(got) == expected.shape
+    weighted = case.options.get("weight") is not None
+    assert norm_relative_error(got, expected) <= (REFERENCE_WEIGHTS if weighted else 1e-9)
+
+
+@each_case
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+def test_gradient_matches_torch(case: LossCase, reduction: str, symbolic: bool) -> None:
+    scores, target = case.arrays()
+    loss = case.loss(reduction=reduction, **case.options)
+    leaf = _tensor(scores).requires_grad_()
+    value = case.twin(leaf, _tensor(target), reduction=reduction)
+    cotangent = np.random.default_rng(0).normal(size=tuple(value.shape))
+    expected = torch.autograd.grad(value, leaf, _tensor(cotangent))[0].numpy()
+    for dtype in case.dtypes:
+        model = _loss_model(loss, _symbolic(case.shape) if symbolic else case.shape, dtype)
+        step = differentiate(model, of="loss", wrt=["scores"], cotangent="ct")
+        feeds = {
+            "scores": scores.astype(dtype),
+            "target": _cast(target, dtype),
+            "ct": np.asarray(cotangent, dtype),
+        }
+        got = _run(step, feeds, "scores_grad")
+        assert got.shape == expected.shape
+        assert norm_relative_error(got, expected) <= NORM_RELATIVE[np.dtype(dtype)]
+
+
+@pytest.mark.parametrize("form", _FORMS[:14] + _FORMS[14:45:4], ids=lambda form: form.name)
+def test_float16_scores_lose_only_the_rounding_of_inputs_and_result(form: LossCase) -> None:
+    scores, target = form.arrays()
+    scores, target = scores.astype(np.float16), _cast(target, np.float16)
+    expected = form.twin(
+        _tensor(scores).double(),
+        _tensor(np.asarray(target, np.float64 if target.dtype.kind == "f" else np.int64)),
+    )
+    got = _run(
+        _loss_model(form.loss(**form.options), form.shape, np.float16), {"scores": scores, "target": target}
+    )
+    assert got.dtype == np.float16
+    assert norm_relative_error(got, expected.numpy()) <= 2**-11
+
+
+def test_weighted_mean_of_many_float16_terms_does_not_overflow() -> None:
+    scores = np.zeros((40_000, 2), np.float16)
+    scores[:, 1] = 8
+    labels = np.zeros(40_000, np.int64)  # the sum of the terms is 3.2e5, beyond float16
+    got = _run(
+        _loss_model(CrossEntropyLoss(weight=[1, 1]), ("n", 2), np.float16),
+        {"scores": scores, "target": labels},
+    )
+    assert got == pytest.approx(8.0, rel=2**-11)
+
+
+@pytest.mark.parametrize(
+    "loss", [CrossEntropyLoss(), CrossEntropyLoss(label_smoothing=0.2, weight=WEIGHT), NLLLoss()], ids=repr
+)
+def test_int32_labels(loss: Loss) -> None:
+    rng = np.random.default_rng(3)
+    scores, labels = rng.normal(size=(6, CLASSES)).astype(np.float32), _some_ignored(rng, (6, CLASSES))
+    wide = _run(_loss_model(loss, ("n", CLASSES)), {"scores": scores, "target": labels})
+    model = _loss_model(loss, ("n", CLASSES), labels=ir.DataType.INT32)
+    assert _run(model, {"scores": scores, "target": labels.astype(np.int32)}) == wide
+
+
+@pytest.mark.parametrize("opset", range(21, 27))
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_every_supported_opset(name: str, opset: int) -> None:
+    form = next(form for form in _FORMS if form.loss is LOSSES[name])
+    scores, target = form.arrays()
+    model = _loss_model(make_loss(name), form.shape, opset=opset)
+    got = _run(model, {"scores": scores.astype(np.float32), "target": _cast(target, np.float32)})
+    expected = form.twin(_tensor(scores), _tensor(target)).numpy()
+    assert norm_relative_error(got, expected) <= NORM_RELATIVE[np.dtype(np.float32)]
+
+
+@pytest.mark.parametrize("target", [0.0, 0.25, 1.0])
+def test_bce_is_finite_for_huge_logits(target: float) -> None:
+    scores, targets = np.array([-1e4, -200.0, 0.0, 200.0, 1e4], np.float32), np.full(5, target, np.float32)
+    model = _loss_model(BCEWithLogitsLoss(reduction="none"), (5,))
+    expected = F.binary_cross_entropy_with_logits(_tensor(scores), _tensor(targets), reduction="none")
+    got = _run(model, {"scores": scores, "target": targets})
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("weight", [None, WEIGHT], ids=["unweighted", "weighted"])
+def test_mean_over_nothing_but_ignored_labels_is_nan_as_in_torch(
+    smoothing: float, weight: np.ndarray | None
+) -> None:
+    scores, labels = np.ones((3, CLASSES), np.float32), np.full(3, -100)
+    loss = CrossEntropyLoss(label_smoothing=smoothing, weight=weight)
+    assert np.isnan(_run(_loss_model(loss, ("n", CLASSES)), {"scores": scores, "target": labels}))
+    assert torch.isnan(F.cross_entropy(_tensor(scores), _tensor(labels), label_smoothing=smoothing))
+    total = CrossEntropyLoss(label_smoothing=smoothing, weight=weight, reduction="sum")
+    assert _run(_loss_model(total, ("n", CLASSES)), {"scores": scores, "target": labels}) == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    labels=st.lists(st.sampled_from([-100, 0, 1, 2]), min_size=1, max_size=6).filter(
+        lambda y: set(y) != {-100}
+    ),
+    smoothing=st.floats(0, 1),
+    weight=st.none() | st.lists(st.floats(0.01, 10), min_size=3, max_size=3),
+    seed=st.integers(0, 2**16),
+)
+def test_cross_entropy_matches_torch_for_any_labels_and_smoothing(
+    labels: list[int], smoothing: float, weight: list[float] | None, seed: int
+) -> None:
+    scores = np.random.default_rng(seed).normal(size=(len(labels), 3)) * 5
+    loss = CrossEntropyLoss(label_smoothing=smoothing, weight=weight)
+    got = _run(_loss_model(loss, ("n", 3), np.float64), {"scores": scores, "target": np.array(labels)})
+    expected = F.cross_entropy(
+        _tensor(scores),
+        torch.tensor(labels),
+        label_smoothing=smoothing,
+        weight=None if weight is None else torch.tensor(weight, dtype=torch.float64),
+    )
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-9, atol=1e-12)
+
+
+def _value(
+    shape: tuple[int | str, ...] | None, dtype: ir.DataType = ir.DataType.FLOAT, name: str = "logits"
+) -> ir.Value:
+    return ir.Value(name=name, shape=None if shape is None else ir.Shape(shape), type=ir.TensorType(dtype))
+
+
+def test_targets_share_the_symbolic_dimensions_of_the_scores() -> None:
+    scores = _value(("batch", 10, "time"))
+    assert CrossEntropyLoss().targets(scores) == [
+        TargetSpec("labels", ir.DataType.INT64, ("batch", "time"), ClassLabels(10, -100))
+    ]
+    assert CrossEntropyLoss(probabilities=True).targets(scores) == [
+        TargetSpec("target", ir.DataType.FLOAT, ("batch", 10, "time"))
+    ]
+    assert NLLLoss(ignore_index=None).targets(_value(("n", "classes")))[0].class_labels == ClassLabels(
+        None, None
+    )
+    assert MSELoss().targets(_value(("n", 3), ir.DataType.DOUBLE)) == [
+        TargetSpec("target", ir.DataType.DOUBLE, ("n", 3))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MSELoss(reduction="avg"), "reduction is 'avg'; it must be 'mean', 'sum' or 'none'"),
+        (lambda: HuberLoss(delta=-1.0), "delta is -1.0; it must be a positive number"),
+        (lambda: HuberLoss(delta=float("nan")), "delta is nan"),
+        (lambda: SmoothL1Loss(beta=-0.5), "beta is -0.5"),
+        (lambda: CrossEntropyLoss(label_smoothing=1.5), "label_smoothing is 1.5; it must be between 0 and 1"),
+        (lambda: CrossEntropyLoss(probabilities=True, ignore_index=3), "ignore_index is 3"),
+        (
+            lambda: CrossEntropyLoss(weight=[[1.0, 2.0]]),
+            r"weight has shape \[1, 2\]; give one weight per class",
+        ),
+        (lambda: NLLLoss(weight="heavy"), "weight is 'heavy'; give an array of numbers"),
+        (lambda: NLLLoss(weight=[1.0, float("inf")]), "weight holds NaN or infinity"),
+        (lambda: make_loss("hinge"), "received 'hinge'; give one of bce_with_logits, cross_entropy, huber"),
+        (lambda: make_loss(3), "received 3"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make: Callable[[], Loss], message: str) -> None:
+    with pytest.raises(GraphBuildError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("loss", "scores", "target", "message"),
+    [
+        (MSELoss(), _value(None), _value(("n",)), "rank of scores 'logits' is unknown; run shape inference"),
+        (MSELoss(), _value((3,), ir.DataType.INT64), _value((3,)), "'logits' are INT64; choose a floating"),
+        (MSELoss(), _value(("n", 3)), _value(("n",)), r"shape \[n\], where .* need \[n,3\]; reshape"),
+        (MSELoss(), _value((3,)), _value((3,), ir.DataType.DOUBLE), "is DOUBLE, not FLOAT; convert"),
+        (CrossEntropyLoss(), _value((4,)), _value((), ir.DataType.INT64), r"need \[N, C, d1, ...\]"),
+        (CrossEntropyLoss(), _value((4, 3)), _value((4,)), "is FLOAT, not INT64 or INT32"),
+        (CrossEntropyLoss(), _value((4, 3)), _value((4, 1), ir.DataType.INT64), r"need \[4\]; reshape"),
+        (CrossEntropyLoss(weight=[1, 2]), _value((4, 3)), _value((4,), ir.DataType.INT64), "has 2 entries"),
+        (NLLLoss(weight=[1, 2]), _value((4, 3)), _value((4,), ir.DataType.INT64), "have 3 classes"),
+        (BCEWithLogitsLoss(pos_weight=[1, 2]), _value((4, 3)), _value((4, 3)), r"pos_weight has shape \[2\]"),
+        (BCEWithLogitsLoss(weight=np.ones((2, 3))), _value((3,)), _value((3,)), r"weight has shape \[2, 3\]"),
+    ],
+)  # fmt: skip
+def test_scores_and_targets_that_do_not_fit_are_refused(
+    loss: Loss, scores: ir.Value, target: ir.Value, message: str
+) -> None:
+    graph = ir.Graph([scores, target], [], nodes=[], opset_imports={"": 21})
+    with pytest.raises(GraphBuildError, match=message):
+        loss.build(Emitter(graph), scores, target)
+
+
+def test_names_make_default_losses() -> None:
+    for name, kind in LOSSES.items():
+        assert type(make_loss(name)) is kind
+    loss = HuberLoss(delta=2.0)
+    assert make_loss(loss) is loss

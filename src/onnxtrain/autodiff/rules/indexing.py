@@ -7,14 +7,13 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff._registry import Cotangents, nondifferentiable, not_yet, vjp
+from onnxtrain.autodiff._registry import Cotangents, not_yet, vjp
 from onnxtrain.autodiff.rules._scatter import positions, scatter_elements, scatter_nd, scatter_to
 from onnxtrain.emitter import Emitter
 
 not_yet(
     "Unique", reason="which of several equal elements the gradient belongs to is not defined; torch has none"
 )
-nondifferentiable("ArgMax", "ArgMin", reason="its result is made of indices")
 
 
 @vjp("Gather", wrt=("data",))

@@ -17,10 +17,10 @@ import onnx_ir as ir
 from onnxtrain import losses, onnxblock, optimizers
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes import CANONICAL_OPSET, canonicalize, load_model, save_model, to_proto
-from onnxtrain.runtime.atomic import write_atomically
-from onnxtrain.runtime.checkpoint import write_checkpoint
+from onnxtrain.passes import canonicalize, load_model, save_model, to_proto
+from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.runtime.manifest import METADATA_KEY
+from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.training_graph import BatchNormMode, TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
@@ -211,10 +211,11 @@ def _write(
         {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
         trainable=graphs.trainable,
         statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
+        copy=False,
     )
     CheckpointState.save_checkpoint(state, files.checkpoint)
     if nominal_checkpoint:
-        CheckpointState.save_nominal_checkpoint(state, files.nominal_checkpoint)
+        CheckpointState.save_checkpoint(state, files.nominal_checkpoint, nominal=True)
     for name, model in models.items():
         model.metadata_props[METADATA_KEY] = text
         save_model(model, getattr(files, name))
@@ -226,14 +227,24 @@ def _write(
 
 
 def _optimizer_model(
-    graphs: TrainingGraphs, optimizer: optimizers.Optimizer | onnxblock.Block
+    graphs: TrainingGraphs, spec: optimizers.Optimizer | onnxblock.Block
 ) -> tuple[ir.Model, dict[str, Any]]:
-    specs = [
+    """The optimizer model and what the manifest says of it."""
+    optimizer = spec if isinstance(spec, optimizers.Optimizer) else onnxblock.optim.optimizer_of(spec)
+    parameters = [
         optimizers.ParameterSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
         for entry in graphs.manifest["parameters"]
         if entry["trainable"]
     ]
-    raise NotImplementedError(specs, optimizer, CANONICAL_OPSET)
+    model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
+    moments = optimizer.state_spec()
+    return model, {
+        "type": type(optimizer).__name__,
+        "moments": [moment.name for moment in moments],
+        "initial_values": [moment.initial_value for moment in moments],
+        "learning_rate": "learning_rate",
+        "step": "step",
+    }
 
 
 def _convert_to_ort(path: Path, custom_op_library: Path | None) -> None:

@@ -77,7 +77,7 @@ UNTESTED = {"Bernoulli", "SequenceMap"}
 
 
 def one_node(op, inputs, attributes, opset) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """Return a model of one node: the first input and floating-point ones are inputs, integers are constants."""
+    """Return a model of one node; all but the first of its integer vectors are constants."""
     feed = {
         f"x{i}": a
         for i, a in enumerate(inputs)

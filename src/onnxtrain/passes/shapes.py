@@ -9,8 +9,8 @@ from onnxtrain.passes.lean import lean_proto
 
 __all__ = ["infer_shapes"]
 
-# onnx's names for dimensions it knows nothing about. Each run counts from zero, so one name from two runs would
-# declare two unrelated dimensions equal.
+# onnx's names for dimensions it knows nothing about. Each run counts from zero, so one name from two runs
+# would declare two unrelated dimensions equal.
 _GENERATED = "unk__"
 
 

@@ -1,4 +1,4 @@
-"""Training artifacts written by hand with onnx.helper: gradients derived on paper, no code of the desk involved.
+"""Training artifacts written by hand with onnx.helper: gradients derived on paper, no code of the desk.
 
 Each function returns an `Artifacts`, whose numpy twin (`reference_*`) is an independent implementation.
 """
@@ -115,15 +115,10 @@ def constant(name: str, value: float, dtype=np.float32) -> onnx.TensorProto:
 def optimizer_model(manifest: dict, parameters: dict[str, np.ndarray], weight_decay: float = 0.01):
     """SGD, or AdamW in Hugging Face's form (betas 0.9, 0.999, eps 1e-6), per trainable parameter."""
     adam = manifest["optimizer"]["type"] == "AdamW"
-    nodes, inputs, outputs = (
-        [],
-        [info("learning_rate", TensorProto.FLOAT, []), info("step", TensorProto.INT64, [])],
-        [],
-    )
-    constants = [
-        constant(n, v)
-        for n, v in dict(b1=0.9, b2=0.999, c1=0.1, c2=0.001, one=1.0, eps=1e-6, wd=weight_decay).items()
-    ]
+    nodes, outputs = [], []
+    inputs = [info("learning_rate", TensorProto.FLOAT, []), info("step", TensorProto.INT64, [])]
+    values = {"b1": 0.9, "b2": 0.999, "c1": 0.1, "c2": 0.001, "one": 1.0, "eps": 1e-6, "wd": weight_decay}
+    constants = [constant(name, value) for name, value in values.items()]
 
     def op(kind, output, *args, **attributes):
         nodes.append(helper.make_node(kind, list(args), [output], **attributes))

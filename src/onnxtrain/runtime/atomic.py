@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -33,7 +32,7 @@ def _create_temporary(path: str) -> tuple[str, int]:
     """Returns name and descriptor of a new, locked, empty file beside `path`."""
     directory, name = os.path.split(path)
     while True:
-        temporary = os.path.join(directory, f".{name}.{secrets.token_hex(6)}{_SUFFIX}")
+        temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}{_SUFFIX}")
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
         descriptor = os.open(temporary, flags, 0o666)
         _lock(descriptor)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnxruntime as ort
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.device import Device
+from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.store import Buffer
 
 
@@ -55,14 +57,17 @@ class Binding:
         for name in self._results:
             self._io.bind_output(name, self._device.type, self._device.index)
 
-    def run(self, values: Sequence[ort.OrtValue] = ()) -> list[ort.OrtValue]:
-        """Runs the session on `values`, one per argument, and returns the results.
+    def run(self, values: Sequence[Array | ort.OrtValue] = ()) -> list[ort.OrtValue]:
+        """Runs the session on `values`, one C-contiguous array or OrtValue per argument; returns the results.
 
         Raises:
             InputError: onnxruntime reports an error.
         """
         for name, value in zip(self._arguments, values, strict=True):
-            self._io.bind_ortvalue_input(name, value)
+            if isinstance(value, np.ndarray):
+                self._io.bind_cpu_input(name, value)
+            else:
+                self._io.bind_ortvalue_input(name, value)
         self._bind_results()
         try:
             self._session.run_with_iobinding(self._io)
@@ -81,7 +86,6 @@ class Binding:
             if buffer.size and produced[index].data_ptr() != buffer.value.data_ptr():
                 raise RuntimeError(
                     f"{self._doing}: onnxruntime {ort.__version__} did not write output '{name}' into the "
-                    "memory "
-                    "bound to it. Please report this version."
+                    "memory bound to it. Please report this version."
                 )
         self._checked = True

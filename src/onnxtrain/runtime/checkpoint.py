@@ -93,6 +93,7 @@ def write_checkpoint(
     """
     where = f"Saving the checkpoint '{os.fspath(uri)}'"
     nominal = nominal or (bool(store.parameters) and len(store.undefined()) == len(store.parameters))
+    store.require_shapes(where)
     tensors = {f"{_STATISTIC}/{name}": b for name, b in store.statistics.items()}
     if not nominal:
         store.require_defined(where)
@@ -190,13 +191,12 @@ def _verification(source: str) -> Iterator[None]:
         detail = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt or "
-            "no "
-            "checkpoint; restore it from another one, or generate the artifacts again."
+            "no checkpoint; restore it from another one, or generate the artifacts again."
         ) from error
 
 
 def read_checkpoint(uri: str | os.PathLike[str]) -> Store:
-    """Returns the content of a checkpoint file: ours or onnxruntime-training's, told apart by the first bytes.
+    """Returns the content of a checkpoint file: ours or onnxruntime-training's, told apart by its start.
 
     Raises:
         CheckpointError: Missing, truncated, corrupt, or no checkpoint.

@@ -141,33 +141,44 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
     return _Tensor(others, np.memmap(path, np.uint8, "r", offset, (length,)).data)
 
 
-def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None]) -> bytes:
-    """Returns a ValueInfoProto for a tensor type as onnxruntime reports it."""
-    dims = []
-    for size in shape:
-        value = wire.integer(1, size) if isinstance(size, int) else wire.text(2, size) if size else b""
-        dims.append(wire.embed(1, value))
+def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | None) -> bytes:
+    """Returns a ValueInfoProto for a tensor type as onnxruntime reports it; None is an unknown rank."""
     dtype = dtypes.BY_ORT.get(ort_type)
     if dtype is None:
         raise InputError(
             f"Exporting for inference: output '{name}' is a {ort_type}; only tensors can be exported."
         )
-    tensor_type = wire.embed(1, wire.integer(1, dtype.onnx), wire.embed(2, *dims))
-    return wire.text(1, name) + wire.embed(2, tensor_type)
+    tensor_type = wire.integer(1, dtype.onnx)
+    if shape is not None:
+        sizes = [wire.integer(1, d) if isinstance(d, int) else wire.text(2, d) if d else b"" for d in shape]
+        tensor_type += wire.embed(2, *(wire.embed(1, size) for size in sizes))
+    return wire.text(1, name) + wire.embed(2, wire.embed(1, tensor_type))
 
 
-def _infer_outputs(model_fields: list[Bytes], graph: _Graph, names: Sequence[str]) -> dict[str, bytes]:
+def _infer_outputs(
+    model_parts: list[Bytes], graph: _Graph, constants: Sequence[_Tensor], names: Sequence[str]
+) -> dict[str, bytes]:
     """Returns ValueInfoProtos for `names` as onnxruntime infers them from the graph with untyped outputs.
 
-    The parameters are still inputs in this graph, so it is small.
+    The parameters are still inputs there, so it is small. onnxruntime reports a scalar and an unknown rank
+    alike; the length of the value's Shape, added as a further output, tells them apart.
     """
-    untyped = {name: wire.text(1, name) for name in names}
+    shapes = {name: f"{name}/shape" for name in names}
+    untyped = {name: wire.text(1, name) for name in [*names, *shapes.values()]}
     parts = _graph_parts(graph, graph.inputs, untyped, set(graph.values) - set(names))
-    dense = [wire.embed(_INITIALIZER, t) for t in graph.initializers.values()]
-    probe = wire.embed(_MODEL_GRAPH, *parts, *dense)
-    options = default_session_options()
-    session = open_session(b"".join([*model_fields, probe]), "the cut graph", CPU, options)
-    return {o.name: _value_info(o.name, o.type, o.shape) for o in session.get_outputs()}
+    parts += [
+        wire.embed(_NODE, wire.text(1, name), wire.text(2, shape), wire.text(4, "Shape"))
+        for name, shape in shapes.items()
+    ]
+    parts += _inline(constants)
+    probe = b"".join([*model_parts, wire.embed(_MODEL_GRAPH, *parts)])
+    session = open_session(probe, "the cut graph", CPU, default_session_options())
+    reported = {o.name: o for o in session.get_outputs()}
+    result = {}
+    for name, shape in shapes.items():
+        known = isinstance(reported[shape].shape[0], int)
+        result[name] = _value_info(name, reported[name].type, reported[name].shape if known else None)
+    return result
 
 
 def _graph_parts(
@@ -303,12 +314,12 @@ def export_inference_model(
         for name in [n for n in group if n not in needed]:
             del group[name]
     model_parts = _model_parts(model, graph)
+    tensors = [_embedded_tensor(t, eval_model) for t in graph.initializers.values()]
     known: dict[str, Bytes] = {
         n: v for n, v in {**graph.values, **graph.outputs}.items() if n in output_names
     }
     if len(known) < len(output_names):
-        known.update(_infer_outputs(model_parts, graph, output_names))
-    tensors = [_embedded_tensor(t, eval_model) for t in graph.initializers.values()]
+        known.update(_infer_outputs(model_parts, graph, tensors, output_names))
     tensors += [_parameter_tensor(n, b) for n, b in parameters.items() if n in needed]
     parts = _graph_parts(
         graph,

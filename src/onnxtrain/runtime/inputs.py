@@ -23,21 +23,27 @@ def _show(spec: InputSpec) -> str:
     return f"{spec.name}: {spec.dtype.name} {shape}"
 
 
+def _mismatch(spec: InputSpec, shape: tuple[int, ...]) -> str:
+    return f"Input '{spec.name}': expected {_show(spec)}, received shape {list(shape)}"
+
+
 def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tuple[int, str]]) -> None:
     if spec.shape is None:
         return
-    where = f"Input '{spec.name}': expected {_show(spec)}, received shape {list(shape)}"
     if len(shape) != len(spec.shape):
-        raise InputError(f"{where}, which has rank {len(shape)} instead of {len(spec.shape)}.")
+        raise InputError(
+            f"{_mismatch(spec, shape)}, which has rank {len(shape)} instead of {len(spec.shape)}."
+        )
     for axis, (size, expected) in enumerate(zip(shape, spec.shape, strict=True)):
         if isinstance(expected, int):
             if size != expected:
-                raise InputError(f"{where}; axis {axis} must be {expected}.")
+                raise InputError(f"{_mismatch(spec, shape)}; axis {axis} must be {expected}.")
         elif expected:
             first, owner = symbols.setdefault(expected, (size, spec.name))
             if size != first:
                 raise InputError(
-                    f"{where}; '{expected}' is {first} in input '{owner}' and must be the same here."
+                    f"{_mismatch(spec, shape)}; '{expected}' is {first} in input '{owner}' and must be "
+                    "the same here."
                 )
 
 
@@ -64,18 +70,17 @@ def _check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
     )
 
 
-def _from_array(spec: InputSpec, array: Array) -> tuple[ort.OrtValue, Array]:
-    dtype = dtypes.of_array(array)
-    raw_bits = spec.dtype.name == "bfloat16" and dtype is not None and dtype.name == "uint16"
-    if dtype is not spec.dtype and not raw_bits:
-        raise InputError(
-            f"Input '{spec.name}': expected {_show(spec)}, received dtype {array.dtype}. "
-            f"Convert with array.astype('{spec.dtype.name}')."
-        )
-    if array.dtype != spec.dtype.storage:  # ml_dtypes' bfloat16, or the other byte order
+def _from_array(spec: InputSpec, array: Array) -> Array:
+    """Returns `array` in C-contiguous storage memory, which is `array` itself if it can be."""
+    if array.dtype != spec.dtype.storage:
+        if dtypes.of_array(array) is not spec.dtype:
+            raise InputError(
+                f"Input '{spec.name}': expected {_show(spec)}, received dtype {array.dtype}. "
+                f"Convert with array.astype('{spec.dtype.name}')."
+            )
+        # ml_dtypes' bfloat16, or the other byte order
         array = array.view(np.uint16) if spec.dtype.name == "bfloat16" else array.astype(spec.dtype.storage)
-    array = np.asarray(array, order="C")
-    return alias(array, spec.dtype), array
+    return np.asarray(array, order="C")
 
 
 def _from_ort_value(spec: InputSpec, value: ort.OrtValue) -> ort.OrtValue:
@@ -86,11 +91,10 @@ def _from_ort_value(spec: InputSpec, value: ort.OrtValue) -> ort.OrtValue:
     return value
 
 
-def bind_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> list[ort.OrtValue]:
-    """Returns one `OrtValue` per argument, after checking number, dtype, shape and class labels.
+def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> list[Array | ort.OrtValue]:
+    """Returns one value to bind per argument, after checking number, dtype, shape and class labels.
 
-    Arrays are aliased, not copied, unless they are not C-contiguous. Equal symbolic dimensions must have
-    equal sizes.
+    Arrays are not copied unless they are not C-contiguous. Equal symbolic dimensions must have equal sizes.
 
     Raises:
         InputError: Something does not fit; the message names the input, what was expected and what was
@@ -102,12 +106,12 @@ def bind_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> l
             f"{len(arguments)}."
         )
     symbols: dict[str, tuple[int, str]] = {}
-    values = []
+    values: list[Array | ort.OrtValue] = []
     for spec, argument in zip(specs, arguments, strict=True):
-        array: Array | None = None
+        value: Array | ort.OrtValue
         if isinstance(argument, np.ndarray):
-            value, array = _from_array(spec, argument)
-            shape = tuple(array.shape)
+            value = _from_array(spec, argument)
+            shape = value.shape
         elif isinstance(argument, ort.OrtValue):
             value = _from_ort_value(spec, argument)
             shape = tuple(value.shape())
@@ -118,6 +122,9 @@ def bind_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> l
             )
         _check_shape(spec, shape, symbols)
         if spec.class_labels is not None:
-            _check_labels(spec.name, value.numpy() if array is None else array, spec.class_labels)
-        values.append(value)
+            labels = value if isinstance(value, np.ndarray) else value.numpy()
+            _check_labels(spec.name, labels, spec.class_labels)
+        # numpy cannot tell onnxruntime that its uint16 are bfloat16
+        raw_bits = isinstance(value, np.ndarray) and spec.dtype.name == "bfloat16"
+        values.append(alias(value, spec.dtype) if raw_bits else value)
     return values

@@ -134,7 +134,8 @@ def _read(data: bytes) -> Store:
     nominal = bool(module.integer(2, "<?"))
     trainable = dict(_tensor(t, nominal) for t in module.tables(0))
     frozen = dict(_tensor(t, nominal) for t in module.tables(1))
-    store = Store(parameters={**trainable, **frozen}, trainable=set(trainable))
+    parameters = {**trainable, **frozen}
+    store = Store(parameters=parameters, trainable=set(trainable), shapes_known=not nominal)
     groups = list(root.tables(2))
     if len(groups) > 1:
         raise ValueError(f"it has {len(groups)} optimizer groups, and only one is supported")

@@ -32,9 +32,7 @@ def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature]
     """
     groups = {"parameters": parameters, "statistics": statistics}
     listed = {
-        key: sorted(
-            ([name, dtype, [int(d) for d in shape]] for name, dtype, shape in group), key=lambda t: t[0]
-        )
+        key: sorted((name, dtype, [int(d) for d in shape]) for name, dtype, shape in group)
         for key, group in groups.items()
     }
     text = json.dumps(listed, separators=(",", ":"), sort_keys=True, ensure_ascii=False)

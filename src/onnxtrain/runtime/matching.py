@@ -51,6 +51,10 @@ def fit_store(store: Store, manifest: Manifest, source: str) -> None:
     moved = {name: b for name, b in store.parameters.items() if name in names}
     parameters = {name: b for name, b in store.parameters.items() if name not in moved}
     statistics = {**store.statistics, **moved}
+    if not store.shapes_known:
+        for spec in manifest.parameters:
+            if spec.name in parameters:
+                parameters[spec.name] = Buffer.zeros(spec.dtype, spec.shape, defined=False)
     differences = _differences("parameter", manifest.parameters, parameters)
     differences += _differences("statistic", manifest.statistics, statistics)
     if differences:
@@ -58,11 +62,12 @@ def fit_store(store: Store, manifest: Manifest, source: str) -> None:
         more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
         raise CheckpointError(
             f"The checkpoint does not belong to {source}: {shown}{more}. Use the checkpoint that was "
-            "generated "
-            "with this model."
+            "generated with this model."
         )
+    store.parameters.update(parameters)
     for name in moved:
         store.statistics[name] = store.parameters.pop(name)
+    store.shapes_known = True
     _arrange(store.parameters, manifest.parameters)
     _arrange(store.statistics, manifest.statistics)
     store.trainable = {spec.name for spec in manifest.trainable}

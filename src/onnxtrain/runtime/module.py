@@ -14,12 +14,12 @@ from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
 from onnxtrain.runtime.export import export_inference_model
-from onnxtrain.runtime.inputs import bind_arguments
+from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import Manifest, ParameterSpec
 from onnxtrain.runtime.matching import fit_store
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.runtime.store import Buffer, alias
+from onnxtrain.runtime.store import Buffer
 
 
 class Module:
@@ -175,7 +175,7 @@ class Module:
             CheckpointError: Parameters of a nominal checkpoint have no data yet.
         """
         binding = None if self.training else self._evaluation
-        values = bind_arguments(self._manifest.arguments, user_inputs)
+        values = check_arguments(self._manifest.arguments, user_inputs)
         self._store.require_defined("Running a step")
         results = self._train(values) if binding is None else binding.run(values)
         if user_inputs and all(isinstance(i, ort.OrtValue) for i in user_inputs):
@@ -183,7 +183,7 @@ class Module:
         arrays = tuple(result.numpy() for result in results)
         return arrays[0] if len(arrays) == 1 else arrays
 
-    def _train(self, values: Sequence[ort.OrtValue]) -> list[ort.OrtValue]:
+    def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
         store = self._store
         if self._reset or not store.gradients_valid:
             store.gradients_valid = False  # should the run fail half way
@@ -250,7 +250,8 @@ class Module:
         """Returns a copy of the parameters as one flat buffer in graph order.
 
         Returns:
-            One-dimensional `OrtValue` on the CPU, of the parameters' dtype (usually float32).
+            One-dimensional `OrtValue` on the CPU, of the parameters' dtype (usually float32; bfloat16 as raw
+            bits in uint16).
 
         Raises:
             InputError: The parameters have different dtypes.
@@ -263,7 +264,7 @@ class Module:
         for buffer in buffers:
             flat[start : start + buffer.size] = buffer.read().reshape(-1)
             start += buffer.size
-        return alias(flat, buffers[0].dtype) if buffers else ort.OrtValue.ortvalue_from_numpy(flat)
+        return ort.OrtValue.ortvalue_from_numpy(flat)
 
     def copy_buffer_to_parameters(self, buffer: ort.OrtValue | Array, trainable_only: bool = True) -> None:
         """Copies a flat buffer, as :meth:`get_contiguous_parameters` returns it, into the parameters.
@@ -287,9 +288,8 @@ class Module:
             )
             raise InputError(
                 f"Copying a buffer to the {'trainable ' if trainable_only else ''}parameters: expected "
-                f"{dtype}[{size}] "
-                f"as an OrtValue or numpy array, received {received}. Is trainable_only={trainable_only} "
-                "meant?"
+                f"{dtype}[{size}] as an OrtValue or numpy array, received {received}. Is "
+                f"trainable_only={trainable_only} meant?"
             )
         start = 0
         for target in selected:

@@ -134,10 +134,8 @@ def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> Op
         ours, theirs = ({p.name for p in m.trainable} for m in (expected, manifest))
         raise ModelLoadError(
             f"Loading {source}: it does not belong to the module's training model (only in the training "
-            "model: "
-            f"{sorted(ours - theirs)[:5]}; only in the optimizer model: {sorted(theirs - ours)[:5]}). Use "
-            "the one "
-            "that was generated with it."
+            f"model: {sorted(ours - theirs)[:5]}; only in the optimizer model: {sorted(theirs - ours)[:5]}). "
+            "Use the one that was generated with it."
         )
     if manifest.optimizer is None:
         raise ModelLoadError(
@@ -170,8 +168,6 @@ def _prepare_moments(store: Store, kind: str, wanted: dict[str, dict[str, DType]
         found = {moment: len(group) for moment, group in held.items()} or "no moments"
         raise CheckpointError(
             f"The checkpoint's optimizer state does not fit {source}: it has {found}, the optimizer ({kind}) "
-            "needs "
-            f"{ {m: len(group) for m, group in wanted.items()} } (tensors per moment). To start the "
-            "optimizer afresh, "
-            "save the checkpoint without optimizer state and load that."
+            f"needs { {m: len(group) for m, group in wanted.items()} } (tensors per moment). To start the "
+            "optimizer afresh, save the checkpoint without optimizer state and load that."
         )

@@ -50,8 +50,7 @@ def open_session(
     except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
         raise ModelLoadError(
             f"Loading {source} in onnxruntime {ort.__version__} failed: {error}. The file may be truncated "
-            "or "
-            "corrupt; generate the artifacts again."
+            "or corrupt; generate the artifacts again."
         ) from error
 
 
@@ -69,8 +68,7 @@ def open_training_session(
     if text is None:
         raise ModelLoadError(
             f"Loading {source}: it has no metadata property '{METADATA_KEY}', so it is not a model for "
-            "training. "
-            "Make one with onnxtrain.artifacts.generate_artifacts."
+            "training. Make one with onnxtrain.artifacts.generate_artifacts."
         )
     return session, parse_manifest(text, source)
 
@@ -83,7 +81,6 @@ def require_values(session: ort.InferenceSession, source: str, inputs: set[str],
     if missing or extra:
         raise ModelLoadError(
             f"Loading {source}: the graph does not have the inputs and outputs that its manifest gives it "
-            "for this "
-            f"role (missing: {missing[:5]}, unexpected inputs: {extra[:5]}). Is it another of the run's "
-            "models?"
+            f"for this role (missing: {missing[:5]}, unexpected inputs: {extra[:5]}). Is it another of the "
+            "run's models?"
         )

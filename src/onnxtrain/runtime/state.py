@@ -53,13 +53,13 @@ class Parameter:
     def data(self, value: Array) -> None:
         buffer = self._group[self._name]
         what = f"Setting parameter '{self._name}'"
+        self._store.require_shapes(what)
         array, dtype = to_storage(value, what)
         raw_bits = dtype.storage == buffer.dtype.storage  # uint16 bits are accepted for bfloat16
         if not raw_bits or tuple(array.shape) != buffer.shape:
             raise InputError(
                 f"{what}: expected {buffer.dtype.name} of shape {list(buffer.shape)}, received {dtype.name} "
-                "of "
-                f"shape {list(array.shape)}. Convert with array.astype(...) or reshape it."
+                f"of shape {list(array.shape)}. Convert with array.astype(...) or reshape it."
             )
         buffer.write(array)
 

@@ -150,6 +150,9 @@ class Store:
         properties: The user's own values.
         gradients_valid: Whether a training step has filled `gradients`.
         device: Where the tensors are.
+        complete: Whether every parameter is known to have data.
+        shapes_known: False for a nominal checkpoint of onnxruntime-training, which keeps names only, until a
+            `Module` supplies the shapes.
     """
 
     parameters: dict[str, Buffer]
@@ -161,6 +164,8 @@ class Store:
     properties: dict[str, int | float | str] = field(default_factory=dict)
     gradients_valid: bool = False
     device: Device = CPU
+    complete: bool = False
+    shapes_known: bool = True
 
     def move_to(self, device: Device) -> None:
         """Moves every tensor to `device`."""
@@ -174,13 +179,23 @@ class Store:
         """Returns the names of parameters that a nominal checkpoint left without data."""
         return [name for name, buffer in self.parameters.items() if not buffer.defined]
 
+    def require_shapes(self, doing: str) -> None:
+        """Raises CheckpointError if the shapes are not known; `doing` says what needs them."""
+        if not self.shapes_known:
+            raise CheckpointError(
+                f"{doing}: this nominal checkpoint of onnxruntime-training has no shapes. Make a Module "
+                "from it first: the training model knows them."
+            )
+
     def require_defined(self, doing: str) -> None:
         """Raises CheckpointError if a parameter has no data yet; `doing` says what needs it."""
+        if self.complete:  # once every parameter has data, that stays so
+            return
         missing = self.undefined()
         if missing:
             raise CheckpointError(
                 f"{doing}: {len(missing)} of {len(self.parameters)} parameters of this nominal checkpoint "
-                "have no "
-                f"data yet (first: '{missing[0]}'). Call Module.copy_buffer_to_parameters(buffer, "
+                f"have no data yet (first: '{missing[0]}'). Call Module.copy_buffer_to_parameters(buffer, "
                 "trainable_only=False), or assign them, first."
             )
+        self.complete = True

@@ -1,0 +1,303 @@
+"""Every wrong use gives an error that names what was wrong; none crashes the process."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from onnxtrain.errors import CheckpointError, InputError, ModelLoadError, TrainingStateError
+from runtime import handmade
+
+X = np.zeros((5, 4), np.float32)
+Y = np.array([0, 1, 2, 1, 0])
+
+
+@pytest.fixture
+def run():
+    return handmade.mlp()
+
+
+@pytest.fixture
+def module(run):
+    return Module(run.training.SerializeToString(), run.state(), run.evaluation.SerializeToString())
+
+
+def labels(*values):
+    return np.array([*values, *Y[len(values) :]])
+
+
+BAD_INPUTS = {
+    "too few inputs": (
+        (X,),
+        r"takes 2 inputs \(x: float32 \[batch, 4\]; labels: int64 \[batch\]\), received 1",
+    ),
+    "too many inputs": ((X, Y, Y), "takes 2 inputs .*received 3"),
+    "wrong dtype": (
+        (X.astype(np.float64), Y),
+        r"'x': expected .*float32.*received dtype float64.*astype\('float32'\)",
+    ),
+    "wrong label dtype": ((X, Y.astype(np.int32)), "'labels': expected .*int64.*received dtype int32"),
+    "swapped": ((Y, X), "'x': expected .*float32.*received dtype int64"),
+    "wrong width": ((X[:, :3], Y), r"'x': expected .*received shape \[5, 3\]; axis 1 must be 4"),
+    "wrong rank": ((X[0], Y), r"'x': .*received shape \[4\], which has rank 1 instead of 2"),
+    "batches differ": ((X, Y[:3]), "'labels': .*'batch' is 5 in input 'x' and must be the same here"),
+    "label too large": (
+        (X, labels(0, 3)),
+        r"'labels': class labels must be 0 \.\. 2, or -100.*received 3 at index \[1\]",
+    ),
+    "label negative": ((X, labels(-1)), r"received -1 at index \[0\] \(1 such labels\)"),
+    "list": (([[0.0] * 4] * 5, Y), "'x': expected a numpy array or an OrtValue.*received list"),
+    "scalar": ((X, 3), "'labels': expected a numpy array or an OrtValue.*received int"),
+    "None": ((None, Y), "'x': .*received NoneType"),
+    "strings": ((np.array([["a"] * 4] * 5), Y), "'x': .*received dtype <U1"),
+    "OrtValue dtype": (
+        (ort.OrtValue.ortvalue_from_numpy(X.astype(np.float64)), Y),
+        r"'x': .*received an OrtValue of tensor\(double\)",
+    ),
+    "OrtValue label": ((X, ort.OrtValue.ortvalue_from_numpy(labels(9))), "received 9"),
+}
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("case", BAD_INPUTS)
+def test_bad_input(module, case, mode):
+    arguments, message = BAD_INPUTS[case]
+    module.train(mode)
+    with pytest.raises(InputError, match=message) as caught:
+        module(*arguments)
+    assert isinstance(caught.value, RuntimeError)
+    assert np.isfinite(module(X, Y)[0])
+
+
+def test_ignored_labels_are_allowed(module):
+    assert np.isfinite(module(X, labels(handmade.IGNORE))[0])
+
+
+def test_unknown_number_of_classes_rejects_negative_labels_only(run):
+    manifest = {
+        **run.manifest,
+        "targets": [{**run.manifest["targets"][0], "class_labels": {"count": None, "ignore_index": None}}],
+    }
+    onnx.helper.set_model_props(run.training, {"onnxtrain.manifest": json.dumps(manifest)})
+    module = Module(run.training.SerializeToString(), run.state())
+    with pytest.raises(InputError, match=r"class labels must be 0 or more; received -100"):
+        module(X, labels(-100))
+
+
+def test_an_error_inside_the_graph_is_an_input_error_and_leaves_no_gradient(run):
+    manifest = {**run.manifest, "targets": [{**run.manifest["targets"][0], "class_labels": None}]}
+    onnx.helper.set_model_props(run.training, {"onnxtrain.manifest": json.dumps(manifest)})
+    module = Module(run.training.SerializeToString(), run.state())
+    optimizer = Optimizer(run.optimizer.SerializeToString(), module)
+    nan = module(np.full_like(X, np.nan), Y)[0]
+    assert np.isnan(nan)  # a NaN loss is the trainer's business
+    module.lazy_reset_grad()
+    module._direct._session = ort.InferenceSession(
+        run.evaluation.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    with pytest.raises(InputError, match=r"The training step failed in onnxruntime"):
+        module(X, Y)
+    with pytest.raises(TrainingStateError, match=r"no gradients yet"):
+        optimizer.step()
+
+
+def test_parameter_and_property_errors(run):
+    state = run.state()
+    with pytest.raises(KeyError, match=r"Parameter nope not found\."):
+        state.parameters["nope"]
+    with pytest.raises(KeyError, match=r"Parameter nope not found\."):
+        state.parameters["nope"] = X
+    with pytest.raises(KeyError, match=r"Property zz not found\."):
+        state.properties["zz"]
+    with pytest.raises(
+        InputError,
+        match=r"'fc1.weight': expected float32 of shape \[8, 4\], received float32 of shape \[2, 2\]",
+    ):
+        state.parameters["fc1.weight"] = np.zeros((2, 2), np.float32)
+    with pytest.raises(InputError, match=r"expected float32 .*received float64"):
+        state.parameters["fc1.weight"].data = np.zeros((8, 4))
+    with pytest.raises(InputError, match=r"expected a numpy array, received list"):
+        state.parameters["fc1.weight"].data = [1.0]
+    with pytest.raises(InputError, match=r"dtype complex64 is not supported"):
+        CheckpointState.from_arrays({"w": np.zeros(2, np.complex64)}, [])
+    with pytest.raises(InputError, match=r"trainable names without a parameter: \['v'\]"):
+        CheckpointState.from_arrays({"w": X}, ["v"])
+    assert "nope" not in state.parameters
+    assert repr(state.parameters["fc1.bias"]) == "Parameter(name=fc1.bias, requires_grad=False)"
+    assert repr(state.parameters).startswith("Parameters({'fc1.weight': float32[8, 4],")
+
+
+def test_parameters_can_be_set_before_there_is_a_module(run):
+    state = run.state()
+    assert state.parameters["fc1.weight"].grad is None
+    state.parameters["fc1.weight"] = np.ones((8, 4), np.float32)
+    state.parameters["fc1.bias"].data = np.ones(8, np.float32)
+    module = Module(run.training.SerializeToString(), state)
+    expected, _, _ = handmade.reference_mlp({n: p.data for n, p in state.parameters}, X, Y)
+    np.testing.assert_allclose(module(X, Y)[0], expected, rtol=1e-6)
+
+
+def test_eval_and_export_without_an_eval_model(run, tmp_path):
+    module = Module(run.training.SerializeToString(), run.state())
+    with pytest.raises(TrainingStateError, match=r"no eval model.*eval_model_uri"):
+        module.eval()(X, Y)
+    with pytest.raises(TrainingStateError, match=r"needs the eval model"):
+        module.export_model_for_inferencing(tmp_path / "m.onnx", ["logits"])
+
+
+def test_step_before_any_gradient(run, module):
+    optimizer = Optimizer(run.optimizer.SerializeToString(), module)
+    with pytest.raises(TrainingStateError, match=r"no gradients yet. Call the module in training mode"):
+        optimizer.step()
+    module.eval()(X, Y)
+    with pytest.raises(TrainingStateError):
+        optimizer.step()
+    module.train()(X, Y)
+    optimizer.step()
+    assert optimizer.step_count == 1
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, "0.1", None, np.float32("nan")])
+def test_bad_learning_rate(run, module, rate):
+    optimizer = Optimizer(run.optimizer.SerializeToString(), module)
+    with pytest.raises(InputError, match=r"learning rate must be a finite number >= 0, received"):
+        optimizer.set_learning_rate(rate)
+    assert optimizer.get_learning_rate() == 1e-3
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(-1, 5), (6, 5), (0, 0), (1.5, 5), (True, 5), (2, None)])
+def test_bad_schedule(run, module, warmup, total):
+    optimizer = Optimizer(run.optimizer.SerializeToString(), module)
+    with pytest.raises(InputError, match=r"0 <= warmup_step_count <= total_step_count"):
+        LinearLRScheduler(optimizer, warmup, total, 1e-3)
+    with pytest.raises(InputError, match=r"learning rate"):
+        LinearLRScheduler(optimizer, 0, 5, float("nan"))
+
+
+def test_checkpoint_of_another_model(run):
+    other = handmade.mlp(hidden=5).state()
+    with pytest.raises(
+        CheckpointError,
+        match=r"does not belong to .*'fc1.weight' is float32\[8, 4\] in the model and float32\[5, 4\]",
+    ):
+        Module(run.training.SerializeToString(), other)
+    assert other.parameters["fc1.weight"].data.shape == (5, 4)
+    missing = CheckpointState.from_arrays(
+        {"fc1.weight": np.zeros((8, 4), np.float32), "q": X}, ["fc1.weight"]
+    )
+    with pytest.raises(
+        CheckpointError, match=r"parameter 'fc1.bias' is missing from the checkpoint.*'q' is not in the model"
+    ):
+        Module(run.training.SerializeToString(), missing)
+    with pytest.raises(CheckpointError, match=r"statistic 'bn.mean' is missing"):
+        Module(handmade.batchnorm().training.SerializeToString(), handmade.scaled(np.float32).state())
+
+
+def test_models_of_different_runs(run, module):
+    other = handmade.mlp(hidden=5)
+    with pytest.raises(ModelLoadError, match=r"eval model.*does not belong to the training model"):
+        Module(run.training.SerializeToString(), run.state(), other.evaluation.SerializeToString())
+    with pytest.raises(ModelLoadError, match=r"optimizer model.*does not belong"):
+        Optimizer(other.optimizer.SerializeToString(), module)
+    unfrozen = handmade.mlp(frozen=())
+    with pytest.raises(ModelLoadError, match=r"only in the optimizer model: \['fc1.bias'\]"):
+        Optimizer(unfrozen.optimizer.SerializeToString(), module)
+
+
+def test_models_in_the_wrong_place(run, module):
+    with pytest.raises(ModelLoadError, match=r"Is it another of the run's models"):
+        Module(run.optimizer.SerializeToString(), run.state())
+    with pytest.raises(ModelLoadError, match=r"missing: .*fc1.weight_grad"):
+        Module(run.evaluation.SerializeToString(), run.state())
+    with pytest.raises(ModelLoadError, match=r"Is it another of the run's models"):
+        Optimizer(run.training.SerializeToString(), module)
+    without = handmade.mlp(optimizer=None)
+    with pytest.raises(ModelLoadError, match=r"describes no optimizer"):
+        Optimizer(without.training.SerializeToString(), module)
+
+
+def test_optimizer_state_of_another_optimizer(run, module):
+    optimizer = Optimizer(run.optimizer.SerializeToString(), module)
+    module(X, Y)
+    optimizer.step()
+    sgd = handmade.mlp(optimizer=handmade.SGD)
+    with pytest.raises(CheckpointError, match=r"does not fit.*\(SGD\) needs.*without optimizer state"):
+        Optimizer(sgd.optimizer.SerializeToString(), module)
+
+
+def test_model_files(run, tmp_path):
+    state = run.state()
+    content = run.training.SerializeToString()
+    with pytest.raises(ModelLoadError, match=r"nothing.onnx'.*there is no such file"):
+        Module(tmp_path / "nothing.onnx", state)
+    for name, damaged in {
+        "truncated": content[: len(content) // 2],
+        "empty": b"",
+        "garbage": b"garbage" * 9,
+    }.items():
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(ModelLoadError, match=rf"Loading training model '.*{name}'"):
+            Module(tmp_path / name, state)
+    plain = onnx.load_from_string(content)
+    del plain.metadata_props[:]
+    with pytest.raises(ModelLoadError, match=r"has no metadata property 'onnxtrain.manifest'"):
+        Module(plain.SerializeToString(), state)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "manifest has version 2, this onnxtrain reads up to 1"),
+        ({"format": "other"}, "not a usable manifest"),
+        ({"parameters": None}, "not a usable manifest"),
+        ({"inputs": [{"name": "x", "dtype": "complex64", "shape": []}]}, "dtype 'complex64' is not one of"),
+    ],
+)
+def test_bad_manifest(run, change, message):
+    onnx.helper.set_model_props(run.training, {"onnxtrain.manifest": json.dumps({**run.manifest, **change})})
+    with pytest.raises(ModelLoadError, match=message):
+        Module(run.training.SerializeToString(), run.state())
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:1", ""])
+def test_unknown_device(run, device):
+    with pytest.raises(InputError, match=f"Unknown device '{device}': expected 'cpu', 'cuda'"):
+        Module("does not matter", run.state(), device=device)
+
+
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" in ort.get_available_providers(), reason="this onnxruntime has CUDA"
+)
+def test_device_without_its_provider(run):
+    with pytest.raises(
+        InputError, match=r"'cuda:0' needs CUDAExecutionProvider.*has only.*Install onnxruntime-gpu"
+    ):
+        Module("does not matter", run.state(), device="cuda:0")
+
+
+def test_buffers_of_the_wrong_kind(run, module):
+    for bad in (np.zeros(58, np.float32), np.zeros((59, 1), np.float32), np.zeros(59), [0.0] * 59):
+        with pytest.raises(InputError, match=r"expected float32\[59\] .*Is trainable_only=True meant"):
+            module.copy_buffer_to_parameters(bad)
+    mixed = CheckpointState.from_arrays({"a": np.zeros(2, np.float32), "b": np.zeros(2, np.float16)}, [])
+    module._store.parameters.update(mixed._store.parameters)
+    specs = [
+        type(module.manifest.parameters[0])(n, b.dtype, b.shape, False, None)
+        for n, b in mixed._store.parameters.items()
+        if n in "ab"
+    ]
+    object.__setattr__(module.manifest, "parameters", tuple(specs))
+    with pytest.raises(InputError, match=r"parameters of one dtype; this selection has float16, float32"):
+        module.get_contiguous_parameters()
+
+
+def test_wrong_kind_of_state(run):
+    with pytest.raises(TypeError, match=r"state must be a CheckpointState, received str"):
+        Module(run.training.SerializeToString(), "checkpoint")
+    with pytest.raises(TypeError, match=r"load_checkpoint"):
+        CheckpointState("checkpoint")

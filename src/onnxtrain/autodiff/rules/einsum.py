@@ -1,0 +1,147 @@
+"""Einsum: the cotangent of an operand is another Einsum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_letters
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.errors import DifferentiationError
+
+Dim = int | ir.SymbolicDim
+
+
+@vjp("Einsum", wrt=("Inputs",))
+def einsum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """For "ij,jk->ik": ct_A = Einsum("ik,jk->ij", ct, B), and likewise for any number of operands.
+
+    Labels that only this operand has were summed over: its cotangent is repeated along them. Labels that it
+    has twice ("ii") make a diagonal: its cotangent is zero off it. Axes of size one that were broadcast are
+    summed over.
+    """
+    terms, output = _terms(n)
+    _check_broadcasting(n, terms)
+    return [
+        _operand_cotangent(op, n, ct, index, terms, output) if n.needs(value) else None
+        for index, value in enumerate(n.inputs)
+    ]
+
+
+def _terms(n: NodeView) -> tuple[list[str], str]:
+    """Returns the labels of every operand and of the output, ellipses replaced by labels not in use."""
+    equation = n.attr("equation").replace(" ", "")
+    left, explicit, output = equation.partition("->")
+    terms = left.split(",")
+    if not explicit:
+        once = sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
+        output = ("..." if "..." in left else "") + "".join(once)
+    count = max(
+        (n.rank(v) - len(t) + 3 for t, v in zip(terms, n.inputs, strict=True) if v and "..." in t), default=0
+    )
+    free = [letter for letter in ascii_letters if letter not in equation]
+    if count > len(free):
+        raise DifferentiationError(
+            f"differentiating Einsum {equation!r} (node {n.node.name!r}): the {count} dimensions of its "
+            "ellipsis and its labels are more than the 52 letters; reshape the operands to fewer dimensions"
+        )
+    dots = "".join(free[:count])
+    return [term.replace("...", dots) for term in terms], output.replace("...", dots)
+
+
+def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
+    """Refuses a label whose first size is one and another one later: shape inference believes the first.
+
+    Raises:
+        DifferentiationError: the inferred shape of the output, which other rules relied on, is wrong.
+    """
+    first: dict[str, Dim] = {}
+    for term, value in zip(terms, n.inputs, strict=True):
+        for label, size in zip(term, _dims(n, value), strict=True):
+            if first.setdefault(label, size) == 1 and size != 1:
+                raise DifferentiationError(
+                    f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): an axis of size "
+                    f"one is broadcast to size {size} of {value.name if value else ''!r}, which ONNX shape "
+                    "inference gets wrong; put the operand with the size one last, or expand it before"
+                )
+
+
+def _operand_cotangent(
+    op: Emitter, n: NodeView, ct: ir.Value, index: int, terms: Sequence[str], output: str
+) -> ir.Value:
+    operand, term = n.inputs[index], terms[index]
+    assert operand is not None
+    others = [(t, v) for i, (t, v) in enumerate(zip(terms, n.inputs, strict=True)) if i != index and v]
+    labels = "".join(dict.fromkeys(term))
+    present = "".join(c for c in labels if c in output or any(c in t for t, _ in others))
+    sizes = {c: _dims(n, operand)[term.index(c)] for c in labels}
+    rivals = {c: [_dims(n, v)[t.index(c)] for t, v in others if c in t] for c in labels}
+    result = ct
+    if others or present != output:
+        equation = f"{','.join([output, *(t for t, _ in others)])}->{present}"
+        result = op.Einsum(ct, *(v for _, v in others), equation=equation)
+    missing = [axis for axis, c in enumerate(labels) if c not in present]
+    if missing:
+        result = op.Unsqueeze(result, missing)
+
+    def shape() -> ir.Value:
+        whole = op.shape_of(operand)
+        return op.Gather(whole, [term.index(c) for c in labels]) if labels != term else whole
+
+    summed = [axis for axis, c in enumerate(labels) if _may_be_repeated(sizes[c], rivals[c])]
+    if summed:
+        known = all(isinstance(sizes[labels[axis]], int) for axis in summed)
+        axes = summed if known else op.Squeeze(op.NonZero(op.Equal(shape(), [1])), [0])
+        result = op.ReduceSum(result, axes, keepdims=1, noop_with_empty_axes=1)
+    if missing or any(c not in output and _may_be_short(sizes[c], rivals[c]) for c in labels):
+        result = op.Expand(result, shape())
+    return _on_diagonals(op, operand, result, term)
+
+
+def _dims(n: NodeView, value: ir.Value | None) -> Sequence[Dim]:
+    assert value is not None
+    n.rank(value)  # raises where it is not known
+    return list(value.shape or ())
+
+
+def _same(a: Dim, b: Dim) -> bool:
+    """Whether two sizes are known to be equal; symbolic ones without a name are not."""
+    if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
+        return a.value is not None and a.value == b.value
+    return a == b
+
+
+def _may_be_repeated(size: Dim, rivals: Sequence[Dim]) -> bool:
+    """Whether an axis may have size one where the same label has another size in another operand."""
+    if isinstance(size, int) and size != 1:
+        return False
+    return any(rival != 1 and not _same(size, rival) for rival in rivals)
+
+
+def _may_be_short(size: Dim, rivals: Sequence[Dim]) -> bool:
+    """Whether the label may have size one in all other operands, but not in this one."""
+    return size != 1 and bool(rivals) and not any(_same(size, rival) for rival in rivals)
+
+
+def _on_diagonals(op: Emitter, operand: ir.Value, value: ir.Value, term: str) -> ir.Value:
+    """Gives `value`, which has an axis per different label, an axis per label; zero off the diagonals."""
+    again = [axis for axis, c in enumerate(term) if c in term[:axis]]
+    if not again:
+        return value
+    value = op.Unsqueeze(value, again)
+    for axis in again:
+        first = term.index(term[axis])
+        size = (static_dims(operand) or ())[first]
+        if size is not None:
+            positions = op.const(np.arange(size, dtype=np.int64))
+        else:
+            positions = op.Range(op.const(0), op.Squeeze(op.dim(operand, first), [0]), op.const(1))
+        along = [
+            op.Unsqueeze(positions, [i for i in range(len(term)) if i != where]) for where in (first, axis)
+        ]
+        value = op.Where(op.Equal(*along), value, 0.0)
+    return value

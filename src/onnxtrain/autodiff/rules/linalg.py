@@ -1,0 +1,104 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._broadcast import sum_to_shape_of
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.emitter import Emitter, static_dims
+
+
+@vjp("MatMul", wrt=("A", "B"))
+def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = A B:  ct_A = ct B^T,  ct_B = A^T ct, summed over the batch axes on which the operand was repeated.
+
+    A vector counts as a row on the left and a column on the right; ct gets back the axis that Y lost.
+    """
+    ranks = n.rank(n.A), n.rank(n.B)
+    if ranks == (1, 1):
+        return (
+            op.Mul(ct, n.B) if n.needs("A") else None,
+            op.Mul(ct, n.A) if n.needs("B") else None,
+        )
+    a = _as_matrix(op, n.A, 0)
+    b = _as_matrix(op, n.B, 1)
+    if ranks[0] == 1:
+        ct = op.Unsqueeze(ct, [-2])
+    elif ranks[1] == 1:
+        ct = op.Unsqueeze(ct, [-1])
+    return (
+        _left_cotangent(op, n, ct, a, b) if n.needs("A") else None,
+        _right_cotangent(op, n, ct, a, b) if n.needs("B") else None,
+    )
+
+
+def _as_matrix(op: Emitter, value: ir.Value, axis: int) -> ir.Value:
+    """Returns a vector as a matrix of size one along `axis`, anything else unchanged."""
+    assert value.shape is not None
+    if value.shape.rank() > 1:
+        return value
+    matrix: ir.Value = op.Unsqueeze(value, [axis])
+    matrix.shape = ir.Shape([1, value.shape[0]] if axis == 0 else [value.shape[0], 1])
+    return matrix
+
+
+def _left_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    product = op.MatMul(ct, _transposed(op, n, b))
+    return _sum_batch(op, n, product, a, n.A)
+
+
+def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    """A matrix that multiplies a batch gets its cotangent from one product, not from a batch of them."""
+    if n.rank(b) == 2 and n.rank(a) > 2:
+        product = op.MatMul(op.Transpose(_rows(op, a, a), perm=[1, 0]), _rows(op, ct, b))
+        return product if b is n.B else op.reshape_like(product, n.B)
+    return _sum_batch(op, n, op.MatMul(_transposed(op, n, a), ct), b, n.B)
+
+
+def _rows(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
+    """Returns `value` as a matrix, its batch merged into the rows; `like` has as many columns."""
+    columns = (static_dims(like) or (None,))[-1]
+    shape = [-1, columns] if columns is not None else op.Concat(op.const([-1]), op.dim(like, -1), axis=0)
+    return op.Reshape(value, shape)  # type: ignore[no-any-return]
+
+
+def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+    axes = list(range(n.rank(value)))
+    return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])  # type: ignore[no-any-return]
+
+
+def _sum_batch(op: Emitter, n: NodeView, product: ir.Value, matrix: ir.Value, primal: ir.Value) -> ir.Value:
+    """Sums a batch of cotangents to the shape of `matrix`, and gives it the shape of `primal`."""
+    assert matrix.shape is not None
+    output = n.out.Y
+    if output.shape is not None:
+        vectors = (n.rank(n.A) == 1) + (n.rank(n.B) == 1)
+        batch = list(output.shape)[: output.shape.rank() - 2 + vectors]
+        product.shape = ir.Shape([*batch, *list(matrix.shape)[-2:]])
+    total = sum_to_shape_of(op, product, product, matrix)
+    return total if matrix is primal else op.reshape_like(total, primal)
+
+
+@vjp("Gemm", wrt=("A", "B", "C"))
+def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = alpha A' B' + beta C with A' = A^T if transA; ct_A' = alpha ct B'^T, ct_B' = alpha A'^T ct."""
+    alpha, beta, trans_a, trans_b = (n.attr(name) for name in ("alpha", "beta", "transA", "transB"))
+    result: dict[str, ir.Value | None] = {}
+    if n.needs("A"):
+        result["A"] = (
+            op.Gemm(n.B, ct, alpha=alpha, transA=trans_b, transB=1)
+            if trans_a
+            else op.Gemm(ct, n.B, alpha=alpha, transB=1 - trans_b)
+        )
+    if n.needs("B"):
+        result["B"] = (
+            op.Gemm(ct, n.A, alpha=alpha, transA=1, transB=trans_a)
+            if trans_b
+            else op.Gemm(n.A, ct, alpha=alpha, transA=1 - trans_a)
+        )
+    if n.needs("C"):
+        total = sum_to_shape_of(op, ct, n.out.Y, n.C)
+        result["C"] = total if beta == 1 else op.Mul(total, beta)
+    return result

@@ -62,7 +62,85 @@ class ConvTranspose(OpRun):
         return (out if b is None else out + b.reshape(-1, *[1] * rank),)
 
 
-CORRECTED = {("", "Erf"): Erf, ("", "ConvTranspose"): ConvTranspose}
+def _read_windows(
+    x: np.ndarray,
+    fill: float,
+    kernel_shape: list[int],
+    *,
+    auto_pad: str | None = None,
+    ceil_mode: int | None = 0,
+    dilations: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+) -> np.ndarray:
+    """What the windows of a pooling op read, `[taps, batch, channels, *counts]`; `fill` outside of x."""
+    rank = len(kernel_shape)
+    sizes, kernel = np.array(x.shape[2:]), np.array(kernel_shape)
+    strides, dilations = np.array(strides or [1] * rank), np.array(dilations or [1] * rank)
+    extents = (kernel - 1) * dilations + 1
+    begins, ends = np.reshape(pads or [0] * 2 * rank, (2, rank))
+    if (auto_pad or "").startswith("SAME"):
+        counts = -(-sizes // strides)
+        total = np.maximum((counts - 1) * strides + extents - sizes, 0)
+        begins = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
+    else:
+        room = sizes + begins + ends - extents
+        counts = (-(-room // strides) if ceil_mode else room // strides) + 1
+        counts -= (counts - 1) * strides >= sizes + begins  # no window starts behind the input
+    reach = np.maximum((counts - 1) * strides + extents - begins - sizes, 0)
+    x = np.pad(x, [(0, 0), (0, 0), *zip(begins, reach, strict=True)], constant_values=fill)
+    starts = [np.array(tap) * dilations for tap in np.ndindex(*kernel)]
+    return np.stack([x[(..., *map(slice, s, s + (counts - 1) * strides + 1, strides))] for s in starts])
+
+
+class MaxPool(OpRun):
+    """MaxPool; onnx's Indices are wrong for oblong kernels, padding and storage_order."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, kernel_shape: Any = None, storage_order: int | None = None, **window: Any
+    ) -> tuple[np.ndarray, np.ndarray]:
+        values = _read_windows(x, -np.inf, kernel_shape, **window)
+        spatial = np.arange(np.prod(x.shape[2:])).reshape(x.shape[2:], order="F" if storage_order else "C")
+        planes = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * spatial.ndim)
+        positions = _read_windows(planes * spatial.size + spatial, -1, kernel_shape, **window)
+        first = values.argmax(0)[None]
+        return np.take_along_axis(values, first, 0)[0], np.take_along_axis(positions, first, 0)[0]
+
+
+class LpPool(OpRun):
+    """LpPool; onnx's is wrong where ceil_mode lets windows reach beyond the input."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, kernel_shape: Any = None, p: int | None = None, **window: Any
+    ) -> tuple[np.ndarray]:
+        return ((np.abs(_read_windows(x, 0.0, kernel_shape, **window)) ** p).sum(0) ** (1 / p),)
+
+
+class GlobalMaxPool(OpRun):
+    """GlobalMaxPool; onnx's takes images only."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class GlobalLpPool(OpRun):
+    """GlobalLpPool, which onnx lacks."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, p: int | None = None) -> tuple[np.ndarray]:
+        return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
+
+
+CORRECTED = {
+    ("", op.__name__): op for op in (Erf, ConvTranspose, MaxPool, LpPool, GlobalMaxPool, GlobalLpPool)
+}
 
 
 class ReferenceEvaluator(OnnxReferenceEvaluator):

@@ -1,0 +1,156 @@
+"""Pooling."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import not_yet, vjp
+from onnxtrain.autodiff.rules._scatter import scatter_to
+from onnxtrain.autodiff.rules._windows import Sizes, Windows, scatter_windows, spatial_sizes, windows_of
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.errors import DifferentiationError
+
+
+@vjp("MaxPool", wrt=("X",), saves=("Indices",))
+def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Each window passes its cotangent to its maximum, of several to the first, as in torch."""
+    w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
+    pads = {"pads": n.attr("pads"), "auto_pad": n.attr("auto_pad")}
+    indices = n.out.Indices
+    if n.attr("storage_order"):  # the saved ones count positions column by column
+        _, indices = op.MaxPool(
+            n.X,
+            kernel_shape=w.kernel,
+            strides=w.strides,
+            dilations=w.dilations,
+            ceil_mode=n.attr("ceil_mode"),
+            _outputs=2,
+            **pads,
+        )
+    # MaxUnpool writes where scattering adds: faster, and the same where no two windows share a maximum.
+    # Stock CPU kernels have it for float32 only. The shape is given, so that its windows need not be those of
+    # this node; unit ones suit every padding.
+    if w.disjoint and ct.dtype == ir.DataType.FLOAT:
+        unit = [1] * len(w.kernel)
+        return op.MaxUnpool(ct, indices, op.shape_of(n.X), kernel_shape=unit, strides=unit)  # type: ignore[no-any-return]
+    return scatter_to(op, ct, indices, n.X)
+
+
+@vjp("AveragePool", wrt=("X",))
+def average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Each window spreads its cotangent evenly over the positions it averaged."""
+    w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
+    return _spread(op, n, _divided_by_count(op, n, ct, w), w)
+
+
+@vjp("LpPool", wrt=("X",))
+def lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Y = (sum |x|^p)^(1/p): ct_x = sign(x) |x|^(p-1) * sum over windows of ct Y^(1-p); zero where Y is."""
+    w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
+    p = n.attr("p")
+    return op.Mul(_power_slope(op, n.X, p), _spread(op, n, _over_norm(op, ct, n.out.Y, p), w))  # type: ignore[no-any-return]
+
+
+@vjp("GlobalAveragePool", wrt=("X",))
+def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Spreads the cotangent of a channel evenly over its positions."""
+    sizes = spatial_sizes(n.X)
+    if sizes and None not in sizes:
+        share = op.Mul(ct, 1 / math.prod(int(size or 0) for size in sizes))
+    else:
+        share = op.Div(ct, op.Cast(op.ReduceProd(op.Shape(n.X, start=2), keepdims=0), to=ct.dtype))
+    return op.Expand(share, op.shape_of(n.X))  # type: ignore[no-any-return]
+
+
+@vjp("GlobalMaxPool", wrt=("X",))
+def global_max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """The first maximum of a channel gets its cotangent, as in torch's adaptive pooling."""
+    flat = op.Reshape(n.X, [0, 0, -1])
+    first = op.ArgMax(flat, axis=2, keepdims=1)
+    zeros = op.Reshape(op.zeros_like(n.X), [0, 0, -1])
+    return op.reshape_like(op.ScatterElements(zeros, first, op.Reshape(ct, [0, 0, 1]), axis=2), n.X)
+
+
+@vjp("GlobalLpPool", wrt=("X",))
+def global_lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """As LpPool, with one window."""
+    p = n.attr("p")
+    return op.Mul(_power_slope(op, n.X, p), _over_norm(op, ct, n.out.Y, p))  # type: ignore[no-any-return]
+
+
+@vjp("MaxUnpool", wrt=("X",))
+def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Y.flat[I] = X: the cotangent is read where X was written."""
+    if n.output_shape is not None:
+        raise DifferentiationError(
+            f"differentiating MaxUnpool (node {n.node.name!r}): with output_shape, the standard and ONNX "
+            "Runtime disagree about what the indices count; leave it out and pad the result instead"
+        )
+    return op.Gather(op.Reshape(ct, [-1]), n.I)  # type: ignore[no-any-return]
+
+
+def _spread(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
+    """Adds the cotangent of each window to all positions that it reads."""
+    channels = (static_dims(n.X) or (None, None))[1]
+    if channels is not None:
+        ones = op.Expand(op.const(1, like=ct), [channels, 1, *w.kernel])
+        return scatter_windows(op, ct, ones, w, n.X, channels)
+    folded = op.Reshape(ct, op.Concat([-1, 1], op.Shape(ct, start=2), axis=0))
+    folded.shape = ir.Shape([None, 1, *(ct.shape or n.X.shape)[2:]])
+    ones = op.Expand(op.const(1, like=ct), [1, 1, *w.kernel])
+    return op.reshape_like(scatter_windows(op, folded, ones, w, n.X), n.X)
+
+
+def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
+    """Divides the cotangent of each window by the number of positions that the window averaged.
+
+    With count_include_pad these are the positions within the padded input, else those within the input.
+    """
+    include = bool(n.attr("count_include_pad"))
+    if (include or not w.padded) and not n.attr("ceil_mode"):
+        return op.Mul(ct, 1 / math.prod(w.kernel))  # type: ignore[no-any-return]
+    rank = len(w.kernel)
+    count = None
+    for axis in range(rank):
+        windows = op.Range(0, op.Squeeze(op.dim(ct, 2 + axis)), 1)
+        first = op.Sub(op.Mul(windows, w.strides[axis]), _entry(op, w.begins, axis))
+        taps = [[tap * w.dilations[axis]] for tap in range(w.kernel[axis])]
+        positions = op.Add(first, taps)
+        size = op.dim(n.X, 2 + axis)
+        inside = op.Less(positions, op.Add(size, _entry(op, w.ends, axis)) if include else size)
+        if not include:
+            inside = op.And(inside, op.GreaterOrEqual(positions, 0))
+        along = op.Reshape(
+            op.ReduceSum(op.Cast(inside, to=ct.dtype), [0], keepdims=0), [-1] + [1] * (rank - 1 - axis)
+        )
+        count = along if count is None else op.Mul(count, along)
+    return op.Div(ct, count)  # type: ignore[no-any-return]
+
+
+def _entry(op: Emitter, sizes: Sizes, axis: int) -> ir.Value:
+    """Returns the number of one spatial axis, int64 [1]."""
+    return op.const([sizes[axis]]) if isinstance(sizes, tuple) else op.Gather(sizes, [axis])
+
+
+def _power_slope(op: Emitter, x: ir.Value, p: int) -> ir.Value:
+    """Returns sign(x) |x|^(p-1), the derivative of |x|^p / p."""
+    if p == 2:
+        return x
+    if p == 1:
+        return op.Sign(x)  # type: ignore[no-any-return]
+    return op.Mul(op.Sign(x), op.Pow(op.Abs(x), op.const(float(p - 1), like=x)))  # type: ignore[no-any-return]
+
+
+def _over_norm(op: Emitter, ct: ir.Value, norm: ir.Value, p: int) -> ir.Value:
+    """Returns ct * norm^(1-p), zero where the norm is zero."""
+    if p == 1:
+        return ct
+    positive = op.Greater(norm, 0.0)
+    safe = op.Where(positive, norm, 1.0)
+    return op.Where(positive, op.Mul(ct, op.Pow(safe, op.const(float(1 - p), like=ct))), 0.0)  # type: ignore[no-any-return]
+
+
+not_yet("RoiAlign", "MaxRoiPool", reason="region pooling of detectors: rarely trained, no request so far")

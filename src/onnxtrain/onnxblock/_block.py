@@ -8,10 +8,10 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.errors import GraphBuildError, ModelError
+from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock.model_accessor import ModelAccessor, active_accessor
-from onnxtrain.passes import check_graph
+from onnxtrain.passes import checkable_proto, lean_proto
 
 __all__ = ["Block"]
 
@@ -19,9 +19,9 @@ __all__ = ["Block"]
 class Block(ABC):
     """A piece of a graph: calling a block appends it to the base model.
 
-    Subclasses implement :meth:`build`, which receives the arguments of the call (by custom names of values of the
-    base model) and returns the name, or a tuple of names, of what the block has computed. A build method calls
-    other blocks, or appends nodes, initializers and inputs to `self.base`, the `ModelProto` itself.
+    Subclasses implement :meth:`build`, which receives the arguments of the call (by custom names of values of
+    the base model) and returns the name, or a tuple of names, of what the block has computed. A build method
+    calls other blocks, or appends nodes, initializers and inputs to `self.base`, the `ModelProto` itself.
 
     Args:
         temp_file_name: ignored; onnxruntime-training wrote temporary files under this name.
@@ -96,7 +96,11 @@ class Block(ABC):
         return _graft.describe(self._accessor, name, self._doing)
 
     def _check(self, accessor: ModelAccessor) -> None:
+        model = accessor.to_ir()
         try:
-            check_graph(accessor.to_ir())
-        except ModelError as error:
-            raise GraphBuildError(f"{self._doing}: the base model is invalid afterwards. {error}") from error
+            onnx.checker.check_model(checkable_proto(model))
+            onnx.shape_inference.infer_shapes(lean_proto(model), check_type=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            raise GraphBuildError(
+                f"{self._doing}: the base model is no valid ONNX model afterwards: {error}"
+            ) from error

@@ -1,14 +1,15 @@
-"""Grafts: nodes written with an :class:`Emitter` on a small graph of their own, then appended to the base model.
+"""Grafts: nodes written with an emitter on a small graph of their own, then appended to the base model.
 
-The base model is a `ModelProto`, because the blocks of users append nodes to it directly. Losses and other graph
-code of this package write with an emitter. A graft is the bridge: its inputs carry the dtypes and shapes that the
-base model gives them, its values get names that the base model does not have yet, and the base model's weights
-are never touched.
+The base model is a `ModelProto`, because the blocks of users append nodes to it directly. Losses and other
+graph code of this package write with an emitter. A graft is the bridge: its inputs carry the dtypes and
+shapes that the base model gives them, its values get names that the base model does not have yet, and the
+base model's weights are never touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -18,7 +19,17 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock.model_accessor import ModelAccessor
 from onnxtrain.passes import infer_shapes, mark_constant
 
-__all__ = ["add_input", "add_node", "append", "declare", "describe", "find", "has_value", "infer", "unique_name"]
+__all__ = [
+    "add_input",
+    "add_node",
+    "append",
+    "declare",
+    "describe",
+    "find",
+    "has_value",
+    "infer",
+    "unique_name",
+]
 
 _FUNCTIONS_IR_VERSION = 8
 """The first IR version with model-local functions."""
@@ -67,7 +78,9 @@ def has_value(base: onnx.ModelProto, name: str) -> bool:
 def find(base: onnx.ModelProto, name: str, doing: str) -> None:
     """Raises GraphBuildError if the base model has no value `name`; `doing` says what needs it."""
     if not isinstance(name, str):
-        raise GraphBuildError(f"{doing}: received {name!r}; pass the name of a value of the base model, a str")
+        raise GraphBuildError(
+            f"{doing}: received {name!r}; pass the name of a value of the base model, a str"
+        )
     if not has_value(base, name):
         outputs = ", ".join(repr(info.name) for info in base.graph.output) or "none"
         inputs = ", ".join(repr(info.name) for info in base.graph.input) or "none"
@@ -101,12 +114,13 @@ def _declared(base: onnx.ModelProto, name: str) -> onnx.ValueInfoProto | None:
             return onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
     for info in (*graph.input, *graph.value_info, *graph.output):
         if info.name == name and info.type.WhichOneof("value"):
-            return info
+            found: onnx.ValueInfoProto = info
+            return found
     return None
 
 
 def infer(accessor: ModelAccessor) -> None:
-    """Declares in the base model the dtypes and shapes that can be inferred and that it does not declare yet."""
+    """Declares in the base model the dtypes and shapes that it does not declare yet, as far as inferred."""
     graph = accessor.model.graph
     declared = {info.name for info in (*graph.input, *graph.output, *graph.value_info)}
     for node in infer_shapes(accessor.to_ir()).graph:
@@ -124,8 +138,8 @@ def append(
         accessor: holds the base model.
         doing: what is being built, as errors say it.
         inputs: names of values of the base model.
-        write: called with an emitter and a value per input; returns the resulting value or values. Initializers
-            that it makes are constants, not parameters.
+        write: called with an emitter and a value per input; returns the resulting value or values.
+            Initializers that it makes are constants, not parameters.
         wish: name that the first result should get if it is free.
 
     Returns:
@@ -144,8 +158,6 @@ def append(
     results = [result] if isinstance(result, ir.Value) else list(result)
     new = [value for value in results if value.producer() is not None]
     graph.outputs.extend(dict.fromkeys(new))
-    for value in graph.initializers.values():
-        mark_constant(value)
     infer_shapes(model)
     _rename(model, new[0] if new else None, wish, set(names_of(base.graph)))
     _merge(base, ir.to_proto(model))
@@ -153,7 +165,7 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Gives every initializer, node and output of a graft a name that is not in `taken`, `first` that of `wish`."""
+    """Gives all initializers, nodes and outputs of a graft free names; `first` that of `wish` if it is free."""
     if first is not None and wish is not None:
         first.name = _unused(wish, taken)
         taken.add(first.name)
@@ -196,7 +208,13 @@ def opset_of(base: onnx.ModelProto, domain: str, default: int | None = None) -> 
 
 
 def add_node(
-    accessor: ModelAccessor, doing: str, op_type: str, inputs: Sequence[str], domain: str, version: int, **attributes: object
+    accessor: ModelAccessor,
+    doing: str,
+    op_type: str,
+    inputs: Sequence[str],
+    domain: str,
+    version: int,
+    **attributes: Any,
 ) -> str:
     """Appends one node of a domain that emitters do not write; returns the name of its output."""
     base = accessor.model
@@ -206,7 +224,9 @@ def add_node(
     taken = set(names_of(base.graph))
     output = _unused(f"{op_type}_out", taken)
     name = _unused(op_type, {*taken, output})
-    base.graph.node.append(onnx.helper.make_node(op_type, list(inputs), [output], name, domain=domain, **attributes))
+    base.graph.node.append(
+        onnx.helper.make_node(op_type, list(inputs), [output], name, domain=domain, **attributes)
+    )
     return output
 
 
@@ -229,8 +249,8 @@ def declare(base: onnx.ModelProto, tensor: onnx.TensorProto, *, constant: bool =
     return tensor.name
 
 
-def add_input(base: onnx.ModelProto, value: ir.Value, metadata: dict[str, str], doing: str) -> str:
-    """Adds a graph input of the name, dtype and shape of `value`; returns its name.
+def add_input(base: onnx.ModelProto, value: ir.Value, doing: str) -> str:
+    """Adds a graph input of the name, dtype, shape and metadata of `value`; returns its name.
 
     Raises:
         GraphBuildError: the base model has a value of this name.
@@ -238,6 +258,5 @@ def add_input(base: onnx.ModelProto, value: ir.Value, metadata: dict[str, str], 
     name = str(value.name)
     if has_value(base, name):
         raise GraphBuildError(f"{doing}: the base model has a value {name!r} already; choose another name")
-    value.metadata_props.update(metadata)
     base.graph.input.append(ir.serde.serialize_value(value))
     return name

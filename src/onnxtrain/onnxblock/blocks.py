@@ -1,13 +1,14 @@
 """Blocks of one ONNX op each, to compose others from.
 
-Number arguments (exponents, bounds, constants) take the dtype of the input they are used with; they are constants of
-the model, not parameters. The weights of :class:`Linear` are parameters.
+Number arguments (exponents, bounds, constants) take the dtype of the input they are used with; they are
+constants of the model, not parameters. The weights of :class:`Linear` are parameters.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,9 +16,9 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import TARGET_KEY
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
-from onnxtrain.training_graph import TARGET_KEY
 
 __all__ = [
     "Abs",
@@ -52,9 +53,7 @@ class _BinaryOp(Block):
 
     def build(self, input_name1: str, input_name2: str) -> str:
         """Appends the op to two values, which broadcast; returns the name of the result."""
-        return self._append(
-            lambda op, a, b: op.emit(type(self).__name__, a, b), input_name1, input_name2
-        )
+        return self._append(lambda op, a, b: op.emit(type(self).__name__, a, b), input_name1, input_name2)
 
 
 class Add(_BinaryOp):
@@ -229,15 +228,17 @@ class InputLike(Block):
                 "declare it in the value_info of the model"
             )
         name = input_name or _graft.unique_name(self.base, "input")
-        value = ir.Value(name=name, type=value.type, shape=value.shape)
-        return _graft.add_input(self.base, value, {TARGET_KEY: json.dumps({})}, self._doing)
+        value = ir.Value(
+            name=name, type=value.type, shape=value.shape, metadata_props={TARGET_KEY: json.dumps({})}
+        )
+        return _graft.add_input(self.base, value, self._doing)
 
 
 class LabelEncoder(Block):
     """Maps keys to values, as the op LabelEncoder of domain ai.onnx.ml does.
 
-    Exactly one of the `keys_` and one of the `values_` lists must be given, of equal length; the `default_` of
-    the values' type is for keys that are not in the list.
+    Exactly one of the `keys_` and one of the `values_` lists must be given, of equal length; the `default_`
+    of the values' type is for keys that are not in the list.
     """
 
     def __init__(
@@ -259,18 +260,19 @@ class LabelEncoder(Block):
             "values_int64s": values_int64s,
             "values_strings": values_strings,
         }
-        lists = {name: list(entries) for name, entries in (keys | values).items() if entries is not None}
-        lengths = {len(entries) for entries in lists.values()}
-        if len(lists) != 2 or not lists.keys() & keys.keys() or not lists.keys() & values.keys() or len(lengths) != 1:
+        given = {name: list(entries) for name, entries in (keys | values).items() if entries is not None}
+        lengths = {name: len(entries) for name, entries in given.items()}
+        kinds = [name in keys for name in given]
+        if sorted(kinds) != [False, True] or len(set(lengths.values())) != 1:
             raise GraphBuildError(
-                f"making LabelEncoder: received {({name: len(entries) for name, entries in lists.items()})} "
-                "(list and length); give one list of keys and one list of values, of equal length"
+                f"making LabelEncoder: received lists of lengths {lengths}; give one list of keys and one of "
+                "values, of equal length"
             )
-        self._attributes: dict[str, object] = {
+        self._attributes: dict[str, Any] = {
             "default_float": default_float,
             "default_int64": default_int64,
             "default_string": default_string,
-            **lists,
+            **given,
         }
 
     def build(self, label_encoder_input_name: str) -> str:
@@ -305,8 +307,8 @@ class Cast(Block):
 class Linear(Block):
     """alpha · x·W + beta · b, with new parameters W [in_features, out_features] and b [out_features].
 
-    They are drawn from the standard normal distribution by numpy's global generator (`np.random.seed` makes them
-    reproducible), W first.
+    They are drawn from the standard normal distribution by numpy's global generator (`np.random.seed` makes
+    them reproducible), W first.
 
     Args:
         in_features: size of the last dimension of x [n, in_features].

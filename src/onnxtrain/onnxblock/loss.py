@@ -1,23 +1,29 @@
 """Losses as blocks: the losses of `onnxtrain.losses`, appended to the base model.
 
 Each is called with the name of the scores and optionally the name of the target. A target that the base model
-does not have becomes a new graph input of the dtype and shape that the loss needs; a value that it has is used.
+does not have becomes a new graph input of the dtype and shape that the loss needs; a value that it has is
+used.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
-
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 
 from onnxtrain import losses
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
-from onnxtrain.training_graph import TARGET_KEY
 
-__all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "L1Loss", "MSELoss", "NLLLoss", "SmoothL1Loss"]
+__all__ = [
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
+    "HuberLoss",
+    "L1Loss",
+    "MSELoss",
+    "NLLLoss",
+    "SmoothL1Loss",
+]
 
 
 class LossBlock(Block):
@@ -32,24 +38,21 @@ class LossBlock(Block):
         self._loss = loss
 
     def _build_loss(self, scores_name: str, target_name: str) -> str:
-        spec = self._loss.targets(self._describe(scores_name))[0]
-        metadata = json.dumps({"class_labels": asdict(spec.class_labels)} if spec.class_labels else {})
-        base = self.base
-        if not _graft.has_value(base, target_name):
-            value = spec.as_input()
-            value.name = target_name
-            _graft.add_input(base, value, {TARGET_KEY: metadata}, self._doing)
-        elif spec.class_labels:
-            _narrow_target(base, target_name, metadata)
+        target = self._loss.targets(self._describe(scores_name))[0].as_input()
+        target.name = target_name
+        if _graft.has_value(self.base, target_name):
+            _specify_target(self.base, target)
+        else:
+            _graft.add_input(self.base, target, self._doing)
         return self._append(self._loss.build, scores_name, target_name, wish="loss")
 
 
-def _narrow_target(base: onnx.ModelProto, name: str, metadata: str) -> None:
-    """Records the range of the labels on an input that another block has added as a target of any values."""
+def _specify_target(base: onnx.ModelProto, target: ir.Value) -> None:
+    """Records which labels this loss takes on an input that another block has added as a target."""
     for info in base.graph.input:
         for entry in info.metadata_props:
-            if info.name == name and entry.key == TARGET_KEY and entry.value == "{}":
-                entry.value = metadata
+            if info.name == target.name and entry.key == losses.TARGET_KEY and entry.value == "{}":
+                entry.value = target.metadata_props[losses.TARGET_KEY]
 
 
 class _FloatTargetLoss(LossBlock):
@@ -190,5 +193,3 @@ class NLLLoss(_LabelLoss):
     ) -> None:
         index = _IGNORED_BY_DEFAULT if ignore_index is None else ignore_index
         super().__init__(losses.NLLLoss(weight=weight, reduction=reduction, ignore_index=index))
-
-

@@ -51,7 +51,7 @@ class ModelAccessor:
         """
         if self._path is None:
             raise TrainingStateError(
-                "reading the path of the base model: there is none; give it as onnxblock.base(model, model_path)"
+                "reading the path of the base model: none was given; call onnxblock.base(model, model_path)"
             )
         return self._path
 
@@ -88,9 +88,7 @@ def active_accessor(doing: str) -> ModelAccessor:
 
 
 @contextmanager
-def base(
-    model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None
-) -> Iterator[ModelAccessor]:
+def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> Iterator[ModelAccessor]:
     """Makes a copy of `model` the base model of the blocks called inside the `with` block.
 
     Args:
@@ -177,7 +175,8 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
     path = os.fspath(custom_op_library_path)
     if _LIBRARY.get() is not None:
         raise TrainingStateError(
-            f"setting the custom op library '{path}': '{_LIBRARY.get()}' is set already; leave its `with` block first"
+            f"setting the custom op library '{path}': '{_LIBRARY.get()}' is set already; "
+            "leave its `with` block first"
         )
     if not os.path.isfile(path):
         raise GraphBuildError(f"setting the custom op library: there is no file '{path}'; check the path")
@@ -186,8 +185,8 @@ def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterato
     # ONNX Runtime raises Fail, or a RuntimeError of its own, as its build has it.
     except Exception as error:
         raise GraphBuildError(
-            f"setting the custom op library '{path}': ONNX Runtime {ort.__version__} cannot register it: {error}. "
-            "It must be a shared library for this platform that exports RegisterCustomOps."
+            f"setting the custom op library '{path}': ONNX Runtime {ort.__version__} cannot register it: "
+            f"{error}. It must be a shared library for this platform that exports RegisterCustomOps."
         ) from error
     token = _LIBRARY.set(path)
     try:

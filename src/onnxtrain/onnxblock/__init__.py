@@ -24,7 +24,7 @@
 
 from __future__ import annotations
 
-from onnxtrain.onnxblock import blocks, loss
+from onnxtrain.onnxblock import blocks, loss, optim
 from onnxtrain.onnxblock._block import Block
 from onnxtrain.onnxblock.checkpoint_utils import load_checkpoint_to_model, save_checkpoint
 from onnxtrain.onnxblock.model_accessor import base, custom_op_library, empty_base
@@ -40,5 +40,6 @@ __all__ = [
     "empty_base",
     "load_checkpoint_to_model",
     "loss",
+    "optim",
     "save_checkpoint",
 ]

@@ -165,7 +165,7 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Gives all initializers, nodes and outputs of a graft free names; `first` that of `wish` if it is free."""
+    """Gives all initializers, nodes and outputs of a graft free names, `first` that of `wish` if free."""
     if first is not None and wish is not None:
         first.name = _unused(wish, taken)
         taken.add(first.name)

@@ -20,6 +20,7 @@ __all__ = [
     "CrossEntropyLoss",
     "HuberLoss",
     "L1Loss",
+    "LossBlock",
     "MSELoss",
     "NLLLoss",
     "SmoothL1Loss",
@@ -29,22 +30,22 @@ __all__ = [
 class LossBlock(Block):
     """A block that appends a loss of `onnxtrain.losses`.
 
-    Args:
-        loss: the loss.
+    Attributes:
+        loss: the loss and its settings.
     """
 
     def __init__(self, loss: losses.Loss) -> None:
         super().__init__()
-        self._loss = loss
+        self.loss = loss
 
     def _build_loss(self, scores_name: str, target_name: str) -> str:
-        target = self._loss.targets(self._describe(scores_name))[0].as_input()
+        target = self.loss.targets(self._describe(scores_name))[0].as_input()
         target.name = target_name
         if _graft.has_value(self.base, target_name):
             _specify_target(self.base, target)
         else:
             _graft.add_input(self.base, target, self._doing)
-        return self._append(self._loss.build, scores_name, target_name, wish="loss")
+        return self._append(self.loss.build, scores_name, target_name, wish="loss")
 
 
 def _specify_target(base: onnx.ModelProto, target: ir.Value) -> None:

@@ -1,0 +1,106 @@
+"""The base class of all blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.onnxblock import _graft
+from onnxtrain.onnxblock.model_accessor import ModelAccessor, active_accessor
+from onnxtrain.passes import checkable_proto, lean_proto
+
+__all__ = ["Block"]
+
+
+class Block(ABC):
+    """A piece of a graph: calling a block appends it to the base model.
+
+    Subclasses implement :meth:`build`, which receives the arguments of the call (by custom names of values of
+    the base model) and returns the name, or a tuple of names, of what the block has computed. A build method
+    calls other blocks, or appends nodes, initializers and inputs to `self.base`, the `ModelProto` itself.
+
+    Args:
+        temp_file_name: ignored; onnxruntime-training wrote temporary files under this name.
+
+    Example:
+        >>> from onnxtrain import onnxblock
+        >>> class WeightedSum(onnxblock.Block):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.weight = onnxblock.blocks.Constant(0.3)
+        ...         self.mul = onnxblock.blocks.Mul()
+        ...         self.add = onnxblock.blocks.Add()
+        ...     def build(self, first, second):
+        ...         return self.add(first, self.mul(self.weight(), second))
+    """
+
+    def __init__(self, temp_file_name: str = "temp.onnx") -> None:
+        del temp_file_name
+
+    @abstractmethod
+    def build(self, *args: Any, **kwargs: Any) -> Any:
+        """Appends the block to `self.base` and returns the name or names of its results."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Builds the block on the base model and returns the name or names of its results.
+
+        Raises:
+            TrainingStateError: there is no base model.
+            GraphBuildError: a name is unknown, or the base model is no valid ONNX model any more.
+        """
+        accessor = self._accessor
+        accessor.building += 1
+        try:
+            result = self.build(*args, **kwargs)
+        finally:
+            accessor.building -= 1
+        if not accessor.building:
+            # Once, after the outermost block: a check takes time in proportion to the whole model.
+            self._check(accessor)
+        return result
+
+    @property
+    def base(self) -> onnx.ModelProto:
+        """The base model, which :meth:`build` may change as it sees fit.
+
+        Raises:
+            TrainingStateError: there is no base model.
+        """
+        return self._accessor.model
+
+    def infer_shapes_on_base(self) -> onnx.ModelProto:
+        """Returns a copy of the base model that declares all dtypes and shapes that onnx can infer."""
+        accessor = self._accessor
+        _graft.infer(accessor)
+        model = onnx.ModelProto()
+        model.CopyFrom(accessor.model)
+        return model
+
+    @property
+    def _accessor(self) -> ModelAccessor:
+        return active_accessor(self._doing)
+
+    @property
+    def _doing(self) -> str:
+        return f"building the block {type(self).__name__}"
+
+    def _append(self, write: _graft.Writer, *names: str, wish: str | None = None) -> str:
+        """Appends what `write` emits from the values `names`; returns the name of its first result."""
+        return _graft.append(self._accessor, self._doing, names, write, wish=wish)[0]
+
+    def _describe(self, name: str) -> ir.Value:
+        return _graft.describe(self._accessor, name, self._doing)
+
+    def _check(self, accessor: ModelAccessor) -> None:
+        model = accessor.to_ir()
+        try:
+            onnx.checker.check_model(checkable_proto(model))
+            onnx.shape_inference.infer_shapes(lean_proto(model), check_type=True)
+        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            raise GraphBuildError(
+                f"{self._doing}: the base model is no valid ONNX model afterwards: {error}"
+            ) from error

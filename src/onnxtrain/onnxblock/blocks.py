@@ -1,0 +1,343 @@
+"""Blocks of one ONNX op each, to compose others from.
+
+Number arguments (exponents, bounds, constants) take the dtype of the input they are used with; they are
+constants of the model, not parameters. The weights of :class:`Linear` are parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, Operand
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import TARGET_KEY
+from onnxtrain.onnxblock import _graft
+from onnxtrain.onnxblock._block import Block
+
+__all__ = [
+    "Abs",
+    "Add",
+    "Block",
+    "Cast",
+    "Clip",
+    "Constant",
+    "Div",
+    "InputLike",
+    "LabelEncoder",
+    "Linear",
+    "Log",
+    "Mul",
+    "Neg",
+    "PassThrough",
+    "Pow",
+    "ReduceAllL2",
+    "ReduceMean",
+    "ReduceSum",
+    "SequenceConstruct",
+    "Sigmoid",
+    "Sub",
+]
+
+_ML_OPSET = 3
+"""Version of the domain ai.onnx.ml that is imported for LabelEncoder where the base model imports none."""
+
+
+class _BinaryOp(Block):
+    """An op of two inputs."""
+
+    def build(self, input_name1: str, input_name2: str) -> str:
+        """Appends the op to two values, which broadcast; returns the name of the result."""
+        return self._append(lambda op, a, b: op.emit(type(self).__name__, a, b), input_name1, input_name2)
+
+
+class Add(_BinaryOp):
+    """a + b."""
+
+
+class Sub(_BinaryOp):
+    """a - b."""
+
+
+class Mul(_BinaryOp):
+    """a · b."""
+
+
+class Div(_BinaryOp):
+    """a / b."""
+
+
+class _UnaryOp(Block):
+    """An op of one input."""
+
+    def build(self, input_name: str) -> str:
+        """Appends the op to a value; returns the name of the result."""
+        return self._append(lambda op, x: op.emit(type(self).__name__, x), input_name)
+
+
+class Abs(_UnaryOp):
+    """|x|."""
+
+
+class Log(_UnaryOp):
+    """The natural logarithm."""
+
+
+class Neg(_UnaryOp):
+    """-x."""
+
+
+class Sigmoid(_UnaryOp):
+    """1 / (1 + exp(-x))."""
+
+
+class _Reduction(Block):
+    """An op over all axes.
+
+    Args:
+        keepdims: whether the result keeps the rank of the input, with every dimension 1, or is a scalar.
+    """
+
+    def __init__(self, keepdims: bool = True) -> None:
+        super().__init__()
+        self._keepdims = keepdims
+
+    def build(self, input_name: str) -> str:
+        """Appends the reduction of a value; returns the name of the result."""
+        return self._append(
+            lambda op, x: op.emit(type(self).__name__, x, keepdims=int(self._keepdims)), input_name
+        )
+
+
+class ReduceMean(_Reduction):
+    """The mean of all elements."""
+
+
+class ReduceSum(_Reduction):
+    """The sum of all elements."""
+
+
+class Pow(Block):
+    """x to the power of a number.
+
+    Args:
+        exponent: the power, as 2.0.
+    """
+
+    def __init__(self, exponent: float) -> None:
+        super().__init__()
+        self._exponent = exponent
+
+    def build(self, pow_input_name: str) -> str:
+        """Appends the power of a value; returns the name of the result."""
+        return self._append(lambda op, x: op.Pow(x, float(self._exponent)), pow_input_name)
+
+
+class Clip(Block):
+    """x limited to [clip_min, clip_max].
+
+    Args:
+        clip_min: lower bound; None for none.
+        clip_max: upper bound; None for none.
+    """
+
+    def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
+        super().__init__()
+        self._bounds = (clip_min, clip_max)
+
+    def build(self, clip_input_name: str) -> str:
+        """Appends the limited value; returns the name of the result."""
+
+        def write(op: Emitter, x: ir.Value) -> ir.Value:
+            bounds: list[Operand] = [None if b is None else op.const(b, like=x) for b in self._bounds]
+            return op.Clip(x, *bounds)  # type: ignore[no-any-return]
+
+        return self._append(write, clip_input_name)
+
+
+class Constant(Block):
+    """A float32 constant of shape [1].
+
+    Args:
+        value_float: its value.
+    """
+
+    def __init__(self, value_float: float) -> None:
+        super().__init__()
+        self._value = value_float
+
+    def build(self) -> str:
+        """Adds the constant; returns its name."""
+        tensor = onnx.numpy_helper.from_array(np.array([self._value], np.float32), "constant")
+        return _graft.declare(self.base, tensor, constant=True)
+
+
+class SequenceConstruct(Block):
+    """A sequence of the inputs."""
+
+    def build(self, *sequence_input_names: str) -> str:
+        """Appends the sequence of one or more values of one dtype; returns its name."""
+        return self._append(lambda op, *xs: op.SequenceConstruct(*xs), *sequence_input_names)
+
+
+class ReduceAllL2(Block):
+    """The L2 norm over all elements of all inputs, a scalar."""
+
+    def build(self, *reduce_node_input_names: str) -> str:
+        """Appends the norm of one or more tensors; returns its name."""
+
+        def write(op: Emitter, *xs: ir.Value) -> ir.Value:
+            if not xs:
+                raise GraphBuildError(f"{self._doing}: received no inputs; name at least one tensor")
+            squares = [op.ReduceSumSquare(x, keepdims=0) for x in xs]
+            return op.Sqrt(op.Sum(*squares))  # type: ignore[no-any-return]
+
+        return self._append(write, *reduce_node_input_names)
+
+
+class PassThrough(Block):
+    """Returns the names it receives, and adds nothing."""
+
+    def build(self, *input_names: str) -> tuple[str, ...]:
+        """Returns `input_names`."""
+        return input_names
+
+
+class InputLike(Block):
+    """A new graph input with the dtype and shape of another value; the training model takes it as a target.
+
+    Args:
+        like: name of that value.
+    """
+
+    def __init__(self, like: str) -> None:
+        super().__init__()
+        self._like = like
+
+    def build(self, input_name: str | None = None) -> str:
+        """Adds the input, under the name `input_name` if given; returns its name."""
+        value = self._describe(self._like)
+        if value.type is None:
+            raise GraphBuildError(
+                f"{self._doing}: the dtype of {self._like!r} is unknown, so no input can be made like it; "
+                "declare it in the value_info of the model"
+            )
+        name = input_name or _graft.unique_name(self.base, "input")
+        value = ir.Value(
+            name=name, type=value.type, shape=value.shape, metadata_props={TARGET_KEY: json.dumps({})}
+        )
+        return _graft.add_input(self.base, value, self._doing)
+
+
+class LabelEncoder(Block):
+    """Maps keys to values, as the op LabelEncoder of domain ai.onnx.ml does.
+
+    Exactly one of the `keys_` and one of the `values_` lists must be given, of equal length; the `default_`
+    of the values' type is for keys that are not in the list.
+    """
+
+    def __init__(
+        self,
+        default_float: float = 0.0,
+        default_int64: int = -1,
+        default_string: str = "_Unused",
+        keys_floats: Sequence[float] | None = None,
+        keys_int64s: Sequence[int] | None = None,
+        keys_strings: Sequence[str] | None = None,
+        values_floats: Sequence[float] | None = None,
+        values_int64s: Sequence[int] | None = None,
+        values_strings: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        keys = {"keys_floats": keys_floats, "keys_int64s": keys_int64s, "keys_strings": keys_strings}
+        values = {
+            "values_floats": values_floats,
+            "values_int64s": values_int64s,
+            "values_strings": values_strings,
+        }
+        given = {name: list(entries) for name, entries in (keys | values).items() if entries is not None}
+        lengths = {name: len(entries) for name, entries in given.items()}
+        kinds = [name in keys for name in given]
+        if sorted(kinds) != [False, True] or len(set(lengths.values())) != 1:
+            raise GraphBuildError(
+                f"making LabelEncoder: received lists of lengths {lengths}; give one list of keys and one of "
+                "values, of equal length"
+            )
+        self._attributes: dict[str, Any] = {
+            "default_float": default_float,
+            "default_int64": default_int64,
+            "default_string": default_string,
+            **given,
+        }
+
+    def build(self, label_encoder_input_name: str) -> str:
+        """Appends the encoded value; returns its name."""
+        return _graft.add_node(
+            self._accessor,
+            self._doing,
+            "LabelEncoder",
+            [label_encoder_input_name],
+            domain="ai.onnx.ml",
+            version=_ML_OPSET,
+            **self._attributes,
+        )
+
+
+class Cast(Block):
+    """x converted to another dtype.
+
+    Args:
+        to: an `onnx.TensorProto` data type, as `onnx.TensorProto.FLOAT`.
+    """
+
+    def __init__(self, to: int) -> None:
+        super().__init__()
+        self._to = to
+
+    def build(self, cast_input_name: str) -> str:
+        """Appends the converted value; returns its name."""
+        return self._append(lambda op, x: op.Cast(x, to=ir.DataType(self._to)), cast_input_name)
+
+
+class Linear(Block):
+    """alpha · x·W + beta · b, with new parameters W [in_features, out_features] and b [out_features].
+
+    They are drawn from the standard normal distribution by numpy's global generator (`np.random.seed` makes
+    them reproducible), W first.
+
+    Args:
+        in_features: size of the last dimension of x [n, in_features].
+        out_features: size of the last dimension of the result.
+        bias: whether there is a b.
+        alpha: factor of the product.
+        beta: factor of b.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, alpha: float = 1.0, beta: float = 1.0
+    ) -> None:
+        super().__init__()
+        self._shape = (in_features, out_features)
+        self._bias = bias
+        self._factors = {"alpha": float(alpha), "beta": float(beta)}
+
+    def build(self, linear_input_name: str) -> str:
+        """Appends the layer; returns the name of its result."""
+        dtype = self._describe(linear_input_name).dtype or ir.DataType.FLOAT
+        names = [self._parameter("linear.weight", self._shape, dtype)]
+        if self._bias:
+            names.append(self._parameter("linear.bias", self._shape[1:], dtype))
+        return self._append(
+            lambda op, x, *parameters: op.Gemm(x, *parameters, **self._factors), linear_input_name, *names
+        )
+
+    def _parameter(self, name: str, shape: tuple[int, ...], dtype: ir.DataType) -> str:
+        if not dtype.is_floating_point():
+            raise GraphBuildError(f"{self._doing}: its input is {dtype}; pass a floating-point value")
+        array = np.random.standard_normal(shape).astype(dtype.numpy())
+        return _graft.declare(self.base, ir.serde.serialize_tensor(ir.Tensor(array, dtype=dtype, name=name)))

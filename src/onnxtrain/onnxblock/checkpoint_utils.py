@@ -1,0 +1,134 @@
+"""Checkpoints from, and into, the protos that blocks work with."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import CheckpointError, GraphBuildError
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
+from onnxtrain.runtime.store import Buffer, Store
+
+__all__ = ["STATISTIC_KEY", "load_checkpoint_to_model", "save_checkpoint"]
+
+_log = logging.getLogger("onnxtrain")
+
+STATISTIC_KEY = "onnxtrain.statistic"
+"""Metadata of a tensor that is a BatchNorm running statistic, not a parameter."""
+
+
+def save_checkpoint(
+    parameters: tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]],
+    path_to_checkpoint: str | os.PathLike[str],
+    nominal_checkpoint: bool = False,
+) -> None:
+    """Writes the parameters of a model to a checkpoint file, as training starts from it.
+
+    Tensors in external data are copied from file to file without being read into memory as a whole.
+
+    Args:
+        parameters: the trainable and the frozen ones, as :meth:`TrainingBlock.parameters` returns them.
+            Relative external data locations are resolved against the working directory.
+        path_to_checkpoint: the file to write.
+        nominal_checkpoint: write names, dtypes and shapes only.
+
+    Raises:
+        GraphBuildError: `parameters` is no pair of lists of tensors, or holds a name twice.
+        CheckpointError: a tensor cannot be read, or the file cannot be written.
+    """
+    doing = f"saving the checkpoint '{os.fspath(path_to_checkpoint)}'"
+    try:
+        trainable, frozen = ([*group] for group in parameters)
+    except (TypeError, ValueError) as error:
+        raise GraphBuildError(
+            f"{doing}: received {type(parameters).__name__}; pass (trainable, frozen), as "
+            "TrainingBlock.parameters() returns them"
+        ) from error
+    names = [tensor.name for tensor in (*trainable, *frozen)]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise GraphBuildError(f"{doing}: {', '.join(twice)} given twice; a parameter is trainable or frozen")
+    statistics = [tensor for tensor in frozen if _is_statistic(tensor)]
+    store = Store(
+        parameters=_buffers([*trainable, *(t for t in frozen if not _is_statistic(t))], doing),
+        trainable={tensor.name for tensor in trainable},
+        statistics=_buffers(statistics, doing),
+    )
+    write_checkpoint(store, path_to_checkpoint, nominal=nominal_checkpoint)
+
+
+def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto) -> None:
+    """Gives the initializers of a model the values of the parameters of the same name in a checkpoint.
+
+    Parameters that the model does not have, such as those of a head that only training needs, are left out
+    with a warning; initializers that the checkpoint does not have stay as they are.
+
+    Args:
+        path_to_checkpoint: file written by :func:`save_checkpoint` or `CheckpointState.save_checkpoint`.
+        model: changed in place.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, corrupt or nominal; no name, or not every dtype and shape,
+            fits.
+    """
+    doing = f"loading the checkpoint '{os.fspath(path_to_checkpoint)}' into the model"
+    store = read_checkpoint(path_to_checkpoint)
+    store.require_defined(doing)
+    values = {**store.parameters, **store.statistics}
+    targets = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name in values}
+    if not targets:
+        raise CheckpointError(
+            f"{doing}: none of the checkpoint's {len(values)} tensors ({_some(values)}) is an initializer "
+            f"of the model ({_some(t.name for t in model.graph.initializer)}); use this model's checkpoint"
+        )
+    misfits = [
+        f"{name} is {values[name].dtype.name}{list(values[name].shape)} in the checkpoint and "
+        f"{ir.DataType(tensor.data_type)}{list(tensor.dims)} in the model"
+        for name, tensor in targets.items()
+        if (values[name].dtype.onnx, list(values[name].shape)) != (tensor.data_type, list(tensor.dims))
+    ]
+    if misfits:
+        raise CheckpointError(f"{doing}: {'; '.join(misfits[:5])}; use the checkpoint of this model")
+    if len(targets) < len(values):
+        absent = [name for name in values if name not in targets]
+        _log.warning("%s: %d tensors are not in the model: %s", doing, len(absent), _some(absent))
+    for name, tensor in targets.items():
+        tensor.CopyFrom(
+            onnx.TensorProto(
+                name=name,
+                data_type=tensor.data_type,
+                dims=tensor.dims,
+                raw_data=values[name].read().tobytes(),
+            )
+        )
+
+
+def _is_statistic(tensor: onnx.TensorProto) -> bool:
+    return any(entry.key == STATISTIC_KEY for entry in tensor.metadata_props)
+
+
+def _buffers(tensors: Iterable[onnx.TensorProto], doing: str) -> dict[str, Buffer]:
+    return {tensor.name: _buffer(tensor, doing) for tensor in tensors}
+
+
+def _buffer(proto: onnx.TensorProto, doing: str) -> Buffer:
+    dtype = dtypes.BY_ONNX.get(proto.data_type)
+    if dtype is None:
+        raise CheckpointError(
+            f"{doing}: {proto.name!r} is {ir.DataType(proto.data_type)}, which checkpoints do not hold"
+        )
+    try:
+        array = ir.serde.deserialize_tensor(proto, base_path=os.getcwd()).numpy()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{doing}: cannot read the data of {proto.name!r}: {error}") from error
+    return Buffer(array.view(dtype.storage), dtype)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:5]) + (", ..." if len(listed) > 5 else "") if listed else "none"

@@ -1,0 +1,200 @@
+"""The model that blocks work on, and the custom op library it needs: both are set by context managers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from onnxtrain.errors import GraphBuildError, TrainingStateError
+from onnxtrain.passes import CANONICAL_OPSET
+
+__all__ = [
+    "ModelAccessor",
+    "active_accessor",
+    "base",
+    "custom_op_library",
+    "custom_op_library_path",
+    "empty_base",
+]
+
+
+class ModelAccessor:
+    """Holds the base model, which blocks change in place.
+
+    Attributes:
+        building: how many blocks are being built at the moment, one inside the other.
+    """
+
+    def __init__(self, model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> None:
+        self._model = model
+        self._path = os.fspath(model_path) if model_path is not None else None
+        self.building = 0
+
+    @property
+    def model(self) -> onnx.ModelProto:
+        """The base model as it is now."""
+        return self._model
+
+    @property
+    def path(self) -> str:
+        """The file of the base model.
+
+        Raises:
+            TrainingStateError: no path was given.
+        """
+        if self._path is None:
+            raise TrainingStateError(
+                "reading the path of the base model: none was given; call onnxblock.base(model, model_path)"
+            )
+        return self._path
+
+    @property
+    def has_path(self) -> bool:
+        """Whether the path of the base model is known."""
+        return self._path is not None
+
+    def to_ir(self) -> ir.Model:
+        """Returns the base model as IR; it shares the tensors, and external data stays on disk."""
+        model = ir.from_proto(self._model)
+        directory = Path(self._path).absolute().parent if self._path is not None else Path.cwd()
+        ir.external_data.set_base_dir(model.graph, directory)
+        return model
+
+
+_ACTIVE: ContextVar[ModelAccessor | None] = ContextVar("onnxtrain base model", default=None)
+_LIBRARY: ContextVar[str | None] = ContextVar("onnxtrain custom op library", default=None)
+
+
+def active_accessor(doing: str) -> ModelAccessor:
+    """Returns the accessor of the `with` block around the caller.
+
+    Raises:
+        TrainingStateError: there is none; `doing` says what needs it.
+    """
+    accessor = _ACTIVE.get()
+    if accessor is None:
+        raise TrainingStateError(
+            f"{doing}: there is no base model; call it inside `with onnxblock.base(model):` or "
+            "`with onnxblock.empty_base():`"
+        )
+    return accessor
+
+
+@contextmanager
+def base(model: onnx.ModelProto, model_path: str | os.PathLike[str] | None = None) -> Iterator[ModelAccessor]:
+    """Makes a copy of `model` the base model of the blocks called inside the `with` block.
+
+    Args:
+        model: the model to build on; it is not changed. External data need not be loaded
+            (`onnx.load(path, load_external_data=False)`), and then stays on disk.
+        model_path: the file `model` came from: external data is looked for beside it.
+
+    Returns:
+        The accessor; its `model` is the model that the blocks have built.
+
+    Raises:
+        GraphBuildError: `model` is not a `ModelProto`.
+        TrainingStateError: there is a base model already.
+
+    Example:
+        >>> import onnx
+        >>> from onnxtrain import onnxblock
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   net (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }''')
+        >>> with onnxblock.base(model) as accessor:
+        ...     loss = onnxblock.loss.MSELoss()("y")
+        >>> [value.name for value in accessor.model.graph.input]
+        ['x', 'target']
+    """
+    if not isinstance(model, onnx.ModelProto):
+        raise GraphBuildError(
+            f"setting the base model: received {type(model).__name__}; pass an onnx.ModelProto, "
+            "or use onnxblock.empty_base() to build a model from nothing"
+        )
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    with _activated(ModelAccessor(copy, model_path)) as accessor:
+        yield accessor
+
+
+@contextmanager
+def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
+    """Makes a model without nodes the base model of the blocks called inside the `with` block.
+
+    Args:
+        opset_version: version of the standard domain; by default the canonical one of this package (21).
+
+    Raises:
+        TrainingStateError: there is a base model already.
+    """
+    opset = opset_version or CANONICAL_OPSET
+    imports = [onnx.helper.make_opsetid("", opset)]
+    model = onnx.ModelProto(
+        ir_version=max(8, onnx.helper.find_min_ir_version_for(imports, ignore_unknown=True)),
+        producer_name="onnxtrain",
+        opset_import=imports,
+    )
+    model.graph.name = "graph"
+    with _activated(ModelAccessor(model)) as accessor:
+        yield accessor
+
+
+@contextmanager
+def _activated(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    if _ACTIVE.get() is not None:
+        raise TrainingStateError(
+            "setting the base model: there is one already, and blocks work on one at a time; "
+            "leave the outer `with onnxblock.base(...)` first"
+        )
+    token = _ACTIVE.set(accessor)
+    try:
+        yield accessor
+    finally:
+        _ACTIVE.reset(token)
+
+
+@contextmanager
+def custom_op_library(custom_op_library_path: str | os.PathLike[str]) -> Iterator[str]:
+    """Names the shared library with the custom ops of the base model.
+
+    The library is loaded once to see that ONNX Runtime takes it, and recorded: :func:`custom_op_library_path`
+    gives it to whatever creates sessions inside the `with` block.
+
+    Raises:
+        GraphBuildError: there is no such file, or ONNX Runtime cannot register it.
+        TrainingStateError: a library is set already.
+    """
+    path = os.fspath(custom_op_library_path)
+    if _LIBRARY.get() is not None:
+        raise TrainingStateError(
+            f"setting the custom op library '{path}': '{_LIBRARY.get()}' is set already; "
+            "leave its `with` block first"
+        )
+    if not os.path.isfile(path):
+        raise GraphBuildError(f"setting the custom op library: there is no file '{path}'; check the path")
+    try:
+        ort.SessionOptions().register_custom_ops_library(path)
+    # ONNX Runtime raises Fail, or a RuntimeError of its own, as its build has it.
+    except Exception as error:
+        raise GraphBuildError(
+            f"setting the custom op library '{path}': ONNX Runtime {ort.__version__} cannot register it: "
+            f"{error}. It must be a shared library for this platform that exports RegisterCustomOps."
+        ) from error
+    token = _LIBRARY.set(path)
+    try:
+        yield path
+    finally:
+        _LIBRARY.reset(token)
+
+
+def custom_op_library_path() -> str | None:
+    """Returns the library set by :func:`custom_op_library`, None outside of it."""
+    return _LIBRARY.get()

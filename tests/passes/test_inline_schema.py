@@ -168,15 +168,17 @@ def test_ops_in_subgraphs_are_expanded():
         )
 
 
-def test_symbolic_shapes_stay_known_inside_bodies():
+@pytest.mark.parametrize(("op", "opset"), [("LayerNormalization", 17), ("RMSNormalization", 23)])
+def test_symbolic_shapes_stay_known_inside_bodies(op, opset):
     proto = build(
-        [helper.make_node("LayerNormalization", ["x", "s"], ["y"])],
+        [helper.make_node(op, ["x", "s"], ["y"])],
         [info("x", ["batch", "seq", 8])],
         [info("y", ["batch", "seq", 8])],
         {"s": normal(8)},
-        opset=17,
+        opset=opset,
     )
     expanded = inline_schema_functions(canonicalize(load_model(proto)), lambda node: False)
     assert all(
         out.shape is not None and out.dtype is not None for node in expanded.graph for out in node.outputs
     )
+    assert "Loop" not in {node.op_type for node in expanded.graph}

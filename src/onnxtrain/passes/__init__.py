@@ -5,6 +5,7 @@ from __future__ import annotations
 from onnxtrain.passes.canonical import canonicalize, checkable_proto
 from onnxtrain.passes.cleanup import CleanupPass, is_stop_gradient
 from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant
+from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
 from onnxtrain.passes.lean import lean_proto
@@ -13,13 +14,14 @@ from onnxtrain.passes.mode import Mode, TrainingModePass, running_statistics
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.save import save_model, to_proto
-from onnxtrain.passes.shapes import infer_shapes
+from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 
 __all__ = [
     "CANONICAL_OPSET",
     "MAX_IR_VERSION",
     "MAX_OPSET",
     "CleanupPass",
+    "FoldConstantsPass",
     "Mode",
     "ModelSource",
     "TrainingModePass",
@@ -39,5 +41,6 @@ __all__ = [
     "promote_initializers",
     "running_statistics",
     "save_model",
+    "settle_shapes",
     "to_proto",
 ]

@@ -12,7 +12,7 @@ from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import inline_schema_functions
 from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
 from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
-from onnxtrain.passes.shapes import infer_shapes
+from onnxtrain.passes.shapes import settle_shapes
 
 __all__ = ["canonicalize", "checkable_proto"]
 
@@ -46,7 +46,7 @@ def canonicalize(model: ir.Model) -> ir.Model:
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
         _check_converted(model, opset)
-    return infer_shapes(lift_constants(model))
+    return settle_shapes(lift_constants(model))
 
 
 def checkable_proto(model: ir.Model) -> onnx.ModelProto:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.inline import inline_functions
-from onnxtrain.passes.shapes import infer_shapes
+from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 
 __all__ = ["has_schema_function", "inline_schema_functions"]
 
@@ -55,7 +55,7 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
             _turn_into_call(model, node, body, index)
         model = inline_functions(model, lambda function: function.domain == _DOMAIN)
         model.graph.opset_imports.pop(_DOMAIN, None)
-        infer_shapes(lift_constants(model))
+        settle_shapes(lift_constants(model))
 
 
 def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
 
-__all__ = ["infer_shapes"]
+__all__ = ["infer_shapes", "settle_shapes"]
 
 # onnx's names for dimensions it knows nothing about. Each run counts from zero, so one name from two runs
 # would declare two unrelated dimensions equal.
 _GENERATED = "unk__"
+
+
+def settle_shapes(model: ir.Model) -> ir.Model:
+    """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`."""
+    infer_shapes(model)
+    while FoldConstantsPass()(model).modified:
+        infer_shapes(model)
+    return model
 
 
 def infer_shapes(model: ir.Model) -> ir.Model:

@@ -13,6 +13,7 @@ from onnxtrain.passes import (
     CleanupPass,
     TrainingModePass,
     canonicalize,
+    is_stop_gradient,
     load_model,
     running_statistics,
     to_proto,
@@ -149,3 +150,18 @@ def test_batch_norm_of_an_export_trains_as_in_torch():
     y, mean, _var = run(to_proto(model), {"x": x.numpy()})
     np.testing.assert_allclose(y, module.train()(x).detach().numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(mean, module[1].running_mean.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_detach_survives_conversion_and_cleanup():
+    class Detached(nn.Module):
+        def forward(self, x):
+            return (x * 2).detach() * x
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            Detached(), (torch.randn(3),), opset_version=18, dynamo=True, optimize=False
+        )
+    model = canonicalize(load_model(program.model_proto))
+    CleanupPass()(model)
+    assert sum(is_stop_gradient(node) for node in model.graph) == 1

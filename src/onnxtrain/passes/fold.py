@@ -65,7 +65,7 @@ class FoldConstantsPass(ir.passes.InPlacePass):
     """Replace small computations on constants by their results, in the main graph.
 
     Constants are what `is_constant` says, integer and boolean initializers, and the static dimensions of a
-    shape, also where others are symbolic. Parameters are not touched. Shapes should have been inferred; more of
+    shape, also where others are symbolic. Parameters are not touched. Infer shapes before; after it more of
     them can be afterwards.
     """
 

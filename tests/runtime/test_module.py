@@ -260,6 +260,18 @@ def test_schedule_without_warm_up_or_decay(batch):
     assert optimizer.get_learning_rate() == 0.0
 
 
+def test_modules_on_one_state_share_parameters_and_gradients(batch):
+    run = handmade.mlp()
+    state, first = build(run)
+    second = Module(run.training.SerializeToString(), state)
+    first(*batch)
+    gradient = state.parameters["fc2.bias"].grad.copy()
+    second(*batch)  # its first call replaces
+    np.testing.assert_array_equal(state.parameters["fc2.bias"].grad, gradient)
+    state.parameters["fc2.bias"].data[...] += 1
+    np.testing.assert_array_equal(first(*batch)[1], second(*batch)[1])
+
+
 def test_session_options_are_used(batch, tmp_path):
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

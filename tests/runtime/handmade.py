@@ -315,10 +315,13 @@ def batchnorm(momentum=0.9) -> Artifacts:
     )
 
 
-def scaled(dtype) -> Artifacts:
-    """loss = mean((x * w - t)^2) with w [4] of `dtype`, computed in float32 between casts; dw likewise."""
+def scaled(dtype, **unused: np.ndarray) -> Artifacts:
+    """loss = mean((x * w - t)^2) with w [4] of `dtype`, computed in float32 between casts; dw likewise.
+
+    Further parameters are frozen and used by nothing.
+    """
     w = np.array([0.5, -1.0, 2.0, 0.25]).astype(dtype)
-    parameters = {"w": w}
+    parameters = {"w": w, **unused}
     tensor = {"dtype": "float32", "shape": ["batch", 4]}
     manifest = make_manifest(
         [{"name": "x", **tensor}], [{"name": "t", **tensor}], ["loss"], parameters, ["w"]
@@ -340,13 +343,45 @@ def scaled(dtype) -> Artifacts:
         helper.make_node("ReduceSum", ["terms", "axes"], ["dw"], keepdims=0),
         helper.make_node("Cast", ["dw"], ["w_grad"], to=code),
     ]
-    inputs = [info(n, TensorProto.FLOAT, ["batch", 4]) for n in "xt"] + [info("w", w)]
+    inputs = [info(n, TensorProto.FLOAT, ["batch", 4]) for n in "xt"]
+    inputs += [info(n, a) for n, a in parameters.items()]
     outputs = [info("loss", TensorProto.FLOAT, [])]
     constants = [constant("two", 2.0), numpy_helper.from_array(np.array([0], np.int64), "axes")]
     return Artifacts(
         training=model(forward + backward, inputs, [*outputs, info("w_grad", w)], manifest, constants),
         evaluation=model(forward, inputs, outputs, manifest),
         optimizer=None,
+        manifest=manifest,
+        parameters=parameters,
+        statistics={},
+    )
+
+
+def lookup(rows=6) -> Artifacts:
+    """loss = mean(table[ids]), ids [batch] unchecked; d table[i] = (how often i occurs) / batch."""
+    parameters = {"table": np.arange(rows, dtype=np.float32)}
+    ids = {"name": "ids", "dtype": "int64", "shape": ["batch"]}
+    manifest = make_manifest([ids], [], ["loss"], parameters, ["table"], optimizer=SGD)
+    forward = [
+        helper.make_node("Gather", ["table", "ids"], ["rows"]),
+        helper.make_node("ReduceMean", ["rows"], ["loss"], keepdims=0),
+    ]
+    backward = [
+        helper.make_node("OneHot", ["ids", "depth", "onoff"], ["hits"]),
+        helper.make_node("ReduceMean", ["hits", "axis0"], ["table_grad"], keepdims=0),
+    ]
+    inputs = [info("ids", TensorProto.INT64, ["batch"]), info("table", parameters["table"])]
+    outputs = [info("loss", TensorProto.FLOAT, [])]
+    constants = [
+        numpy_helper.from_array(np.array(rows, np.int64), "depth"),
+        numpy_helper.from_array(np.array([0], np.int64), "axis0"),
+        numpy_helper.from_array(np.array([0, 1], np.float32), "onoff"),
+    ]
+    gradient = info("table_grad", parameters["table"])
+    return Artifacts(
+        training=model(forward + backward, inputs, [*outputs, gradient], manifest, constants),
+        evaluation=model(forward, inputs, outputs, manifest),
+        optimizer=optimizer_model(manifest, parameters),
         manifest=manifest,
         parameters=parameters,
         statistics={},

@@ -260,6 +260,32 @@ def test_schedule_without_warm_up_or_decay(batch):
     assert optimizer.get_learning_rate() == 0.0
 
 
+def test_moments_start_from_their_initial_values(batch):
+    run = handmade.mlp(optimizer={**handmade.ADAMW, "initial_values": {"momentum1": 4.0}})
+    state, module, optimizer = with_optimizer(run)
+    module(*batch)
+    optimizer.step()
+    _, _, gradients = handmade.reference_mlp(run.parameters, *batch)
+    expected = {n: run.parameters[n].astype(np.float64) for n in ("fc1.weight", "fc2.weight", "fc2.bias")}
+    used = {n: gradients[n] for n in expected}
+    handmade.reference_adamw(expected, used, {n: [0 * g, 0 * g + 4] for n, g in used.items()}, 1, 1e-3)
+    for name, value in expected.items():
+        np.testing.assert_allclose(state.parameters[name].data, value, rtol=2e-7, atol=1e-7)
+        assert np.abs(value - run.parameters[name]).max() < 1e-4  # a moment of zero moves them by 1e-3
+
+
+def test_modules_on_one_state_share_parameters_and_gradients(batch):
+    run = handmade.mlp()
+    state, first = build(run)
+    second = Module(run.training.SerializeToString(), state)
+    first(*batch)
+    gradient = state.parameters["fc2.bias"].grad.copy()
+    second(*batch)  # its first call replaces
+    np.testing.assert_array_equal(state.parameters["fc2.bias"].grad, gradient)
+    state.parameters["fc2.bias"].data[...] += 1
+    np.testing.assert_array_equal(first(*batch)[1], second(*batch)[1])
+
+
 def test_session_options_are_used(batch, tmp_path):
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

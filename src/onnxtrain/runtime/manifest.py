@@ -80,10 +80,11 @@ class StatisticSpec:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """The optimizer model: names of its moments and of its scalar inputs."""
+    """The optimizer model: names of its moments, what they start from, and names of its scalar inputs."""
 
     type: str
     moments: tuple[str, ...]
+    initial_values: tuple[float, ...]
     learning_rate: str
     step: str
 
@@ -141,7 +142,9 @@ def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
 
 
 def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
-    return OptimizerSpec(entry["type"], tuple(entry["moments"]), entry["learning_rate"], entry["step"])
+    moments, initial = tuple(entry["moments"]), entry.get("initial_values", {})
+    values = tuple(float(initial.get(moment, 0.0)) for moment in moments)
+    return OptimizerSpec(entry["type"], moments, values, entry["learning_rate"], entry["step"])
 
 
 def parse_manifest(text: str, source: str) -> Manifest:

@@ -34,8 +34,8 @@ class Optimizer:
     """Updates the parameters of a module from their gradients, with the formula of the optimizer model.
 
     Moments, step count and learning rate live in the module's checkpoint state. If it was loaded with
-    optimizer state, training goes on exactly where it stopped; otherwise the moments start at zero and the
-    learning rate at 1e-3.
+    optimizer state, training goes on exactly where it stopped; otherwise the moments start at their initial
+    values (zero for most) and the learning rate at 1e-3.
 
     Args:
         optimizer_uri: Optimizer model: a path, or the bytes of the file.
@@ -65,7 +65,7 @@ class Optimizer:
         )
         types = {i.name: dtypes.BY_ORT[i.type] for i in session.get_inputs()}
         wanted = {m: {p: types[f"{p}_{m}"] for p in names} for m in spec.moments}
-        _prepare_moments(self._store, spec.type, wanted, source)
+        _prepare_moments(self._store, spec, wanted, source)
         self._rate = Buffer.zeros(dtypes.BY_NAME["float32"], (), device)
         self._step = Buffer.zeros(dtypes.BY_NAME["int64"], (), device)
         state = {p: self._store.parameters[p] for p in names}
@@ -144,12 +144,14 @@ def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> Op
     return manifest.optimizer
 
 
-def _prepare_moments(store: Store, kind: str, wanted: dict[str, dict[str, DType]], source: str) -> None:
-    """Makes sure that `store` has every moment: those of its checkpoint, or zeros.
+def _prepare_moments(
+    store: Store, spec: OptimizerSpec, wanted: dict[str, dict[str, DType]], source: str
+) -> None:
+    """Makes sure that `store` has every moment: those of its checkpoint, or their initial values.
 
     Args:
         store: Where the moments live.
-        kind: Type of the optimizer, for messages.
+        spec: The optimizer.
         wanted: Moment -> parameter -> element type.
         source: The optimizer model, for messages.
 
@@ -157,8 +159,12 @@ def _prepare_moments(store: Store, kind: str, wanted: dict[str, dict[str, DType]
         CheckpointError: The checkpoint has optimizer state, and it is of another optimizer.
     """
     if store.optimizer is None:
+        initial = dict(zip(spec.moments, spec.initial_values, strict=True))
         store.moments = {
-            moment: {n: Buffer.zeros(d, store.parameters[n].shape, store.device) for n, d in group.items()}
+            moment: {
+                name: Buffer.filled(initial[moment], dtype, store.parameters[name].shape, store.device)
+                for name, dtype in group.items()
+            }
             for moment, group in wanted.items()
         }
         return
@@ -167,7 +173,7 @@ def _prepare_moments(store: Store, kind: str, wanted: dict[str, dict[str, DType]
     if held != {m: {n: (d, shapes[n]) for n, d in group.items()} for m, group in wanted.items()}:
         found = {moment: len(group) for moment, group in held.items()} or "no moments"
         raise CheckpointError(
-            f"The checkpoint's optimizer state does not fit {source}: it has {found}, the optimizer ({kind}) "
-            f"needs { {m: len(group) for m, group in wanted.items()} } (tensors per moment). To start the "
-            "optimizer afresh, save the checkpoint without optimizer state and load that."
+            f"The checkpoint's optimizer state does not fit {source}: it has {found}, the optimizer "
+            f"({spec.type}) needs { {m: len(group) for m, group in wanted.items()} } (tensors per moment). "
+            "To start the optimizer afresh, save the checkpoint without optimizer state and load that."
         )

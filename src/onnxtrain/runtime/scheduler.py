@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.optimizer import Optimizer, check_learning_rate
 
@@ -34,7 +36,7 @@ class LinearLRScheduler:
         self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float
     ) -> None:
         counts = (warmup_step_count, total_step_count)
-        whole = all(isinstance(c, int) and not isinstance(c, bool) for c in counts)
+        whole = all(isinstance(c, numbers.Integral) and not isinstance(c, bool) for c in counts)
         if not whole or not 0 <= warmup_step_count <= total_step_count or total_step_count == 0:
             raise InputError(
                 "LinearLRScheduler: expected integers with 0 <= warmup_step_count <= total_step_count and "

@@ -43,7 +43,20 @@ class Buffer:
         cls, dtype: DType, shape: Iterable[int], device: Device = CPU, *, defined: bool = True
     ) -> Buffer:
         """Returns a zero-filled buffer on `device`."""
-        buffer = cls(np.zeros(tuple(shape), dtype.storage), dtype, defined=defined)
+        return cls.filled(0.0, dtype, shape, device, defined=defined)
+
+    @classmethod
+    def filled(
+        cls, value: float, dtype: DType, shape: Iterable[int], device: Device = CPU, *, defined: bool = True
+    ) -> Buffer:
+        """Returns a buffer on `device` with `value` everywhere; bfloat16 can only be filled with zeros."""
+        if value and dtype.name == "bfloat16":
+            raise InputError(f"Filling a bfloat16 tensor with {value} is not supported; use float32 moments.")
+        # np.zeros leaves the memory untouched until it is written
+        array = (
+            np.full(tuple(shape), value, dtype.storage) if value else np.zeros(tuple(shape), dtype.storage)
+        )
+        buffer = cls(array, dtype, defined=defined)
         buffer.move_to(device)
         return buffer
 

@@ -8,6 +8,7 @@ from .activation import (
     mish_gradient,
     softmax_gradient,
 )
+from .loss import softmax_cross_entropy_gradient
 
 __all__ = [
     "COMPOSITES",
@@ -18,5 +19,6 @@ __all__ = [
     "gelu_tanh_gradient",
     "log_softmax_gradient",
     "mish_gradient",
+    "softmax_cross_entropy_gradient",
     "softmax_gradient",
 ]

@@ -7,7 +7,7 @@ the kernel instead, so the dtype is part of the name: `SoftmaxGradient_float`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import onnx_ir as ir
@@ -28,6 +28,7 @@ class CompositeOp:
     Attributes:
         name: op type without the dtype, such as `SoftmaxGradient`.
         inputs: names of its inputs.
+        integers: those of them that are int64; the others have the dtype of the function.
         attributes: names of its attributes and their types.
     """
 
@@ -37,10 +38,12 @@ class CompositeOp:
         inputs: Sequence[str],
         attributes: Mapping[str, ir.AttributeType],
         outputs: int,
+        integers: Collection[str],
         body: Body,
     ) -> None:
         self.name = name
         self.inputs = tuple(inputs)
+        self.integers = frozenset(integers)
         self.attributes = dict(attributes)
         self._outputs = outputs
         self._body = body
@@ -55,7 +58,10 @@ class CompositeOp:
         return self._cached(dtype, opset).clone()
 
     def _build(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        inputs = [ir.Value(name=name, type=ir.TensorType(dtype)) for name in self.inputs]
+        inputs = [
+            ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64 if name in self.integers else dtype))
+            for name in self.inputs
+        ]
         graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset})
         op = Emitter(graph, in_function=True)
         references: dict[str, Any] = {
@@ -88,15 +94,16 @@ def composite(
     inputs: Sequence[str],
     attributes: Mapping[str, ir.AttributeType] | None = None,
     outputs: int = 1,
+    integers: Collection[str] = (),
 ) -> Callable[[Body], CompositeOp]:
     """Makes the decorated function `(op, *inputs, **attributes)` the body of a composite op.
 
-    All floating-point inputs and outputs have one dtype. Attributes reach the body as references: pass them on as
+    All inputs and outputs have one floating-point dtype, except the inputs named in `integers`. Attributes reach the body as references: pass them on as
     attributes of standard ops, or turn integer (list) ones into a tensor with `op.ints(reference)`.
     """
 
     def register(body: Body) -> CompositeOp:
-        op = CompositeOp(name, inputs, attributes or {}, outputs, body)
+        op = CompositeOp(name, inputs, attributes or {}, outputs, integers, body)
         COMPOSITES[name] = op
         return op
 

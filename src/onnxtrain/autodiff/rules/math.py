@@ -21,12 +21,12 @@ defvjp(
     B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Div(n.out.C, n.B))),
 )
 # fmod: C = A - k * B with the integer k = trunc(A / B). Rounding (A - C) / B finds k even where A / B is
-# rounded up to an integer. With fmod=0, Mod takes integers only.
+# rounded up to an integer (by Floor, as Round lacks bfloat16 at opset 21). With fmod=0, Mod takes integers only.
 defvjp(
     "Mod",
     broadcasts=True,
     A=lambda op, n, ct: ct,
-    B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Round(op.Div(op.Sub(n.A, n.out.C), n.B)))),
+    B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Floor(op.Add(op.Div(op.Sub(n.A, n.out.C), n.B), 0.5)))),
 )
 defvjp("Neg", X=lambda op, n, ct: op.Neg(ct))
 # |x|'(0) = 0, as in torch: Sign(0) = 0.

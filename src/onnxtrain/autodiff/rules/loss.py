@@ -1,0 +1,82 @@
+"""Classification losses.
+
+Class weights have no gradient, as in torch: differentiating with respect to them raises NoGradientRule.
+"""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.functions import log_softmax_gradient, softmax_cross_entropy_gradient
+
+
+@vjp("SoftmaxCrossEntropyLoss", wrt=("scores",), outputs=("output", "log_prob"), saves=("log_prob",))
+def softmax_cross_entropy_loss(
+    op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
+) -> Cotangents:
+    """The loss gives each label's scale * (softmax - onehot), log_prob the gradient of LogSoftmax."""
+    ct, ct_log_prob = cts
+    log_prob = n.out.log_prob
+    parts = []
+    if ct is not None:
+        labels, scale = _labels_and_scale(op, n, ct, n.labels, n.weights)
+        parts.append(op.call(softmax_cross_entropy_gradient, log_prob, labels, scale))
+    if ct_log_prob is not None:
+        parts.append(op.call(log_softmax_gradient, log_prob, ct_log_prob, axis=1))
+    return parts[0] if len(parts) == 1 else op.Add(*parts)  # type: ignore[no-any-return]
+
+
+@vjp("NegativeLogLikelihoodLoss", wrt=("input",))
+def negative_log_likelihood_loss(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Minus each label's scale at its place, zero elsewhere."""
+    labels, scale = _labels_and_scale(op, n, ct, n.target, n.weight)
+    places, updates = op.Unsqueeze(labels, [1]), op.Unsqueeze(op.Neg(scale), [1])
+    return op.ScatterElements(op.zeros_like(n.input), places, updates, axis=1)  # type: ignore[no-any-return]
+
+
+def _labels_and_scale(
+    op: Emitter, n: NodeView, ct: ir.Value, labels: ir.Value, weights: ir.Value | None
+) -> tuple[ir.Value, ir.Value]:
+    """Returns the labels as int64 with ignored ones set to 0, and the cotangent of each label's -log p.
+
+    The latter, of the shape of the labels, is weight * ct for the reductions none and sum, and divided by the
+    sum of all weights for the mean; ignored labels have weight 0, and without weights all others have 1.
+    """
+    labels = op.Cast(labels, to=ir.DataType.INT64) if labels.dtype != ir.DataType.INT64 else labels
+    valid, ignored = None, n.attr("ignore_index")
+    shape = op.shape_of(labels)
+    if ignored is not None:
+        valid = op.Not(op.Equal(labels, ignored))
+        labels = op.Where(valid, labels, 0)
+    weight = op.Gather(weights, labels) if weights is not None else None
+    if n.attr("reduction") == "mean":
+        ct = op.Mul(ct, _inverse_total(op, ct.dtype, labels, valid, weight))
+    scale = op.Mul(ct, weight) if weight is not None else ct
+    if valid is not None:
+        scale = op.Where(valid, scale, 0.0)
+    elif weight is None and n.attr("reduction") != "none":
+        scale = op.Expand(scale, shape)
+    return labels, scale
+
+
+def _inverse_total(
+    op: Emitter, dtype: ir.DataType | None, labels: ir.Value, valid: ir.Value | None, weight: ir.Value | None
+) -> ir.Value | float:
+    """One over the sum of the weights; summed in float32 at least, where float16 cannot count beyond 2048."""
+    wide = ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    if valid is None and weight is None:
+        dims = static_dims(labels)
+        if dims is not None and None not in dims:
+            return 1 / max(math.prod(size for size in dims if size is not None), 1)
+        total = op.Cast(op.Size(labels), to=wide)
+    else:
+        counted = op.Cast(valid if weight is None else weight, to=wide)
+        if valid is not None and weight is not None:
+            counted = op.Where(valid, counted, 0.0)
+        total = op.ReduceSum(counted, keepdims=0)
+    return op.Cast(op.Reciprocal(total), to=dtype)  # type: ignore[no-any-return]

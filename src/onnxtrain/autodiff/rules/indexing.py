@@ -173,7 +173,8 @@ def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -
     taken again with one instead. One of several zeros gets zero, as does everything beside them.
     """
     zero = op.Equal(n.updates, 0.0)
-    zeros = read(write(op.zeros_like(n.out.output), op.Cast(zero, to=ct.dtype), "add"))
+    none = op.Expand(op.const(0.0), op.shape_of(n.out.output))
+    zeros = read(write(none, op.Cast(zero, to=ir.DataType.FLOAT), "add"))
     only = op.And(zero, op.Less(zeros, 1.5))
     others = write(n.data, op.Where(only, 1.0, n.updates), "mul")
     quotient = op.Div(read(op.Mul(ct, n.out.output)), op.Where(zero, 1.0, n.updates))
@@ -182,7 +183,9 @@ def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -
 
 def _scatter_extremum(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
     """Cotangents of a maximum or minimum: equal shares for all that attain it, as in torch.scatter_reduce."""
-    kept = op.Cast(op.Equal(n.data, n.out.output), to=ct.dtype)
-    written = op.Cast(op.Equal(n.updates, read(n.out.output)), to=ct.dtype)
-    share = op.Div(ct, write(kept, written, "add"))
-    return op.Mul(kept, share), op.Mul(written, read(share))
+    kept, written = op.Equal(n.data, n.out.output), op.Equal(n.updates, read(n.out.output))
+    # In float32, because the CPU adds float16 in no scatter.
+    counts = [op.Cast(mask, to=ir.DataType.FLOAT) for mask in (kept, written)]
+    attain = write(counts[0], counts[1], "add")
+    share = op.Div(ct, op.Cast(attain, to=ct.dtype))
+    return op.Where(kept, share, 0.0), op.Where(written, read(share), 0.0)

@@ -16,6 +16,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes.constants import mark_constant
 
 __all__ = ["AttributeRef", "Composite", "Emitter", "Operand", "schema_of", "static_dims"]
 
@@ -263,6 +264,7 @@ class Emitter:
             value.const_value = tensor
         else:
             value = ir.Value(name=self.unique_name("const"), const_value=tensor)
+            mark_constant(value)  # so that nobody takes it for a parameter
             self.graph.register_initializer(value)
         value.type = ir.TensorType(dtype)
         value.shape = ir.Shape(array.shape)

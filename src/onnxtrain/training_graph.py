@@ -14,15 +14,13 @@ import onnx_ir as ir
 from onnxtrain.autodiff import add_gradients
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.losses import TARGET_KEY
 from onnxtrain.passes import CleanupPass, TrainingModePass, infer_shapes, is_constant, promote_initializers
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 
-__all__ = ["TARGET_KEY", "BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
+__all__ = ["BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
 
 _log = logging.getLogger("onnxtrain")
-
-TARGET_KEY = "onnxtrain.target"
-"""Metadata of a graph input that is a target: JSON, `{"class_labels": {"count": 10, "ignore_index": -100}}` or `{}`."""
 
 BatchNormMode = Literal["as_exported", "training", "inference"]
 

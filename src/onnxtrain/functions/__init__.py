@@ -9,16 +9,32 @@ from .activation import (
     softmax_gradient,
 )
 from .loss import softmax_cross_entropy_gradient
+from .optimizer import (
+    adagrad_step,
+    adam_step,
+    adamw_step,
+    momentum_step,
+    nesterov_step,
+    rmsprop_step,
+    sgd_step,
+)
 
 __all__ = [
     "COMPOSITES",
     "DOMAIN",
     "CompositeOp",
+    "adagrad_step",
+    "adam_step",
+    "adamw_step",
     "composite",
     "gelu_gradient",
     "gelu_tanh_gradient",
     "log_softmax_gradient",
     "mish_gradient",
+    "momentum_step",
+    "nesterov_step",
+    "rmsprop_step",
+    "sgd_step",
     "softmax_cross_entropy_gradient",
     "softmax_gradient",
 ]

@@ -14,14 +14,18 @@ lose digits; the result has the dtype of the scores again, as in PyTorch.
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 
-from ._base import ClassLabels, Loss, Reduction, TargetSpec
+from ._base import TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
 from ._elementwise import BCEWithLogitsLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 
 __all__ = [
     "LOSSES",
+    "TARGET_KEY",
     "BCEWithLogitsLoss",
     "ClassLabels",
     "CrossEntropyLoss",
@@ -33,6 +37,7 @@ __all__ = [
     "Reduction",
     "SmoothL1Loss",
     "TargetSpec",
+    "attach_loss",
     "make_loss",
 ]
 
@@ -65,3 +70,48 @@ def make_loss(spec: str | Loss) -> Loss:
             f"choosing a loss: received {spec!r}; give one of {', '.join(sorted(LOSSES))}, or a Loss object"
         )
     return LOSSES[spec]()
+
+
+def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None) -> ir.Value:
+    """Appends a loss, and new graph inputs for its targets.
+
+    Args:
+        op: writes into the model's graph.
+        loss: what to append.
+        scores: name of the value that the loss judges.
+        target: name of an existing value to use as the target; None adds an input `target` or `labels` (with
+        a
+            number behind it when the name is taken).
+
+    Returns:
+        The loss, named `loss` unless that name is taken.
+
+    Raises:
+        GraphBuildError: a name is no value of the graph, or the loss does not fit the values.
+    """
+    judged = _find(op.graph, scores, loss)
+    if target is not None:
+        values = [_find(op.graph, target, loss)]
+    else:
+        values = [spec.as_input() for spec in loss.targets(judged)]
+        for value in values:
+            value.name = op.unique_name(str(value.name))
+        op.graph.inputs.extend(values)
+    result = loss.build(op, judged, *values)
+    result.name = op.unique_name("loss")
+    return result
+
+
+def _find(graph: ir.Graph, name: str, loss: Loss) -> ir.Value:
+    values = [
+        *graph.inputs,
+        *graph.initializers.values(),
+        *(value for node in graph for value in node.outputs),
+    ]
+    for value in values:
+        if value.name == name:
+            return value
+    raise GraphBuildError(
+        f"attaching {type(loss).__name__}: {name!r} is no value of the graph; its outputs are "
+        f"{', '.join(str(value.name) for value in graph.outputs)}"
+    )

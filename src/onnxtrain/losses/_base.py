@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import numpy as np
@@ -13,7 +14,21 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 
-__all__ = ["ClassLabels", "Loss", "Reduction", "TargetSpec", "narrow", "numbers", "reduce", "widen"]
+__all__ = [
+    "TARGET_KEY",
+    "ClassLabels",
+    "Loss",
+    "Reduction",
+    "TargetSpec",
+    "narrow",
+    "numbers",
+    "reduce",
+    "widen",
+]
+
+TARGET_KEY = "onnxtrain.target"
+"""Metadata of a graph input that is a target: JSON, `{}` or
+`{"class_labels": {"count": 10, "ignore_index": -100}}`."""
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -51,8 +66,11 @@ class TargetSpec:
     class_labels: ClassLabels | None = None
 
     def as_input(self) -> ir.Value:
-        """Returns a new value of this name, dtype and shape, to be added to the inputs of a graph."""
-        return ir.Value(name=self.name, shape=ir.Shape(self.shape), type=ir.TensorType(self.dtype))
+        """Returns a new value of this name, dtype and shape, marked as a target by :data:`TARGET_KEY`."""
+        value = ir.Value(name=self.name, shape=ir.Shape(self.shape), type=ir.TensorType(self.dtype))
+        described = {"class_labels": asdict(self.class_labels)} if self.class_labels else {}
+        value.metadata_props[TARGET_KEY] = json.dumps(described)
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,141 @@
+"""Optimizer steps of one parameter, elementwise over its shape.
+
+Inputs named in lower case letters w, g, m, v, b, s are tensors of the parameter's shape: the parameter, its
+gradient, and its moments; all others are scalars of shape []. Hyperparameters are inputs rather than
+attributes, because they come from Python in float64: `one_minus_beta2` as 1 - float32(0.999) would be wrong
+in the fifth digit.
+
+Each body reads an old value before anything that its new value depends on is complete, and never after, so
+that updating in place is exact.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+
+from ._composite import CompositeOp, composite
+
+__all__ = [
+    "adagrad_step",
+    "adam_step",
+    "adamw_step",
+    "momentum_step",
+    "nesterov_step",
+    "rmsprop_step",
+    "sgd_step",
+]
+
+_ADAM_INPUTS = (
+    *("w", "g", "m", "v", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size", "eps"),
+)
+
+
+@composite("AdamStep", _ADAM_INPUTS, outputs=3)
+def adam_step(
+    op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Adam with bias correction folded into its scalars.
+
+    m' = beta1·m + (1 - beta1)·g;  v' = beta2·v + (1 - beta2)·g²;  w' = w - step_size·m'/(sqrt(v') + eps).
+    """
+    m_new, v_new, change = _adam_change(op, g, m, v, *scalars)
+    return op.Sub(w, change), m_new, v_new
+
+
+@composite("AdamWStep", (*_ADAM_INPUTS, "decay"), outputs=3)
+def adamw_step(
+    op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
+) -> tuple[ir.Value, ...]:
+    """As AdamStep, but w' = decay·w - step_size·m'/(sqrt(v') + eps)."""
+    *others, decay = scalars
+    m_new, v_new, change = _adam_change(op, g, m, v, *others)
+    return op.Sub(op.Mul(w, decay), change), m_new, v_new
+
+
+def _adam_change(
+    op: Emitter, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, eps = scalars
+    m_new = op.Add(op.Mul(m, beta1), op.Mul(g, one_minus_beta1))
+    v_new = _average_of_squares(op, v, g, beta2, one_minus_beta2)
+    return m_new, v_new, op.Mul(op.Div(m_new, op.Add(op.Sqrt(v_new), eps)), step_size)
+
+
+@composite("SGDStep", ("w", "g", "learning_rate"))
+def sgd_step(op: Emitter, w: ir.Value, g: ir.Value, learning_rate: ir.Value) -> ir.Value:
+    """Returns w' = w - learning_rate·g."""
+    return op.Sub(w, op.Mul(g, learning_rate))  # type: ignore[no-any-return]
+
+
+@composite("MomentumStep", ("w", "g", "b", "learning_rate", "momentum"), outputs=2)
+def momentum_step(
+    op: Emitter, w: ir.Value, g: ir.Value, b: ir.Value, learning_rate: ir.Value, momentum: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Returns b' = momentum·b + g;  w' = w - learning_rate·b'."""
+    b_new = op.Add(op.Mul(b, momentum), g)
+    return op.Sub(w, op.Mul(b_new, learning_rate)), b_new
+
+
+@composite("NesterovStep", ("w", "g", "b", "learning_rate", "momentum"), outputs=2)
+def nesterov_step(
+    op: Emitter, w: ir.Value, g: ir.Value, b: ir.Value, learning_rate: ir.Value, momentum: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Returns b' = momentum·b + g;  w' = w - learning_rate·(g + momentum·b')."""
+    b_new = op.Add(op.Mul(b, momentum), g)
+    return op.Sub(w, op.Mul(op.Add(g, op.Mul(b_new, momentum)), learning_rate)), b_new
+
+
+@composite("AdagradStep", ("w", "g", "s", "learning_rate", "eps"), outputs=2)
+def adagrad_step(
+    op: Emitter, w: ir.Value, g: ir.Value, s: ir.Value, learning_rate: ir.Value, eps: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Returns s' = s + g²;  w' = w - learning_rate·g/(sqrt(s') + eps)."""
+    s_new = op.Add(s, op.Mul(g, g))
+    return op.Sub(w, op.Mul(op.Div(g, op.Add(op.Sqrt(s_new), eps)), learning_rate)), s_new
+
+
+def rmsprop_step(*, centered: bool, momentum: bool) -> CompositeOp:
+    """Returns the composite of one variant of RMSprop.
+
+    Its inputs are w, g, v, then m if centered, then b if with momentum, then learning_rate, alpha,
+    one_minus_alpha, eps, and momentum if with momentum. Its outputs are w', v', then m' and b' as far as
+    there are m and b: v' = alpha·v + (1 - alpha)·g²;  m' = alpha·m + (1 - alpha)·g;  change = g/(sqrt(v' -
+    m'²) + eps); b' = momentum·b + change;  w' = w - learning_rate·b'.
+    """
+    return _RMSPROP[centered, momentum]
+
+
+def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
+    moments = ["v", *(["m"] if centered else []), *(["b"] if momentum else [])]
+    scalars = ["learning_rate", "alpha", "one_minus_alpha", "eps", *(["momentum"] if momentum else [])]
+    name = f"{'Centered' if centered else ''}RMSprop{'Momentum' if momentum else ''}Step"
+
+    @composite(name, ["w", "g", *moments, *scalars], outputs=1 + len(moments))
+    def body(op: Emitter, w: ir.Value, g: ir.Value, *rest: ir.Value) -> tuple[ir.Value, ...]:
+        value = dict(zip((*moments, *scalars), rest, strict=True))
+        alpha, one_minus_alpha = value["alpha"], value["one_minus_alpha"]
+        new = [_average_of_squares(op, value["v"], g, alpha, one_minus_alpha)]
+        variance = new[0]
+        if centered:
+            mean = op.Add(op.Mul(value["m"], alpha), op.Mul(g, one_minus_alpha))
+            new.append(mean)
+            # Rounding can leave a tiny negative variance, whose root would be NaN.
+            variance = op.Max(op.Sub(variance, op.Mul(mean, mean)), 0.0)
+        change = op.Div(g, op.Add(op.Sqrt(variance), value["eps"]))
+        if momentum:
+            change = op.Add(op.Mul(value["b"], value["momentum"]), change)
+            new.append(change)
+        return (op.Sub(w, op.Mul(change, value["learning_rate"])), *new)
+
+    return body
+
+
+def _average_of_squares(
+    op: Emitter, average: ir.Value, g: ir.Value, keep: ir.Value, renew: ir.Value
+) -> ir.Value:
+    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, g), renew))  # type: ignore[no-any-return]
+
+
+_RMSPROP = {(c, m): _define_rmsprop(c, m) for c in (False, True) for m in (False, True)}

@@ -1,0 +1,65 @@
+"""Optimizers, and the model of one optimizer step.
+
+>>> from onnxtrain.optimizers import AdamW, ClipGradNorm, ParameterSpec, build_optimizer_model
+>>> optimizer = AdamW(weight_decay=0.01, clip_grad=ClipGradNorm(1.0))
+>>> [moment.name for moment in optimizer.state_spec()]
+['momentum0', 'momentum1']
+>>> model = build_optimizer_model(optimizer, [ParameterSpec("w", "float32", (784, 10))])
+"""
+
+from __future__ import annotations
+
+from onnxtrain.errors import GraphBuildError
+
+from ._adam import Adam, AdamW
+from ._base import MomentSpec, Optimizer
+from ._build import ParameterSpec, build_optimizer_model, moment_dtype
+from ._clipping import ClipGradNorm, ClipGradValue, GradientClipping
+from ._gradient_descent import SGD, Adagrad, RMSprop
+
+__all__ = [
+    "OPTIMIZERS",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "ClipGradNorm",
+    "ClipGradValue",
+    "GradientClipping",
+    "MomentSpec",
+    "Optimizer",
+    "ParameterSpec",
+    "RMSprop",
+    "build_optimizer_model",
+    "make_optimizer",
+    "moment_dtype",
+]
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "adamw": AdamW,
+    "adam": Adam,
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "rmsprop": RMSprop,
+}
+"""The optimizers by the names that :func:`make_optimizer` takes."""
+
+
+def make_optimizer(spec: str | Optimizer) -> Optimizer:
+    """Returns the optimizer of a name in :data:`OPTIMIZERS`, with default settings; an Optimizer stays as is.
+
+    Raises:
+        GraphBuildError: there is no optimizer of that name.
+
+    Example:
+        >>> make_optimizer("sgd").state_spec()
+        ()
+    """
+    if isinstance(spec, Optimizer):
+        return spec
+    if not isinstance(spec, str) or spec not in OPTIMIZERS:
+        raise GraphBuildError(
+            f"choosing an optimizer: received {spec!r}; give one of {', '.join(sorted(OPTIMIZERS))}, "
+            "or an Optimizer object"
+        )
+    return OPTIMIZERS[spec]()

@@ -1,0 +1,118 @@
+"""Adam and AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, Operand
+from onnxtrain.functions.optimizer import adam_step, adamw_step
+
+from ._base import Optimizer, add_l2, bias_correction, require
+
+__all__ = ["Adam", "AdamW"]
+
+_MOMENTS = (("running mean of the gradient", 0.0), ("running mean of its square", 0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AdamFamily(Optimizer):
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        valid = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        require(self, "betas", valid, "two numbers from 0 to below 1")
+        require(self, "eps", 0 <= self.eps < float("inf"), "zero or a positive number")
+        require(self, "weight_decay", 0 <= self.weight_decay < float("inf"), "zero or a positive number")
+
+    def _moments(self) -> Sequence[tuple[str, float]]:
+        return _MOMENTS
+
+    def _coefficients(self) -> tuple[float, float, float, float]:
+        beta1, beta2 = self.betas
+        return beta1, 1 - beta1, beta2, 1 - beta2
+
+    def _corrected(
+        self, op: Emitter, learning_rate: ir.Value, step: ir.Value, *, scale_eps: bool
+    ) -> tuple[ir.Value, Operand]:
+        """The step size lr·sqrt(c2)/c1, and eps, times sqrt(c2) if wanted, with c = 1 - beta**step.
+
+        With both, step_size·m/(sqrt(v) + eps) is lr·(m/c1)/(sqrt(v/c2) + eps).
+        """
+        root = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
+        first = bias_correction(op, self.betas[0], step, learning_rate)
+        step_size: ir.Value = op.Div(op.Mul(learning_rate, root), first)
+        return step_size, op.Mul(root, self.eps) if scale_eps else self.eps
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(_AdamFamily):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+
+    With m' and v' the running means of g and g², c1 = 1 - beta1**step, c2 = 1 - beta2**step:
+
+    - adam_mode 1, the default, as Hugging Face's AdamW and onnxruntime-training:
+      u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);  w' = u - lr·weight_decay·u.
+    - adam_mode 0, as torch.optim.AdamW (whose defaults are eps 1e-8 and weight_decay 0.01):
+      w' = w·(1 - lr·weight_decay) - lr·(m'/c1)/(sqrt(v'/c2) + eps).
+
+    Attributes:
+        betas: decay rates of the running means.
+        eps: keeps the denominator from zero.
+        weight_decay: decoupled from the gradient.
+        bias_correction: False takes c1 = c2 = 1.
+        adam_mode: which of the two forms.
+    """
+
+    eps: float = 1e-6
+    bias_correction: bool = True
+    adam_mode: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "adam_mode", self.adam_mode in (0, 1), "0 (torch's form) or 1 (Hugging Face's form)")
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        step_size, eps = learning_rate, self.eps  # type: tuple[ir.Value, Operand]
+        if self.bias_correction:
+            step_size, eps = self._corrected(op, learning_rate, step, scale_eps=self.adam_mode == 0)
+        if not self.weight_decay:
+            return *self._coefficients(), step_size, eps
+        decay = op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
+        if self.adam_mode == 1:  # the decay comes after the step and shrinks it too
+            step_size = op.Mul(step_size, decay)
+        return *self._coefficients(), step_size, eps, decay
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        step = adamw_step if self.weight_decay else adam_step
+        return op.call(step, w, g, *moments, *scalars, _outputs=3)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(_AdamFamily):
+    """Adam (Kingma and Ba, 2015), as torch.optim.Adam: weight decay is an L2 penalty, added to the gradient.
+
+    w' = w - lr·(m'/c1)/(sqrt(v'/c2) + eps), with m' and v' the running means of g + weight_decay·w and its
+    square, c1 = 1 - beta1**step, c2 = 1 - beta2**step.
+
+    Attributes:
+        betas: decay rates of the running means.
+        eps: keeps the denominator from zero.
+        weight_decay: factor of the L2 penalty.
+    """
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=True)
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        penalised = add_l2(op, w, g, self.weight_decay)
+        return op.call(adam_step, w, penalised, *moments, *scalars, _outputs=3)  # type: ignore[no-any-return]

@@ -1,0 +1,179 @@
+"""`build_optimizer_model`: the optimizer step of all parameters as one ONNX model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, Operand
+from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.passes.load import MAX_OPSET
+from onnxtrain.passes.opset import CANONICAL_OPSET, fit_ir_version
+
+from ._base import Optimizer
+
+__all__ = ["ParameterSpec", "build_optimizer_model", "moment_dtype"]
+
+_DTYPES = {
+    "float32": ir.DataType.FLOAT,
+    "float64": ir.DataType.DOUBLE,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+}
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """A parameter to be trained.
+
+    Attributes:
+        name: its name in the training model.
+        dtype: its element type, or the name of it that manifests use, such as "float32".
+        shape: its dimensions.
+    """
+
+    name: str
+    dtype: ir.DataType | str
+    shape: tuple[int, ...]
+
+    @property
+    def data_type(self) -> ir.DataType:
+        """The element type.
+
+        Raises:
+            GraphBuildError: it cannot be trained.
+        """
+        dtype = _DTYPES.get(self.dtype) if isinstance(self.dtype, str) else self.dtype
+        if dtype not in _DTYPES.values() or dtype is None:
+            raise GraphBuildError(
+                f"building the optimizer model: parameter {self.name!r} is {self.dtype}; "
+                f"freeze it, or convert it to one of {', '.join(_DTYPES)}"
+            )
+        return dtype
+
+
+def moment_dtype(dtype: ir.DataType) -> ir.DataType:
+    """Returns the dtype of the moments and of the computation for parameters of `dtype`: at least float32."""
+    return ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+
+
+def build_optimizer_model(
+    optimizer: Optimizer, parameters: Sequence[ParameterSpec], opset: int = CANONICAL_OPSET
+) -> ir.Model:
+    """Returns the model of one optimizer step over all parameters.
+
+    Inputs: `learning_rate` (float32 []), `step` (int64 [], 1 at the first step), then for every parameter
+    `<p>`, `<p>_grad`, `<p>_momentum0`, ...; outputs: for every parameter `<p>_updated`,
+    `<p>_momentum0_updated`, ... of the same shapes and dtypes. Every output may be bound onto the buffer of
+    its input.
+
+    Parameters of float16 and bfloat16 are converted to float32, updated, and rounded back; their moments are
+    float32. Changes smaller than half a unit in the last place of such a parameter are lost.
+
+    Args:
+        optimizer: the optimizer and its hyperparameters.
+        parameters: the trainable parameters, in graph order.
+        opset: opset of the model, 21 to 26.
+
+    Raises:
+        NothingToTrain: there are no parameters.
+        GraphBuildError: a parameter has a dtype that cannot be trained, or two inputs or outputs would have
+        the
+            same name.
+
+    Example:
+        >>> from onnxtrain.optimizers import SGD
+        >>> model = build_optimizer_model(SGD(momentum=0.9), [ParameterSpec("w", "float32", (3,))])
+        >>> [value.name for value in model.graph.inputs]
+        ['learning_rate', 'step', 'w', 'w_grad', 'w_momentum0']
+        >>> [value.name for value in model.graph.outputs]
+        ['w_updated', 'w_momentum0_updated']
+    """
+    if not parameters:
+        raise NothingToTrain("building the optimizer model: no parameters were given; name some to train")
+    if not CANONICAL_OPSET <= opset <= MAX_OPSET:
+        raise GraphBuildError(
+            f"building the optimizer model: opset {opset}; choose one from {CANONICAL_OPSET} to {MAX_OPSET}"
+        )
+    learning_rate = ir.Value(name="learning_rate", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.FLOAT))
+    step = ir.Value(name="step", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.INT64))
+    slots = [_Slot.of(optimizer, parameter) for parameter in parameters]
+    inputs = [learning_rate, step, *(value for slot in slots for value in slot.inputs)]
+    _check_names([*(str(v.name) for v in inputs), *(name for slot in slots for name in slot.outputs)])
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="optimizer")
+    model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
+    op = Emitter(graph, functions=model.functions)
+    for name in (name for slot in slots for name in slot.outputs):
+        op.unique_name(name)  # reserved: no other value may take it
+    _write(op, optimizer, slots, learning_rate, step)
+    fit_ir_version(model)
+    return model
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The graph inputs and the names of the graph outputs of one parameter."""
+
+    w: ir.Value
+    g: ir.Value
+    moments: list[ir.Value]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, parameter: ParameterSpec) -> _Slot:
+        name, dtype = parameter.name, parameter.data_type
+
+        def value(name: str, dtype: ir.DataType) -> ir.Value:
+            return ir.Value(name=name, shape=ir.Shape(parameter.shape), type=ir.TensorType(dtype))
+
+        moments = [value(f"{name}_{spec.name}", moment_dtype(dtype)) for spec in optimizer.state_spec()]
+        return cls(value(name, dtype), value(f"{name}_grad", dtype), moments)
+
+    @property
+    def inputs(self) -> list[ir.Value]:
+        return [self.w, self.g, *self.moments]
+
+    @property
+    def outputs(self) -> list[str]:
+        return [f"{value.name}_updated" for value in (self.w, *self.moments)]
+
+
+def _check_names(names: Sequence[str]) -> None:
+    taken: set[str] = set()
+    for name in names:
+        if name in taken:
+            raise GraphBuildError(
+                f"building the optimizer model: {name!r} would be the name of two inputs or outputs; rename "
+                "the parameters so that none is 'learning_rate' or 'step', is another one followed by "
+                "'_grad', '_momentum0' or '_updated', or is given twice"
+            )
+        taken.add(name)
+
+
+def _write(
+    op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
+) -> None:
+    gradients = [_as(op, slot.g, _working_dtype(slot)) for slot in slots]
+    if optimizer.clip_grad is not None:
+        gradients = optimizer.clip_grad.apply(op, gradients)
+    scalars: dict[ir.DataType, Sequence[Operand]] = {}
+    for slot, gradient in zip(slots, gradients, strict=True):
+        dtype = _working_dtype(slot)
+        if dtype not in scalars:
+            scalars[dtype] = optimizer.scalars(op, _as(op, learning_rate, dtype), step)
+        results = optimizer.update(op, _as(op, slot.w, dtype), gradient, slot.moments, scalars[dtype])
+        for old, new, name in zip((slot.w, *slot.moments), results, slot.outputs, strict=True):
+            assert old.dtype is not None
+            output = _as(op, new, old.dtype)
+            output.name, output.shape = name, old.shape
+            op.graph.outputs.append(output)
+
+
+def _working_dtype(slot: _Slot) -> ir.DataType:
+    assert slot.w.dtype is not None
+    return moment_dtype(slot.w.dtype)
+
+
+def _as(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    return value if value.dtype == dtype else op.Cast(value, to=dtype)

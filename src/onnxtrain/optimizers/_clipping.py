@@ -1,0 +1,77 @@
+"""Gradient clipping."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+
+__all__ = ["ClipGradNorm", "ClipGradValue", "GradientClipping"]
+
+
+class GradientClipping(ABC):
+    """A way to limit gradients before an optimizer uses them."""
+
+    @abstractmethod
+    def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        """Returns the clipped gradients, of their shapes and dtypes (float or double)."""
+
+
+@dataclass(frozen=True)
+class ClipGradNorm(GradientClipping):
+    """Scales all gradients by max_norm/norm when the Euclidean norm of all of them together is larger.
+
+    As onnxruntime-training did. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6 instead: a relative
+    difference of 1e-6/norm, and scaled gradients just below max_norm. A NaN or infinity in any gradient makes
+    NaNs, as there.
+
+    Attributes:
+        max_norm: positive.
+    """
+
+    max_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "max_norm", self.max_norm)
+
+    def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        dtypes = {gradient.dtype for gradient in gradients}
+        wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
+        squares = [_cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
+        norm = op.Sqrt(op.Sum(*squares))
+        scale = op.Div(self.max_norm, op.Max(norm, self.max_norm))
+        scales = {dtype: _cast(op, scale, dtype) for dtype in dtypes if dtype is not None}
+        return [op.Mul(gradient, scales[gradient.dtype]) for gradient in gradients if gradient.dtype]
+
+
+@dataclass(frozen=True)
+class ClipGradValue(GradientClipping):
+    """Limits each entry of each gradient to [-value, value].
+
+    Attributes:
+        value: positive.
+    """
+
+    value: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "value", self.value)
+
+    def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        return [op.Clip(gradient, -self.value, self.value) for gradient in gradients]
+
+
+def _require_positive(owner: GradientClipping, field: str, value: float) -> None:
+    if not 0 < value < float("inf"):
+        raise GraphBuildError(
+            f"making {type(owner).__name__}: {field} is {value!r}; it must be a positive number"
+        )
+
+
+def _cast(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    return value if value.dtype == dtype else op.Cast(value, to=dtype)

@@ -1,0 +1,168 @@
+"""SGD, Adagrad and RMSprop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, Operand
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.functions.optimizer import (
+    adagrad_step,
+    momentum_step,
+    nesterov_step,
+    rmsprop_step,
+    sgd_step,
+)
+
+from ._base import Optimizer, add_l2, require
+
+__all__ = ["SGD", "Adagrad", "RMSprop"]
+
+
+def _require_not_negative(optimizer: Optimizer, *fields: str) -> None:
+    for field in fields:
+        valid = 0 <= getattr(optimizer, field) < float("inf")
+        require(optimizer, field, valid, "zero or a positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Optimizer):
+    """Stochastic gradient descent, as torch.optim.SGD.
+
+    With g + weight_decay·w for g: w' = w - lr·g without momentum; with it b' = momentum·b + (1 -
+    dampening)·g (but b' = g at the first step) and w' = w - lr·b', or with nesterov w' = w - lr·(g +
+    momentum·b').
+
+    Attributes:
+        momentum: 0 has no state.
+        dampening: of the gradient on its way into the momentum.
+        weight_decay: factor of the L2 penalty.
+        nesterov: look ahead; needs momentum, and no dampening.
+    """
+
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_not_negative(self, "momentum", "weight_decay")
+        require(self, "dampening", abs(self.dampening) < float("inf"), "a number")
+        if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
+            raise GraphBuildError(
+                f"making SGD: nesterov with momentum {self.momentum} and dampening {self.dampening}; "
+                "it needs a positive momentum and no dampening"
+            )
+
+    def _moments(self) -> Sequence[tuple[str, float]]:
+        return [("momentum", 0.0)] if self.momentum else []
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        if not self.momentum:
+            return (learning_rate,)
+        if not self.dampening:
+            return (learning_rate, self.momentum)
+        first = op.const(1.0, like=learning_rate)
+        gain = op.Where(op.Equal(step, 1), first, op.const(1 - self.dampening, like=learning_rate))
+        return (learning_rate, self.momentum, gain)
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        g = add_l2(op, w, g, self.weight_decay)
+        if not moments:
+            return (op.call(sgd_step, w, g, *scalars),)
+        learning_rate, momentum, *gain = scalars
+        if gain:
+            g = op.Mul(g, *gain)
+        step = nesterov_step if self.nesterov else momentum_step
+        return op.call(step, w, g, *moments, learning_rate, momentum, _outputs=2)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad(Optimizer):
+    """Adagrad (Duchi et al., 2011), as torch.optim.Adagrad.
+
+    With g + weight_decay·w for g: s' = s + g²; w' = w - lr/(1 + (step - 1)·lr_decay)·g/(sqrt(s') + eps).
+
+    Attributes:
+        lr_decay: how fast the learning rate falls.
+        weight_decay: factor of the L2 penalty.
+        initial_accumulator_value: what s is before the first step.
+        eps: keeps the denominator from zero.
+    """
+
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_not_negative(self, "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
+
+    def _moments(self) -> Sequence[tuple[str, float]]:
+        return [("sum of squares of the gradient", self.initial_accumulator_value)]
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        if self.lr_decay:
+            done = op.Cast(op.Sub(step, 1), to=learning_rate.dtype)
+            learning_rate = op.Div(learning_rate, op.Add(op.Mul(done, self.lr_decay), 1.0))
+        return (learning_rate, self.eps)
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        g = add_l2(op, w, g, self.weight_decay)
+        return op.call(adagrad_step, w, g, *moments, *scalars, _outputs=2)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSprop(Optimizer):
+    """RMSprop (Tieleman and Hinton, 2012), as torch.optim.RMSprop.
+
+    With g + weight_decay·w for g: v' = alpha·v + (1 - alpha)·g², change = g/(sqrt(v') + eps), b' =
+    momentum·b + change, w' = w - lr·b'. If centered, v' - m'² stands for v' under the root, m' = alpha·m +
+    (1 - alpha)·g; where rounding makes it negative (NaN in PyTorch) it counts as zero.
+
+    Attributes:
+        alpha: decay rate of the running means.
+        eps: keeps the denominator from zero.
+        momentum: of the changes; 0 has no state.
+        centered: divide by the standard deviation instead of the root mean square.
+        weight_decay: factor of the L2 penalty.
+    """
+
+    alpha: float = 0.99
+    eps: float = 1e-8
+    momentum: float = 0.0
+    centered: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "alpha", 0 <= self.alpha <= 1, "between 0 and 1")
+        _require_not_negative(self, "eps", "momentum", "weight_decay")
+
+    def _moments(self) -> Sequence[tuple[str, float]]:
+        mean = [("running mean of the gradient", 0.0)] if self.centered else []
+        return [
+            ("running mean of the gradient's square", 0.0),
+            *mean,
+            *([("momentum", 0.0)] if self.momentum else []),
+        ]
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        common = (learning_rate, self.alpha, 1 - self.alpha, self.eps)
+        return (*common, self.momentum) if self.momentum else common
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        g = add_l2(op, w, g, self.weight_decay)
+        step = rmsprop_step(centered=self.centered, momentum=bool(self.momentum))
+        return op.call(step, w, g, *moments, *scalars, _outputs=1 + len(moments))  # type: ignore[no-any-return]

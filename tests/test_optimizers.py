@@ -1,0 +1,643 @@
+"""Optimizer models against numpy in float64, against torch.optim, and bound in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.optimizers import (
+    OPTIMIZERS,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    ClipGradNorm,
+    ClipGradValue,
+    Optimizer,
+    ParameterSpec,
+    RMSprop,
+    build_optimizer_model,
+    make_optimizer,
+    moment_dtype,
+)
+from onnxtrain.optimizers._base import bias_correction
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "matrix": (3, 4),
+    "vector": (5,),
+    "scalar": (),
+    "empty": (0,),
+    "one.weight": (1, 1, 1),
+    "blocks/0": (2, 3, 2),
+}
+STEPS = 20
+LEARNING_RATES = [
+    0.03125 * (1 - t / STEPS) for t in range(STEPS)
+]  # exact in float32 up to rounding of the last bits
+
+Arrays = dict[str, np.ndarray]
+
+
+# ---- the independent implementation: one parameter, one step, float64 -------------------------------------
+
+
+def _adamw(w, g, s, lr, t, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, bias_correction=True, adam_mode=1):
+    b1, b2 = betas
+    s[0][...] = b1 * s[0] + (1 - b1) * g
+    s[1][...] = b2 * s[1] + (1 - b2) * g**2
+    c1, c2 = (1 - b1**t, 1 - b2**t) if bias_correction else (1.0, 1.0)
+    if adam_mode == 0:
+        return w * (1 - lr * weight_decay) - lr * (s[0] / c1) / (np.sqrt(s[1] / c2) + eps)
+    u = w - lr * math.sqrt(c2) / c1 * s[0] / (np.sqrt(s[1]) + eps)
+    return u - lr * weight_decay * u
+
+
+def _adam(w, g, s, lr, t, eps=1e-8, weight_decay=0.0, **options):
+    return _adamw(w, g + weight_decay * w, s, lr, t, eps=eps, adam_mode=0, **options)
+
+
+def _sgd(w, g, s, lr, t, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
+    g = g + weight_decay * w
+    if not momentum:
+        return w - lr * g
+    s[0][...] = g if t == 1 else momentum * s[0] + (1 - dampening) * g
+    return w - lr * (g + momentum * s[0] if nesterov else s[0])
+
+
+def _adagrad(w, g, s, lr, t, lr_decay=0.0, weight_decay=0.0, initial_accumulator_value=0.0, eps=1e-10):
+    g = g + weight_decay * w
+    s[0][...] = s[0] + g**2
+    return w - lr / (1 + (t - 1) * lr_decay) * g / (np.sqrt(s[0]) + eps)
+
+
+def _rmsprop(w, g, s, lr, t, alpha=0.99, eps=1e-8, momentum=0.0, centered=False, weight_decay=0.0):
+    g = g + weight_decay * w
+    s[0][...] = alpha * s[0] + (1 - alpha) * g**2
+    variance = s[0]
+    if centered:
+        s[1][...] = alpha * s[1] + (1 - alpha) * g
+        variance = s[0] - s[1] ** 2
+    change = g / (np.sqrt(variance) + eps)
+    if momentum:
+        s[-1][...] = momentum * s[-1] + change
+        change = s[-1]
+    return w - lr * change
+
+
+def _clip(clipping: ClipGradNorm | ClipGradValue | None, gradients: Arrays) -> Arrays:
+    if isinstance(clipping, ClipGradValue):
+        return {name: np.clip(g, -clipping.value, clipping.value) for name, g in gradients.items()}
+    if isinstance(clipping, ClipGradNorm):
+        norm = np.linalg.norm(np.concatenate([g.ravel() for g in gradients.values()]))
+        return {name: g * min(1.0, clipping.max_norm / norm) for name, g in gradients.items()}
+    return gradients
+
+
+# ---- the table --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OptimizerCase:
+    """An optimizer with its numpy step and, where torch has the same formula, its torch twin."""
+
+    name: str
+    optimizer: type[Optimizer]
+    step: Callable[..., np.ndarray]
+    twin: type[torch.optim.Optimizer] | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def make(self, **more: Any) -> Optimizer:
+        return self.optimizer(**self.options, **more)
+
+    def make_twin(self, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+        assert self.twin is not None
+        options = {k: v for k, v in self.options.items() if k not in ("adam_mode", "bias_correction")}
+        if self.twin is torch.optim.AdamW:
+            options = {"eps": 1e-6, "weight_decay": 0.0} | options  # our defaults, which torch's differ from
+        return self.twin(parameters, lr=1.0, foreach=False, **options)
+
+
+CASES = [
+    OptimizerCase("adamw", AdamW, _adamw, None),
+    OptimizerCase("adamw-decay", AdamW, _adamw, None, {"weight_decay": 0.1, "betas": (0.8, 0.99)}),
+    OptimizerCase("adamw-uncorrected", AdamW, _adamw, None, {"bias_correction": False, "weight_decay": 0.1}),
+    OptimizerCase("adamw-beta1=0", AdamW, _adamw, None, {"betas": (0.0, 0.9)}),
+    OptimizerCase("adamw-torch", AdamW, _adamw, torch.optim.AdamW, {"adam_mode": 0}),
+    OptimizerCase(
+        "adamw-torch-decay",
+        AdamW,
+        _adamw,
+        torch.optim.AdamW,
+        {"adam_mode": 0, "weight_decay": 0.2, "eps": 1e-3},
+    ),
+    OptimizerCase("adamw-torch-uncorrected", AdamW, _adamw, None, {"adam_mode": 0, "bias_correction": False}),
+    OptimizerCase("adam", Adam, _adam, torch.optim.Adam),
+    OptimizerCase("adam-l2", Adam, _adam, torch.optim.Adam, {"weight_decay": 0.3, "betas": (0.5, 0.9999)}),
+    OptimizerCase("sgd", SGD, _sgd, torch.optim.SGD),
+    OptimizerCase("sgd-l2", SGD, _sgd, torch.optim.SGD, {"weight_decay": 0.3}),
+    OptimizerCase("sgd-momentum", SGD, _sgd, torch.optim.SGD, {"momentum": 0.9}),
+    OptimizerCase(
+        "sgd-dampening", SGD, _sgd, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.4, "weight_decay": 0.1}
+    ),
+    OptimizerCase(
+        "sgd-nesterov", SGD, _sgd, torch.optim.SGD, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1}
+    ),
+    OptimizerCase("adagrad", Adagrad, _adagrad, torch.optim.Adagrad),
+    OptimizerCase(
+        "adagrad-all",
+        Adagrad,
+        _adagrad,
+        torch.optim.Adagrad,
+        {"lr_decay": 0.1, "weight_decay": 0.2, "initial_accumulator_value": 0.5, "eps": 1e-3},
+    ),
+    OptimizerCase("rmsprop", RMSprop, _rmsprop, torch.optim.RMSprop),
+    OptimizerCase(
+        "rmsprop-momentum", RMSprop, _rmsprop, torch.optim.RMSprop, {"momentum": 0.7, "alpha": 0.9}
+    ),
+    OptimizerCase("rmsprop-centered", RMSprop, _rmsprop, torch.optim.RMSprop, {"centered": True}),
+    OptimizerCase(
+        "rmsprop-all",
+        RMSprop,
+        _rmsprop,
+        torch.optim.RMSprop,
+        {"centered": True, "momentum": 0.6, "weight_decay": 0.1, "eps": 1e-4},
+    ),
+]
+CLIPPING = {
+    "unclipped": None,
+    "norm": ClipGradNorm(2.0),
+    "norm-large": ClipGradNorm(1e4),
+    "value": ClipGradValue(0.7),
+}
+
+each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+each_clipping = pytest.mark.parametrize("clipping", CLIPPING.values(), ids=CLIPPING)
+
+
+# ---- running a model --------------------------------------------------------------------------------------
+
+
+def _specs(dtype: ir.DataType = ir.DataType.FLOAT) -> list[ParameterSpec]:
+    return [ParameterSpec(name, dtype, shape) for name, shape in SHAPES.items()]
+
+
+def _session(model: ir.Model) -> ort.InferenceSession:
+    proto = ir.to_proto(model)
+    onnx.checker.check_model(proto, full_check=True)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _state(optimizer: Optimizer, dtype: type) -> Arrays:
+    """Parameters and moments before the first step, by input name."""
+    rng = np.random.default_rng(7)
+    parameters = {name: np.asarray(rng.normal(size=shape), dtype) for name, shape in SHAPES.items()}
+    wide = moment_dtype(ir.DataType.from_numpy(np.dtype(dtype))).numpy()
+    moments = {
+        f"{name}_{moment.name}": np.full(shape, moment.initial_value, wide)
+        for name, shape in SHAPES.items()
+        for moment in optimizer.state_spec()
+    }
+    return parameters | moments
+
+
+def _gradients(t: int, dtype: type) -> Arrays:
+    rng = np.random.default_rng(1000 + t)
+    return {name: np.asarray(rng.normal(size=shape) + 0.2, dtype) for name, shape in SHAPES.items()}
+
+
+def _feeds(t: int, gradients: Arrays) -> Arrays:
+    return {
+        "learning_rate": np.array(LEARNING_RATES[t - 1], np.float32),
+        "step": np.array(t, np.int64),
+        **{f"{name}_grad": g for name, g in gradients.items()},
+    }
+
+
+def _train(run: Callable[[Arrays], Arrays], state: Arrays, dtype: type, steps: int = STEPS) -> Arrays:
+    for t in range(1, steps + 1):
+        updated = run(state | _feeds(t, _gradients(t, dtype)))
+        state = {name: updated[f"{name}_updated"] for name in state}
+    return state
+
+
+def _runner(session: ort.InferenceSession) -> Callable[[Arrays], Arrays]:
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def _train_numpy(case: OptimizerCase, clipping: Any, dtype: type, steps: int = STEPS) -> Arrays:
+    """All steps in float64, from the same parameters and gradients in `dtype`."""
+    optimizer = case.make()
+    state = {name: array.astype(np.float64) for name, array in _state(optimizer, dtype).items()}
+    moments = [moment.name for moment in optimizer.state_spec()]
+    for t in range(1, steps + 1):
+        gradients = {name: g.astype(np.float64) for name, g in _gradients(t, dtype).items()}
+        gradients = _clip(clipping, gradients)
+        for name in SHAPES:
+            slots = [state[f"{name}_{moment}"] for moment in moments]
+            state[name] = np.asarray(
+                case.step(
+                    state[name],
+                    gradients[name],
+                    slots,
+                    float(np.float32(LEARNING_RATES[t - 1])),
+                    t,
+                    **case.options,
+                )
+            )
+    return state
+
+
+# ---- values -----------------------------------------------------------------------------------------------
+
+
+@each_clipping
+@each_case
+def test_20_steps_match_numpy(case: OptimizerCase, clipping: Any) -> None:
+    optimizer = case.make(clip_grad=clipping)
+    expected = _train_numpy(case, clipping, np.float32)
+    session = _session(build_optimizer_model(optimizer, _specs()))
+    got = _train(_runner(session), _state(optimizer, np.float32), np.float32)
+    for name, want in expected.items():
+        assert got[name].dtype == np.float32
+        assert got[name].shape == want.shape
+        scale = max(1.0, float(np.abs(want).max(initial=0)))
+        assert np.abs(got[name] - want).max(initial=0) <= 1e-6 * scale, name
+
+
+@each_case
+def test_20_steps_in_float64_match_torch(case: OptimizerCase) -> None:
+    optimizer = case.make()
+    state = _state(optimizer, np.float64)
+    session = _session(build_optimizer_model(optimizer, _specs(ir.DataType.DOUBLE)))
+    got = _train(_runner(session), state, np.float64)
+    if case.twin is None:  # torch has no such form: numpy in float64 it is
+        expected = {name: _train_numpy(case, None, np.float64)[name] for name in SHAPES}
+    else:
+        tensors = {name: torch.from_numpy(state[name].copy()).requires_grad_() for name in SHAPES}
+        twin = case.make_twin(list(tensors.values()))
+        for t in range(1, STEPS + 1):
+            for name, g in _gradients(t, np.float64).items():
+                tensors[name].grad = torch.from_numpy(g)
+            twin.param_groups[0]["lr"] = float(np.float32(LEARNING_RATES[t - 1]))
+            twin.step()
+        expected = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+    for name, want in expected.items():
+        np.testing.assert_allclose(got[name], want, rtol=1e-11, atol=1e-12)
+
+
+@each_case
+def test_the_onnx_reference_computes_the_same(case: OptimizerCase) -> None:
+    optimizer = case.make(clip_grad=ClipGradNorm(2.0))
+    evaluator = ReferenceEvaluator(ir.to_proto(build_optimizer_model(optimizer, _specs())))
+    names = evaluator.output_names
+    got = _train(
+        lambda feeds: dict(zip(names, evaluator.run(None, feeds), strict=True)),
+        _state(optimizer, np.float32),
+        np.float32,
+        steps=3,
+    )
+    for name, want in _train_numpy(case, ClipGradNorm(2.0), np.float32, steps=3).items():
+        np.testing.assert_allclose(got[name], want, rtol=1e-5, atol=1e-6)
+
+
+@each_case
+def test_float16_parameters_lose_only_their_own_rounding(case: OptimizerCase) -> None:
+    optimizer = case.make(clip_grad=ClipGradNorm(2.0))
+    model = build_optimizer_model(optimizer, _specs(ir.DataType.FLOAT16))
+    state = _state(optimizer, np.float16)
+    got = _train(_runner(_session(model)), state, np.float16)
+    for name, want in _train_numpy(case, ClipGradNorm(2.0), np.float16).items():
+        assert got[name].dtype == state[name].dtype
+        # One rounding of at most 2**-11 relative per step; float32 moments only feel it through L2 decay.
+        np.testing.assert_allclose(
+            got[name], want, rtol=0, atol=STEPS * 2**-11 * max(1.0, np.abs(want).max(initial=0))
+        )
+
+
+def test_bfloat16_parameters_have_float32_moments() -> None:
+    model = build_optimizer_model(AdamW(), [ParameterSpec("w", "bfloat16", (3,))])
+    dtypes = {value.name: value.dtype for value in (*model.graph.inputs, *model.graph.outputs)}
+    assert dtypes["w"] == dtypes["w_grad"] == dtypes["w_updated"] == ir.DataType.BFLOAT16
+    assert dtypes["w_momentum0"] == dtypes["w_momentum1_updated"] == ir.DataType.FLOAT
+    _session(model)
+
+
+def test_parameters_of_several_dtypes_are_clipped_by_their_common_norm() -> None:
+    specs = [
+        ParameterSpec("h", "float16", (2,)),
+        ParameterSpec("f", "float32", (1,)),
+        ParameterSpec("d", "float64", ()),
+    ]
+    session = _session(build_optimizer_model(SGD(clip_grad=ClipGradNorm(6.0)), specs))
+    feeds = {
+        "learning_rate": np.float32(1), "step": np.int64(1),
+        "h": np.zeros(2, np.float16), "h_grad": np.array([2, 4], np.float16),
+        "f": np.zeros(1, np.float32), "f_grad": np.array([4], np.float32),
+        "d": np.array(0.0), "d_grad": np.array(-8.0),
+    }  # fmt: skip
+    got = session.run(None, {name: np.asarray(value) for name, value in feeds.items()})  # the norm is 10
+    np.testing.assert_allclose(np.concatenate([np.ravel(a) for a in got]), [-1.2, -2.4, -2.4, 4.8], rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.DOUBLE])
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 0.9, 0.99, 0.999, 0.9999, 0.999999])
+def test_bias_correction_keeps_its_digits(beta: float, dtype: ir.DataType) -> None:
+    step = ir.Value(name="step", shape=ir.Shape([None]), type=ir.TensorType(ir.DataType.INT64))
+    like = ir.Value(name="like", shape=ir.Shape([]), type=ir.TensorType(dtype))
+    graph = ir.Graph([step, like], [], nodes=[], opset_imports={"": 21}, name="correction")
+    op = Emitter(graph)
+    value = op.Identity(bias_correction(op, beta, step, like))
+    value.name, value.shape = "c", ir.Shape([None] if beta else [])
+    graph.outputs.append(value)
+    session = _session(ir.Model(graph, ir_version=10))
+    steps = np.unique(np.geomspace(1, 1e7, 500).astype(np.int64))
+    got = session.run(None, {"step": steps, "like": np.zeros((), dtype.numpy())})[0]
+    expected = -np.expm1(steps * math.log(beta)) if beta else np.ones(len(steps))
+    assert np.max(np.abs(got - expected) / expected) <= (5e-7 if dtype == ir.DataType.FLOAT else 1e-14)
+
+
+def test_clipping_by_norm_matches_torch_to_its_epsilon() -> None:
+    gradients = _gradients(1, np.float64)
+    tensors = [torch.zeros(g.shape, dtype=torch.float64, requires_grad=True) for g in gradients.values()]
+    for tensor, g in zip(tensors, gradients.values(), strict=True):
+        tensor.grad = torch.from_numpy(g)
+    norm = float(torch.nn.utils.clip_grad_norm_(tensors, 1.5))
+    session = _session(build_optimizer_model(SGD(clip_grad=ClipGradNorm(1.5)), _specs(ir.DataType.DOUBLE)))
+    feeds = _feeds(1, gradients) | {"learning_rate": np.array(1, np.float32)}
+    feeds |= {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for got, tensor in zip(session.run(None, feeds), tensors, strict=True):
+        np.testing.assert_allclose(-got, tensor.grad.numpy(), rtol=1.1e-6 / norm)
+
+
+def test_zero_gradients_are_not_divided_by_their_norm() -> None:
+    session = _session(build_optimizer_model(AdamW(clip_grad=ClipGradNorm(1.0)), _specs()))
+    state = _state(AdamW(), np.float32)
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+    updated = _runner(session)(state | _feeds(1, zeros))
+    assert all(np.array_equal(updated[f"{name}_updated"], state[name]) for name in SHAPES)
+
+
+@each_case
+def test_learning_rate_zero_leaves_parameters_bit_equal(case: OptimizerCase) -> None:
+    state = _state(case.make(), np.float32)
+    feeds = state | _feeds(1, _gradients(1, np.float32)) | {"learning_rate": np.array(0, np.float32)}
+    updated = _runner(_session(build_optimizer_model(case.make(), _specs())))(feeds)
+    assert all(np.array_equal(updated[f"{name}_updated"], state[name]) for name in SHAPES)
+
+
+def test_centered_rmsprop_survives_a_constant_gradient() -> None:
+    """The variance is then zero up to rounding, which may be negative: torch gives NaN there."""
+    session = _session(build_optimizer_model(RMSprop(centered=True, alpha=0.5), _specs()))
+    state = _state(RMSprop(centered=True), np.float32)
+    gradients = {name: np.full(shape, 0.1, np.float32) for name, shape in SHAPES.items()}
+    for t in range(1, STEPS + 1):
+        for _ in range(5):
+            updated = _runner(session)(state | _feeds(t, gradients))
+            state = {name: updated[f"{name}_updated"] for name in state}
+    assert all(np.isfinite(array).all() for array in state.values())
+
+
+# ---- any hyperparameters ----------------------------------------------------------------------------------
+
+
+def _one_parameter_against_torch(
+    optimizer: Optimizer,
+    make_twin: Callable[[list[torch.Tensor]], torch.optim.Optimizer],
+    lr: float,
+    seed: int,
+) -> None:
+    rng = np.random.default_rng(seed)
+    w = rng.normal(size=4)
+    session = _session(build_optimizer_model(optimizer, [ParameterSpec("w", "float64", (4,))]))
+    tensor = torch.from_numpy(w.copy()).requires_grad_()
+    twin = make_twin([tensor])
+    state = {"w": w} | {f"w_{m.name}": np.full(4, m.initial_value) for m in optimizer.state_spec()}
+    for t in range(1, 6):
+        g = rng.normal(size=4)
+        tensor.grad = torch.from_numpy(g)
+        twin.step()
+        feeds = {"learning_rate": np.array(lr, np.float32), "step": np.array(t), "w_grad": g}
+        updated = _runner(session)(state | feeds)
+        state = {name: updated[f"{name}_updated"] for name in state}
+    np.testing.assert_allclose(state["w"], tensor.detach().numpy(), rtol=1e-9, atol=1e-9)
+
+
+_rates = st.floats(2**-20, 1.0, width=32)
+_betas = st.tuples(st.floats(0, 0.999), st.floats(0, 0.99999))
+_decays = st.just(0.0) | st.floats(0, 0.5)
+_seeds = st.integers(0, 2**16)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lr=_rates, betas=_betas, eps=st.floats(1e-12, 1e-2), decay=_decays, seed=_seeds, decoupled=st.booleans()
+)
+def test_adam_matches_torch_for_any_hyperparameters(
+    lr: float, betas: tuple[float, float], eps: float, decay: float, seed: int, decoupled: bool
+) -> None:
+    options: dict[str, Any] = {"betas": betas, "eps": eps, "weight_decay": decay}
+    optimizer = AdamW(adam_mode=0, **options) if decoupled else Adam(**options)
+    twin = torch.optim.AdamW if decoupled else torch.optim.Adam
+    _one_parameter_against_torch(optimizer, lambda p: twin(p, lr=lr, **options), lr, seed)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lr=_rates,
+    momentum=st.just(0.0) | st.floats(0.01, 0.999),
+    dampening=st.just(0.0) | st.floats(0, 1),
+    decay=_decays,
+    nesterov=st.booleans(),
+    seed=_seeds,
+)
+def test_sgd_matches_torch_for_any_hyperparameters(
+    lr: float, momentum: float, dampening: float, decay: float, nesterov: bool, seed: int
+) -> None:
+    nesterov = nesterov and momentum > 0
+    options: dict[str, Any] = {
+        "momentum": momentum,
+        "dampening": 0.0 if nesterov else dampening,
+        "weight_decay": decay,
+        "nesterov": nesterov,
+    }
+    _one_parameter_against_torch(SGD(**options), lambda p: torch.optim.SGD(p, lr=lr, **options), lr, seed)
+
+
+# ---- updating in place ------------------------------------------------------------------------------------
+
+
+@each_clipping
+@each_case
+def test_outputs_bound_onto_their_inputs_are_bit_equal(case: OptimizerCase, clipping: Any) -> None:
+    optimizer = case.make(clip_grad=clipping)
+    session = _session(build_optimizer_model(optimizer, _specs()))
+    apart = _train(_runner(session), _state(optimizer, np.float32), np.float32)
+    together = {
+        n: ort.OrtValue.ortvalue_from_numpy(a.copy()) for n, a in _state(optimizer, np.float32).items()
+    }
+    for t in range(1, STEPS + 1):
+        binding = session.io_binding()
+        for name, value in together.items():
+            binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(f"{name}_updated", value)
+        held = {
+            n: ort.OrtValue.ortvalue_from_numpy(a) for n, a in _feeds(t, _gradients(t, np.float32)).items()
+        }
+        for name, value in held.items():
+            binding.bind_ortvalue_input(name, value)
+        session.run_with_iobinding(binding)
+    for name, value in together.items():
+        np.testing.assert_array_equal(value.numpy(), apart[name], err_msg=name)
+
+
+@each_clipping
+@each_case
+def test_no_old_value_is_read_after_its_new_value_is_there(case: OptimizerCase, clipping: Any) -> None:
+    """Every reader of an updated input is an ancestor of the update: no order of execution reads too late."""
+    model = build_optimizer_model(case.make(clip_grad=clipping), _specs())
+    ir.passes.common.InlinePass()(model)
+    graph = model.graph
+    outputs = {value.name: value for value in graph.outputs}
+    for value in graph.inputs:
+        update = outputs.get(f"{value.name}_updated")
+        if update is None:
+            continue
+        ancestors, pending = set(), [update.producer()]
+        while pending:
+            node = pending.pop()
+            if node is not None and node not in ancestors:
+                ancestors.add(node)
+                pending += [v.producer() for v in node.inputs if v is not None]
+        assert set(value.consumers()) <= ancestors, value.name
+
+
+# ---- the contract -----------------------------------------------------------------------------------------
+
+
+@each_case
+def test_interface_of_the_model(case: OptimizerCase) -> None:
+    optimizer = case.make()
+    model = build_optimizer_model(optimizer, _specs())
+    moments = [moment.name for moment in optimizer.state_spec()]
+    assert moments == [f"momentum{i}" for i in range(len(moments))]
+    inputs = [[name, f"{name}_grad", *(f"{name}_{m}" for m in moments)] for name in SHAPES]
+    outputs = [[f"{name}_updated", *(f"{name}_{m}_updated" for m in moments)] for name in SHAPES]
+    assert [v.name for v in model.graph.inputs] == ["learning_rate", "step", *chain.from_iterable(inputs)]
+    assert [v.name for v in model.graph.outputs] == list(chain.from_iterable(outputs))
+    shapes = {v.name: tuple(v.shape) for v in (*model.graph.inputs, *model.graph.outputs)}
+    for name, shape in SHAPES.items():
+        assert {shapes[n] for n in shapes if n == name or n.startswith(f"{name}_")} == {shape}
+
+
+@each_case
+def test_each_parameter_is_one_call_of_a_composite(case: OptimizerCase) -> None:
+    model = build_optimizer_model(case.make(), _specs())
+    calls = [node for node in model.graph if node.domain == "onnxtrain"]
+    assert len(calls) == len(SHAPES)
+    assert {node.op_identifier() for node in calls} == set(model.functions)
+    assert all(node.op_type.endswith("Step_float") for node in calls)
+
+
+@pytest.mark.parametrize("opset", range(21, 27))
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_every_supported_opset(name: str, opset: int) -> None:
+    optimizer = OPTIMIZERS[name](clip_grad=ClipGradNorm(1.0))
+    session = _session(build_optimizer_model(optimizer, _specs(), opset=opset))
+    state = _state(optimizer, np.float32)
+    updated = _runner(session)(state | _feeds(1, _gradients(1, np.float32)))
+    assert not np.array_equal(updated["matrix_updated"], state["matrix"])
+
+
+def test_adagrad_starts_from_its_initial_accumulator() -> None:
+    (moment,) = Adagrad(initial_accumulator_value=0.25).state_spec()
+    assert (moment.name, moment.initial_value) == ("momentum0", 0.25)
+    assert [m.initial_value for m in AdamW().state_spec()] == [0.0, 0.0]
+    assert SGD().state_spec() == ()
+
+
+def test_names_make_default_optimizers() -> None:
+    for name, kind in OPTIMIZERS.items():
+        assert make_optimizer(name) == kind()
+    optimizer = SGD(momentum=0.5)
+    assert make_optimizer(optimizer) is optimizer
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AdamW(betas=(0.9, 1.0)), r"betas is \(0.9, 1.0\); it must be two numbers from 0 to below 1"),
+        (lambda: AdamW(adam_mode=2), "adam_mode is 2; it must be 0"),
+        (lambda: Adam(eps=-1e-8), "making Adam: eps is -1e-08"),
+        (lambda: AdamW(weight_decay=float("nan")), "weight_decay is nan"),
+        (lambda: SGD(momentum=-0.9), "momentum is -0.9; it must be zero or a positive number"),
+        (
+            lambda: SGD(nesterov=True),
+            "nesterov with momentum 0.0 and dampening 0.0; it needs a positive momentum",
+        ),
+        (lambda: SGD(clip_grad=1.0), r"clip_grad is 1.0; it must be ClipGradNorm\(...\)"),
+        (lambda: Adagrad(lr_decay=-1), "lr_decay is -1"),
+        (lambda: RMSprop(alpha=1.5), "alpha is 1.5; it must be between 0 and 1"),
+        (lambda: ClipGradNorm(0.0), "max_norm is 0.0; it must be a positive number"),
+        (lambda: ClipGradValue(-1.0), "value is -1.0; it must be a positive number"),
+        (lambda: make_optimizer("lion"), "received 'lion'; give one of adagrad, adam, adamw"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(GraphBuildError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "opset", "message"),
+    [
+        ([ParameterSpec("w", ir.DataType.INT64, (2,))], 21, "parameter 'w' is INT64; freeze it, or convert"),
+        ([ParameterSpec("w", "int8", (2,))], 21, "parameter 'w' is int8"),
+        ([ParameterSpec("w", "float32", (2,))] * 2, 21, "'w' would be the name of two"),
+        ([ParameterSpec("step", "float32", (2,))], 21, "'step' would be the name of two"),
+        (
+            [ParameterSpec("w", "float32", ()), ParameterSpec("w_grad", "float32", ())],
+            21,
+            "'w_grad' would be",
+        ),
+        ([ParameterSpec("w", "float32", (2,))], 20, "opset 20; choose one from 21 to 26"),
+    ],
+)
+def test_parameters_that_cannot_be_updated_are_refused(
+    parameters: list[ParameterSpec], opset: int, message: str
+) -> None:
+    with pytest.raises(GraphBuildError, match=message):
+        build_optimizer_model(SGD(), parameters, opset)
+
+
+def test_no_parameters_is_nothing_to_train() -> None:
+    with pytest.raises(NothingToTrain, match="no parameters were given"):
+        build_optimizer_model(SGD(), [])
+
+
+def test_names_of_parameters_that_look_like_nodes_do_not_collide() -> None:
+    names = ["Mul", "Sub_out", "const", "learning_rate_1"]
+    session = _session(
+        build_optimizer_model(SGD(weight_decay=0.5), [ParameterSpec(n, "float32", (1,)) for n in names])
+    )
+    feeds = {n: np.ones(1, np.float32) for n in names} | {f"{n}_grad": np.zeros(1, np.float32) for n in names}
+    got = session.run(None, feeds | {"learning_rate": np.array(1, np.float32), "step": np.array(1)})
+    assert [float(a[0]) for a in got] == [0.5] * 4

@@ -1,0 +1,159 @@
+"""`install()`: code written for onnxruntime-training runs on a stock ONNX Runtime, without a changed line.
+
+::
+
+    import onnxtrain.compat
+    onnxtrain.compat.install()
+
+    from onnxruntime.training import artifacts, onnxblock           # onnxtrain.artifacts, onnxtrain.onnxblock
+    from onnxruntime.training.api import CheckpointState, Module    # onnxtrain.api
+
+The modules are the same objects under a second name, imported when they are first asked for: a device that
+has only what `onnxtrain.api` needs can use `onnxruntime.training.api`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.metadata import distributions
+from types import ModuleType
+from typing import Any
+
+from onnxtrain.errors import CompatError
+
+__all__ = ["install", "uninstall"]
+
+_OLD, _NEW = "onnxruntime.training", "onnxtrain"
+_MODULES = ("api", "artifacts", "onnxblock", "ortmodule")
+_REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
+"""Names of the distributions that bring the real package, normalised as PEP 503 says."""
+
+
+def install() -> None:
+    """Makes `onnxruntime.training` and its modules api, artifacts, onnxblock and ortmodule importable.
+
+    Calling it again does nothing.
+
+    Raises:
+        CompatError: the real package is installed; it must not be shadowed.
+
+    Example:
+        >>> import onnxtrain.compat
+        >>> onnxtrain.compat.install()
+        >>> from onnxruntime.training.api import LinearLRScheduler
+        >>> LinearLRScheduler.__module__
+        'onnxtrain.runtime.scheduler'
+        >>> onnxtrain.compat.uninstall()
+    """
+    if _FINDER in sys.meta_path:
+        return
+    found = _real_package()
+    if found is not None:
+        raise CompatError(
+            f"installing the compatibility layer: {found} is there, and provides `{_OLD}` itself. Uninstall it "
+            "and reinstall onnxruntime, or leave out onnxtrain.compat.install() and import from onnxtrain"
+        )
+    # First, because the path based finder would load modules of onnxtrain a second time under the old names.
+    sys.meta_path.insert(0, _FINDER)
+
+
+def uninstall() -> None:
+    """Undoes :func:`install`; modules that were imported stay usable under their names in onnxtrain."""
+    if _FINDER not in sys.meta_path:
+        return
+    sys.meta_path.remove(_FINDER)
+    for name in [name for name in sys.modules if _is_old(name)]:
+        del sys.modules[name]
+    runtime = sys.modules.get("onnxruntime")
+    if runtime is not None and "training" in vars(runtime):
+        del runtime.training
+
+
+def _real_package() -> str | None:
+    """The name of the real package if it is there, or what else provides `onnxruntime.training`."""
+    for distribution in distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.name or "").lower()
+        if _REAL_DISTRIBUTION.fullmatch(name):
+            return f"{distribution.name} {distribution.version}"
+    # A training build has no such distribution. Its folder alone proves nothing: uninstalling may leave it.
+    spec = importlib.util.find_spec(_OLD)
+    if spec is not None and spec.origin is not None:
+        native = importlib.import_module("onnxruntime.capi._pybind_state")
+        if hasattr(native, "CheckpointState") or hasattr(native, "TrainingParameters"):
+            return f"a training build of ONNX Runtime ('{spec.origin}')"
+    return None
+
+
+def _is_old(name: str) -> bool:
+    return name == _OLD or name.startswith(_OLD + ".")
+
+
+class _Finder(MetaPathFinder):
+    """Finds the old names."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not _is_old(fullname):
+            return None
+        return ModuleSpec(fullname, _AliasLoader(), is_package=fullname == _OLD)
+
+
+class _AliasLoader(Loader):
+    """Loads the package as a module that imports nothing, and all below it as the modules of onnxtrain."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return _TrainingPackage(spec.name, __doc__) if spec.name == _OLD else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        if name == _OLD:
+            return
+        # The import system takes the module from sys.modules after this call.
+        sys.modules[name] = _import_new(name, _NEW + name.removeprefix(_OLD))
+
+
+class _TrainingPackage(ModuleType):
+    """`onnxruntime.training`: its modules, and ORTModule, are imported on first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"{_OLD}.{name}")
+        if name == "ORTModule":
+            return importlib.import_module(f"{_OLD}.ortmodule").ORTModule
+        raise AttributeError(
+            f"module {_OLD!r} has no attribute {name!r}; onnxtrain provides {', '.join(_MODULES)}"
+        )
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *_MODULES, "ORTModule"})
+
+
+def _import_new(old: str, new: str) -> ModuleType:
+    if new.split(".")[1] in _MODULES:
+        try:
+            return importlib.import_module(new)
+        except ModuleNotFoundError as error:
+            if error.name != new:
+                raise  # what the module itself imports is missing: its own message is the helpful one
+            raise ModuleNotFoundError(_missing(old, new), name=old) from error
+    raise ModuleNotFoundError(
+        f"importing {old}: onnxtrain has no counterpart; of {_OLD} it provides {', '.join(_MODULES)}",
+        name=old,
+    )
+
+
+def _missing(old: str, new: str) -> str:
+    message = f"importing {old}: it comes with {new}, which this version of onnxtrain does not have"
+    if new == f"{_NEW}.ortmodule":
+        return message + "; install a version that has it: pip install --upgrade 'onnxtrain[torch]'"
+    return message
+
+
+_FINDER = _Finder()

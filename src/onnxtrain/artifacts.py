@@ -45,7 +45,7 @@ class OptimType(Enum):
 
 
 LossSpec = LossType | losses.Loss | str | onnxblock.Block | None
-OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.Block | None
+OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.optim.OptimizerBlock | None
 
 _LOSSES = {
     LossType.MSELoss: losses.MSELoss,
@@ -136,16 +136,19 @@ def generate_artifacts(
     _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
 
 
-def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
+def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:
     if isinstance(spec, OptimType):
         return _OPTIMIZERS[spec]()
-    if isinstance(spec, str):
+    if isinstance(spec, onnxblock.optim.OptimizerBlock):
+        optimizer: optimizers.Optimizer = spec.optimizer
+        return optimizer
+    if isinstance(spec, str | optimizers.Optimizer):
         return optimizers.make_optimizer(spec)
-    if spec is None or isinstance(spec, optimizers.Optimizer | onnxblock.Block):
-        return spec
+    if spec is None:
+        return None
     raise TypeError(
         f"generate_artifacts: optimizer is a {type(spec).__name__}; pass an OptimType, an optimizer of "
-        "onnxtrain.optimizers, its name, or an onnxblock block"
+        "onnxtrain.optimizers, its name, or a block of onnxblock.optim"
     )
 
 
@@ -194,7 +197,7 @@ def _with_block_loss(
 
 def _write(
     graphs: TrainingGraphs,
-    optimizer: optimizers.Optimizer | onnxblock.Block | None,
+    optimizer: optimizers.Optimizer | None,
     files: _Files,
     nominal_checkpoint: bool,
     ort_format: bool,
@@ -227,10 +230,9 @@ def _write(
 
 
 def _optimizer_model(
-    graphs: TrainingGraphs, spec: optimizers.Optimizer | onnxblock.Block
+    graphs: TrainingGraphs, optimizer: optimizers.Optimizer
 ) -> tuple[ir.Model, dict[str, Any]]:
     """The optimizer model and what the manifest says of it."""
-    optimizer = spec if isinstance(spec, optimizers.Optimizer) else onnxblock.optim.optimizer_of(spec)
     parameters = [
         optimizers.ParameterSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
         for entry in graphs.manifest["parameters"]
@@ -241,7 +243,7 @@ def _optimizer_model(
     return model, {
         "type": type(optimizer).__name__,
         "moments": [moment.name for moment in moments],
-        "initial_values": [moment.initial_value for moment in moments],
+        "initial_values": {moment.name: moment.initial_value for moment in moments},
         "learning_rate": "learning_rate",
         "step": "step",
     }

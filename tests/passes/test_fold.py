@@ -46,10 +46,12 @@ def test_symbolic_dimensions_are_not_folded():
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
         helper.make_node("Gather", ["s", "first"], ["n"]),
-        helper.make_node("Mul", ["n", "two"], ["y"]),
+        helper.make_node("Mul", ["n", "two"], ["m"]),
+        helper.make_node("Concat", ["m", "two"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
     ]
     model = folded(nodes, ["batch", 4], {"first": np.int64([0]), "two": np.int64([2])})
-    assert ops(model) == ["Shape", "Gather", "Mul"]
+    assert ops(model) == ["Shape", "Gather", "Mul", "Concat", "Reshape"]
 
 
 def test_parameters_and_what_depends_on_them_stay():

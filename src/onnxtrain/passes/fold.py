@@ -65,8 +65,8 @@ class FoldConstantsPass(ir.passes.InPlacePass):
     """Replace small computations on constants by their results, in the main graph.
 
     Constants are what `is_constant` says, integer and boolean initializers, and the static dimensions of a
-    shape, also where others are symbolic. Parameters are not touched. Infer shapes before; after it more of
-    them can be afterwards.
+    shape, also where others are symbolic. Parameters are not touched. It needs inferred
+    shapes, and lets more of them be inferred.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

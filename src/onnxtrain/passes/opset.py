@@ -79,8 +79,8 @@ def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:
     """Copy what the converter's own graph representation has no room for."""
     converted.metadata_props.update(model.metadata_props)
     converted.graph.metadata_props.update(model.graph.metadata_props)
-    for source, value in zip(model.graph.inputs, converted.graph.inputs, strict=True):
-        value.metadata_props.update(source.metadata_props)
+    for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
+        new.metadata_props.update(old.metadata_props)
     before = {
         node.outputs[0].name: node
         for node in ir.traversal.RecursiveGraphIterator(model.graph)

@@ -263,6 +263,10 @@ def test_model_files(run, tmp_path):
     [
         ({"version": 2}, "manifest has version 2, this onnxtrain reads up to 1"),
         ({"format": "other"}, "not a usable manifest"),
+        (
+            {"optimizer": {**handmade.ADAMW, "initial_values": [1.0]}},
+            r"1 initial values for 2 moments",
+        ),
         ({"parameters": None}, "not a usable manifest"),
         ({"inputs": [{"name": "x", "dtype": "complex64", "shape": []}]}, "dtype 'complex64' is not one of"),
     ],

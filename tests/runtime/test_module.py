@@ -261,7 +261,7 @@ def test_schedule_without_warm_up_or_decay(batch):
 
 
 def test_moments_start_from_their_initial_values(batch):
-    run = handmade.mlp(optimizer={**handmade.ADAMW, "initial_values": {"momentum1": 4.0}})
+    run = handmade.mlp(optimizer={**handmade.ADAMW, "initial_values": [0.0, 4.0]})
     state, module, optimizer = with_optimizer(run)
     module(*batch)
     optimizer.step()

@@ -142,8 +142,10 @@ def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
 
 
 def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
-    moments, initial = tuple(entry["moments"]), entry.get("initial_values", {})
-    values = tuple(float(initial.get(moment, 0.0)) for moment in moments)
+    moments = tuple(entry["moments"])
+    values = tuple(map(float, entry.get("initial_values", [0.0] * len(moments))))
+    if len(values) != len(moments):
+        raise ValueError(f"{len(values)} initial values for {len(moments)} moments")
     return OptimizerSpec(entry["type"], moments, values, entry["learning_rate"], entry["step"])
 
 

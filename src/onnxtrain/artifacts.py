@@ -140,8 +140,7 @@ def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:
     if isinstance(spec, OptimType):
         return _OPTIMIZERS[spec]()
     if isinstance(spec, onnxblock.optim.OptimizerBlock):
-        optimizer: optimizers.Optimizer = spec.optimizer
-        return optimizer
+        return spec.optimizer
     if isinstance(spec, str | optimizers.Optimizer):
         return optimizers.make_optimizer(spec)
     if spec is None:
@@ -243,7 +242,7 @@ def _optimizer_model(
     return model, {
         "type": type(optimizer).__name__,
         "moments": [moment.name for moment in moments],
-        "initial_values": {moment.name: moment.initial_value for moment in moments},
+        "initial_values": [moment.initial_value for moment in moments],
         "learning_rate": "learning_rate",
         "step": "step",
     }

@@ -1,4 +1,4 @@
-"""Gradient models can be differentiated again: one case of every elementwise, linear and loss op against torch."""
+"""Gradient models differentiated again: a case of each elementwise, linear and loss op against torch."""
 
 from __future__ import annotations
 

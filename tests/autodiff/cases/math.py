@@ -101,4 +101,5 @@ CASES += [
     # Between two dtypes: test_cast.py.
     Case("Cast", (F(2, 3),), lambda x: x * 1, {"to": UNDER_TEST}),
     Case("CastLike", (F(2, 3), C(np.zeros(1))), lambda x, _: x * 1),
+    Case("CastLike", (F(2, 3), F(2)), lambda x, like: x + 0 * like.sum()),
 ]

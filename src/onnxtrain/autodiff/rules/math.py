@@ -21,7 +21,7 @@ defvjp(
     B=lambda op, n, ct: op.Neg(op.Mul(ct, op.Div(n.out.C, n.B))),
 )
 # fmod: C = A - k * B with the integer k = trunc(A / B). Rounding (A - C) / B finds k even where A / B is
-# rounded up to an integer (by Floor, as Round lacks bfloat16 at opset 21). With fmod=0, Mod takes integers only.
+# rounded up to an integer (by Floor: Round lacks bfloat16 at opset 21). With fmod=0, Mod takes integers only.
 defvjp(
     "Mod",
     broadcasts=True,

@@ -73,7 +73,7 @@ def _layer(
     inputs += [F(d, B, H, low=-1, high=1)] * (initial * (2 if op == "LSTM" else 1))
     while inputs[-1] is None:
         inputs.pop()
-    # The reference evaluator ignores sequence_lens and knows RNN with Tanh only; ONNX Runtime has no float64 here.
+    # The reference evaluator ignores sequence_lens and knows no RNN with Relu; ONNX Runtime has no float64.
     unknown = lens is not None or "Relu" in str(attrs)
     return Case(
         op,

@@ -6,6 +6,7 @@ Everything that builds graphs (gradient rules, losses, optimizers, onnxblock) wr
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -119,7 +120,8 @@ class Emitter:
         )
         values = [self._operand(v, like) for v in inputs]
         outputs = self._append("", op_type, values, _outputs, attributes)
-        for output, formal in zip(outputs, schema.outputs, strict=False):
+        formals = itertools.chain(schema.outputs, itertools.repeat(schema.outputs[-1]))  # the last may be variadic
+        for output, formal in zip(outputs, formals, strict=False):
             dtype = _output_dtype(formal, schema, values, attributes)
             output.type = ir.TensorType(dtype) if dtype is not None else None
         return outputs[0] if _outputs == 1 else outputs
@@ -225,6 +227,19 @@ class Emitter:
         output: ir.Value = self.Expand(self.const(number, dtype), self.shape_of(value))
         output.shape = value.shape
         return output
+
+    def subgraph(self, names: Sequence[str], dtype: ir.DataType) -> Emitter:
+        """Returns an emitter for a new branch or body of a control-flow node, with inputs `names` of one dtype.
+
+        It may read values of this graph, and takes its names from the same pool. Its `graph` is the attribute of the
+        control-flow node; its outputs are the caller's to add.
+        """
+        inputs = [ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype)) for name in names]
+        name = self.unique_name(self.scope + "body")
+        graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": self.opset}, name=name)
+        inner = Emitter(graph, functions=self._functions)
+        inner.scope, inner._names = self.scope, self._names
+        return inner
 
     def unique_name(self, wish: str) -> str:
         """Returns `wish`, or `wish_1`, `wish_2`, ... whichever is not taken yet, and reserves it."""

@@ -71,8 +71,9 @@ class Case:
         symbolic: input index -> axes that become symbolic in the symbolic-shape variant; default: all axes of all
             floating-point inputs.
         finite_difference: False where the reference evaluator cannot compute the op in float64 (say why beside it).
-        evaluator: what computes in float64: onnx's reference evaluator, or, where that is wrong about the op (say how
-            beside it), ONNX Runtime.
+        evaluator: what computes in float64: onnx's reference evaluator, or, where that is wrong about the op (say
+            how beside it), ONNX Runtime; none where that lacks a float64 kernel too, which leaves the comparison
+            of its float32 gradients with torch's float64 ones.
     """
 
     op: str
@@ -84,7 +85,7 @@ class Case:
     name: str = ""
     symbolic: Mapping[int, tuple[int, ...]] | None = None
     finite_difference: bool = True
-    evaluator: Literal["reference", "onnxruntime"] = "reference"
+    evaluator: Literal["reference", "onnxruntime", "none"] = "reference"
 
     @property
     def id(self) -> str:

@@ -154,6 +154,33 @@ def test_gradients_have_the_declared_shape_and_dtype() -> None:
     assert [dim.dim_param for dim in gradient.shape.dim] == ["n"]
 
 
+def test_output_that_only_the_rule_needs_is_added_to_the_forward_node() -> None:
+    """The final state of an LSTM alone, as torch's `h_n`: the rule reads all states."""
+    model = parse("""(float[time, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r) => (float y)
+        { h = LSTM<hidden_size=4>(x, w, r)  y = ReduceSum<keepdims=0>(h) }""")
+    del model.graph.node[0].output[:]
+    model.graph.node[0].output.extend(["", "h"])
+    rng = np.random.default_rng(2)
+    shapes = {"x": (5, 2, 3), "w": (1, 16, 3), "r": (1, 16, 4)}
+    feeds = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    got = run(differentiate(model, "y", ["x", "w", "r"]), ["x_grad", "w_grad", "r_grad"], **feeds)
+
+    layer = torch.nn.LSTM(3, 4, bias=False).double()
+    order = [0, 2, 3, 1]  # ONNX keeps the gates as i, o, f, c; torch as i, f, g, o
+    blocks = {name: torch.tensor(feeds[name][0], dtype=torch.float64).chunk(4) for name in "wr"}
+    with torch.no_grad():
+        for name, parameter in zip("wr", (layer.weight_ih_l0, layer.weight_hh_l0), strict=True):
+            parameter.copy_(torch.cat([blocks[name][k] for k in order]))
+    x = torch.tensor(feeds["x"], dtype=torch.float64, requires_grad=True)
+    layer(x)[1][0].sum().backward()
+    back = [order.index(k) for k in range(4)]
+    weights = [
+        torch.cat([p.grad.chunk(4)[k] for k in back])[None] for p in (layer.weight_ih_l0, layer.weight_hh_l0)
+    ]
+    for value, want in zip(got, [x.grad, *weights], strict=True):
+        assert norm_relative_error(value, want.numpy()) <= 2e-6
+
+
 # What it does not do
 
 
@@ -316,6 +343,13 @@ def test_quantization_by_a_function_body_is_an_error_too() -> None:
           y = ReduceSum<keepdims=0>(d) }""")
     with pytest.raises(NoGradientRule, match=r"straight-through|its input 'x'"):
         differentiate(model, "y", ["x"])
+
+
+def test_attributes_without_a_formula_are_an_error() -> None:
+    model = parse("""(float[4, 2, 3] x, float[1, 16, 3] w, float[1, 16, 4] r) => (float y)
+        { h = LSTM<hidden_size=4, clip=1.0>(x, w, r)  y = ReduceSum<keepdims=0>(h) }""")
+    with pytest.raises(NoGradientRule, match=r"LSTM .*: clip or layout=1 has no gradient rule"):
+        differentiate(model, "y", ["w"])
 
 
 # Registration

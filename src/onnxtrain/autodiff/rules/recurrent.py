@@ -1,0 +1,334 @@
+"""Recurrent layers: RNN, GRU, LSTM.
+
+The forward output Y holds all hidden states, so the gates of all steps are computed again at once, outside
+of any loop. Only what is recurrent runs in a Scan: the cell state of the LSTM forward, and the cotangents of
+the states backward. The Scan gives the cotangents of the gates' pre-activations, from which those of the
+weights follow by one MatMul over all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import NoGradientRule
+
+_INT64_MIN = int(np.iinfo(np.int64).min)
+
+States = Sequence[ir.Value]
+Step = Callable[[Emitter, States, States], tuple[ir.Value, States]]
+"""(emitter of the body, cotangents of the states after a step, values of that step) -> (cotangent of the
+pre-activations, cotangents of the states before the step)."""
+
+
+@dataclass
+class _Direction:
+    """One direction of a layer, its sequences in the order in which it reads them.
+
+    Attributes:
+        x: inputs [time, batch, input]; `h_prev`: the hidden state before each step [time, batch, hidden].
+        w: input weights [gates * hidden, input]; `r`: recurrent weights [gates * hidden, hidden].
+        wb: input bias [gates * hidden]; `rb`: recurrent bias; None without.
+        ct_y: cotangent of the hidden state after each step; `ct_states`: of the final states.
+        c0: initial cell state, None but for the LSTM.
+    """
+
+    x: ir.Value
+    h_prev: ir.Value
+    w: ir.Value
+    r: ir.Value
+    wb: ir.Value | None
+    rb: ir.Value | None
+    ct_y: ir.Value
+    ct_states: list[ir.Value]
+    c0: ir.Value | None
+
+
+@dataclass
+class _Gradients:
+    """Cotangents of the pre-activations of one direction: of their input part and of their recurrent part.
+
+    Attributes:
+        gates: [time, batch, gates * hidden], of x W^T + wb.
+        recurrent: of what is added to it, and what the rows of R are multiplied by there: pairs of
+            [time, batch, rows] and [time, batch, hidden].
+        states: cotangents of the initial states.
+    """
+
+    gates: ir.Value
+    recurrent: list[tuple[ir.Value, ir.Value]]
+    states: States
+
+
+@vjp("RNN", wrt=("X", "W", "R", "B", "initial_h"), outputs=("Y", "Y_h"), saves=("Y",))
+def rnn(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
+    """H = f(X W^T + H_prev R^T + b) with f = Tanh or Relu."""
+    activation = _activations(n, ["Tanh"], ["Relu"])[0]
+
+    def gradients(layer: _Direction, hidden: ir.Value) -> _Gradients:
+        slope = op.Sub(1.0, op.Mul(hidden, hidden))
+        if activation == "Relu":
+            slope = op.Where(op.Greater(hidden, 0.0), op.const(1.0, like=hidden), 0.0)
+
+        def step(body: Emitter, states: States, values: States) -> tuple[ir.Value, States]:
+            ct = body.Mul(states[0], values[0])
+            return ct, [body.MatMul(ct, layer.r)]
+
+        gates, states = _scan_back(op, n, layer, [slope], step)
+        return _Gradients(gates, [(gates, layer.h_prev)], states)
+
+    return _layer(op, n, cts, gradients)
+
+
+@vjp("GRU", wrt=("X", "W", "R", "B", "initial_h"), outputs=("Y", "Y_h"), saves=("Y",))
+def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
+    """H = (1 - z) h + z H_prev with h = Tanh(x_h + (r H_prev) R_h^T + rb_h).
+
+    With linear_before_reset h = Tanh(x_h + r (H_prev R_h^T + rb_h)).
+    """
+    _activations(n, ["Sigmoid", "Tanh"])
+    reset_last = bool(n.attr("linear_before_reset"))
+
+    def gradients(layer: _Direction, hidden: ir.Value) -> _Gradients:
+        previous, (r_z, r_r, r_h) = layer.h_prev, op.Split(layer.r, num_outputs=3, _outputs=3)
+        x_z, x_r, x_h = _split(op, _affine(op, layer.x, layer.w, layer.wb), 3)
+        rb_z, rb_r, rb_h = (None,) * 3 if layer.rb is None else op.Split(layer.rb, num_outputs=3, _outputs=3)
+        z = op.Sigmoid(op.Add(x_z, _affine(op, previous, r_z, rb_z)))
+        r = op.Sigmoid(op.Add(x_r, _affine(op, previous, r_r, rb_r)))
+        reset = previous if reset_last else op.Mul(r, previous)
+        inner = _affine(op, reset, r_h, rb_h)
+        h = op.Tanh(op.Add(x_h, op.Mul(r, inner) if reset_last else inner))
+        to_z = op.Mul(op.Sub(previous, h), _sigmoid_slope(op, z))
+        to_h = op.Mul(op.Sub(1.0, z), op.Sub(1.0, op.Mul(h, h)))
+        to_r = op.Mul(inner if reset_last else previous, _sigmoid_slope(op, r))
+
+        def step(body: Emitter, states: States, values: States) -> tuple[ir.Value, States]:
+            ct, (to_z, to_h, to_r, z, r) = states[0], values
+            ct_z, ct_h = body.Mul(ct, to_z), body.Mul(ct, to_h)
+            ct_reset = body.MatMul(body.Mul(ct_h, r) if reset_last else ct_h, r_h)
+            ct_r = body.Mul(ct_h if reset_last else ct_reset, to_r)
+            through = body.Add(body.MatMul(ct_z, r_z), body.MatMul(ct_r, r_r))
+            through = body.Add(through, ct_reset if reset_last else body.Mul(ct_reset, r))
+            return body.Concat(ct_z, ct_r, ct_h, axis=-1), [body.Add(body.Mul(ct, z), through)]
+
+        gates, states = _scan_back(op, n, layer, [to_z, to_h, to_r, z, r], step)
+        ct_z, ct_r, ct_h = _split(op, gates, 3)
+        ct_inner = op.Mul(ct_h, r) if reset_last else ct_h
+        return _Gradients(gates, [(ct_z, previous), (ct_r, previous), (ct_inner, reset)], states)
+
+    return _layer(op, n, cts, gradients)
+
+
+@vjp(
+    "LSTM",
+    wrt=("X", "W", "R", "B", "initial_h", "initial_c"),
+    outputs=("Y", "Y_h", "Y_c"),
+    saves=("Y",),
+)
+def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
+    """C = f C_prev + i g, H = o Tanh(C), with gates i, o, f by Sigmoid and g by Tanh."""
+    _activations(n, ["Sigmoid", "Tanh", "Tanh"])
+    if n.P is not None or n.attr("input_forget"):
+        raise _unsupported(n, "peepholes (input P) or input_forget")
+
+    def gradients(layer: _Direction, hidden: ir.Value) -> _Gradients:
+        before = _affine(op, layer.x, layer.w, layer.wb)
+        before = op.Add(before, _affine(op, layer.h_prev, layer.r, layer.rb))
+        i, o, f, g = _split(op, before, 4)
+        i, o, f, g = op.Sigmoid(i), op.Sigmoid(o), op.Sigmoid(f), op.Tanh(g)
+        c_prev, c = _cells(op, layer, f, op.Mul(i, g))
+        tanh_c = op.Tanh(c)
+        to_c = op.Mul(o, op.Sub(1.0, op.Mul(tanh_c, tanh_c)))
+        to_i = op.Mul(g, _sigmoid_slope(op, i))
+        to_o = op.Mul(tanh_c, _sigmoid_slope(op, o))
+        to_f = op.Mul(c_prev, _sigmoid_slope(op, f))
+        to_g = op.Mul(i, op.Sub(1.0, op.Mul(g, g)))
+
+        def step(body: Emitter, states: States, values: States) -> tuple[ir.Value, States]:
+            (ct_h, ct_c), (to_c, to_i, to_o, to_f, to_g, f) = states, values
+            ct_c = body.Add(ct_c, body.Mul(ct_h, to_c))
+            parts = [body.Mul(ct_c, to_i), body.Mul(ct_h, to_o), body.Mul(ct_c, to_f), body.Mul(ct_c, to_g)]
+            gates = body.Concat(*parts, axis=-1)
+            return gates, [body.MatMul(gates, layer.r), body.Mul(ct_c, f)]
+
+        gates, states = _scan_back(op, n, layer, [to_c, to_i, to_o, to_f, to_g, f], step)
+        return _Gradients(gates, [(gates, layer.h_prev)], states)
+
+    return _layer(op, n, cts, gradients)
+
+
+def _layer(
+    op: Emitter,
+    n: NodeView,
+    cts: tuple[ir.Value | None, ...],
+    gradients: Callable[[_Direction, ir.Value], _Gradients],
+) -> Cotangents:
+    """Splits a layer into directions, and joins their cotangents by input name."""
+    if n.attr("clip") is not None or n.attr("layout"):
+        raise _unsupported(n, "clip or layout=1")
+    backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[n.attr("direction")]
+    parts: dict[str, list[ir.Value]] = {name: [] for name in ("X", "W", "R", "B", "initial_h", "initial_c")}
+    for index, reverse in enumerate(backward):
+        layer, hidden = _direction(op, n, cts, index, reverse)
+        found = gradients(layer, hidden)
+        flat = op.Flatten(found.gates, axis=2)
+        if n.needs("X"):
+            ct_x = op.MatMul(found.gates, layer.w)
+            parts["X"].append(_flip(op, n, ct_x) if reverse else ct_x)
+        if n.needs("W"):
+            parts["W"].append(op.MatMul(op.Transpose(flat, perm=[1, 0]), op.Flatten(layer.x, axis=2)))
+        if n.needs("R"):
+            rows = [
+                op.MatMul(op.Transpose(op.Flatten(ct, axis=2), perm=[1, 0]), op.Flatten(by, axis=2))
+                for ct, by in found.recurrent
+            ]
+            parts["R"].append(op.Concat(*rows, axis=0))
+        if n.needs("B"):
+            sums = [
+                op.ReduceSum(v, [0, 1], keepdims=0) for v in (found.gates, *(ct for ct, _ in found.recurrent))
+            ]
+            parts["B"].append(op.Concat(*sums, axis=0))
+        for name, state in zip(("initial_h", "initial_c"), found.states, strict=False):
+            parts[name].append(state)
+    result = {
+        name: _stack(op, values) for name, values in parts.items() if name != "X" and values and n.needs(name)
+    }
+    if n.needs("X"):
+        result["X"] = op.Sum(*parts["X"]) if len(backward) > 1 else parts["X"][0]
+    return result
+
+
+def _direction(
+    op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...], index: int, reverse: bool
+) -> tuple[_Direction, ir.Value]:
+    """One direction's operands and its hidden states [time, batch, hidden]."""
+    zeros = op.Expand(op.const(0, like=n.X), op.Concat(op.dim(n.X, 1), op.dim(n.R, 2), axis=0))
+
+    def own(value: ir.Value, axis: int = 0) -> ir.Value:
+        return op.Gather(value, op.const(index), axis=axis)  # type: ignore[no-any-return]
+
+    def state(value: ir.Value | None) -> ir.Value:
+        return zeros if value is None else own(value)
+
+    # Where the forward node had no output Y it has no dtype yet; Cast gives it one.
+    x, hidden = n.X, op.Cast(own(n.out.Y, 1), to=n.X.dtype)
+    ct_y = op.Expand(op.const(0, like=n.X), op.Shape(hidden)) if cts[0] is None else own(cts[0], 1)
+    if reverse:
+        x, hidden, ct_y = (_flip(op, n, value) for value in (x, hidden, ct_y))
+    wb, rb = (None, None) if n.B is None else op.Split(own(n.B), num_outputs=2, _outputs=2)
+    layer = _Direction(
+        x=x,
+        h_prev=_shifted(op, state(n.initial_h), hidden),
+        w=own(n.W),
+        r=own(n.R),
+        wb=wb,
+        rb=rb,
+        ct_y=ct_y,
+        ct_states=[state(ct) for ct in cts[1:]],
+        c0=state(n.initial_c) if n.op_type == "LSTM" else None,
+    )
+    return layer, hidden
+
+
+def _cells(op: Emitter, layer: _Direction, f: ir.Value, new: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The cell states before and after each step: C = f C_prev + new."""
+    assert layer.c0 is not None
+    assert f.dtype is not None
+    body = op.subgraph(["c_in", "f_in", "new_in"], f.dtype)
+    c_in, f_in, new_in = body.graph.inputs
+    c_out = body.Add(body.Mul(f_in, c_in), new_in)
+    body.graph.outputs.extend([c_out, body.Identity(c_out)])
+    attr = ir.AttrGraph("body", body.graph)
+    _, cells = op.Scan(layer.c0, f, new, body=attr, num_scan_inputs=2, _outputs=2)
+    return _shifted(op, layer.c0, cells), cells
+
+
+def _scan_back(
+    op: Emitter, n: NodeView, layer: _Direction, values: Sequence[ir.Value], step: Step
+) -> tuple[ir.Value, States]:
+    """Runs `step` from the last time step to the first.
+
+    Returns:
+        The cotangents of the pre-activations [time, batch, gates * hidden], and those of the initial states.
+    """
+    dtype = layer.x.dtype
+    assert dtype is not None
+    sequences = [layer.ct_y, *values]
+    if n.sequence_lens is not None:
+        sequences.append(op.Cast(_within(op, n), to=dtype))
+    count = len(layer.ct_states)
+    names = [*(f"state{i}" for i in range(count)), *(f"value{i}" for i in range(len(sequences)))]
+    body = op.subgraph(names, dtype)
+    states, steps = list(body.graph.inputs[:count]), list(body.graph.inputs[count:])
+    active = body.Greater(steps.pop(), 0.5) if n.sequence_lens is not None else None
+    gates, before = step(body, [body.Add(states[0], steps[0]), *states[1:]], steps[1:])
+    if active is not None:  # a row that has ended passes its states on
+        gates = body.Where(active, gates, 0.0)
+        before = [body.Where(active, new, old) for new, old in zip(before, states, strict=True)]
+    body.graph.outputs.extend([*before, gates])
+    attr = ir.AttrGraph("body", body.graph)
+    flipped = [op.Slice(v, [-1], [_INT64_MIN], [0], [-1]) for v in sequences]
+    outputs = op.Scan(*layer.ct_states, *flipped, body=attr, num_scan_inputs=len(flipped), _outputs=count + 1)
+    for output in outputs:
+        output.type = ir.TensorType(dtype)
+    return op.Slice(outputs[-1], [-1], [_INT64_MIN], [0], [-1]), outputs[:-1]
+
+
+def _within(op: Emitter, n: NodeView) -> ir.Value:
+    """Whether each step lies within its row's length: bool [time, batch, 1]."""
+    time = op.Unsqueeze(op.Range(0, op.Squeeze(op.dim(n.X, 0), [0]), 1), [1, 2])
+    lengths = op.Unsqueeze(op.Cast(n.sequence_lens, to=ir.DataType.INT64), [0, 2])
+    return op.Less(time, lengths)  # type: ignore[no-any-return]
+
+
+def _flip(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+    """Reverses time, within each row's length where rows have lengths."""
+    if n.sequence_lens is None:
+        return op.Slice(value, [-1], [_INT64_MIN], [0], [-1])  # type: ignore[no-any-return]
+    lengths = op.Cast(n.sequence_lens, to=ir.DataType.INT64)
+    return op.ReverseSequence(value, lengths, time_axis=0, batch_axis=1)  # type: ignore[no-any-return]
+
+
+def _shifted(op: Emitter, first: ir.Value, states: ir.Value) -> ir.Value:
+    """The state before each step, given the one before the first and those after each."""
+    return op.Concat(op.Unsqueeze(first, [0]), op.Slice(states, [0], [-1], [0]), axis=0)  # type: ignore[no-any-return]
+
+
+def _affine(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Value:
+    product = op.MatMul(x, op.Transpose(w, perm=[1, 0]))
+    return product if b is None else op.Add(product, b)  # type: ignore[no-any-return]
+
+
+def _sigmoid_slope(op: Emitter, y: ir.Value) -> ir.Value:
+    return op.Mul(y, op.Sub(1.0, y))  # type: ignore[no-any-return]
+
+
+def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
+    return op.Split(value, axis=-1, num_outputs=parts, _outputs=parts)  # type: ignore[no-any-return]
+
+
+def _stack(op: Emitter, values: list[ir.Value]) -> ir.Value:
+    return op.Concat(*(op.Unsqueeze(value, [0]) for value in values), axis=0)  # type: ignore[no-any-return]
+
+
+def _activations(n: NodeView, *allowed: list[str]) -> list[str]:
+    """The activations of one direction, which must be among `allowed` and the same in all directions."""
+    given = n.attr("activations") or allowed[0]
+    names = [(name.decode() if isinstance(name, bytes) else str(name)).capitalize() for name in given]
+    own = names[: len(allowed[0])]
+    if own not in allowed or any(names[i : i + len(own)] != own for i in range(0, len(names), len(own))):
+        raise _unsupported(n, f"activations {names}")
+    return own
+
+
+def _unsupported(n: NodeView, what: str) -> NoGradientRule:
+    return NoGradientRule(
+        f"differentiating {n.op_type} (node {n.node.name!r}): {what} has no gradient rule; "
+        "freeze what lies before it, or export the layer in its plain form"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import (
     LOSSES,
+    TARGET_KEY,
     BCEWithLogitsLoss,
     ClassLabels,
     CrossEntropyLoss,
@@ -34,8 +36,10 @@ from onnxtrain.losses import (
     NLLLoss,
     SmoothL1Loss,
     TargetSpec,
+    attach_loss,
     make_loss,
 )
+from onnxtrain.training_graph import build_training_graphs
 from tolerances import NORM_RELATIVE, norm_relative_error
 
 REFERENCE_WEIGHTS = 1e-6
@@ -335,13 +339,22 @@ def test_bce_is_finite_for_huge_logits(target: float) -> None:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["unweighted", "weighted"])
-def test_mean_over_nothing_but_ignored_labels_is_nan_as_in_torch(
+def test_mean_over_nothing_but_ignored_labels_is_nan_with_zero_gradient_as_in_torch(
     smoothing: float, weight: np.ndarray | None
 ) -> None:
     scores, labels = np.ones((3, CLASSES), np.float32), np.full(3, -100)
-    loss = CrossEntropyLoss(label_smoothing=smoothing, weight=weight)
-    assert np.isnan(_run(_loss_model(loss, ("n", CLASSES)), {"scores": scores, "target": labels}))
-    assert torch.isnan(F.cross_entropy(_tensor(scores), _tensor(labels), label_smoothing=smoothing))
+    model = _loss_model(CrossEntropyLoss(label_smoothing=smoothing, weight=weight), ("n", CLASSES))
+    assert np.isnan(_run(model, {"scores": scores, "target": labels}))
+    leaf = _tensor(scores).double().requires_grad_()
+    value = F.cross_entropy(
+        leaf, _tensor(labels), label_smoothing=smoothing, weight=None if weight is None else _weight
+    )
+    assert torch.isnan(value)
+    value.backward()
+    step = differentiate(model, of="loss", wrt=["scores"])
+    gradient = _run(step, {"scores": scores, "target": labels}, "scores_grad")
+    np.testing.assert_array_equal(gradient, leaf.grad.numpy())
+    assert not gradient.any()
     total = CrossEntropyLoss(label_smoothing=smoothing, weight=weight, reduction="sum")
     assert _run(_loss_model(total, ("n", CLASSES)), {"scores": scores, "target": labels}) == 0
 
@@ -445,3 +458,41 @@ def test_names_make_default_losses() -> None:
         assert type(make_loss(name)) is kind
     loss = HuberLoss(delta=2.0)
     assert make_loss(loss) is loss
+
+
+def _linear_model() -> ir.Model:
+    return ir.from_onnx_text(
+        """
+        <ir_version: 10, opset_import: ["": 21]>
+        linear (float[batch, 2] x, float[batch] labels) => (float[batch, 3] logits)
+        <float[2, 3] w = {1, 2, 3, 4, 5, 6}> { logits = MatMul(x, w) }
+        """
+    )
+
+
+def test_attached_loss_adds_marked_targets_under_free_names() -> None:
+    model = _linear_model()
+    loss = attach_loss(Emitter(model.graph), CrossEntropyLoss(), "logits")
+    target = model.graph.inputs[-1]
+    assert loss.name == "loss"
+    assert target.name == "labels_1"  # the model has an input of the suggested name
+    assert json.loads(target.metadata_props[TARGET_KEY]) == {
+        "class_labels": {"count": 3, "ignore_index": -100}
+    }
+    second = attach_loss(Emitter(model.graph), MSELoss(), "logits")
+    assert (second.name, model.graph.inputs[-1].name) == ("loss_1", "target")
+    assert model.graph.inputs[-1].metadata_props[TARGET_KEY] == "{}"
+
+
+def test_attached_loss_can_compare_two_values_of_the_model() -> None:
+    model = _linear_model()
+    attach_loss(Emitter(model.graph), MSELoss(), "logits", "logits")
+    assert [value.name for value in model.graph.inputs] == ["x", "labels"]
+    with pytest.raises(GraphBuildError, match="'nope' is no value of the graph; its outputs are logits"):
+        attach_loss(Emitter(model.graph), MSELoss(), "nope")
+
+
+def test_weights_of_a_loss_are_not_trained() -> None:
+    model = _linear_model()
+    loss = attach_loss(Emitter(model.graph), BCEWithLogitsLoss(pos_weight=[1, 2, 3], weight=0.5), "logits")
+    assert build_training_graphs(model, str(loss.name)).trainable == ["w"]

@@ -21,7 +21,7 @@ class _ClassLoss(Loss):
 
     Scores are [N, C, d1, ...], labels [N, d1, ...] in 0 .. C-1 or `ignore_index`. The mean is weighted: the
     sum of the terms over the sum of the weights of the labels that count. As in PyTorch, the mean of a batch
-    where nothing counts is 0/0 = NaN: there is no loss to report, and a zero would hide that.
+    where nothing counts is 0/0 = NaN, with zero gradients: a zero would hide that there is no loss to report.
 
     Attributes:
         weight: one weight per class, float [C].

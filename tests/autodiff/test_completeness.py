@@ -19,8 +19,8 @@ TAGGED_BUT_CONSTANT = {
 }
 """Ops whose schema says differentiable and whose derivative is zero almost everywhere."""
 
-PIECEWISE_CONSTANT = {"Range": {"limit"}}
-"""Inputs to which a rule never gives a gradient, because the result is piecewise constant in them."""
+PIECEWISE_CONSTANT = {"CastLike": {"target_type"}, "Range": {"limit"}}
+"""Inputs to which a rule never gives a gradient, because the result is (piecewise) constant in them."""
 
 each_op = pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 

@@ -15,6 +15,7 @@ from . import (
     reduction,
     sequence,
     shape,
+    signal,
     sources,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "reduction",
     "sequence",
     "shape",
+    "signal",
     "sources",
 ]

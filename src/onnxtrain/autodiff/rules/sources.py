@@ -1,4 +1,4 @@
-"""Ops that make values from what has no gradient: random numbers, tables, text, images."""
+"""Ops that make values from what has no gradient: random numbers, chosen boxes, text, images."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ nondifferentiable(
     reason="draws random numbers from constant parameters",
 )
 nondifferentiable("Bernoulli", "Multinomial", reason="draws discrete random numbers")
-nondifferentiable(
-    "BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", reason="a table for an integer size"
-)
+nondifferentiable("NonMaxSuppression", reason="its result is made of indices")
 nondifferentiable(
     "ImageDecoder",
     "RegexFullMatch",

@@ -185,6 +185,14 @@ class Emitter:
         output.type = ir.TensorType(ir.DataType.INT64)
         return output
 
+    def number(self, ref: AttributeRef, like: ir.Value) -> ir.Value:
+        """Returns the value of a float attribute of the enclosing function as a scalar of the dtype of `like`."""
+        output = self._append("", "Constant", [], 1, {"value_float": ref})[0]
+        output.type = ir.TensorType(ir.DataType.FLOAT)
+        if like.dtype in (None, ir.DataType.FLOAT):
+            return output
+        return self.Cast(output, to=like.dtype)  # type: ignore[no-any-return]
+
     def shape_of(self, value: ir.Value) -> ir.Value:
         """Returns the shape of `value`, int64 [rank]: a constant when static, else one shared Shape node."""
         dims = static_dims(value)
@@ -254,7 +262,9 @@ class Emitter:
         if value is None or isinstance(value, ir.Value):
             return value
         array = _as_array(value)
-        return self.const(value, like=like if array.dtype.kind == "f" and not isinstance(value, np.ndarray) else None)
+        return self.const(
+            value, like=like if array.dtype.kind == "f" and not isinstance(value, np.ndarray) else None
+        )
 
     def _append(
         self,

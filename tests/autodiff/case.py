@@ -67,7 +67,7 @@ class Case:
         op: op type; `inputs` its arguments in order, None for an omitted one.
         twin: the same computation on torch tensors, one argument per input; returns a tensor, or a tuple with one
             entry per output of the node (None for outputs without gradient).
-        outputs: number of outputs of the node that take part.
+        outputs: number of outputs of the node that take part; `extra_outputs` further ones that it has.
         symbolic: input index -> axes that become symbolic in the symbolic-shape variant; default: all axes of all
             floating-point inputs.
         finite_difference: False where the reference evaluator cannot compute the op in float64 (say why beside it).
@@ -81,6 +81,7 @@ class Case:
     twin: Callable[..., Any]
     attrs: Mapping[str, Any] = field(default_factory=dict)
     outputs: int = 1
+    extra_outputs: int = 0
     opset: int = 21
     name: str = ""
     symbolic: Mapping[int, tuple[int, ...]] | None = None
@@ -131,7 +132,7 @@ class Case:
         outputs = [f"y{i}" for i in range(self.outputs)]
         attrs = {key: elem if value is UNDER_TEST else value for key, value in self.attrs.items()}
         required = onnx.defs.get_schema(self.op, self.opset).min_output
-        unused = [f"unused{i}" for i in range(self.outputs, required)]
+        unused = [f"unused{i}" for i in range(self.outputs, max(required, self.outputs + self.extra_outputs))]
         nodes = [helper.make_node(self.op, names, outputs + unused, name="node", **attrs)]
         terms, shapes = [], self.output_shapes()
         for index, name in enumerate(outputs):

@@ -109,6 +109,22 @@ class MaxPool(OpRun):
         return np.take_along_axis(values, first, 0)[0], np.take_along_axis(positions, first, 0)[0]
 
 
+class AveragePool(OpRun):
+    """AveragePool; onnx's rounds to float32."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, kernel_shape: Any = None, count_include_pad: int | None = None, **window: Any
+    ) -> tuple[np.ndarray]:
+        ones = np.ones_like(x)
+        if count_include_pad:
+            pads = np.reshape(window.pop("pads", None) or [0] * 2 * len(kernel_shape), (2, -1)).T
+            x, ones = (np.pad(v, [(0, 0), (0, 0), *pads], constant_values=f) for v, f in ((x, 0), (ones, 1)))
+        sums, counts = (_read_windows(v, 0.0, kernel_shape, **window).sum(0) for v in (x, ones))
+        return (sums / counts,)
+
+
 class LpPool(OpRun):
     """LpPool; onnx's is wrong where ceil_mode lets windows reach beyond the input."""
 
@@ -138,8 +154,72 @@ class GlobalLpPool(OpRun):
         return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
 
 
+class LRN(OpRun):
+    """LRN; onnx's goes through the batch instead of the channels."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, alpha: Any, beta: Any, bias: Any, size: Any) -> tuple[np.ndarray]:
+        ends = [(0, 0), ((size - 1) // 2, size // 2)] + [(0, 0)] * (x.ndim - 2)
+        windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ends), size, axis=1)
+        return (x / (bias + float(alpha) / size * (windows**2).sum(-1)) ** beta,)
+
+
+class GroupNormalization(OpRun):
+    """GroupNormalization; the op's function body, which onnx evaluates, rounds to float32."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        bias: np.ndarray,
+        epsilon: Any,
+        num_groups: Any,
+        stash_type: Any,
+    ) -> tuple[np.ndarray]:
+        groups = x.reshape(x.shape[0], num_groups, -1)
+        groups = groups - groups.mean(2, keepdims=True)
+        standard = (groups / np.sqrt((groups**2).mean(2, keepdims=True) + epsilon)).reshape(x.shape)
+        scale, bias = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in (scale, bias))
+        return (standard * scale + bias,)
+
+
+class MeanVarianceNormalization(OpRun):
+    """MeanVarianceNormalization; the op's function body, which onnx evaluates, has float32 constants."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, axes: list[int] | None = None) -> tuple[np.ndarray]:
+        over = tuple(axes or (0, 2, 3))
+        return ((x - x.mean(over, keepdims=True)) / (x.std(over, keepdims=True) + 1e-9),)
+
+
+class LpNormalization(OpRun):
+    """LpNormalization; onnx's takes no absolute values for p = 1."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, axis: int | None = None, p: int | None = None) -> tuple[np.ndarray]:
+        return (x / np.linalg.norm(x, p, -1 if axis is None else axis, keepdims=True),)
+
+
 CORRECTED = {
-    ("", op.__name__): op for op in (Erf, ConvTranspose, MaxPool, LpPool, GlobalMaxPool, GlobalLpPool)
+    ("", op.__name__): op
+    for op in (
+        Erf,
+        ConvTranspose,
+        MaxPool,
+        AveragePool,
+        GroupNormalization,
+        LpPool,
+        GlobalMaxPool,
+        GlobalLpPool,
+        LRN,
+        LpNormalization,
+        MeanVarianceNormalization,
+    )
 }
 
 

@@ -85,6 +85,27 @@ KINKS += [
     ],
 ]
 
+# Pooling and normalisation.
+ONE_CHANNEL = [[[1.0, 2.0, 2.0, 0.0, 2.0, 2.0]]]
+KINKS += [
+    Kink("MaxPool", [ONE_CHANNEL], lambda x: fn.max_pool1d(x, 2), {"kernel_shape": [2], "strides": [2]}),
+    Kink("MaxPool", [ONE_CHANNEL], lambda x: fn.max_pool1d(x, 3, 1), {"kernel_shape": [3]}, "overlapping"),
+    Kink("GlobalMaxPool", [ONE_CHANNEL], lambda x: fn.adaptive_max_pool1d(x, 1)),
+    Kink(
+        "LpPool",
+        [[[[0.0, 0.0, 3.0, -4.0]]]],
+        lambda x: torch.linalg.vector_norm(x.reshape(2, 2), dim=1),
+        {"kernel_shape": [2], "strides": [2]},
+    ),
+    # torch divides by at least 1e-12, which makes the gradient at zero 1e12 instead of the zero that we give.
+    Kink("LpNormalization", [[[0.0, 0.0], [3.0, 4.0]]], lambda x: _zero_kept(fn.normalize, x)),
+]
+
+
+def _zero_kept(function: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """The function of the rows that are not zero; zero rows stay zero, without a gradient."""
+    return torch.where((x == 0).all(-1, keepdim=True), torch.zeros_like(x) * x.detach(), function(x))
+
 
 def _fixed_exponent(x: torch.Tensor) -> torch.Tensor:
     """torch.pow with the exponents as constants."""

@@ -9,6 +9,12 @@ from .activation import (
     softmax_gradient,
 )
 from .loss import softmax_cross_entropy_gradient
+from .normalization import (
+    batch_normalization_gradient,
+    group_normalization_gradient,
+    layer_normalization_gradient,
+    rms_normalization_gradient,
+)
 from .optimizer import (
     adagrad_step,
     adam_step,
@@ -26,13 +32,17 @@ __all__ = [
     "adagrad_step",
     "adam_step",
     "adamw_step",
+    "batch_normalization_gradient",
     "composite",
     "gelu_gradient",
     "gelu_tanh_gradient",
+    "group_normalization_gradient",
+    "layer_normalization_gradient",
     "log_softmax_gradient",
     "mish_gradient",
     "momentum_step",
     "nesterov_step",
+    "rms_normalization_gradient",
     "rmsprop_step",
     "sgd_step",
     "softmax_cross_entropy_gradient",

@@ -1,0 +1,214 @@
+"""Normalisations, and Dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._broadcast import sum_to_shape_of
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import DifferentiationError
+from onnxtrain.functions import (
+    batch_normalization_gradient,
+    group_normalization_gradient,
+    layer_normalization_gradient,
+    rms_normalization_gradient,
+)
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@vjp("BatchNormalization", wrt=("X", "scale", "B", "input_mean", "input_var"))
+def batch_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = (X - mean) / sqrt(var + epsilon) * scale + B; the statistics are given, in training those of X."""
+    if n.attr("training_mode"):
+        ct, x, scale = _wide(op, ct, n.X, n.scale)
+        grads = op.call(batch_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=3)
+        return _as_inputs(op, n, dict(zip(("X", "scale", "B"), grads, strict=True)))
+    ct, x, scale, mean, var = _wide(op, ct, n.X, n.scale, n.input_mean, n.input_var)
+    per_channel = [-1] + [1] * (n.rank(n.X) - 2)
+    others = [axis for axis in range(n.rank(n.X)) if axis != 1]
+    inverse = op.Reciprocal(op.Sqrt(op.Add(var, n.attr("epsilon"))))
+    factor = op.Mul(scale, inverse)
+    grads = {"X": op.Mul(ct, op.Reshape(factor, per_channel)) if n.needs("X") else None}
+    if n.needs("B") or n.needs("input_mean"):
+        grads["B"] = op.ReduceSum(ct, others, keepdims=0)
+        grads["input_mean"] = op.Neg(op.Mul(factor, grads["B"]))
+    if n.needs("scale") or n.needs("input_var"):
+        centered = op.Sub(x, op.Reshape(mean, per_channel))
+        grads["scale"] = op.Mul(op.ReduceSum(op.Mul(ct, centered), others, keepdims=0), inverse)
+        grads["input_var"] = op.Mul(op.Mul(grads["scale"], op.Mul(factor, inverse)), -0.5)
+    return _as_inputs(op, n, grads)
+
+
+@vjp("InstanceNormalization", wrt=("input", "scale", "B"))
+def instance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """As GroupNormalization, with a group for every channel."""
+    ct, x, scale = _wide(op, ct, n.input, n.scale)
+    grads = op.call(
+        group_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), num_groups=0, _outputs=3
+    )
+    return _as_inputs(op, n, dict(zip(("input", "scale", "B"), grads, strict=True)))
+
+
+@vjp("GroupNormalization", wrt=("X", "scale", "bias"))
+def group_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x̂ * scale + bias, x̂ standardised over each group of channels of each sample."""
+    ct, x, scale = _wide(op, ct, n.X, n.scale)
+    attributes = {"epsilon": n.attr("epsilon"), "num_groups": n.attr("num_groups")}
+    grads = op.call(group_normalization_gradient, ct, x, scale, **attributes, _outputs=3)
+    return _as_inputs(op, n, dict(zip(("X", "scale", "bias"), grads, strict=True)))
+
+
+@vjp("LayerNormalization", wrt=("X", "Scale", "B"), saves=("Mean", "InvStdDev"))
+def layer_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x̂ * Scale + B, x̂ standardised over the axes from `axis` on."""
+    axis = n.axis(n.X, n.attr("axis"))
+    ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.Scale, axis))
+    mean, inverse = n.out.Mean, n.out.InvStdDev
+    if n.X.dtype == ir.DataType.DOUBLE:  # the saved statistics are float32
+        mean, inverse = _statistics(op, n, axis)
+    grads = op.call(layer_normalization_gradient, ct, x, scale, mean, inverse, _outputs=3)
+    return _as_inputs(
+        op,
+        n,
+        {
+            "X": grads[0],
+            "Scale": _summed(op, n, grads[1], n.Scale, axis),
+            "B": _summed(op, n, grads[2], n.B, axis) if n.needs("B") else None,
+        },
+    )
+
+
+@vjp("RMSNormalization", wrt=("X", "scale"))
+def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = X / sqrt(mean(X²) + epsilon) * scale, the mean over the axes from `axis` on."""
+    axis = n.axis(n.X, n.attr("axis"))
+    ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.scale, axis))
+    grads = op.call(rms_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=2)
+    return _as_inputs(op, n, {"X": grads[0], "scale": _summed(op, n, grads[1], n.scale, axis)})
+
+
+@vjp("MeanVarianceNormalization", wrt=("X",))
+def mean_variance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Y = d / (s + 1e-9) with d = X - mean(X), s = sqrt(mean(d²)) over `axes`.
+
+    ct_x = (ct - mean(ct) - d * mean(ct * Y) / s) / (s + 1e-9). The op's function body is in float32 only.
+    """
+    axes = n.attr("axes")
+    wide, x, y = _wide(op, ct, n.X, n.out.Y)
+    centered = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
+    deviation = op.Sqrt(op.ReduceMean(op.Mul(centered, centered), axes, keepdims=1))
+    along = op.Div(op.ReduceMean(op.Mul(wide, y), axes, keepdims=1), op.Max(deviation, 1e-9))
+    free = op.Sub(op.Sub(wide, op.ReduceMean(wide, axes, keepdims=1)), op.Mul(centered, along))
+    result = op.Div(free, op.Add(deviation, 1e-9))
+    return result if result.dtype == ct.dtype else op.Cast(result, to=ct.dtype)  # type: ignore[no-any-return]
+
+
+@vjp("LpNormalization", wrt=("input",))
+def lp_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Y = X / |X|: ct_x = (ct - d|X| * sum(ct * Y)) / |X|, where d|X| = Y (p = 2) or sign(X) (p = 1).
+
+    Zero where the norm is zero, where Y is zero too.
+    """
+    axis, y = n.attr("axis"), n.out.output
+    reduce = op.ReduceL1 if n.attr("p") == 1 else op.ReduceL2
+    norm = reduce(n.input, [axis], keepdims=1)
+    slope = op.Sign(n.input) if n.attr("p") == 1 else y
+    total = op.ReduceSum(op.Mul(ct, y), [axis], keepdims=1)
+    ratio = op.Div(op.Sub(ct, op.Mul(slope, total)), norm)
+    return op.Where(op.Greater(norm, 0.0), ratio, 0.0)  # type: ignore[no-any-return]
+
+
+@vjp("LRN", wrt=("X",))
+def local_response_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Y = X D^-beta, D = bias + alpha * mean(X²) over a window of `size` channels, zeros beyond the ends.
+
+    ct_x = ct D^-beta - 2 alpha beta X * mean(ct Y / D), the mean over the channels whose windows read this
+    one, which are a mirrored window.
+    """
+    size, alpha, beta = n.attr("size"), n.attr("alpha"), n.attr("beta")
+    before, after = (size - 1) // 2, size // 2
+    mean = _channel_window_mean(op, op.Mul(n.X, n.X), size, before, after)
+    d = op.Add(op.Mul(mean, alpha), n.attr("bias"))
+    spread = _channel_window_mean(op, op.Div(op.Mul(ct, n.out.Y), d), size, after, before)
+    return op.Sub(  # type: ignore[no-any-return]
+        op.Mul(ct, op.Pow(d, op.const(-beta, like=ct))), op.Mul(op.Mul(n.X, spread), 2 * alpha * beta)
+    )
+
+
+@vjp("Dropout", wrt=("data",), saves=("mask",))
+def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """In training, kept elements are scaled by 1 / (1 - ratio); the identity otherwise."""
+    training = n.constant(n.training_mode)
+    if n.training_mode is None or (training is not None and not training.any()):
+        return ct
+    ratio: Any = 0.5
+    if n.ratio is not None:
+        known = n.constant(n.ratio)
+        ratio = op.Cast(n.ratio, to=ct.dtype) if known is None else float(known.item())
+    scale: Any = None
+    if isinstance(ratio, float):
+        scale = op.const(1 / (1 - ratio) if ratio < 1 else 0.0, like=ct)
+    else:
+        scale = op.Where(op.Less(ratio, 1.0), op.Reciprocal(op.Sub(1.0, ratio)), 0.0)
+    if training is None:
+        scale = op.Where(n.training_mode, scale, op.const(1.0, like=ct))
+    return op.Where(n.out.mask, op.Mul(ct, scale), 0.0)  # type: ignore[no-any-return]
+
+
+def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:
+    """Returns the values in float32 where one of them is narrower: sums need it."""
+    if not any(value.dtype in _NARROW for value in values):
+        return list(values)
+    return [v if v.dtype == ir.DataType.FLOAT else op.Cast(v, to=ir.DataType.FLOAT) for v in values]
+
+
+def _as_inputs(op: Emitter, n: NodeView, grads: dict[str, ir.Value | None]) -> dict[str, ir.Value | None]:
+    """Returns the cotangents that are needed, each in the dtype of its input."""
+    result: dict[str, ir.Value | None] = {}
+    for name, value in grads.items():
+        if value is None or not n.needs(name):
+            continue
+        dtype = getattr(n, name).dtype
+        result[name] = value if dtype in (None, value.dtype) else op.Cast(value, to=dtype)
+    return result
+
+
+def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Value:
+    """Returns the scale repeated to the shape of the normalised axes."""
+    rank = n.rank(n.X) - axis
+    if n.rank(scale) > rank:
+        raise DifferentiationError(
+            f"differentiating {n.op_type} (node {n.node.name!r}): its scale has {n.rank(scale)} axes, more "
+            f"than the {rank} normalised ones; write the scaling as a Mul of its own"
+        )
+    dims = list(scale.shape or ())
+    if dims == list(n.X.shape)[axis:] and all(isinstance(dim, int) or dim.value is not None for dim in dims):
+        return scale
+    return op.Expand(scale, op.Shape(n.X, start=axis))  # type: ignore[no-any-return]
+
+
+def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
+    """Returns the cotangent of a scale or bias that was repeated to the shape of the normalised axes."""
+    ct.shape = ir.Shape(list(n.X.shape)[axis:])
+    return sum_to_shape_of(op, ct, ct, primal)
+
+
+def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value]:
+    """Returns mean and 1 / sqrt(variance + epsilon) over the axes from `axis` on."""
+    axes = list(range(axis, n.rank(n.X)))
+    mean = op.ReduceMean(n.X, axes, keepdims=1)
+    centered = op.Sub(n.X, mean)
+    variance = op.ReduceMean(op.Mul(centered, centered), axes, keepdims=1)
+    return mean, op.Reciprocal(op.Sqrt(op.Add(variance, n.attr("epsilon"))))
+
+
+def _channel_window_mean(op: Emitter, value: ir.Value, size: int, before: int, after: int) -> ir.Value:
+    """Returns the mean over `before` channels before each to `after` after it, zeros beyond the ends."""
+    planes = op.Unsqueeze(op.Reshape(value, [0, 0, -1]), [1])
+    mean = op.AveragePool(planes, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
+    return op.Reshape(mean, op.Shape(value))  # type: ignore[no-any-return]

@@ -1,0 +1,150 @@
+"""Gradients of normalisations.
+
+All rest on one formula. With x̂ = (x - mean(x)) * r, r = 1 / sqrt(var(x) + epsilon) over some axes, and the
+cotangent g of x̂, the cotangent of x is r * (g - mean(g) - x̂ * mean(g * x̂)), the means over the same axes
+(Ioffe and Szegedy, "Batch Normalization", 2015; Ba, Kiros and Hinton, "Layer Normalization", 2016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import AttributeRef, Emitter
+
+from ._composite import composite
+
+__all__ = [
+    "batch_normalization_gradient",
+    "group_normalization_gradient",
+    "layer_normalization_gradient",
+    "rms_normalization_gradient",
+]
+
+
+def _standardize(
+    op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
+) -> tuple[ir.Value, ir.Value]:
+    """Returns x̂ and r."""
+    centered = op.Sub(x, op.ReduceMean(x, list(axes), keepdims=1))
+    variance = op.ReduceMean(op.Mul(centered, centered), list(axes), keepdims=1)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, op.number(epsilon, x))))
+    return op.Mul(centered, inverse), inverse
+
+
+@composite("BatchNormalizationGradient", ["ct", "x", "scale"], {"epsilon": ir.AttributeType.FLOAT}, outputs=3)
+def batch_normalization_gradient(
+    op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, *, epsilon: AttributeRef
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Training BatchNormalization: cotangents of x, scale and bias.
+
+    ct, x: `[batch, channels, *spatial]`; scale: `[channels]`. The statistics are those of x over batch and
+    positions.
+    """
+    flat, axes = op.Reshape(ct, [0, 0, -1]), [0, 2]
+    standard, inverse = _standardize(op, op.Reshape(x, [0, 0, -1]), axes, epsilon)
+    ct_bias = op.ReduceSum(flat, axes, keepdims=1)
+    ct_scale = op.ReduceSum(op.Mul(flat, standard), axes, keepdims=1)
+    share = op.Reciprocal(op.Cast(op.Div(op.Size(x), op.Size(scale)), to=ct.dtype))
+    centered = op.Sub(op.Sub(flat, op.Mul(ct_bias, share)), op.Mul(standard, op.Mul(ct_scale, share)))
+    ct_x = op.Mul(centered, op.Mul(inverse, op.Unsqueeze(scale, [1])))
+    return (
+        op.Reshape(ct_x, op.Shape(x)),
+        op.Reshape(ct_scale, [-1]),
+        op.Reshape(ct_bias, [-1]),
+    )
+
+
+@composite(
+    "GroupNormalizationGradient",
+    ["ct", "x", "scale"],
+    {"epsilon": ir.AttributeType.FLOAT, "num_groups": ir.AttributeType.INT},
+    outputs=3,
+)
+def group_normalization_gradient(
+    op: Emitter,
+    ct: ir.Value,
+    x: ir.Value,
+    scale: ir.Value,
+    *,
+    epsilon: AttributeRef,
+    num_groups: AttributeRef,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """GroupNormalization: cotangents of x, scale and bias.
+
+    ct, x: `[batch, channels, *spatial]`; scale: `[channels]`. The statistics are those of each group of
+    channels of each sample. `num_groups` 0 makes every channel a group: InstanceNormalization.
+    """
+    flat = op.Reshape(ct, [0, 0, -1])
+    groups = op.Concat([0], op.Unsqueeze(op.ints(num_groups), [0]), [-1], axis=0)
+    standard, inverse = _standardize(op, op.Reshape(x, groups), [2], epsilon)
+    ct_standard = op.Reshape(op.Mul(flat, op.Unsqueeze(scale, [1])), groups)
+    ct_x = _through_standardize(op, ct_standard, standard, inverse, 2)
+    ct_scale = op.ReduceSum(op.Mul(flat, op.Reshape(standard, op.Shape(flat))), [0, 2], keepdims=0)
+    return op.Reshape(ct_x, op.Shape(x)), ct_scale, op.ReduceSum(flat, [0, 2], keepdims=0)
+
+
+@composite(
+    "LayerNormalizationGradient",
+    ["ct", "x", "scale", "mean", "inv_std_dev"],
+    outputs=3,
+)
+def layer_normalization_gradient(
+    op: Emitter,
+    ct: ir.Value,
+    x: ir.Value,
+    scale: ir.Value,
+    mean: ir.Value,
+    inv_std_dev: ir.Value,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """LayerNormalization: cotangents of x, scale and bias.
+
+    ct and x have one shape, scale that of their last axes, the normalised ones; mean and inv_std_dev are the
+    outputs of the forward node, one number for each position of the axes before.
+    """
+    matrix = op.Concat([-1], op.Unsqueeze(op.Size(scale), [0]), axis=0)
+    rows, inverse = op.Reshape(ct, matrix), op.Reshape(inv_std_dev, [-1, 1])
+    standard = op.Mul(op.Sub(op.Reshape(x, matrix), op.Reshape(mean, [-1, 1])), inverse)
+    ct_x = _through_standardize(op, op.Mul(rows, op.Reshape(scale, [-1])), standard, inverse, 1)
+    shape = op.Shape(scale)
+    return (
+        op.Reshape(ct_x, op.Shape(x)),
+        op.Reshape(op.ReduceSum(op.Mul(rows, standard), [0], keepdims=0), shape),
+        op.Reshape(op.ReduceSum(rows, [0], keepdims=0), shape),
+    )
+
+
+def _through_standardize(
+    op: Emitter, g: ir.Value, standard: ir.Value, inverse: ir.Value, axis: int
+) -> ir.Value:
+    """Returns r * (g - mean(g) - x̂ * mean(g * x̂))."""
+    along = op.ReduceMean(op.Mul(g, standard), [axis], keepdims=1)
+    centered = op.Sub(g, op.ReduceMean(g, [axis], keepdims=1))
+    return op.Mul(op.Sub(centered, op.Mul(standard, along)), inverse)  # type: ignore[no-any-return]
+
+
+@composite(
+    "RMSNormalizationGradient",
+    ["ct", "x", "scale"],
+    {"epsilon": ir.AttributeType.FLOAT},
+    outputs=2,
+)
+def rms_normalization_gradient(
+    op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, *, epsilon: AttributeRef
+) -> tuple[ir.Value, ir.Value]:
+    """RMSNormalization: cotangents of x and scale.
+
+    ct and x have one shape, scale that of their last axes, the normalised ones. With y = x * r,
+    r = 1 / sqrt(mean(x²) + epsilon), and g = ct * scale: ct_x = r * (g - y * mean(g * y)).
+    """
+    matrix = op.Concat([-1], op.Unsqueeze(op.Size(scale), [0]), axis=0)
+    rows, values = op.Reshape(ct, matrix), op.Reshape(x, matrix)
+    square = op.ReduceMean(op.Mul(values, values), [1], keepdims=1)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(square, op.number(epsilon, x))))
+    standard = op.Mul(values, inverse)
+    g = op.Mul(rows, op.Reshape(scale, [-1]))
+    along = op.ReduceMean(op.Mul(g, standard), [1], keepdims=1)
+    ct_x = op.Mul(op.Sub(g, op.Mul(standard, along)), inverse)
+    ct_scale = op.ReduceSum(op.Mul(rows, standard), [0], keepdims=0)
+    return op.Reshape(ct_x, op.Shape(x)), op.Reshape(ct_scale, op.Shape(scale))

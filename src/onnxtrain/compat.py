@@ -56,7 +56,7 @@ def install() -> None:
     found = _real_package()
     if found is not None:
         raise CompatError(
-            f"installing the compatibility layer: {found} is there, and provides `{_OLD}` itself. Uninstall it "
+            f"installing the compatibility layer: {found} provides `{_OLD}` itself. Uninstall it "
             "and reinstall onnxruntime, or leave out onnxtrain.compat.install() and import from onnxtrain"
         )
     # First, because the path based finder would load modules of onnxtrain a second time under the old names.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 
@@ -32,12 +33,14 @@ def mlp(sizes: tuple[int, ...] = (6, 8, 4), opset: int = 13, seed: int = 0) -> o
     """x [n, sizes[0]] -> y [n, sizes[-1]]: Gemm and Tanh in turn, with parameters `w0`, `b0`, `w1`, ..."""
     generator = np.random.default_rng(seed)
     nodes, parameters, value = [], [], "x"
-    for i, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for i, (rows, columns) in enumerate(itertools.pairwise(sizes)):
         for name, shape in ((f"w{i}", (rows, columns)), (f"b{i}", (columns,))):
             array = generator.normal(0, 0.5, shape).astype(np.float32)
             parameters.append(numpy_helper.from_array(array, name))
         last = i == len(sizes) - 2
-        nodes.append(helper.make_node("Gemm", [value, f"w{i}", f"b{i}"], ["y" if last else f"h{i}"], f"gemm{i}"))
+        nodes.append(
+            helper.make_node("Gemm", [value, f"w{i}", f"b{i}"], ["y" if last else f"h{i}"], f"gemm{i}")
+        )
         if not last:
             nodes.append(helper.make_node("Tanh", [f"h{i}"], [f"a{i}"], f"tanh{i}"))
             value = f"a{i}"
@@ -53,7 +56,10 @@ def parameters_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 def torch_mlp(parameters: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
     """The parameters of :func:`mlp` as float64 leaves."""
-    return {name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in parameters.items()}
+    return {
+        name: torch.tensor(array, dtype=torch.float64, requires_grad=True)
+        for name, array in parameters.items()
+    }
 
 
 def torch_forward(leaves: Mapping[str, torch.Tensor], x: np.ndarray) -> torch.Tensor:
@@ -74,4 +80,6 @@ def manifest_of(model: onnx.ModelProto) -> dict:
 
 def _model(graph: onnx.GraphProto, opset: int) -> onnx.ModelProto:
     imports = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=min(10, helper.find_min_ir_version_for(imports)))
+    return helper.make_model(
+        graph, opset_imports=imports, ir_version=min(10, helper.find_min_ir_version_for(imports))
+    )

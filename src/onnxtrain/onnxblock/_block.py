@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -11,7 +12,6 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock.model_accessor import ModelAccessor, active_accessor
-from onnxtrain.passes import checkable_proto, lean_proto
 
 __all__ = ["Block"]
 
@@ -60,7 +60,7 @@ class Block(ABC):
             accessor.building -= 1
         if not accessor.building:
             # Once, after the outermost block: a check takes time in proportion to the whole model.
-            self._check(accessor)
+            self._check(accessor.model)
         return result
 
     @property
@@ -95,12 +95,43 @@ class Block(ABC):
     def _describe(self, name: str) -> ir.Value:
         return _graft.describe(self._accessor, name, self._doing)
 
-    def _check(self, accessor: ModelAccessor) -> None:
-        model = accessor.to_ir()
+    def _check(self, base: onnx.ModelProto) -> None:
+        skeleton = _skeleton(base)
         try:
-            onnx.checker.check_model(checkable_proto(model))
-            onnx.shape_inference.infer_shapes(lean_proto(model), check_type=True)
+            onnx.checker.check_model(skeleton)
+            onnx.shape_inference.infer_shapes(skeleton, check_type=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+            if "No Op registered for" in str(error):  # onnx cannot judge ONNX Runtime's own ops
+                return
             raise GraphBuildError(
                 f"{self._doing}: the base model is no valid ONNX model afterwards: {error}"
             ) from error
+
+
+_BIG_ELEMENTS = 4096
+"""Values of bigger tensors are weights; nobody infers a shape from them."""
+
+
+def _skeleton(base: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns the base model with its weights as inputs, for what serialises it: protobuf stops at 2 GB."""
+    graph = base.graph
+    skeleton = onnx.ModelProto(
+        ir_version=base.ir_version, opset_import=base.opset_import, functions=base.functions
+    )
+    skeleton.graph.name = graph.name or "graph"
+    skeleton.graph.node.extend(graph.node)
+    for kind in ("input", "output"):
+        for info in getattr(graph, kind):
+            if info.type.HasField("tensor_type"):  # the checker insists on shapes, which runtimes infer
+                info = onnx.ValueInfoProto.FromString(info.SerializeToString())
+                info.type.tensor_type.shape.SetInParent()
+            getattr(skeleton.graph, kind).append(info)
+    declared = {info.name for info in graph.input}
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) <= _BIG_ELEMENTS and tensor.data_location != onnx.TensorProto.EXTERNAL:
+            skeleton.graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            skeleton.graph.input.append(
+                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    return skeleton

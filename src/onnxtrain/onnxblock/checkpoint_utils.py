@@ -123,10 +123,16 @@ def _buffer(proto: onnx.TensorProto, doing: str) -> Buffer:
             f"{doing}: {proto.name!r} is {ir.DataType(proto.data_type)}, which checkpoints do not hold"
         )
     try:
-        array = ir.serde.deserialize_tensor(proto, base_path=os.getcwd()).numpy()
+        array = ir.serde.deserialize_tensor(proto, base_path=_directory(proto)).numpy()
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{doing}: cannot read the data of {proto.name!r}: {error}") from error
     return Buffer(array.view(dtype.storage), dtype)
+
+
+def _directory(proto: onnx.TensorProto) -> str:
+    """The directory of external data, outside of which onnx_ir reads nothing."""
+    locations = [entry.value for entry in proto.external_data if entry.key == "location"]
+    return os.path.dirname(locations[0]) if locations and os.path.isabs(locations[0]) else os.getcwd()
 
 
 def _some(names: Iterable[str]) -> str:

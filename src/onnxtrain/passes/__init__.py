@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from onnxtrain.passes.canonical import canonicalize, checkable_proto
+from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.cleanup import CleanupPass, is_stop_gradient
 from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
-from onnxtrain.passes.lean import lean_proto
 from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_model
 from onnxtrain.passes.mode import Mode, TrainingModePass, running_statistics
 from onnxtrain.passes.opset import CANONICAL_OPSET
@@ -26,7 +25,6 @@ __all__ = [
     "ModelSource",
     "TrainingModePass",
     "canonicalize",
-    "checkable_proto",
     "embed_parameters",
     "has_schema_function",
     "infer_shapes",
@@ -34,7 +32,6 @@ __all__ = [
     "inline_schema_functions",
     "is_constant",
     "is_stop_gradient",
-    "lean_proto",
     "lift_constants",
     "load_model",
     "mark_constant",

@@ -14,7 +14,7 @@ from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
 from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
 from onnxtrain.passes.shapes import settle_shapes
 
-__all__ = ["canonicalize", "checkable_proto"]
+__all__ = ["canonicalize"]
 
 
 def canonicalize(model: ir.Model) -> ir.Model:
@@ -49,7 +49,7 @@ def canonicalize(model: ir.Model) -> ir.Model:
     return settle_shapes(lift_constants(model))
 
 
-def checkable_proto(model: ir.Model) -> onnx.ModelProto:
+def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
     """Return a proto for the checker, which insists on types and shapes that runtimes infer."""
     proto = lean_proto(model)
     for info in (*proto.graph.input, *proto.graph.output):
@@ -63,14 +63,14 @@ def checkable_proto(model: ir.Model) -> onnx.ModelProto:
 
 def _check_input(model: ir.Model) -> None:
     try:
-        onnx.checker.check_model(checkable_proto(model))
+        onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:
         raise ModelError(f"The model is not valid ONNX: {error}") from error
 
 
 def _check_converted(model: ir.Model, opset: int) -> None:
     try:
-        onnx.checker.check_model(checkable_proto(model))
+        onnx.checker.check_model(_checkable_proto(model))
     except onnx.checker.ValidationError as error:
         raise UnsupportedOpsetError(
             f"Converting the model from opset {opset} to {CANONICAL_OPSET} gave an invalid graph: {error}. "

@@ -1,0 +1,174 @@
+"""The old names on a stock runtime. Each test runs in a process of its own: imports leave traces."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
+    """Runs code with `folders` at the front of the path."""
+    path = os.pathsep.join([*map(str, folders), *(entry for entry in sys.path if entry)])
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+
+
+def check(code: str, *folders: Path) -> str:
+    done = python(code, *folders)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+INSTALL = "import onnxtrain.compat\nonnxtrain.compat.install()\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import onnxruntime.training.onnxblock as new\nimport onnxtrain.onnxblock as old",
+        "from onnxruntime.training import onnxblock as new\nfrom onnxtrain import onnxblock as old",
+        "import onnxruntime.training.onnxblock.loss as new\nimport onnxtrain.onnxblock.loss as old",
+        "from onnxruntime.training.onnxblock import optim as new\nfrom onnxtrain.onnxblock import optim as old",
+        "from onnxruntime.training.onnxblock.blocks import Add as new\nfrom onnxtrain.onnxblock.blocks import Add as old",
+        "import onnxruntime.training.api as new\nimport onnxtrain.api as old",
+        "from onnxruntime.training.api import Module as new\nfrom onnxtrain.api import Module as old",
+        "import onnxruntime.training.artifacts as new\nimport onnxtrain.artifacts as old",
+        "from onnxruntime.training import artifacts as new, api\nimport onnxtrain.artifacts as old",
+        "import onnxruntime.training\nnew = onnxruntime.training.artifacts\nimport onnxtrain.artifacts as old",
+        "import onnxtrain.onnxblock as old\nimport onnxruntime.training.onnxblock as new",
+    ],
+)
+def test_old_name_is_the_new_object(code: str) -> None:
+    check(f"{INSTALL}{code}\nassert new is old, (new, old)")
+
+
+def test_modules_keep_their_own_name() -> None:
+    check(
+        f"{INSTALL}import onnxruntime.training.onnxblock.loss as loss, onnxtrain.onnxblock as onnxblock\n"
+        "assert loss.__name__ == loss.__spec__.name == 'onnxtrain.onnxblock.loss'\n"
+        "assert onnxblock.__spec__.name == 'onnxtrain.onnxblock'\n"
+        "import sys\n"
+        "assert len({id(m) for n, m in sys.modules.items() if n.endswith('onnxblock.loss')}) == 1"
+    )
+
+
+def test_device_api_needs_no_graph_code() -> None:
+    loaded = check(
+        f"{INSTALL}import sys\n"
+        "for name in ('onnx', 'onnx_ir', 'torch'):\n    sys.modules[name] = None\n"
+        "from onnxruntime.training.api import CheckpointState, LinearLRScheduler, Module, Optimizer\n"
+        "print(','.join(n for n in ('onnxtrain.passes', 'onnxtrain.autodiff') if n in sys.modules))"
+    )
+    assert loaded == ""
+
+
+def test_installing_imports_nothing() -> None:
+    assert (
+        check(f"{INSTALL}import sys\nprint('onnx' in sys.modules, 'onnxtrain.api' in sys.modules)")
+        == "False False"
+    )
+
+
+def test_installing_twice_and_uninstalling() -> None:
+    check(
+        f"{INSTALL}onnxtrain.compat.install()\n"
+        "import sys, onnxruntime\n"
+        "from onnxruntime.training import api\n"
+        "onnxtrain.compat.uninstall()\n"
+        "onnxtrain.compat.uninstall()\n"
+        "assert not [n for n in sys.modules if n.startswith('onnxruntime.training')]\n"
+        "assert not hasattr(onnxruntime, 'training')\n"
+        "try:\n    import onnxruntime.training\n"
+        "except ModuleNotFoundError:\n    pass\n"
+        "else:\n    raise SystemExit('still there')\n"
+        "onnxtrain.compat.install()\n"
+        "from onnxruntime.training import api as again\n"
+        "assert again is api"
+    )
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("import onnxruntime.training.amp", "onnxtrain has no counterpart"),
+        ("from onnxruntime.training import optim", "optim"),
+        ("import onnxruntime.training.onnxblock.nothing", "onnxtrain.onnxblock.nothing"),
+    ],
+)
+def test_what_is_not_there_is_an_import_error(statement: str, message: str) -> None:
+    printed = check(f"{INSTALL}try:\n    {statement}\nexcept ImportError as error:\n    print(error)")
+    assert message in printed
+
+
+ORTMODULE = "class ORTModule:\n    pass\n"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["from onnxruntime.training.ortmodule import ORTModule", "from onnxruntime.training import ORTModule"],
+)
+def test_ortmodule_comes_from_onnxtrain_where_it_is_there(statement: str, tmp_path: Path) -> None:
+    (tmp_path / "ortmodule.py").write_text(ORTMODULE)
+    extend = f"import onnxtrain\nonnxtrain.__path__ = [{str(tmp_path)!r}, *onnxtrain.__path__]\n"
+    assert check(f"{INSTALL}{extend}{statement}\nprint(ORTModule.__module__)") == "onnxtrain.ortmodule"
+
+
+def test_ortmodule_without_torch_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "ortmodule.py").write_text("import torch_that_is_not_there\n")
+    extend = f"import onnxtrain\nonnxtrain.__path__ = [{str(tmp_path)!r}, *onnxtrain.__path__]\n"
+    code = f"{INSTALL}{extend}from onnxruntime.training.ortmodule import ORTModule"
+    assert "No module named 'torch_that_is_not_there'" in python(code).stderr
+
+
+def test_absent_ortmodule_is_explained() -> None:
+    code = "from onnxtrain.compat import _missing\nprint(_missing('onnxruntime.training.ortmodule', 'onnxtrain.ortmodule'))"
+    assert "onnxtrain.ortmodule" in check(code)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["onnxruntime-training", "onnxruntime_training_cpu", "onnxruntime-training-rocm", "ort-nightly-training"],
+)
+def test_real_distribution_is_not_shadowed(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / f"{name.replace('-', '_')}-1.19.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.19.2\n")
+    done = python(INSTALL, tmp_path)
+    assert "CompatError" in done.stderr
+    assert f"{name} 1.19.2 provides `onnxruntime.training` itself" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["onnxruntime-extensions", "onnxruntime-genai", "my-onnxruntime-training"])
+def test_other_distributions_do_not_matter(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / f"{name.replace('-', '_')}-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    check(f"{INSTALL}import onnxruntime.training", tmp_path)
+
+
+_FOLDER = "import onnxruntime\nonnxruntime.__path__.append({folder!r})\n"
+
+
+def test_training_build_is_not_shadowed(tmp_path: Path) -> None:
+    """A runtime built from source with training: a package, and natives that have its classes."""
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__init__.py").write_text("")
+    native = "import onnxruntime.capi._pybind_state as native\nnative.CheckpointState = object\n"
+    folder = _FOLDER.format(folder=str(tmp_path))
+    assert "a training build of ONNX Runtime" in python(folder + native + INSTALL).stderr
+
+
+@pytest.mark.parametrize("leftover", ["training/__init__.py", "training/__pycache__/x.pyc"])
+def test_leftover_folder_does_not_matter(leftover: str, tmp_path: Path) -> None:
+    file = tmp_path / leftover
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    folder = _FOLDER.format(folder=str(tmp_path))
+    check(
+        f"{folder}{INSTALL}from onnxruntime.training.api import Module\nassert Module.__module__.startswith('onnxtrain')"
+    )

@@ -15,7 +15,14 @@ from onnxtrain.autodiff import add_gradients
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.losses import TARGET_KEY
-from onnxtrain.passes import CleanupPass, TrainingModePass, infer_shapes, is_constant, promote_initializers
+from onnxtrain.passes import (
+    CleanupPass,
+    IsolateStatisticsPass,
+    TrainingModePass,
+    infer_shapes,
+    is_constant,
+    promote_initializers,
+)
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 
 __all__ = ["BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
@@ -111,6 +118,7 @@ def build_training_graphs(
         _order_inputs(graph_model)
         promote_initializers(graph_model, [*order, *statistics])
     CleanupPass(keep=set())(training)
+    IsolateStatisticsPass()(training)
     infer_shapes(training)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)

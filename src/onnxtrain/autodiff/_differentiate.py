@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.errors import DifferentiationError
 
 from ..emitter import Emitter, static_dims
-from ..passes import canonicalize, infer_shapes, inline_schema_functions, load_model
+from onnxtrain.passes import IsolateStatisticsPass, canonicalize, infer_shapes, inline_schema_functions, load_model
 from ._activity import active_values, is_differentiable_dtype
 from ._driver import pull_back
 from ._registry import reason_not_yet, rule_for
@@ -85,6 +85,7 @@ def differentiate(
             _find(result.graph, name, "wrt").type,
         )
         outputs.append(gradient)
+    IsolateStatisticsPass()(result)
     infer_shapes(result)
     return result if isinstance(model, ir.Model) else ir.to_proto(result)
 

@@ -14,12 +14,14 @@ from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
+from onnxtrain.passes.statistics import IsolateStatisticsPass
 
 __all__ = [
     "CANONICAL_OPSET",
     "MAX_IR_VERSION",
     "MAX_OPSET",
     "CleanupPass",
+    "IsolateStatisticsPass",
     "FoldConstantsPass",
     "Mode",
     "ModelSource",

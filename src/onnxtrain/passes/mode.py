@@ -17,7 +17,7 @@ Mode = Literal["as_exported", "training", "inference"]
 
 _MODES = ("as_exported", "training", "inference")
 # BatchNormalization-14: inputs X, scale, B, input_mean, input_var; outputs Y, running_mean, running_var.
-_STATISTICS = ((3, 1), (4, 2))
+STATISTICS = ((3, 1), (4, 2))
 
 
 class TrainingModePass(ir.passes.InPlacePass):
@@ -76,14 +76,14 @@ def running_statistics(model: ir.Model) -> Iterator[tuple[ir.Value, ir.Value]]:
     A statistic shared by several nodes comes once per node.
     """
     for node in model.graph:
-        if _is_training_batch_norm(node):
-            for source, target in _STATISTICS:
+        if is_training_batch_norm(node):
+            for source, target in STATISTICS:
                 before = node.inputs[source]
                 if before is not None and len(node.outputs) > target and node.outputs[target].name:
                     yield before, node.outputs[target]
 
 
-def _is_training_batch_norm(node: ir.Node) -> bool:
+def is_training_batch_norm(node: ir.Node) -> bool:
     return (
         node.op_type == "BatchNormalization"
         and node.domain == ""
@@ -92,11 +92,11 @@ def _is_training_batch_norm(node: ir.Node) -> bool:
 
 
 def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
-    if _is_training_batch_norm(node) and len(node.outputs) == 3 and all(out.name for out in node.outputs):
+    if is_training_batch_norm(node) and len(node.outputs) == 3 and all(out.name for out in node.outputs):
         return False
     node.attributes.add(ir.AttrInt64("training_mode", 1))
     node.resize_outputs(3)
-    for source, target in _STATISTICS:
+    for source, target in STATISTICS:
         before, after = node.inputs[source], node.outputs[target]
         if before is None:
             continue
@@ -106,10 +106,10 @@ def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _batch_norm_to_inference(model: ir.Model, node: ir.Node) -> bool:
-    if not _is_training_batch_norm(node) and len(node.outputs) == 1:
+    if not is_training_batch_norm(node) and len(node.outputs) == 1:
         return False
     node.attributes.pop("training_mode", None)
-    for source, target in _STATISTICS:
+    for source, target in STATISTICS:
         before = node.inputs[source]
         if before is None or len(node.outputs) <= target:
             continue

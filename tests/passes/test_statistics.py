@@ -1,0 +1,41 @@
+"""Fresh statistics equal fresh weights; ONNX Runtime must not write one into the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from models import make_model
+from onnx import helper
+
+from onnxtrain.passes import IsolateStatisticsPass, canonicalize, load_model
+
+
+def fresh_batch_norm() -> ir.Model:
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    node = helper.make_node(
+        "BatchNormalization", ["x", "scale", "bias", "mean", "var"], ["y", "rm", "rv"], training_mode=1
+    )
+    values = {"scale": ones, "bias": zeros, "mean": zeros, "var": ones}
+    model = make_model([node], {"x": ["n", 4, 2]}, {"y": ["n", 4, 2]}, values)
+    return canonicalize(load_model(model))
+
+
+def test_weights_survive_repeated_runs() -> None:
+    model = fresh_batch_norm()
+    IsolateStatisticsPass()(model)
+    session = ort.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(0).normal(3, 2, (5, 4, 2)).astype(np.float32)
+    expected = (x - x.mean((0, 2), keepdims=True)) / np.sqrt(x.var((0, 2), keepdims=True) + 1e-5)
+    for _ in range(3):
+        np.testing.assert_allclose(session.run(None, {"x": x})[0], expected, atol=1e-5)
+
+
+def test_statistics_that_are_read_stay() -> None:
+    model = fresh_batch_norm()
+    node = model.graph.node(0)
+    model.graph.outputs.extend(node.outputs[1:])
+    for output in node.outputs[1:]:
+        output.type, output.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([4])
+    assert not IsolateStatisticsPass()(model).modified
+    assert [value.name for value in node.inputs] == ["x", "scale", "bias", "mean", "var"]

@@ -238,14 +238,7 @@ def _optimizer_model(
         if entry["trainable"]
     ]
     model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
-    moments = optimizer.state_spec()
-    return model, {
-        "type": type(optimizer).__name__,
-        "moments": [moment.name for moment in moments],
-        "initial_values": [moment.initial_value for moment in moments],
-        "learning_rate": "learning_rate",
-        "step": "step",
-    }
+    return model, optimizers.manifest_entry(optimizer)
 
 
 def _convert_to_ort(path: Path, custom_op_library: Path | None) -> None:

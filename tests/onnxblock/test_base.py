@@ -94,6 +94,27 @@ def test_new_names_avoid_those_of_the_model() -> None:
     assert len(set(named)) == len(named)
 
 
+def test_blocks_with_several_constants_can_be_repeated() -> None:
+    outputs = []
+
+    class Clipped(onnxblock.ForwardBlock):
+        def build(self, y: str) -> str:
+            for bound in (0.5, 0.25, 0.125):
+                y = onnxblock.blocks.Clip(-bound, bound)(y)
+                outputs.append(y)
+            return y
+
+    block = Clipped()
+    with onnxblock.base(mlp()) as accessor:
+        block("y")
+        names = [tensor.name for tensor in accessor.model.graph.initializer]
+    assert len(set(names)) == len(names)
+    assert len(set(outputs)) == 3
+    x = np.random.default_rng(0).normal(0, 3, (4, 6)).astype(np.float32)
+    result = run(block.to_model_proto(), {"x": x})[outputs[-1]]
+    np.testing.assert_array_equal(result, np.clip(run(mlp(), {"x": x})["y"], -0.125, 0.125))
+
+
 @pytest.mark.parametrize("name", ["nope", "Y", 3, None])
 def test_unknown_names_are_reported_with_the_known_ones(name: Any) -> None:
     with (

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxblock.nets import mlp, parameters_of, run, torch_forward, torch_mlp
 from onnxtrain import onnxblock
-from onnxtrain.api import CheckpointState, Module
-from onnxtrain.errors import CheckpointError, GraphBuildError, NothingToTrain
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.errors import CheckpointError, GraphBuildError, ModelLoadError, NothingToTrain
 from onnxtrain.onnxblock import optim
 from tolerances import norm_relative_error
 
@@ -256,29 +256,44 @@ def test_optimizer_without_parameters_is_reported() -> None:
         optim.AdamW()(([], []))
 
 
-def test_module_trains_what_blocks_have_built(tmp_path: Path) -> None:
+@pytest.mark.parametrize("frozen", [(), ("b0",)], ids=["all trained", "one frozen"])
+def test_module_and_optimizer_train_what_blocks_have_built(tmp_path: Path, frozen: tuple[str, ...]) -> None:
     """Twenty steps of gradient descent on the device API against PyTorch in float64."""
     model = mlp()
-    block = built(model)
-    training, evaluation = block.to_model_proto()
-    onnx.save(training, tmp_path / "training.onnx")
-    onnx.save(evaluation, tmp_path / "eval.onnx")
+    block, optimizer_block = built(model, frozen=frozen), optim.SGD()
+    with onnxblock.empty_base():
+        optimizer_block(block.parameters())
     onnxblock.save_checkpoint(block.parameters(), tmp_path / "checkpoint")
+    training, evaluation = (proto.SerializeToString() for proto in block.to_model_proto())
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    module = Module(str(tmp_path / "training.onnx"), state, str(tmp_path / "eval.onnx"))
+    module = Module(training, state, evaluation)
+    optimizer = Optimizer(optimizer_block.to_model_proto().SerializeToString(), module)
+    optimizer.set_learning_rate(0.1)
     leaves = torch_mlp(parameters_of(model))
+    trained = [name for name in leaves if name not in frozen]
     generator = np.random.default_rng(0)
     for _ in range(20):
         x, target = (generator.normal(0, 1, (8, size)).astype(np.float32) for size in (6, 4))
         loss = module(x, target)
+        optimizer.step()
+        module.lazy_reset_grad()
         expected = F.mse_loss(torch_forward(leaves, x), torch.tensor(target).double())
         assert loss == pytest.approx(expected.item(), rel=1e-5)
-        for leaf, gradient in zip(
-            leaves.values(), torch.autograd.grad(expected, list(leaves.values())), strict=True
+        for name, gradient in zip(
+            trained, torch.autograd.grad(expected, [leaves[n] for n in trained]), strict=True
         ):
-            leaf.data -= 0.1 * gradient
-        for _, parameter in state.parameters:
-            parameter.data[...] -= np.float32(0.1) * parameter.grad
-        module.lazy_reset_grad()
+            leaves[name].data -= 0.1 * gradient
     for name, leaf in leaves.items():
         assert norm_relative_error(state.parameters[name].data, leaf.detach().numpy()) < 1e-5
+
+
+def test_optimizer_of_another_model_is_reported(tmp_path: Path) -> None:
+    block, other = built(mlp()), built(mlp((6, 9, 4)))
+    optimizer_block = optim.AdamW()
+    with onnxblock.empty_base():
+        optimizer_block(other.parameters())
+    onnxblock.save_checkpoint(block.parameters(), tmp_path / "checkpoint")
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(block.to_model_proto()[0].SerializeToString(), state)
+    with pytest.raises(ModelLoadError, match="does not belong"):
+        Optimizer(optimizer_block.to_model_proto().SerializeToString(), module)

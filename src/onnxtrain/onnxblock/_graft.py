@@ -165,18 +165,20 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Gives all initializers, nodes and outputs of a graft free names, `first` that of `wish` if free."""
-    if first is not None and wish is not None:
-        first.name = _unused(wish, taken)
-        taken.add(first.name)
-    outputs = (value for node in model.graph for value in node.outputs)
-    for value in (*model.graph.initializers.values(), *outputs):
-        if value.name and (value is not first or wish is None):
-            value.name = _unused(value.name, taken)
-            taken.add(value.name)
-    for node in model.graph:
-        node.name = _unused(node.name or node.op_type, taken)
-        taken.add(node.name)
+    """Renames the initializers, nodes and outputs of a graft whose names are in `taken`; `first` gets `wish`."""
+    values = [
+        *model.graph.initializers.values(),
+        *(value for node in model.graph for value in node.outputs if value.name),
+    ]
+    named: list[ir.Value | ir.Node] = [*values, *model.graph]
+    # Names that the graft has itself are not free either: two initializers must not have one name even briefly.
+    unavailable = taken | {str(item.name) for item in named}
+    for item in named:
+        if item is first and wish is not None:
+            item.name = _unused(wish, unavailable)
+        elif item.name in taken:
+            item.name = _unused(str(item.name), unavailable)
+        unavailable.add(str(item.name))
 
 
 def _merge(base: onnx.ModelProto, graft: onnx.ModelProto) -> None:

@@ -14,7 +14,7 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
 from onnxtrain.runtime.store import Buffer, Store
 
-__all__ = ["STATISTIC_KEY", "load_checkpoint_to_model", "save_checkpoint"]
+__all__ = ["STATISTIC_KEY", "is_statistic", "load_checkpoint_to_model", "save_checkpoint"]
 
 _log = logging.getLogger("onnxtrain")
 
@@ -53,9 +53,9 @@ def save_checkpoint(
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         raise GraphBuildError(f"{doing}: {', '.join(twice)} given twice; a parameter is trainable or frozen")
-    statistics = [tensor for tensor in frozen if _is_statistic(tensor)]
+    statistics = [tensor for tensor in frozen if is_statistic(tensor)]
     store = Store(
-        parameters=_buffers([*trainable, *(t for t in frozen if not _is_statistic(t))], doing),
+        parameters=_buffers([*trainable, *(t for t in frozen if not is_statistic(t))], doing),
         trainable={tensor.name for tensor in trainable},
         statistics=_buffers(statistics, doing),
     )
@@ -108,7 +108,8 @@ def load_checkpoint_to_model(path_to_checkpoint: str | os.PathLike[str], model: 
         )
 
 
-def _is_statistic(tensor: onnx.TensorProto) -> bool:
+def is_statistic(tensor: onnx.TensorProto) -> bool:
+    """Returns whether a tensor from :meth:`TrainingBlock.parameters` is a BatchNorm running statistic."""
     return any(entry.key == STATISTIC_KEY for entry in tensor.metadata_props)
 
 

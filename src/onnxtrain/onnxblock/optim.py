@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -19,9 +21,11 @@ from onnxtrain import optimizers
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
+from onnxtrain.onnxblock.checkpoint_utils import is_statistic
 from onnxtrain.onnxblock.onnxblock import ForwardBlock
 from onnxtrain.optimizers import ParameterSpec, build_optimizer_model
 from onnxtrain.passes import CANONICAL_OPSET, to_proto
+from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 
 __all__ = [
     "SGD",
@@ -116,11 +120,53 @@ class OptimizerBlock(ForwardBlock):
                 f"{self._doing}: the base model is not empty; an optimizer is a model of its own, "
                 "call it inside `with onnxblock.empty_base():`"
             )
-        trainable, _ = parameters
+        trainable, frozen = parameters
         specs = [ParameterSpec(t.name, ir.DataType(t.data_type), tuple(t.dims)) for t in trainable]
         opset = max(CANONICAL_OPSET, _graft.opset_of(base, "", CANONICAL_OPSET))
-        base.CopyFrom(to_proto(build_optimizer_model(self.optimizer, specs, opset)))
+        model = build_optimizer_model(self.optimizer, specs, opset)
+        model.metadata_props[METADATA_KEY] = json.dumps(_manifest(self.optimizer, trainable, frozen, opset))
+        base.CopyFrom(to_proto(model))
         return tuple(output.name for output in base.graph.output)
+
+
+def _manifest(
+    optimizer: optimizers.Optimizer,
+    trainable: Sequence[onnx.TensorProto],
+    frozen: Sequence[onnx.TensorProto],
+    opset: int,
+) -> dict[str, Any]:
+    """The manifest as far as the parameters tell: without the inputs and outputs of the training model."""
+    kinds: dict[str, list[dict[str, Any]]] = {"parameters": [], "statistics": []}
+    for tensor in (*trainable, *frozen):
+        dtype = ir.DataType(tensor.data_type).numpy().name
+        kinds["statistics" if is_statistic(tensor) else "parameters"].append(
+            {"name": tensor.name, "dtype": dtype, "shape": list(tensor.dims)}
+        )
+    names = {tensor.name for tensor in trainable}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "fingerprint": fingerprint(
+            *(
+                [(e["name"], e["dtype"], e["shape"]) for e in kinds[kind]]
+                for kind in ("parameters", "statistics")
+            )
+        ),
+        "files": {},
+        "inputs": [],
+        "targets": [],
+        "outputs": [],
+        "loss": None,
+        "parameters": [
+            entry | {"trainable": True, "gradient": f"{entry['name']}_grad"}
+            if entry["name"] in names
+            else entry | {"trainable": False, "gradient": None}
+            for entry in kinds["parameters"]
+        ],
+        "statistics": [entry | {"output": f"{entry['name']}_updated"} for entry in kinds["statistics"]],
+        "optimizer": optimizers.manifest_entry(optimizer),
+        "opset": opset,
+    }
 
 
 class AdamW(OptimizerBlock):

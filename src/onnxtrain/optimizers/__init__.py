@@ -13,7 +13,7 @@ from onnxtrain.errors import GraphBuildError
 
 from ._adam import Adam, AdamW
 from ._base import MomentSpec, Optimizer
-from ._build import ParameterSpec, build_optimizer_model, moment_dtype
+from ._build import ParameterSpec, build_optimizer_model, manifest_entry, moment_dtype
 from ._clipping import ClipGradNorm, ClipGradValue, GradientClipping
 from ._gradient_descent import SGD, Adagrad, RMSprop
 
@@ -32,6 +32,7 @@ __all__ = [
     "RMSprop",
     "build_optimizer_model",
     "make_optimizer",
+    "manifest_entry",
     "moment_dtype",
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,7 +15,7 @@ from onnxtrain.passes.opset import CANONICAL_OPSET, fit_ir_version
 
 from ._base import Optimizer
 
-__all__ = ["ParameterSpec", "build_optimizer_model", "moment_dtype"]
+__all__ = ["ParameterSpec", "build_optimizer_model", "manifest_entry", "moment_dtype"]
 
 _DTYPES = {
     "float32": ir.DataType.FLOAT,
@@ -110,6 +111,18 @@ def build_optimizer_model(
     _write(op, optimizer, slots, learning_rate, step)
     fit_ir_version(model)
     return model
+
+
+def manifest_entry(optimizer: Optimizer) -> dict[str, Any]:
+    """Returns what the manifest says of the model that :func:`build_optimizer_model` makes of `optimizer`."""
+    moments = optimizer.state_spec()
+    return {
+        "type": type(optimizer).__name__,
+        "moments": [moment.name for moment in moments],
+        "initial_values": [moment.initial_value for moment in moments],
+        "learning_rate": "learning_rate",
+        "step": "step",
+    }
 
 
 @dataclass(frozen=True)

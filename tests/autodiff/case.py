@@ -47,14 +47,14 @@ class F:
 
 @dataclass(frozen=True)
 class C:
-    """A constant of the model; floating-point arrays take the dtype under test."""
+    """A constant of the model; float64 arrays take the dtype under test."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class R:
-    """A run-time input that is not differentiated (indices, masks, labels)."""
+    """A run-time input that is not differentiated; float64 arrays take the dtype under test."""
 
     value: Any
 
@@ -108,7 +108,7 @@ class Case:
         if isinstance(item, F):
             return item.sample(rng).astype(dtype)
         array = np.asarray(item.value)
-        return array.astype(dtype) if array.dtype.kind == "f" else array
+        return array.astype(dtype) if array.dtype == np.float64 else array
 
     def model(self, dtype: np.dtype, *, symbolic: bool = False) -> onnx.ModelProto:
         """The scalar function sum_i <output_i, w_i>: inputs x0, x1, ... and weights w0, w1, ..., output `loss`."""

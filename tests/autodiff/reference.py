@@ -9,6 +9,7 @@ import onnx
 import torch
 from onnx.reference import ReferenceEvaluator as OnnxReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_resize import Resize as OnnxResize
 
 
 class Erf(OpRun):
@@ -196,6 +197,15 @@ class MeanVarianceNormalization(OpRun):
         return ((x - x.mean(over, keepdims=True)) / (x.std(over, keepdims=True) + 1e-9),)
 
 
+class Resize(OnnxResize):
+    """Resize; onnx's computes cubic weights in float32, the dtype of the attribute."""
+
+    op_domain = ""
+
+    def _run(self, *inputs: np.ndarray, cubic_coeff_a: Any = None, **attributes: Any) -> tuple[np.ndarray]:
+        return super()._run(*inputs, cubic_coeff_a=float(cubic_coeff_a), **attributes)
+
+
 class LpNormalization(OpRun):
     """LpNormalization; onnx's takes no absolute values for p = 1."""
 
@@ -217,6 +227,7 @@ CORRECTED = {
         GlobalMaxPool,
         GlobalLpPool,
         LRN,
+        Resize,
         LpNormalization,
         MeanVarianceNormalization,
     )

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
@@ -18,6 +19,9 @@ __all__ = ["Windows", "pad", "scatter_windows", "spatial_sizes", "tap_slices", "
 
 Sizes = tuple[int, ...] | ir.Value
 """One number per spatial axis: integers, or an int64 tensor where they are known at run time only."""
+
+_END = np.iinfo(np.int64).max
+"""As the end of a Slice: everything."""
 
 
 @dataclass(frozen=True)
@@ -119,29 +123,21 @@ def pad(op: Emitter, value: ir.Value, w: Windows) -> ir.Value:
     return op.Pad(value, op.Concat([0, 0], w.begins, [0, 0], w.ends, axis=0))  # type: ignore[no-any-return]
 
 
-def tap_slices(op: Emitter, padded: ir.Value, w: Windows, result: ir.Value) -> Iterator[ir.Value]:
+def tap_slices(op: Emitter, padded: ir.Value, w: Windows) -> Iterator[ir.Value]:
     """Yields, for each tap in row-major order, what the windows read with it: `[batch, channels, *counts]`.
 
     Args:
         op: emitter.
         padded: `[batch, channels, *spatial]`, padding included.
-        w: the windows.
-        result: any value with one position per window.
+        w: the windows, all those that fit.
     """
-    counts = spatial_sizes(result)
-    if counts and None not in counts:
-        spans: Sizes = tuple(int(c or 0) * s for c, s in zip(counts, w.strides, strict=True))
-    else:
-        spans = op.Mul(_run_time_sizes(op, result), list(w.strides))
-    axes = list(range(2, 2 + len(w.kernel)))
     if all(k == 1 for k in w.kernel) and all(s == 1 for s in w.strides):
         yield padded
         return
+    axes = list(range(2, 2 + len(w.kernel)))
     for taps in itertools.product(*(range(0, k * d, d) for k, d in zip(w.kernel, w.dilations, strict=True))):
-        if isinstance(spans, tuple):
-            ends: Sizes | list[int] = [t + span for t, span in zip(taps, spans, strict=True)]
-        else:
-            ends = op.Add(spans, list(taps))
+        # The last window of each axis ends at most with it, so the last tap that is read lies as far before.
+        ends = [tap - extent + 1 or _END for tap, extent in zip(taps, w.extents, strict=True)]
         yield op.Slice(padded, list(taps), ends, axes, list(w.strides))
 
 

@@ -89,12 +89,12 @@ def _kernel_cotangent(
     rows, columns, taps = shape[0] // group, shape[1], w.kernel
     if rows == columns == 1:
         axes = [0, *range(2, 2 + len(taps))]
-        slices = tap_slices(op, padded, w, windowed)
+        slices = tap_slices(op, padded, w)
         sums = [op.ReduceSum(op.Mul(windowed, x), axes, keepdims=0) for x in slices]
         result = op.Transpose(op.Reshape(_concat(op, sums, 0), [-1, shape[0]]), perm=[1, 0])
         return op.Reshape(result, list(shape))  # type: ignore[no-any-return]
     left = _as_matrices(op, windowed, rows, group)
-    slices = tap_slices(op, _split_groups(op, padded, columns, group), w, windowed)
+    slices = tap_slices(op, _split_groups(op, padded, columns, group), w)
     if columns < _FEW_CHANNELS:
         blocks = [_flat(op, _concat(op, list(slices), 1))]
     else:

@@ -1,0 +1,165 @@
+"""Ops that change the resolution of images or rearrange their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import defvjp, vjp
+from onnxtrain.autodiff.rules._windows import Windows, pad, tap_slices
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.errors import DifferentiationError, ShapeRequired
+
+# The inverse of SpaceToDepth is DepthToSpace in its default mode.
+defvjp("SpaceToDepth", input=lambda op, n, ct: op.DepthToSpace(ct, blocksize=n.attr("blocksize")))
+
+
+@vjp("DepthToSpace", wrt=("input",))
+def depth_to_space(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """A permutation of elements, undone."""
+    block = n.attr("blocksize")
+    if n.attr("mode") == "DCR":
+        return op.SpaceToDepth(ct, blocksize=block)  # type: ignore[no-any-return]
+    # CRD: channel c * block² + i * block + j went to row offset i, column offset j of channel c.
+    channels, height, width = (op.dim(ct, 1), op.dim(n.input, 2), op.dim(n.input, 3))
+    blocks = op.Reshape(ct, op.Concat([0], channels, height, [block], width, [block], axis=0))
+    return op.reshape_like(op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), n.input)
+
+
+@vjp("Col2Im", wrt=("input",))
+def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Blocks were added into an image: each reads its part of the cotangent."""
+    kernel = n.constant(n.block_shape)
+    if kernel is None:
+        raise ShapeRequired(
+            f"differentiating Col2Im (node {n.node.name!r}): block_shape is computed at run time; make it "
+            "a constant"
+        )
+    rank = len(kernel)
+    pads = tuple(n.attr("pads") or [0] * 2 * rank)
+    w = Windows(
+        tuple(int(k) for k in kernel),
+        tuple(n.attr("strides") or [1] * rank),
+        tuple(n.attr("dilations") or [1] * rank),
+        pads[:rank],
+        pads[rank:],
+    )
+    taps = [op.Unsqueeze(op.Reshape(x, [0, 0, -1]), [2]) for x in tap_slices(op, pad(op, ct, w), w)]
+    return op.reshape_like(op.Concat(*taps, axis=2), n.input)
+
+
+@vjp("Resize", wrt=("X",))
+def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Y = X multiplied by one matrix along each resized axis: the cotangent is multiplied by their transposes.
+
+    The matrices come from resizing identity matrices with the attributes of the node, so they are right for every
+    mode and for sizes that are symbolic. They are dense: an axis of length n costs as n² does.
+    """
+    if n.attr("keep_aspect_ratio_policy") != "stretch" and n.sizes is not None:
+        raise DifferentiationError(
+            f"differentiating Resize (node {n.node.name!r}): keep_aspect_ratio_policy "
+            f"{n.attr('keep_aspect_ratio_policy')!r} is not supported; compute the sizes, and use 'stretch'"
+        )
+    rank = n.rank(n.X)
+    axes = [n.axis(n.X, axis) for axis in n.attr("axes") or range(rank)]
+    factors = _repeats(n, axes)
+    if factors is not None:
+        mean = op.AveragePool(ct, kernel_shape=factors, strides=factors)
+        return op.Mul(mean, float(np.prod(factors)))  # type: ignore[no-any-return]
+    for position in reversed(range(len(axes))):
+        if not _keeps(n, axes, position):
+            ct = _along(op, ct, _matrix(op, n, axes, position), axes[position], rank)
+    return ct
+
+
+def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
+    """Returns how often each spatial position is repeated, None when Resize does anything else."""
+    simple = {
+        ("asymmetric", "floor"),
+        ("half_pixel", "round_prefer_floor"),
+        ("half_pixel", "round_prefer_ceil"),
+    }
+    if n.attr("mode") != "nearest":
+        return None
+    if (n.attr("coordinate_transformation_mode"), n.attr("nearest_mode")) not in simple:
+        return None
+    factors = [1.0] * n.rank(n.X)
+    scales = n.constant(n.scales)
+    for position, axis in enumerate(axes):
+        size, result = (static_dims(n.X) or ())[axis], (static_dims(n.out.Y) or ())[axis]
+        if _keeps(n, axes, position):
+            continue
+        if scales is not None and n.sizes is None:
+            factors[axis] = float(scales[position])
+        elif size and result:
+            factors[axis] = result / size
+        else:
+            return None
+    if (
+        len(factors) not in (3, 4, 5)
+        or any(factor < 1 or factor % 1 for factor in factors)
+        or factors[:2] != [1, 1]
+    ):
+        return None
+    return [int(factor) for factor in factors[2:]]
+
+
+def _keeps(n: NodeView, axes: Sequence[int], position: int) -> bool:
+    """Whether an axis is certainly left as it is."""
+    if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
+        return False
+    if n.sizes is None:
+        scales = n.constant(n.scales)
+        return scales is not None and bool(scales[position] == 1)
+    if n.X.shape is None or n.out.Y.shape is None:
+        return False
+    dim, result = n.X.shape[axes[position]], n.out.Y.shape[axes[position]]
+    return bool(dim == result) and (isinstance(dim, int) or dim.value is not None)
+
+
+def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int) -> ir.Value:
+    """Returns what the node does along one axis as a matrix `[size of X, size of Y]`."""
+    dtype = ir.DataType.DOUBLE if n.X.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    size = op.dim(n.X, axes[position])
+    square = op.Concat(size, size, axis=0)
+    eye = op.EyeLike(op.Expand(op.const(0, dtype), square))
+    unit = op.const(np.ones(3, np.float32))
+    here = op.const([position])
+    roi = scales = sizes = None
+    if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
+        begin, end = op.Gather(n.roi, here), op.Gather(n.roi, op.const([position + len(axes)]))
+        zero = op.Mul(op.CastLike(unit, n.roi), 0.0)
+        roi = op.Concat(zero, begin, op.CastLike(unit, n.roi), end, axis=0)
+    if n.sizes is None:
+        scales = op.Concat(unit, op.Gather(n.scales, here), axis=0)
+    else:
+        sizes = op.Concat([1, 1], size, op.Gather(n.sizes, here), axis=0)
+    attributes = {
+        name: n.attr(name)
+        for name in (
+            "antialias",
+            "coordinate_transformation_mode",
+            "cubic_coeff_a",
+            "exclude_outside",
+            "mode",
+            "nearest_mode",
+        )
+    }
+    resized = op.Resize(op.Unsqueeze(eye, [0, 1]), roi, scales, sizes, **attributes)
+    matrix = op.Squeeze(resized, [0, 1])
+    return matrix if dtype == n.X.dtype else op.Cast(matrix, to=n.X.dtype)  # type: ignore[no-any-return]
+
+
+def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
+    """Returns `ct` multiplied by the matrix along one axis."""
+    if axis == rank - 1:
+        return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))  # type: ignore[no-any-return]
+    if axis == rank - 2:
+        return op.MatMul(matrix, ct)  # type: ignore[no-any-return]
+    before, after = op.Shape(ct, start=0, end=axis + 1), op.Shape(ct, start=axis + 1)
+    product = op.MatMul(matrix, op.Reshape(ct, op.Concat(before, [-1], axis=0)))
+    kept = op.Shape(product, start=0, end=axis + 1)
+    return op.Reshape(product, op.Concat(kept, after, axis=0))  # type: ignore[no-any-return]

@@ -259,6 +259,16 @@ class Trainer:
         return self._position.history
 
     @property
+    def outputs(self) -> list[str]:
+        """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
+        return list(self._run.outputs)
+
+    @property
+    def resumes_fit(self) -> bool:
+        """Whether the next fit goes on with one that was interrupted."""
+        return self._position.unfinished
+
+    @property
     def metrics(self) -> list[Metric]:
         """The metrics that are recorded beside the loss."""
         return self._metrics

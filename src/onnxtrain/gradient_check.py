@@ -50,9 +50,10 @@ class GradientCheck:
         norm: L2 norm of the gradient, as onnxruntime computes it in the model's own precision.
         derivative: the gradient times a random unit direction.
         difference: the central finite difference along the same direction.
-        precision: of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime where
-            the reference evaluator lacks an op.
-        error: |derivative - difference|, relative to norm / sqrt(size), which a random direction gives on average.
+        precision: of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime
+            where the reference evaluator lacks an op.
+        error: |derivative - difference|, relative to norm / sqrt(size), which a random direction gives on
+            average.
         tolerance: the largest error that passes.
     """
 
@@ -82,8 +83,8 @@ def check_gradients(
 ) -> list[GradientCheck]:
     """Returns a comparison for each parameter.
 
-    The output is contracted with a random cotangent, so no loss is needed. Dropout is switched off, as two runs of it
-    differ; BatchNormalization runs as the model says.
+    The output is contracted with a random cotangent, so no loss is needed. Dropout is switched off, as two
+    runs of it differ; BatchNormalization runs as the model says.
 
     Args:
         model: path, proto or IR model.
@@ -114,7 +115,9 @@ def _first_float_output(model: ir.Model) -> str:
     for value in model.graph.outputs:
         if value.dtype is not None and value.dtype.is_floating_point():
             return str(value.name)
-    raise GraphBuildError("checking gradients: the model has no floating-point output; name a value with of=...")
+    raise GraphBuildError(
+        "checking gradients: the model has no floating-point output; name a value with of=..."
+    )
 
 
 def _value(model: ir.Model, name: str) -> Array:
@@ -136,12 +139,16 @@ def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, 
     result: dict[str, Array] = {}
     for value in model.graph.inputs:
         if value.dtype is None or value.shape is None:
-            raise InputError(f"Making up a value for input '{value.name}': its type or rank is unknown; pass one.")
+            raise InputError(
+                f"Making up a value for input '{value.name}': its type or rank is unknown; pass one."
+            )
         shape = []
         for axis, dim in enumerate(value.shape):
             default = _BATCH if axis == 0 else _OTHER_DIM
             symbol = None if isinstance(dim, int) else dim.value
-            shape.append(dim if isinstance(dim, int) else sizes.setdefault(symbol, default) if symbol else default)
+            shape.append(
+                dim if isinstance(dim, int) else sizes.setdefault(symbol, default) if symbol else default
+            )
         dtype = value.dtype.numpy()
         if value.dtype.is_floating_point():
             result[str(value.name)] = rng.uniform(-1, 1, shape).astype(dtype)
@@ -180,7 +187,9 @@ def _gradients(
     """Returns a random cotangent of the output and the vector-Jacobian products, as onnxruntime computes them."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    plain = ort.InferenceSession(_proto(forward, [output]).SerializeToString(), options, ["CPUExecutionProvider"])
+    plain = ort.InferenceSession(
+        _proto(forward, [output]).SerializeToString(), options, ["CPUExecutionProvider"]
+    )
     y = plain.run([output], dict(feeds))[0]
     cotangent = np.asarray(rng.standard_normal(np.shape(y)), y.dtype)
     step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
@@ -265,7 +274,9 @@ def _in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
                     attribute.i = onnx.TensorProto.DOUBLE
                 if node.op_type == "Constant" and attribute.name == "value_float":
                     value = np.array(attribute.f, np.float64)
-                    attribute.CopyFrom(onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value)))
+                    attribute.CopyFrom(
+                        onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value))
+                    )
 
     graph(copy.graph)
     for function in copy.functions:
@@ -286,7 +297,8 @@ def _compare(
     direction = rng.standard_normal(value.shape)
     direction /= np.linalg.norm(direction) or 1.0
     exact = _widen(gradient)
-    # The step is relative to the parameter's size, so that it is neither lost in rounding nor leaves its range.
+    # The step is relative to the parameter's size, so that it is neither lost in rounding nor leaves its
+    # range.
     step = _STEP[precision] * max(1.0, float(np.linalg.norm(value)) / np.sqrt(max(1, value.size)))
     above = evaluate({**parameters, name: value + step * direction})
     below = evaluate({**parameters, name: value - step * direction})

@@ -49,9 +49,9 @@ def options(
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the model and the figures.")] = Path(
-        "demo-output"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Directory for the model and the figures.")
+    ] = Path("demo-output"),
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 30,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, shuffling and the validation split.")] = 0,
     json: JsonOption = False,
@@ -65,11 +65,19 @@ def demo(
 @app.command()
 def artifacts(
     model: ModelArgument,
-    loss: Annotated[str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="Name of the optimizer.")] = "adamw",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path("artifacts"),
-    train: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Train only parameters like fc.*")] = None,
-    freeze: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
+        "artifacts"
+    ),
+    train: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Train only parameters like fc.*")
+    ] = None,
+    freeze: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
+    ] = None,
     batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
     nominal: Annotated[bool, typer.Option("--nominal", help="Also write a checkpoint without data.")] = False,
     json: JsonOption = False,
@@ -83,13 +91,21 @@ def artifacts(
 @app.command()
 def train(
     source: Annotated[
-        Path, typer.Argument(metavar="MODEL|DIR", help="An .onnx file, or the directory of a run to go on with.")
+        Path,
+        typer.Argument(metavar="MODEL|DIR", help="An .onnx file, or the directory of a run to go on with."),
     ],
     data: Annotated[
-        Path, typer.Option(help=".npz file with arrays named as the inputs and targets, or x and y.", show_default=False)
+        Path,
+        typer.Option(
+            help=".npz file with arrays named as the inputs and targets, or x and y.", show_default=False
+        ),
     ],
-    validation: Annotated[str | None, typer.Option(help="A fraction such as 0.1, or another .npz file.")] = None,
-    loss: Annotated[str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="A fraction such as 0.1, or another .npz file.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="Name of the optimizer.")] = "adamw",
     learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Learning rate.")] = 1e-3,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10,
@@ -98,15 +114,20 @@ def train(
     schedule: Annotated[str | None, typer.Option(help="linear or cosine.")] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Steps over which the rate rises.")] = 0,
     clip_norm: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
-    patience: Annotated[int | None, typer.Option(min=1, help="Stop after so many epochs without improvement.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many epochs without improvement.")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option("--train", metavar="PATTERN", help="Train only parameters like fc.*")
     ] = None,
-    freeze: Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")] = None,
+    freeze: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
+    ] = None,
     batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
     seed: Annotated[int, typer.Option(min=0, help="Of shuffling and splitting.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Directory of the run. Default: MODEL's name with -trained.")
+        Path | None,
+        typer.Option("--output", "-o", help="Directory of the run. Default: MODEL's name with -trained."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -156,9 +177,13 @@ def ops(
 def check(
     model: ModelArgument,
     of: Annotated[str | None, typer.Option(help="Output to differentiate; default: the first one.")] = None,
-    only: Annotated[list[str] | None, typer.Option("--parameter", metavar="PATTERN", help="Only these parameters.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--parameter", metavar="PATTERN", help="Only these parameters.")
+    ] = None,
     data: Annotated[Path | None, typer.Option(help=".npz file with inputs; the others are random.")] = None,
-    dim: Annotated[list[str] | None, typer.Option(metavar="NAME=SIZE", help="Size of a symbolic dimension.")] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=SIZE", help="Size of a symbolic dimension.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
     json: JsonOption = False,
 ) -> None:
@@ -170,7 +195,9 @@ def check(
 
 @app.command()
 def inspect(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A directory of artifacts, or a checkpoint file.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A directory of artifacts, or a checkpoint file.")
+    ],
     json: JsonOption = False,
 ) -> None:
     """Show manifest, parameters and checkpoint of a training run."""

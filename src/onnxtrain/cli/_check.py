@@ -73,4 +73,6 @@ def _print(model: Path, results: Sequence[GradientCheck], wrong: int) -> None:
     precision = results[0].precision if results else "float64"
     how = "the ONNX reference evaluator in float64" if precision == "float64" else "ONNX Runtime in float32"
     verdict = f"{wrong} of {len(results)} differ" if wrong else f"all {len(results)} agree"
-    print_table(f"{verdict}: finite differences by {how}, tolerance {results[0].tolerance if results else 0:g}")
+    print_table(
+        f"{verdict}: finite differences by {how}, tolerance {results[0].tolerance if results else 0:g}"
+    )

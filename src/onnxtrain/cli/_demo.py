@@ -26,7 +26,8 @@ def run_command(output: Path, epochs: int, seed: int, json: bool) -> None:
         _print(result, output)
     if result.exported_accuracy != result.test_accuracy:
         raise OnnxTrainError(
-            f"the exported file reaches {result.exported_accuracy:.4%}, the trainer {result.test_accuracy:.4%}; please "
+            f"the exported file reaches {result.exported_accuracy:.4%}, the trainer "
+            f"{result.test_accuracy:.4%}; please "
             "report this"
         )
 

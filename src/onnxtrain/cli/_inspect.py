@@ -31,7 +31,8 @@ def run_command(path: Path, json: bool) -> None:
         manifest, store = parse_manifest(text, f"'{path / 'manifest.json'}'"), _checkpoint(path)
     else:
         raise ModelLoadError(
-            f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make one with: "
+            f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make "
+            "one with: "
             "onnxtrain artifacts MODEL --loss NAME --output DIR"
         )
     document = _document(path, manifest, store)
@@ -40,8 +41,12 @@ def run_command(path: Path, json: bool) -> None:
         return
     print_table(summary_table(str(path), _summary(document)))
     if manifest is not None:
-        arguments = [("input", spec) for spec in manifest.inputs] + [("target", spec) for spec in manifest.targets]
-        rows = [(role, spec.name, spec.dtype.name, _shape(spec.shape), _labels(spec)) for role, spec in arguments]
+        arguments = [("input", spec) for spec in manifest.inputs] + [
+            ("target", spec) for spec in manifest.targets
+        ]
+        rows = [
+            (role, spec.name, spec.dtype.name, _shape(spec.shape), _labels(spec)) for role, spec in arguments
+        ]
         print_table(table("Inputs", ("", "name", "dtype", "shape", "class labels"), rows))
     rows = [tuple(row.values()) for row in document["parameters"]]
     columns = ("name", "dtype", "shape", "role", "mean", "std", "largest")
@@ -73,13 +78,20 @@ def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dic
         "learning_rate": progress.learning_rate if progress else None,
         "properties": {k: v for k, v in store.properties.items() if k != PROPERTY},
         "parameters": [
-            *(_row(n, b, "trained" if n in store.trainable else "frozen") for n, b in store.parameters.items()),
+            *(
+                _row(n, b, "trained" if n in store.trainable else "frozen")
+                for n, b in store.parameters.items()
+            ),
             *(_row(n, b, "statistic") for n, b in store.statistics.items()),
         ],
     }
     if PROPERTY in store.properties:
         position, _ = Position.from_json(str(store.properties[PROPERTY]), f"'{path}'")
-        document |= {"epochs": position.epoch, "unfinished": position.unfinished, "last_epoch": position.history.last}
+        document |= {
+            "epochs": position.epoch,
+            "unfinished": position.unfinished,
+            "last_epoch": position.history.last,
+        }
     return document
 
 
@@ -88,7 +100,11 @@ def _row(name: str, buffer: Buffer, role: str) -> dict[str, Any]:
     numbers = {"mean": "", "std": "", "largest": ""}
     if values is not None:
         wide = values.astype(np.float64)
-        numbers = {"mean": f"{wide.mean():.4g}", "std": f"{wide.std():.4g}", "largest": f"{np.abs(wide).max():.4g}"}
+        numbers = {
+            "mean": f"{wide.mean():.4g}",
+            "std": f"{wide.std():.4g}",
+            "largest": f"{np.abs(wide).max():.4g}",
+        }
     return {"name": name, "dtype": buffer.dtype.name, "shape": _shape(buffer.shape), "role": role, **numbers}
 
 

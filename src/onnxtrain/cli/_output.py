@@ -15,7 +15,16 @@ from rich.table import Table
 
 from onnxtrain.errors import OnnxTrainError
 
-__all__ = ["INTERRUPTED", "JsonOption", "guarded", "info", "print_json", "print_table", "summary_table", "table"]
+__all__ = [
+    "INTERRUPTED",
+    "JsonOption",
+    "guarded",
+    "info",
+    "print_json",
+    "print_table",
+    "summary_table",
+    "table",
+]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
@@ -32,7 +41,9 @@ def _console(*, stderr: bool = False) -> Console:
     return console
 
 
-def table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> Table:
+def table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()
+) -> Table:
     """Returns a table; `right` are the indices of columns to align right."""
     result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for index, column in enumerate(columns):

@@ -81,12 +81,12 @@ def run_command(options: TrainOptions) -> None:
         document = {"directory": str(trainer.directory), "model": model, "stopped": history.stopped}
         print_json({**document, "epochs": history.epochs})
         return
-    rows: list[tuple[str, object]] = [
-        (key, f"{value:,.5g}") for key, value in history.last.items()
-    ]
+    rows: list[tuple[str, object]] = [(key, f"{value:,.5g}") for key, value in history.last.items()]
     rows.append(("samples/s", f"{np.median(history.samples_per_second):,.0f}"))
     print_table(summary_table("Last epoch", rows))
-    print_table(f"Run: {trainer.directory}   Trained model: {model or 'none, the model has no outputs but its loss'}")
+    print_table(
+        f"Run: {trainer.directory}   Trained model: {model or 'none, the model has no outputs but its loss'}"
+    )
 
 
 def _trainer(options: TrainOptions) -> Trainer:
@@ -160,6 +160,7 @@ def _pick(arrays: Arrays, specs: tuple[InputSpec, ...], short: str, path: Path) 
     if missing:
         alternative = f" (or {short})" if len(specs) == 1 else ""
         raise InputError(
-            f"The data '{path}' lacks {', '.join(missing)}{alternative}; it holds {', '.join(arrays) or 'nothing'}."
+            f"The data '{path}' lacks {', '.join(missing)}{alternative}; it holds "
+            f"{', '.join(arrays) or 'nothing'}."
         )
     return {spec.name: arrays[spec.name] for spec in specs}

@@ -64,8 +64,8 @@ class DemoResult:
 def load_digits_data() -> tuple[Array, Array, Array, Array]:
     """Returns training images, test images, training labels, test labels: scikit-learn's handwritten digits.
 
-    Images are float32 [n, 1, 8, 8] from 0 to 1, labels int64 [n]; a fifth of the 1797 images, in equal shares of all
-    digits and always the same ones, is for the test.
+    Images are float32 [n, 1, 8, 8] from 0 to 1, labels int64 [n]; a fifth of the 1797 images, in equal shares
+    of all digits and always the same ones, is for the test.
 
     Raises:
         OnnxTrainError: scikit-learn is not installed.
@@ -85,7 +85,9 @@ def load_digits_data() -> tuple[Array, Array, Array, Array]:
 
 
 def _missing(error: ImportError) -> OnnxTrainError:
-    return OnnxTrainError(f"The demo needs scikit-learn and matplotlib ({error}). Run: pip install 'onnxtrain[demo]'")
+    return OnnxTrainError(
+        f"The demo needs scikit-learn and matplotlib ({error}). Run: pip install 'onnxtrain[demo]'"
+    )
 
 
 def run_demo(output: Path, epochs: int = 30, *, seed: int = 0, verbose: bool = True) -> DemoResult:
@@ -112,7 +114,12 @@ def run_demo(output: Path, epochs: int = 30, *, seed: int = 0, verbose: bool = T
     onnx.save(digits_network(seed), untrained)
 
     trainer = Trainer(
-        untrained, loss="cross_entropy", optimizer="adamw", learning_rate=_LEARNING_RATE, scheduler="cosine", seed=seed
+        untrained,
+        loss="cross_entropy",
+        optimizer="adamw",
+        learning_rate=_LEARNING_RATE,
+        scheduler="cosine",
+        seed=seed,
     )
     begin = time.perf_counter()
     history = trainer.fit(

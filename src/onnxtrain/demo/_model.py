@@ -43,7 +43,9 @@ class _Builder:
         mean = self.parameter(f"{name}.norm.mean", np.zeros(after))
         variance = self.parameter(f"{name}.norm.variance", np.ones(after))
         outputs = [f"{name}.normalized", f"{name}.norm.new_mean", f"{name}.norm.new_variance"]
-        x = self.node("BatchNormalization", [x, scale, bias, mean, variance], outputs, training_mode=1, momentum=0.9)
+        x = self.node(
+            "BatchNormalization", [x, scale, bias, mean, variance], outputs, training_mode=1, momentum=0.9
+        )
         return self.node("Relu", [x], [f"{name}.relu"])
 
 
@@ -70,7 +72,10 @@ def digits_network(seed: int = 0) -> onnx.ModelProto:
         net.initializers,
     )
     model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION, producer_name="onnxtrain demo"
+        graph,
+        opset_imports=[helper.make_opsetid("", _OPSET)],
+        ir_version=_IR_VERSION,
+        producer_name="onnxtrain demo",
     )
     onnx.checker.check_model(model, full_check=True)
     return model

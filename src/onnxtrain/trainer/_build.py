@@ -30,7 +30,8 @@ def build_run(
     batch_norm: BatchNormMode,
     loss_input_names: Sequence[str] | None,
 ) -> Run:
-    """Writes the artifacts of a model to `directory`, with the model's own outputs beside the loss, and opens them.
+    """Writes the artifacts of a model to `directory`, with the model's own outputs beside the loss, and opens
+    them.
 
     Raises:
         OnnxTrainError: as `generate_artifacts`.
@@ -69,10 +70,13 @@ def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) 
         spec = make_optimizer(spec)
     if not isinstance(spec, Optimizer) or spec.clip_grad is not None:
         raise GraphBuildError(
-            f"choosing an optimizer: clip_grad_norm and clip_grad_value do not go together with {spec!r}; set its own "
+            f"choosing an optimizer: clip_grad_norm and clip_grad_value do not go together with {spec!r}; "
+            "set its own "
             "clip_grad"
         )
-    return dataclasses.replace(spec, clip_grad=ClipGradNorm(norm) if norm is not None else ClipGradValue(value or 0))
+    return dataclasses.replace(
+        spec, clip_grad=ClipGradNorm(norm) if norm is not None else ClipGradValue(value or 0)
+    )
 
 
 def loss_name(spec: LossSpec) -> str:

@@ -26,8 +26,8 @@ BEST = "best"
 class Callback:
     """Base class: override what is needed.
 
-    A callback that decides from `trainer.history` rather than from its own attributes decides the same after the run
-    has been resumed.
+    A callback that decides from `trainer.history` rather than from its own attributes decides the same after
+    the run has been resumed.
     """
 
     def on_fit_begin(self, trainer: Trainer) -> None:
@@ -48,7 +48,9 @@ class _Monitor(Callback):
 
     def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
         if mode not in ("auto", "min", "max"):
-            raise InputError(f"{type(self).__name__}: mode must be 'auto', 'min' or 'max', received {mode!r}.")
+            raise InputError(
+                f"{type(self).__name__}: mode must be 'auto', 'min' or 'max', received {mode!r}."
+            )
         self.monitor = monitor
         self.mode = mode
         self.min_delta = min_delta
@@ -89,8 +91,8 @@ class EarlyStopping(_Monitor):
         patience: epochs without improvement to wait for.
         min_delta: by how much a value must be better to count.
         mode: whether less ("min") or more ("max") is better; "auto" knows the loss and the trainer's metrics.
-        restore_best: put the parameters of the best epoch back at the end. They are kept in the file `best` of the
-            trainer's directory.
+        restore_best: put the parameters of the best epoch back at the end. They are kept in the file `best`
+            of the trainer's directory.
     """
 
     def __init__(
@@ -152,7 +154,8 @@ class ReduceLROnPlateau(_Monitor):
         super().__init__(monitor, mode, min_delta)
         if not 0 < factor < 1 or patience < 1:
             raise InputError(
-                f"ReduceLROnPlateau: expected 0 < factor < 1 and patience >= 1, received {factor} and {patience}."
+                f"ReduceLROnPlateau: expected 0 < factor < 1 and patience >= 1, received {factor} and "
+                f"{patience}."
             )
         self.factor = factor
         self.patience = patience
@@ -175,7 +178,9 @@ class ModelCheckpoint(_Monitor):
         mode: as for :class:`EarlyStopping`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], monitor: str | None = "val_loss", mode: Mode = "auto") -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], monitor: str | None = "val_loss", mode: Mode = "auto"
+    ) -> None:
         super().__init__(monitor or "loss", mode)
         self.path = Path(path)
         self.every_epoch = monitor is None

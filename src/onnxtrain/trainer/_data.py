@@ -62,8 +62,8 @@ class Dataset:
     ) -> Dataset:
         """Returns the arrays of all groups, converted to the model's dtypes and checked as a whole.
 
-        Floating-point data is cast to the model's floating-point type, integers to its integer type if every value
-        fits. Nothing else is converted.
+        Floating-point data is cast to the model's floating-point type, integers to its integer type if every
+        value fits. Nothing else is converted.
 
         Args:
             groups: (word for messages, specifications, data) of the inputs, and of the targets.
@@ -84,7 +84,8 @@ class Dataset:
         size, fixed = check_batch_size(specs, batch_size)
         if fixed and len(arrays[0]) < size:
             raise InputError(
-                f"The model takes exactly {size} samples at a time, received {len(arrays[0])} in all. Export it with "
+                f"The model takes exactly {size} samples at a time, received {len(arrays[0])} in all. "
+                "Export it with "
                 "a dynamic batch axis to use fewer."
             )
         _check_values(specs, arrays)
@@ -131,7 +132,8 @@ class Dataset:
 
 
 def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Returns the data set without a random `fraction` of its samples, and these; it depends on the seed alone.
+    """Returns the data set without a random `fraction` of its samples, and these; it depends on the seed
+    alone.
 
     Raises:
         InputError: The fraction leaves one of the two empty.
@@ -139,8 +141,10 @@ def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
     count = round(len(dataset) * fraction)
     if not 0 < fraction < 1 or count == 0 or count == len(dataset):
         raise InputError(
-            f"Splitting off validation data: a fraction of {fraction} of {len(dataset)} samples leaves nothing to "
-            f"{'validate with' if count == 0 else 'train on'}; choose one between 0 and 1, or pass (inputs, targets)."
+            f"Splitting off validation data: a fraction of {fraction} of {len(dataset)} samples leaves "
+            "nothing to "
+            f"{'validate with' if count == 0 else 'train on'}; choose one between 0 and 1, or pass (inputs, "
+            "targets)."
         )
     order = np.random.default_rng([seed, _SPLIT]).permutation(len(dataset))
     return dataset.take(np.sort(order[count:])), dataset.take(np.sort(order[:count]))
@@ -151,7 +155,8 @@ def static_batch(specs: Sequence[InputSpec]) -> int | None:
     sizes = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(sizes) > 1:
         raise InputError(
-            f"The inputs and targets have different sizes along axis 0 ({sorted(sizes)}), where samples should lie: "
+            f"The inputs and targets have different sizes along axis 0 ({sorted(sizes)}), where samples "
+            "should lie: "
             f"{_names(specs)}. Train such a model through onnxtrain.api.Module."
         )
     return sizes.pop() if sizes else None
@@ -163,14 +168,17 @@ def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int
     Raises:
         InputError: It is not a positive integer, or the model takes another one.
     """
-    if asked is not None and (isinstance(asked, bool) or not isinstance(asked, int | np.integer) or asked < 1):
+    if asked is not None and (
+        isinstance(asked, bool) or not isinstance(asked, int | np.integer) or asked < 1
+    ):
         raise InputError(f"batch_size must be a positive integer, received {asked!r}.")
     fixed = static_batch(specs)
     if fixed is None:
         return int(asked or 32), False
     if asked is not None and asked != fixed:
         raise InputError(
-            f"batch_size is {asked}, but the model was exported with a fixed batch of {fixed}. Leave batch_size out, "
+            f"batch_size is {asked}, but the model was exported with a fixed batch of {fixed}. Leave "
+            "batch_size out, "
             "or export the model with a dynamic batch axis."
         )
     return fixed, True
@@ -197,7 +205,8 @@ def _arrange(word: str, specs: Sequence[InputSpec], data: ArrayLike) -> list[Any
     if not isinstance(data, list | tuple) or len(data) != len(specs):
         received = f"{len(data)} arrays" if isinstance(data, list | tuple) else type(data).__name__
         raise InputError(
-            f"The model has {len(specs)} {word}s ({_names(specs)}); received {received}. Pass a list in this order, or "
+            f"The model has {len(specs)} {word}s ({_names(specs)}); received {received}. Pass a list in "
+            "this order, or "
             "a dict by name."
         )
     return list(data)
@@ -217,7 +226,8 @@ def _convert(word: str, spec: InputSpec, data: Any) -> Array:
             converted = array.astype(wanted)
         if np.isinf(converted).any() and not np.isinf(array).any():
             raise InputError(
-                f"The {word} '{spec.name}' holds values too large for {wanted} (largest: {np.abs(array).max():g}); "
+                f"The {word} '{spec.name}' holds values too large for {wanted} (largest: "
+                f"{np.abs(array).max():g}); "
                 "scale the data."
             )
     elif array.dtype.kind in "iu" and spec.dtype.storage.kind in "iu" and wanted != "bfloat16":
@@ -228,7 +238,9 @@ def _convert(word: str, spec: InputSpec, data: Any) -> Array:
         raise InputError(_dtype_message(word, spec, array))
     if converted.dtype.kind == "f" and np.isnan(converted).any():
         sample = int(np.argwhere(np.isnan(converted))[0][0]) if converted.ndim else 0
-        raise InputError(f"The {word} '{spec.name}' contains NaN (first in sample {sample}); remove or fill such samples.")
+        raise InputError(
+            f"The {word} '{spec.name}' contains NaN (first in sample {sample}); remove or fill such samples."
+        )
     return np.ascontiguousarray(converted) if converted.ndim else converted
 
 

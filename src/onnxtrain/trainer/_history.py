@@ -13,9 +13,10 @@ class History:
     """The record of a training run: one entry per finished epoch.
 
     Attributes:
-        epochs: for each epoch its `epoch` (counted from 1), `loss`, metrics, their validation values with the prefix
-            `val_`, and the `learning_rate` of its last step.
-        stopped: why training ended before its last epoch: "early" (a callback), "interrupted" (Ctrl-C) or None.
+        epochs: for each epoch its `epoch` (counted from 1), `loss`, metrics, their validation values with the
+            prefix `val_`, and the `learning_rate` of its last step.
+        stopped: why training ended before its last epoch: "early" (a callback), "interrupted" (Ctrl-C) or
+            None.
         seconds: duration of each epoch, validation included; not compared, as no two runs take the same time.
         samples_per_second: training rate of each epoch, without validation; not compared.
 

@@ -31,7 +31,9 @@ class InterruptGuard:
     ) -> None:
         if self._installed:
             # None: the previous handler was not installed from Python and cannot be put back from here.
-            signal.signal(signal.SIGINT, signal.default_int_handler if self._previous is None else self._previous)
+            signal.signal(
+                signal.SIGINT, signal.default_int_handler if self._previous is None else self._previous
+            )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:

@@ -32,8 +32,8 @@ _SNAPSHOT_STEPS = 100
 class FitLoop:
     """Trains from the trainer's position to the end of an epoch, then saves what it says it saves.
 
-    A step is `accumulate` batches followed by one update. Its loss and gradients are looked at before the update, so
-    that a step that diverges changes nothing.
+    A step is `accumulate` batches followed by one update. Its loss and gradients are looked at before the
+    update, so that a step that diverges changes nothing.
 
     Args:
         trainer: what is trained; its position moves along.
@@ -68,15 +68,19 @@ class FitLoop:
         self._report = report
         self._statistics = StatisticsBackup(self._run.store)
         self._since_snapshot = 0
-        if plan.accumulate > 1 and any(b.dtype.name == "bfloat16" for b in self._run.store.gradients.values()):
-            raise InputError("accumulate > 1 is not supported for bfloat16 parameters; use a larger batch_size.")
+        if plan.accumulate > 1 and any(
+            b.dtype.name == "bfloat16" for b in self._run.store.gradients.values()
+        ):
+            raise InputError(
+                "accumulate > 1 is not supported for bfloat16 parameters; use a larger batch_size."
+            )
 
     def run(self) -> None:
         """Trains until the last epoch, a callback's stop, or Ctrl-C.
 
         Raises:
-            DivergenceError: The loss, the gradients or the parameters became NaN or infinite. The last good state has
-                been restored and saved.
+            DivergenceError: The loss, the gradients or the parameters became NaN or infinite. The last good
+                state has been restored and saved.
         """
         trainer, position = self._trainer, self._trainer._position
         with self._report, InterruptGuard() as guard:
@@ -93,14 +97,17 @@ class FitLoop:
             if position.unfinished:
                 where = trainer._save_and_keep()
                 self._report.note(
-                    f"Interrupted in epoch {position.epoch + 1} after {position.batch} of {self._data.batches} "
-                    f"batches. The state is saved in '{where}': Trainer.resume('{where}') and the same fit go on."
+                    f"Interrupted in epoch {position.epoch + 1} after {position.batch} of "
+                    f"{self._data.batches} "
+                    f"batches. The state is saved in '{where}': Trainer.resume('{where}') and the same fit "
+                    "go on."
                 )
 
     def _require_finite_start(self) -> None:
         if not finite_parameters(self._run.store):
             raise DivergenceError(
-                "Training cannot start: parameters of the model are NaN or infinite already. Load a good model."
+                "Training cannot start: parameters of the model are NaN or infinite already. Load a good "
+                "model."
             )
 
     def _epoch(self, guard: InterruptGuard) -> bool:
@@ -185,7 +192,9 @@ class FitLoop:
         """Multiplies the accumulated gradients, so that their sum becomes the gradient of the mean over all samples."""
         for gradient in self._run.store.gradients.values():
             value = gradient.read()
-            value = np.multiply(value, value.dtype.type(factor), out=value if gradient.device.type == "cpu" else None)
+            value = np.multiply(
+                value, value.dtype.type(factor), out=value if gradient.device.type == "cpu" else None
+            )
             if gradient.device.type != "cpu":
                 gradient.write(value)
 
@@ -211,7 +220,9 @@ class FitLoop:
         position.unfinished = True
         where = trainer._save_and_keep()
         raise DivergenceError(
-            f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The parameters are those "
-            f"of {kept}, saved in '{where}'. Lower the learning rate, clip gradients (clip_grad_norm=1.0), or scale "
+            f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The "
+            "parameters are those "
+            f"of {kept}, saved in '{where}'. Lower the learning rate, clip gradients (clip_grad_norm=1.0), "
+            "or scale "
             "the inputs and targets to about -1 .. 1."
         )

@@ -116,7 +116,8 @@ def make_metrics(specs: Iterable[MetricSpec]) -> list[Metric]:
     wrong = sorted({name for name in names if names.count(name) > 1 or name in reserved})
     if wrong:
         raise InputError(
-            f"Choosing metrics: {', '.join(wrong)} is taken already; give each function a __name__ of its own."
+            f"Choosing metrics: {', '.join(wrong)} is taken already; give each function a __name__ of its "
+            "own."
         )
     return metrics
 
@@ -126,7 +127,10 @@ def _make(spec: MetricSpec) -> Metric:
         return spec
     if isinstance(spec, str):
         if spec not in METRICS:
-            raise InputError(f"Choosing metrics: {spec!r} is unknown; choose from {', '.join(METRICS)}, or pass a function.")
+            raise InputError(
+                f"Choosing metrics: {spec!r} is unknown; choose from {', '.join(METRICS)}, or pass a "
+                "function."
+            )
         return METRICS[spec]
     if callable(spec):
         function = spec
@@ -136,7 +140,9 @@ def _make(spec: MetricSpec) -> Metric:
             return float(function(prediction, target)) * len(prediction), float(len(prediction))
 
         return Metric(name, measure)
-    raise InputError(f"Choosing metrics: received {type(spec).__name__}; pass names or functions (prediction, target).")
+    raise InputError(
+        f"Choosing metrics: received {type(spec).__name__}; pass names or functions (prediction, target)."
+    )
 
 
 @dataclass

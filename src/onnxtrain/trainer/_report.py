@@ -64,7 +64,11 @@ def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: floa
     """Returns the line that sums up an epoch."""
     width = len(str(epochs))
     parts = [f"epoch {epoch:>{width}}/{epochs}"]
-    parts += [f"{key} {format_value(value)}" for key, value in record.items() if key not in ("epoch", "learning_rate")]
+    parts += [
+        f"{key} {format_value(value)}"
+        for key, value in record.items()
+        if key not in ("epoch", "learning_rate")
+    ]
     return "  ".join([*parts, f"{rate:,.0f} samples/s"])
 
 

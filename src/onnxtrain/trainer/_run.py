@@ -46,7 +46,8 @@ class Run:
     def __init__(self, directory: Path, device: str) -> None:
         if not (directory / CHECKPOINT).is_file():
             raise CheckpointError(
-                f"Opening the training run in '{directory}': there is no file '{CHECKPOINT}'. Pass a directory that "
+                f"Opening the training run in '{directory}': there is no file '{CHECKPOINT}'. Pass a "
+                "directory that "
                 "Trainer.save or generate_artifacts has written."
             )
         self.directory = directory
@@ -77,7 +78,9 @@ class Run:
         """Returns the model's outputs, in inference mode, for its inputs."""
         specs, binding = self._predictor
         by_name = dict(zip((spec.name for spec in self.manifest.inputs), arrays, strict=True))
-        return [value.numpy() for value in binding.run(bind_arguments(specs, [by_name[s.name] for s in specs]))]
+        return [
+            value.numpy() for value in binding.run(bind_arguments(specs, [by_name[s.name] for s in specs]))
+        ]
 
     @cached_property
     def _predictor(self) -> tuple[list[InputSpec], Binding]:
@@ -108,7 +111,8 @@ class Run:
         """
         if not self.outputs:
             raise TrainingStateError(
-                f"The models in '{self.directory}' return the loss only, so there is nothing to predict or export. "
+                f"The models in '{self.directory}' return the loss only, so there is nothing to predict or "
+                "export. "
                 "Generate them with additional_output_names=[names of the model's outputs]."
             )
         return self.outputs
@@ -126,14 +130,20 @@ class Run:
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Copies parameters and statistics of a checkpoint file into the state."""
         other = CheckpointState.load_checkpoint(path)
-        for ours, theirs in ((self.state.parameters, other.parameters), (self.state.statistics, other.statistics)):
+        for ours, theirs in (
+            (self.state.parameters, other.parameters),
+            (self.state.statistics, other.statistics),
+        ):
             different = {name for name, _ in ours} ^ {name for name, _ in theirs}
             if different:
                 raise CheckpointError(
                     f"Loading parameters from '{os.fspath(path)}': it belongs to another model "
                     f"(not in both: {', '.join(sorted(different)[:5])})."
                 )
-        for ours, theirs in ((self.state.parameters, other.parameters), (self.state.statistics, other.statistics)):
+        for ours, theirs in (
+            (self.state.parameters, other.parameters),
+            (self.state.statistics, other.statistics),
+        ):
             for name, parameter in theirs:
                 try:
                     ours[name] = parameter.data

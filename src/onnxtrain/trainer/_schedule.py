@@ -38,10 +38,13 @@ def make_schedule(spec: str | Schedule | None, warmup_steps: int) -> Schedule:
         InputError: The name is unknown, or `warmup_steps` is negative.
     """
     if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
-        raise InputError(f"Choosing a schedule: warmup_steps must be an integer >= 0, received {warmup_steps!r}.")
+        raise InputError(
+            f"Choosing a schedule: warmup_steps must be an integer >= 0, received {warmup_steps!r}."
+        )
     if isinstance(spec, str) and spec not in SCHEDULES:
         raise InputError(
-            f"Choosing a schedule: {spec!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a function "
+            f"Choosing a schedule: {spec!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a "
+            "function "
             "(step, total_steps) -> factor."
         )
     after: Schedule = SCHEDULES[spec] if isinstance(spec, str) else spec or (lambda step, total: 1.0)

@@ -43,8 +43,8 @@ class Trainer:
 
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not changed.
-        loss: a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a `LossType`, or an onnxblock
-            block; None when the model's first output is the loss.
+        loss: a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a `LossType`, or an
+            onnxblock block; None when the model's first output is the loss.
         optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...).
         learning_rate: the rate, or the highest one of a schedule.
         requires_grad: names of the parameters to train; None trains all that are not frozen.
@@ -56,11 +56,11 @@ class Trainer:
         warmup_steps: optimizer steps over which the rate first rises to its full value.
         clip_grad_norm: scale all gradients down together when their common L2 norm is larger.
         clip_grad_value: clip each element of the gradients to plus or minus this value.
-        batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported for
-            inference, "inference" keeps the statistics fixed, "as_exported" does what the model says.
+        batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
+            for inference, "inference" keeps the statistics fixed, "as_exported" does what the model says.
         loss_input_names: the output that is the prediction, where the model has several.
-        directory: where the files of the run live; the state is saved there after every epoch. Default: a temporary
-            directory, which is removed at the end unless an interrupted run was saved there.
+        directory: where the files of the run live; the state is saved there after every epoch. Default: a
+            temporary directory, which is removed at the end unless an interrupted run was saved there.
         seed: what shuffling and splitting derive from.
         device: "cpu", "cuda" or "cuda:<index>".
 
@@ -138,11 +138,12 @@ class Trainer:
     ) -> Trainer:
         """Returns the trainer that :meth:`save` wrote, or an interrupted fit, in the state it was in.
 
-        The same call of :meth:`fit` then finishes an interrupted fit, bit for bit as if it had not been interrupted
-        (except where the model draws random numbers itself, as Dropout does).
+        The same call of :meth:`fit` then finishes an interrupted fit, bit for bit as if it had not been
+        interrupted (except where the model draws random numbers itself, as Dropout does).
 
         Args:
-            path: the directory; it becomes the trainer's directory. Artifacts of `generate_artifacts` work too.
+            path: the directory; it becomes the trainer's directory. Artifacts of `generate_artifacts` work
+                too.
             metrics: metrics to go on with; needed if the run had functions as metrics, which are not saved.
             scheduler: needed if the run had a function as schedule.
             device: where to train.
@@ -165,7 +166,9 @@ class Trainer:
             position, trainer._settings = Position.from_json(text, f"'{directory}'")
             saved = trainer._settings["scheduler"]
             if saved == "custom" and scheduler is None:
-                raise InputError(f"Resuming from '{directory}': its schedule was a function; pass it as scheduler=...")
+                raise InputError(
+                    f"Resuming from '{directory}': its schedule was a function; pass it as scheduler=..."
+                )
             warmup = int(str(trainer._settings["warmup_steps"]))
             schedule = scheduler if scheduler is not None else saved
             trainer._prepare(metrics, schedule, warmup, position.seed)  # type: ignore[arg-type]
@@ -196,7 +199,9 @@ class Trainer:
             chosen = []
         self._metrics = make_metrics(chosen if metrics is None else metrics)
         if self._metrics and (not targets or self._settings["prediction"] is None):
-            raise InputError("metrics need a target, and a prediction among the model's outputs; pass metrics=[].")
+            raise InputError(
+                "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
+            )
         names: list[MetricSpec] = list(chosen if metrics is None else metrics)
         self._settings["metrics"] = [name if isinstance(name, str) else None for name in names]
         self._settings["metric_names"] = [metric.name for metric in self._metrics]
@@ -207,7 +212,8 @@ class Trainer:
         assert isinstance(saved, list)
         if None in saved:
             raise InputError(
-                f"Resuming from '{directory}': it was trained with functions as metrics, which are not saved. Pass "
+                f"Resuming from '{directory}': it was trained with functions as metrics, which are not "
+                "saved. Pass "
                 f"metrics=[...] ({', '.join(map(str, self._settings['metric_names']))})."  # type: ignore[call-overload]
             )
         return saved
@@ -221,7 +227,8 @@ class Trainer:
         folder = Path(directory)
         if (folder / CHECKPOINT).exists():
             raise CheckpointError(
-                f"The directory '{folder}' holds a training run already. Go on with Trainer.resume('{folder}'), or "
+                f"The directory '{folder}' holds a training run already. Go on with "
+                f"Trainer.resume('{folder}'), or "
                 "choose another directory."
             )
         folder.mkdir(parents=True, exist_ok=True)
@@ -312,18 +319,20 @@ class Trainer:
     ) -> History:
         """Trains, and returns the record of all epochs so far.
 
-        Ctrl-C finishes the step, saves the state and returns with `history.stopped == "interrupted"`; the same call,
-        also after :meth:`resume`, then does what is left. A second Ctrl-C raises KeyboardInterrupt at once.
+        Ctrl-C finishes the step, saves the state and returns with `history.stopped == "interrupted"`; the
+        same call, also after :meth:`resume`, then does what is left. A second Ctrl-C raises KeyboardInterrupt
+        at once.
 
         Args:
             inputs: samples along axis 0; for several inputs a list in the model's order or a dict by name.
                 Floating-point data is cast to the model's type.
             targets: as many samples; integers for class labels. None if the model needs none.
             epochs: passes over the data, further ones if the trainer has been fitted before.
-            batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was exported with
-                a fixed batch takes that, and the samples beyond the last full batch are left out.
-            validation: `(inputs, targets)` to evaluate after each epoch, or the fraction of the samples to split off
-                for it, at random.
+            batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was
+                exported with a fixed batch takes that, and the samples beyond the last full batch are left
+                out.
+            validation: `(inputs, targets)` to evaluate after each epoch, or the fraction of the samples to
+                split off for it, at random.
             callbacks: see :class:`Callback`.
             shuffle: whether to take the samples in a new random order in each epoch.
             accumulate: batches per optimizer step; the gradient is that of the mean over all their samples.
@@ -341,7 +350,10 @@ class Trainer:
         plan = Plan(len(data), data.batch_size, int(accumulate), bool(shuffle))
         report = make_report(verbose)
         if data.left_out:
-            report.note(f"{data.left_out} samples are left out of each epoch: the model takes {data.batch_size} at a time.")
+            report.note(
+                f"{data.left_out} samples are left out of each epoch: the model takes {data.batch_size} at "
+                "a time."
+            )
         self._begin_fit(plan)
         last = self._position.fit_start + int(epochs)
         FitLoop(self, data, held_out, plan, last, self._schedule, list(callbacks), report).run()
@@ -352,7 +364,8 @@ class Trainer:
         position = self._position
         if position.batch and position.plan != plan:
             raise InputError(
-                f"The last fit was interrupted in the middle of epoch {position.epoch + 1}, over {position.plan}. This "
+                f"The last fit was interrupted in the middle of epoch {position.epoch + 1}, over "
+                f"{position.plan}. This "
                 f"one has {plan}. Finish it with the same data and arguments first, or start a new Trainer."
             )
         if not position.unfinished:
@@ -368,7 +381,9 @@ class Trainer:
         if isinstance(validation, float):
             return split(data, validation, self._position.seed)
         if not isinstance(validation, tuple | list) or len(validation) != 2:
-            raise InputError(f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}.")
+            raise InputError(
+                f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
+            )
         try:
             return data, self._dataset(validation[0], validation[1], batch_size)
         except InputError as error:
@@ -380,7 +395,9 @@ class Trainer:
         groups = [("input", self.manifest.inputs, inputs), ("target", self.manifest.targets, targets)]
         return Dataset.check(groups, batch_size)
 
-    def _add(self, averages: Averages, loss: float, outputs: Sequence[Array], arrays: Sequence[Array]) -> None:
+    def _add(
+        self, averages: Averages, loss: float, outputs: Sequence[Array], arrays: Sequence[Array]
+    ) -> None:
         """Adds loss and metrics of one batch to running averages."""
         targets = list(arrays[len(self.manifest.inputs) :])
         prediction = self._settings["prediction"]
@@ -390,7 +407,8 @@ class Trainer:
     def evaluate(
         self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None
     ) -> dict[str, float]:
-        """Returns the loss and the metrics over a data set, with BatchNormalization and Dropout in inference mode.
+        """Returns the loss and the metrics over a data set, with BatchNormalization and Dropout in inference
+        mode.
 
         Arguments and errors as in :meth:`fit`; averages are weighted by the batches' sizes.
         """
@@ -404,7 +422,8 @@ class Trainer:
         return averages
 
     def predict(self, inputs: ArrayLike, *, batch_size: int | None = None) -> Array | dict[str, Array]:
-        """Returns the model's output for each sample, in inference mode; a dict by name if it has several outputs.
+        """Returns the model's output for each sample, in inference mode; a dict by name if it has several
+        outputs.
 
         A model with a fixed batch is run on a padded last batch, and the padding's results are dropped.
 
@@ -419,7 +438,9 @@ class Trainer:
         for index, name in enumerate(outputs):
             parts = [batch[index] for batch in batches]
             if any(part.ndim == 0 or len(part) != len(a[0]) for part, a in zip(parts, data, strict=True)):
-                raise InputError(f"The output '{name}' holds no value per sample; export the model and run it instead.")
+                raise InputError(
+                    f"The output '{name}' holds no value per sample; export the model and run it instead."
+                )
             result[name] = np.concatenate(parts)[: data.samples]
         return result if len(result) > 1 else result[outputs[0]]
 
@@ -459,8 +480,8 @@ class Trainer:
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference.
 
-        It has the inputs and outputs of the original model; BatchNormalization and Dropout are in inference mode, and
-        nothing of the training (loss, targets, gradients) is left in it.
+        It has the inputs and outputs of the original model; BatchNormalization and Dropout are in inference
+        mode, and nothing of the training (loss, targets, gradients) is left in it.
 
         Args:
             path: the file to write.

@@ -142,7 +142,7 @@ def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, 
             raise InputError(
                 f"Making up a value for input '{value.name}': its type or rank is unknown; pass one."
             )
-        shape = []
+        shape: list[int] = []
         for axis, dim in enumerate(value.shape):
             default = _BATCH if axis == 0 else _OTHER_DIM
             symbol = None if isinstance(dim, int) else dim.value
@@ -184,7 +184,7 @@ def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
 def _gradients(
     forward: ir.Model, output: str, names: Sequence[str], feeds: Mapping[str, Array], rng: np.random.Generator
 ) -> tuple[Array, dict[str, Array]]:
-    """Returns a random cotangent of the output and the vector-Jacobian products, as onnxruntime computes them."""
+    """Returns a random cotangent of the output and the vector-Jacobian products, by onnxruntime."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     plain = ort.InferenceSession(
@@ -224,7 +224,8 @@ def _evaluator(
     wide = {name: _widen(array) for name, array in feeds.items()}
 
     def in_double(values: Mapping[str, Array]) -> Array:
-        return np.asarray(reference.run([output], {**wide, **{k: _widen(v) for k, v in values.items()}})[0])
+        results: Any = reference.run([output], {**wide, **{k: _widen(v) for k, v in values.items()}})
+        return np.asarray(results[0])
 
     try:
         in_double(parameters)
@@ -307,7 +308,7 @@ def _compare(
     derivative = float((exact * direction).sum())
     norm = float(np.linalg.norm(exact))
     expected = max(norm / np.sqrt(max(1, exact.size)), 1e-8)
-    error = abs(derivative - difference) / expected
+    error = float(abs(derivative - difference) / expected)
     return GradientCheck(
         name, tuple(value.shape), norm, derivative, difference, precision, error, _TOLERANCE[precision]
     )

@@ -24,8 +24,10 @@ def run_command(path: Path, json: bool) -> None:
     Raises:
         ModelLoadError, CheckpointError: there is nothing of that kind, or it is corrupt.
     """
+    manifest: Manifest | None = None
+    store: Store | None
     if path.is_file():
-        manifest, store = None, read_checkpoint(path)
+        store = read_checkpoint(path)
     elif (path / "manifest.json").is_file():
         text = (path / "manifest.json").read_text(encoding="utf-8")
         manifest, store = parse_manifest(text, f"'{path / 'manifest.json'}'"), _checkpoint(path)

@@ -6,12 +6,10 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
 
 import onnx_ir as ir
 
 from onnxtrain.autodiff import OpCoverage, add_gradients, coverage
-from onnxtrain.autodiff._coverage import Status
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.errors import InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.passes import canonicalize, load_model
@@ -34,15 +32,15 @@ def list_ops(status: str | None, json: bool) -> None:
     Raises:
         InputError: there is no such status.
     """
-    if status is not None and status not in get_args(Status):
-        raise InputError(f"--status is {status!r}; choose from {', '.join(get_args(Status))}")
+    if status is not None and status not in _MEANING:
+        raise InputError(f"--status is {status!r}; choose from {', '.join(_MEANING)}")
     rows = [row for row in coverage() if status is None or row.status == status]
     if json:
         print_json([asdict(row) for row in rows])
         return
     columns = ("op", "gradient", "inputs that get one", "remark")
     lines = [(row.op_type, _MEANING[row.status], ", ".join(row.inputs), row.reason) for row in rows]
-    counts = Counter(row.status for row in rows)
+    counts = Counter[str](row.status for row in rows)
     print_table(table("Ops of opsets 21 to 26", columns, lines))
     print_table(", ".join(f"{_MEANING[name]}: {counts[name]}" for name in _MEANING if counts[name]))
 

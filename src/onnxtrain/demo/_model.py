@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -29,7 +30,7 @@ class _Builder:
         """Weights of the variance that keeps that of ReLU activations (He et al., 2015)."""
         return self.parameter(name, self._rng.standard_normal(shape) * math.sqrt(2 / fan_in))
 
-    def node(self, op_type: str, inputs: list[str], outputs: list[str], **attributes: object) -> str:
+    def node(self, op_type: str, inputs: list[str], outputs: list[str], **attributes: Any) -> str:
         self.nodes.append(helper.make_node(op_type, inputs, outputs, name=outputs[0], **attributes))
         return outputs[0]
 

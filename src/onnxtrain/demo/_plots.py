@@ -16,7 +16,7 @@ __all__ = ["plot_confusion", "plot_history"]
 
 _INK, _MUTED, _GRID = "#1f2933", "#6b7785", "#e4e8ec"
 _TRAIN, _VALIDATION = "#9db8d9", "#1d5fa8"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "figure.facecolor": "white",
     "font.family": "sans-serif",
     "font.size": 10.5,

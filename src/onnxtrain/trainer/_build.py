@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onnxtrain.artifacts import LossSpec, LossType, OptimizerSpec, OptimType, generate_artifacts
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import make_loss
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
@@ -30,8 +31,7 @@ def build_run(
     batch_norm: BatchNormMode,
     loss_input_names: Sequence[str] | None,
 ) -> Run:
-    """Writes the artifacts of a model to `directory`, with the model's own outputs beside the loss, and opens
-    them.
+    """Writes the artifacts of a model to `directory` and opens them; its own outputs come after the loss.
 
     Raises:
         OnnxTrainError: as `generate_artifacts`.
@@ -81,8 +81,6 @@ def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) 
 
 def loss_name(spec: LossSpec) -> str:
     """Returns the class name of a loss, by which suitable metrics are found."""
-    from onnxtrain.losses import make_loss
-
     if isinstance(spec, LossType):
         return spec.name
     return type(make_loss(spec) if isinstance(spec, str) else spec).__name__

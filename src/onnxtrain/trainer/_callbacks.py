@@ -37,7 +37,7 @@ class Callback:
         """Called after each optimizer step with the loss of its samples."""
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Called after each epoch; `history.last` is its entry, and `trainer.stop_training()` ends the fit."""
+        """Called after each epoch, whose entry is `history.last`; `trainer.stop_training()` ends the fit."""
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
         """Called once at the end, also when the fit was stopped or interrupted."""

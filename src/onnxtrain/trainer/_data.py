@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.runtime.inputs import bind_arguments
+from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
 
 __all__ = ["ArrayLike", "Dataset", "check_batch_size", "split", "static_batch"]
@@ -44,7 +44,7 @@ class Dataset:
 
     @classmethod
     def for_prediction(cls, specs: Sequence[InputSpec], data: ArrayLike, batch_size: int | None) -> Dataset:
-        """Returns the checked inputs alone; where the batch is fixed, the last sample is repeated to fill it."""
+        """Returns the checked inputs; where the batch is fixed, the last sample is repeated to fill it."""
         arrays = [_convert("input", s, a) for s, a in zip(specs, _arrange("input", specs, data), strict=True)]
         _check_lengths(specs, arrays)
         size, fixed = check_batch_size(specs, batch_size)
@@ -101,7 +101,7 @@ class Dataset:
 
     @property
     def batches(self) -> int:
-        """Number of batches; where the model's batch is fixed, samples beyond the last full one are left out."""
+        """Number of batches; where the model's batch is fixed, without the incomplete last one."""
         return len(self) // self.batch_size if self.fixed else -(-len(self) // self.batch_size)
 
     @property
@@ -132,8 +132,9 @@ class Dataset:
 
 
 def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Returns the data set without a random `fraction` of its samples, and these; it depends on the seed
-    alone.
+    """Returns the data set without a random `fraction` of its samples, and these.
+
+    Which ones depends on the seed alone.
 
     Raises:
         InputError: The fraction leaves one of the two empty.
@@ -250,9 +251,9 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
     if array.dtype == object:
         return f"{message}: it is no rectangular array of numbers."
     if spec.class_labels is not None and array.dtype.kind == "f":
-        return f"{message}. Class labels are integers: convert with .astype('int64'), or choose a regression loss."
+        return f"{message}. Class labels are integers: .astype('int64'), or choose a regression loss."
     if wanted.startswith("float") and array.dtype.kind in "iu":
-        return f"{message}. Convert with .astype('{wanted}'), scaled as the model expects (for pixels often / 255)."
+        return f"{message}. Convert with .astype('{wanted}'), scaled as the model expects (often / 255)."
     return f"{message}. Convert it with .astype('{wanted}') if that is what is meant."
 
 
@@ -260,7 +261,7 @@ def _check_values(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
     """Checks ranks, sizes and class labels of all samples at once, as a step checks those of its batch."""
     # The number of samples stands in for the size of a batch, so its axis is left out.
     relaxed = [s if s.shape is None else dataclasses.replace(s, shape=(None, *s.shape[1:])) for s in specs]
-    bind_arguments(relaxed, arrays)
+    check_arguments(relaxed, arrays)
 
 
 def _check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:

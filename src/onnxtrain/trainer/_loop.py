@@ -146,7 +146,7 @@ class FitLoop:
             callback.on_epoch_end(trainer, history)
         if position.epoch == self._last_epoch or history.stopped is not None:
             position.unfinished = False
-        if trainer._saves_each_epoch:
+        if not trainer._workspace.temporary:
             trainer.save(trainer.directory)
 
     def _step(self, group: range, order: Array) -> int:
@@ -160,14 +160,14 @@ class FitLoop:
         for index in group:
             arrays = self._data.batch(index, order)
             size = len(arrays[0])
-            if weight not in (0, size) and trainer._averages_loss:
+            if weight not in (0, size) and trainer._settings.averages_loss:
                 self._scale_gradients(weight / size)
             weight, samples = size, samples + size
             loss, outputs = run.step(arrays, training=True)
             if not math.isfinite(loss):
                 self._diverge(f"the loss is {loss}")
             done.append((loss, outputs, arrays))
-        if len(group) > 1 and trainer._averages_loss:
+        if len(group) > 1 and trainer._settings.averages_loss:
             self._scale_gradients(weight / samples)
         if not finite_gradients(run.store):
             self._diverge(f"the loss is {done[-1][0]:g}, but its gradients hold NaN or infinity")
@@ -189,7 +189,7 @@ class FitLoop:
         self._run.optimizer.set_learning_rate(position.learning_rate * self._schedule(step, total))
 
     def _scale_gradients(self, factor: float) -> None:
-        """Multiplies the accumulated gradients, so that their sum becomes the gradient of the mean over all samples."""
+        """Multiplies the accumulated gradients, to make their sum the gradient of a mean over samples."""
         for gradient in self._run.store.gradients.values():
             value = gradient.read()
             value = np.multiply(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -91,8 +90,8 @@ _BY_LOSS = {
 }
 
 
-def default_metrics(target: InputSpec | None, loss: str) -> list[MetricSpec]:
-    """Returns the metrics that suit a target and the class name of a loss; none for losses of the user's own."""
+def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
+    """Returns the metrics that suit a target and the class name of a loss; none for unknown losses."""
     if target is None:
         return []
     if target.class_labels is not None:
@@ -170,7 +169,7 @@ class Averages:
         size: int,
         specs: Sequence[InputSpec],
     ) -> None:
-        """Adds loss and metrics of one batch of `size` samples; `specs` are the specifications of `targets`."""
+        """Adds loss and metrics of a batch of `size` samples; `specs` are those of `targets`."""
         self.add("loss", loss * size, size)
         if prediction is not None and targets:
             for metric in metrics:

@@ -17,10 +17,11 @@ from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.export import export_inference_model
-from onnxtrain.runtime.inputs import bind_arguments
+from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Store
+from onnxtrain.trainer._data import Dataset
 
 __all__ = ["CHECKPOINT", "Run"]
 
@@ -74,13 +75,27 @@ class Run:
         loss, *outputs = results if isinstance(results, tuple) else (results,)
         return float(np.asarray(loss)), [np.asarray(output) for output in outputs]
 
-    def predict(self, arrays: Sequence[Array]) -> list[Array]:
-        """Returns the model's outputs, in inference mode, for its inputs."""
+    def predict(self, data: Dataset) -> dict[str, Array]:
+        """Returns each of the model's outputs, in inference mode, for all samples of its inputs.
+
+        Raises:
+            InputError: An output has no axis for the samples.
+        """
         specs, binding = self._predictor
-        by_name = dict(zip((spec.name for spec in self.manifest.inputs), arrays, strict=True))
-        return [
-            value.numpy() for value in binding.run(bind_arguments(specs, [by_name[s.name] for s in specs]))
-        ]
+        wanted = [data.specs.index(spec) for spec in specs]
+        parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
+        for arrays in data:
+            values = binding.run(check_arguments(specs, [arrays[index] for index in wanted]))
+            for name, value in zip(parts, values, strict=True):
+                part = value.numpy()
+                if part.ndim == 0 or len(part) != len(arrays[0]):
+                    raise InputError(
+                        f"Predicting: the output '{name}' of shape {list(part.shape)} has no value per "
+                        "sample. "
+                        "Export the model and run it instead."
+                    )
+                parts[name].append(part)
+        return {name: np.concatenate(batches)[: data.samples] for name, batches in parts.items()}
 
     @cached_property
     def _predictor(self) -> tuple[list[InputSpec], Binding]:

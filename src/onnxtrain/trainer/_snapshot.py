@@ -39,7 +39,7 @@ def finite_parameters(store: Store) -> bool:
 
 
 class StatisticsBackup:
-    """The BatchNorm statistics before a step, which a training step changes before its loss can be looked at."""
+    """The BatchNorm statistics before a step, which has changed them when its loss can be looked at."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
-import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
@@ -23,10 +21,11 @@ from onnxtrain.trainer._data import ArrayLike, Dataset, split
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
-from onnxtrain.trainer._position import PROPERTY, Plan, Position
+from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._run import CHECKPOINT, Run
 from onnxtrain.trainer._schedule import Schedule, make_schedule
+from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -100,12 +99,15 @@ class Trainer:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self._prepare(metrics, scheduler, warmup_steps, seed)
-        rate = check_learning_rate(learning_rate)
-        folder = self._claim_directory(directory)
+        schedule = make_schedule(scheduler, warmup_steps)
+        make_metrics(metrics or [])
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+            raise InputError(f"seed must be an integer >= 0, received {seed!r}.")
+        position = Position(seed=int(seed), learning_rate=check_learning_rate(learning_rate))
+        workspace = Workspace.for_new_run(directory)
         run = build_run(
             model,
-            folder,
+            workspace.path,
             device,
             loss=loss,
             optimizer=optimizer,
@@ -117,15 +119,16 @@ class Trainer:
             loss_input_names=loss_input_names,
         )
         prediction = loss_input_names[0] if loss_input_names else next(iter(run.outputs), None)
-        self._settings: dict[str, object] = {
-            "loss": loss_name(loss),
-            "averages_loss": getattr(loss, "reduction", "mean") == "mean",
-            "prediction": prediction if prediction in run.outputs else None,
-            "scheduler": scheduler if scheduler is None or isinstance(scheduler, str) else "custom",
-            "warmup_steps": warmup_steps,
-        }
-        self._attach(run, Position(seed=seed, learning_rate=rate), metrics)
-        self._run.optimizer.set_learning_rate(rate)
+        settings = Settings(
+            loss=loss_name(loss),
+            averages_loss=getattr(loss, "reduction", "mean") == "mean",
+            prediction=prediction if prediction in run.outputs else None,
+            metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
+            scheduler=scheduler if scheduler is None or isinstance(scheduler, str) else CUSTOM,
+            warmup_steps=warmup_steps,
+        )
+        self._attach(run, workspace, position, settings, schedule, metrics)
+        run.optimizer.set_learning_rate(position.learning_rate)
 
     @classmethod
     def resume(
@@ -154,96 +157,58 @@ class Trainer:
         """
         directory = Path(path)
         run = Run(directory, device)
-        trainer = cls.__new__(cls)
-        if PROPERTY not in run.state.properties:
-            progress = run.store.optimizer
-            rate = progress.learning_rate if progress is not None else 1e-3
-            trainer._prepare(metrics, scheduler, 0, seed=0)
-            trainer._settings = {"prediction": next(iter(run.outputs), None), "averages_loss": True}
-            position = Position(seed=0, learning_rate=rate)
-        else:
+        if PROPERTY in run.state.properties:
             text = str(run.state.properties[PROPERTY])
-            position, trainer._settings = Position.from_json(text, f"'{directory}'")
-            saved = trainer._settings["scheduler"]
-            if saved == "custom" and scheduler is None:
+            position, settings = Position.from_json(text, f"'{directory}'")
+        else:  # artifacts that no trainer has touched
+            rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
+            position = Position(seed=0, learning_rate=rate)
+            settings = Settings(prediction=next(iter(run.outputs), None))
+        for name, given, saved in (
+            ("metrics", metrics, settings.metrics or ()),
+            ("scheduler", scheduler, (settings.scheduler,)),
+        ):
+            if given is None and CUSTOM in saved:
                 raise InputError(
-                    f"Resuming from '{directory}': its schedule was a function; pass it as scheduler=..."
+                    f"Resuming from '{directory}': its {name} included a function, which is not saved. Pass "
+                    f"{name}=... again."
                 )
-            warmup = int(str(trainer._settings["warmup_steps"]))
-            schedule = scheduler if scheduler is not None else saved
-            trainer._prepare(metrics, schedule, warmup, position.seed)  # type: ignore[arg-type]
-            metrics = trainer._saved_metrics(directory) if metrics is None else metrics
-        trainer._own_directory(directory, saves_each_epoch=True)
-        trainer._attach(run, position, metrics)
+        schedule = make_schedule(
+            settings.scheduler if scheduler is None else scheduler, settings.warmup_steps
+        )
+        trainer = cls.__new__(cls)
+        chosen = settings.metrics if metrics is None else metrics
+        trainer._attach(run, Workspace(directory), position, settings, schedule, chosen)
         return trainer
 
-    def _prepare(
+    def _attach(
         self,
+        run: Run,
+        workspace: Workspace,
+        position: Position,
+        settings: Settings,
+        schedule: Schedule,
         metrics: Sequence[MetricSpec] | None,
-        scheduler: str | Schedule | None,
-        warmup_steps: int,
-        seed: int,
     ) -> None:
-        """Checks what can be checked before anything is built."""
-        make_metrics(metrics or [])
-        self._schedule = make_schedule(scheduler, warmup_steps)
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise InputError(f"seed must be an integer >= 0, received {seed!r}.")
-
-    def _attach(self, run: Run, position: Position, metrics: Sequence[MetricSpec] | None) -> None:
         self._run = run
+        self._workspace = workspace
         self._position = position
-        targets = self.manifest.targets
-        chosen = default_metrics(next(iter(targets), None), str(self._settings.get("loss", "")))
-        if self._settings["prediction"] is None:
-            chosen = []
-        self._metrics = make_metrics(chosen if metrics is None else metrics)
-        if self._metrics and (not targets or self._settings["prediction"] is None):
+        self._settings = settings
+        self._schedule = schedule
+        self._validating = False
+        measurable = bool(run.manifest.targets) and settings.prediction is not None
+        if metrics is None:
+            metrics = default_metrics(run.manifest.targets[0], settings.loss) if measurable else []
+        self._metrics = make_metrics(metrics)
+        if self._metrics and not measurable:
             raise InputError(
                 "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
             )
-        names: list[MetricSpec] = list(chosen if metrics is None else metrics)
-        self._settings["metrics"] = [name if isinstance(name, str) else None for name in names]
-        self._settings["metric_names"] = [metric.name for metric in self._metrics]
-        self._validating = False
-
-    def _saved_metrics(self, directory: Path) -> list[MetricSpec] | None:
-        saved = self._settings["metrics"]
-        assert isinstance(saved, list)
-        if None in saved:
-            raise InputError(
-                f"Resuming from '{directory}': it was trained with functions as metrics, which are not "
-                "saved. Pass "
-                f"metrics=[...] ({', '.join(map(str, self._settings['metric_names']))})."  # type: ignore[call-overload]
-            )
-        return saved
-
-    def _claim_directory(self, directory: str | os.PathLike[str] | None) -> Path:
-        if directory is None:
-            folder = Path(tempfile.mkdtemp(prefix="onnxtrain-"))
-            self._own_directory(folder, saves_each_epoch=False)
-            self._cleanup = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-            return folder
-        folder = Path(directory)
-        if (folder / CHECKPOINT).exists():
-            raise CheckpointError(
-                f"The directory '{folder}' holds a training run already. Go on with "
-                f"Trainer.resume('{folder}'), or "
-                "choose another directory."
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        self._own_directory(folder, saves_each_epoch=True)
-        return folder
-
-    def _own_directory(self, folder: Path, *, saves_each_epoch: bool) -> None:
-        self._directory = folder
-        self._saves_each_epoch = saves_each_epoch
-        self._cleanup: weakref.finalize[..., Trainer] | None = None
 
     @property
     def directory(self) -> Path:
         """Where the files of the run are."""
-        return self._directory
+        return self._workspace.path
 
     @property
     def state(self) -> CheckpointState:
@@ -354,23 +319,10 @@ class Trainer:
                 f"{data.left_out} samples are left out of each epoch: the model takes {data.batch_size} at "
                 "a time."
             )
-        self._begin_fit(plan)
+        self._position.begin(plan)
         last = self._position.fit_start + int(epochs)
         FitLoop(self, data, held_out, plan, last, self._schedule, list(callbacks), report).run()
         return self.history
-
-    def _begin_fit(self, plan: Plan) -> None:
-        """Starts a new fit, or goes on with an interrupted one."""
-        position = self._position
-        if position.batch and position.plan != plan:
-            raise InputError(
-                f"The last fit was interrupted in the middle of epoch {position.epoch + 1}, over "
-                f"{position.plan}. This "
-                f"one has {plan}. Finish it with the same data and arguments first, or start a new Trainer."
-            )
-        if not position.unfinished:
-            position.fit_start = position.epoch
-        position.plan, position.unfinished, position.history.stopped = plan, True, None
 
     def _datasets(
         self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
@@ -399,16 +351,15 @@ class Trainer:
         self, averages: Averages, loss: float, outputs: Sequence[Array], arrays: Sequence[Array]
     ) -> None:
         """Adds loss and metrics of one batch to running averages."""
-        targets = list(arrays[len(self.manifest.inputs) :])
-        prediction = self._settings["prediction"]
-        chosen = outputs[self._run.outputs.index(str(prediction))] if prediction is not None else None
+        targets = arrays[len(self.manifest.inputs) :]
+        name = self._settings.prediction
+        chosen = outputs[self._run.outputs.index(name)] if name is not None else None
         averages.add_batch(self._metrics, loss, chosen, targets, len(arrays[0]), self.manifest.targets)
 
     def evaluate(
         self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None
     ) -> dict[str, float]:
-        """Returns the loss and the metrics over a data set, with BatchNormalization and Dropout in inference
-        mode.
+        """Returns the loss and the metrics over a data set, in inference mode.
 
         Arguments and errors as in :meth:`fit`; averages are weighted by the batches' sizes.
         """
@@ -422,27 +373,15 @@ class Trainer:
         return averages
 
     def predict(self, inputs: ArrayLike, *, batch_size: int | None = None) -> Array | dict[str, Array]:
-        """Returns the model's output for each sample, in inference mode; a dict by name if it has several
-        outputs.
+        """Returns the model's output for each sample, in inference mode; several outputs as a dict.
 
         A model with a fixed batch is run on a padded last batch, and the padding's results are dropped.
 
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
         """
-        specs = self.manifest.inputs
-        data = Dataset.for_prediction(specs, inputs, batch_size)
-        batches = [self._run.predict(arrays) for arrays in data]
-        outputs = self._run.require_outputs()
-        result = {}
-        for index, name in enumerate(outputs):
-            parts = [batch[index] for batch in batches]
-            if any(part.ndim == 0 or len(part) != len(a[0]) for part, a in zip(parts, data, strict=True)):
-                raise InputError(
-                    f"The output '{name}' holds no value per sample; export the model and run it instead."
-                )
-            result[name] = np.concatenate(parts)[: data.samples]
-        return result if len(result) > 1 else result[outputs[0]]
+        result = self._run.predict(Dataset.for_prediction(self.manifest.inputs, inputs, batch_size))
+        return result if len(result) > 1 else next(iter(result.values()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
@@ -451,19 +390,18 @@ class Trainer:
         """
         target = Path(path)
         target.mkdir(parents=True, exist_ok=True)
-        if target.resolve() != self._directory.resolve():
+        if target.resolve() != self.directory.resolve():
             self._run.copy_models(target)
-            if (self._directory / BEST).is_file():
-                shutil.copyfile(self._directory / BEST, target / BEST)
-        self._run.state.properties[PROPERTY] = self._position.to_json(self._settings)
+            if (self.directory / BEST).is_file():
+                shutil.copyfile(self.directory / BEST, target / BEST)
+        self.state.properties[PROPERTY] = self._position.to_json(self._settings)
         self._run.save_checkpoint(target / CHECKPOINT, optimizer=True)
 
     def _save_and_keep(self) -> Path:
         """Saves into the trainer's own directory, and keeps that if it was temporary."""
-        if self._cleanup is not None:
-            self._cleanup.detach()
-        self.save(self._directory)
-        return self._directory
+        self._workspace.keep()
+        self.save(self.directory)
+        return self.directory
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
         """Writes parameters and statistics alone to a checkpoint file."""

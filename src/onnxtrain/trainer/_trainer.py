@@ -265,6 +265,11 @@ class Trainer:
     def learning_rate(self, value: float) -> None:
         self._position.learning_rate = check_learning_rate(value)
 
+    @property
+    def current_learning_rate(self) -> float:
+        """The learning rate of the last step, with the schedule's factor."""
+        return self._run.optimizer.get_learning_rate()
+
     def stop_training(self) -> None:
         """Ends the fit under way after the current epoch; for callbacks."""
         self._position.history.stopped = "early"

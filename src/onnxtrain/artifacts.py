@@ -242,7 +242,7 @@ def _optimizer_model(
     return model, {
         "type": type(optimizer).__name__,
         "moments": [moment.name for moment in moments],
-        "initial_values": {moment.name: moment.initial_value for moment in moments},
+        "initial_values": [moment.initial_value for moment in moments],
         "learning_rate": "learning_rate",
         "step": "step",
     }

@@ -124,7 +124,7 @@ def test_several_inputs_by_order_and_by_name() -> None:
 
 
 def test_fixed_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    problem, fixed = problems.line(samples=42), problems.line(batch=8)
+    problem, fixed = problems.line(samples=42), problems.line(samples=42, batch=8)
     trainer = Trainer(fixed.model, "mse", "sgd", learning_rate=0.05)
     dynamic = Trainer(problem.model, "mse", "sgd", learning_rate=0.05)
     trainer.fit(problem.x, problem.y, shuffle=False)

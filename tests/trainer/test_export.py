@@ -40,7 +40,9 @@ def test_export_has_the_model_s_inputs_and_outputs(make: object, tmp_path: Path)
     training = [a.i for n in model.graph.node for a in n.attribute if a.name == "training_mode"]
     assert not any(training)
     session = ort.InferenceSession(path)
-    np.testing.assert_array_equal(session.run(None, {"x": problem.x})[0], trainer.predict(problem.x))
+    # Not bit-equal: with constant statistics onnxruntime folds the normalisation into the convolution.
+    logits = session.run(None, {"x": problem.x})[0]
+    np.testing.assert_allclose(logits, trainer.predict(problem.x), rtol=1e-5, atol=1e-6)
     one = session.run(None, {"x": problem.x[:1]})[0]
     np.testing.assert_allclose(one, trainer.predict(problem.x)[:1], rtol=1e-5, atol=1e-6)
 

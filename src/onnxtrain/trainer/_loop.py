@@ -18,7 +18,13 @@ from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._schedule import Schedule
-from onnxtrain.trainer._snapshot import Snapshot, StatisticsBackup, finite_gradients, finite_parameters
+from onnxtrain.trainer._snapshot import (
+    Snapshot,
+    StatisticsBackup,
+    finite_gradients,
+    finite_parameters,
+    finite_statistics,
+)
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
@@ -169,8 +175,7 @@ class FitLoop:
             done.append((loss, outputs, arrays))
         if len(group) > 1 and trainer._settings.averages_loss:
             self._scale_gradients(weight / samples)
-        if not finite_gradients(run.store):
-            self._diverge(f"the loss is {done[-1][0]:g}, but its gradients hold NaN or infinity")
+        self._require_finite_results(done[-1][0])
         run.optimizer.step()
         for loss, outputs, arrays in done:
             trainer._add(position.averages, loss, outputs, arrays)
@@ -180,6 +185,15 @@ class FitLoop:
         for callback in self._callbacks:
             callback.on_step_end(trainer, mean)
         return samples
+
+    def _require_finite_results(self, loss: float) -> None:
+        """Looks at what the step has computed beside its loss."""
+        for what, finite in (
+            ("gradients", finite_gradients(self._run.store)),
+            ("BatchNormalization statistics", finite_statistics(self._run.store)),
+        ):
+            if not finite:
+                self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
 
     def _set_learning_rate(self, batch: int) -> None:
         position = self._trainer._position

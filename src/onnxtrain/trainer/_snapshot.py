@@ -12,7 +12,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.trainer._position import Position
 
-__all__ = ["Snapshot", "StatisticsBackup", "all_finite", "finite_gradients", "finite_parameters"]
+__all__ = ["Snapshot", "StatisticsBackup", "all_finite", "finite_gradients", "finite_parameters", "finite_statistics"]
 
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
 
@@ -36,6 +36,11 @@ def finite_gradients(store: Store) -> bool:
 def finite_parameters(store: Store) -> bool:
     """Returns whether all trainable parameters are finite."""
     return all(all_finite(store.parameters[name]) for name in store.trainable)
+
+
+def finite_statistics(store: Store) -> bool:
+    """Returns whether all BatchNorm statistics are finite."""
+    return all(all_finite(buffer) for buffer in store.statistics.values())
 
 
 class StatisticsBackup:

@@ -1,3 +1,78 @@
-"""Training on stock ONNX Runtime: a training step is itself an ordinary ONNX model."""
+"""Training on stock ONNX Runtime: a training step is itself an ordinary ONNX model.
+
+Importing this package imports nothing heavy: what it offers at the top is loaded when first used. A device
+that only trains needs `onnxtrain.api`, which imports numpy, onnxruntime and safetensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+    from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
+    from onnxtrain.autodiff import differentiate
+    from onnxtrain.errors import OnnxTrainError
+    from onnxtrain.gradient_check import check_gradients
+    from onnxtrain.trainer import (
+        Callback,
+        EarlyStopping,
+        History,
+        ModelCheckpoint,
+        ReduceLROnPlateau,
+        Trainer,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Callback",
+    "CheckpointState",
+    "EarlyStopping",
+    "History",
+    "LinearLRScheduler",
+    "LossType",
+    "ModelCheckpoint",
+    "Module",
+    "OnnxTrainError",
+    "OptimType",
+    "Optimizer",
+    "ReduceLROnPlateau",
+    "Trainer",
+    "__version__",
+    "check_gradients",
+    "differentiate",
+    "generate_artifacts",
+]
+
+_HOME = {
+    "Callback": "trainer",
+    "CheckpointState": "api",
+    "EarlyStopping": "trainer",
+    "History": "trainer",
+    "LinearLRScheduler": "api",
+    "LossType": "artifacts",
+    "ModelCheckpoint": "trainer",
+    "Module": "api",
+    "OnnxTrainError": "errors",
+    "OptimType": "artifacts",
+    "Optimizer": "api",
+    "ReduceLROnPlateau": "trainer",
+    "Trainer": "trainer",
+    "check_gradients": "gradient_check",
+    "differentiate": "autodiff",
+    "generate_artifacts": "artifacts",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,21 @@
+"""The command `onnxtrain`."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs the command line; without the extra `build` it says what to install."""
+    try:
+        from onnxtrain.cli._app import run
+    except ImportError as error:
+        print(
+            f"onnxtrain: the command line needs packages that are missing ({error}). "
+            "Run: pip install 'onnxtrain[build]'",
+            file=sys.stderr,
+        )
+        sys.exit(1)
+    run()

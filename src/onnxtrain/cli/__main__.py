@@ -1,0 +1,5 @@
+"""`python -m onnxtrain.cli`."""
+
+from onnxtrain.cli import main
+
+main()

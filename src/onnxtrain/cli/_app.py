@@ -1,0 +1,211 @@
+"""The commands and their options; each command's work is in a module of its own."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.logging import RichHandler
+
+from onnxtrain.cli._output import JsonOption, guarded
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="onnxtrain",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train any ONNX model on stock ONNX Runtime.",
+)
+
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.")]
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"onnxtrain {importlib.metadata.version('onnxtrain')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the package's log.")] = False,
+) -> None:
+    """Train any ONNX model on stock ONNX Runtime."""
+    level = logging.DEBUG if debug else logging.WARNING
+    logger = logging.getLogger("onnxtrain")
+    logger.setLevel(level)
+    if not logger.handlers:
+        logger.addHandler(RichHandler(level, show_time=False, show_path=False, console=None))
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Directory for the model and the figures.")
+    ] = Path("demo-output"),
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Of weights, shuffling and the validation split.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Train a convolutional network on handwritten digits and prove the exported file."""
+    from onnxtrain.cli._demo import run_command
+
+    run_command(output, epochs, seed, json)
+
+
+@app.command()
+def artifacts(
+    model: ModelArgument,
+    loss: Annotated[
+        str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="Name of the optimizer.")] = "adamw",
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
+        "artifacts"
+    ),
+    train: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Train only parameters like fc.*")
+    ] = None,
+    freeze: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
+    ] = None,
+    batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
+    nominal: Annotated[bool, typer.Option("--nominal", help="Also write a checkpoint without data.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Write the files that a device trains from."""
+    from onnxtrain.cli._artifacts import run_command
+
+    run_command(model, loss, optimizer, output, train, freeze, batch_norm, nominal, json)
+
+
+@app.command()
+def train(
+    source: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL|DIR", help="An .onnx file, or the directory of a run to go on with."),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help=".npz file with arrays named as the inputs and targets, or x and y.", show_default=False
+        ),
+    ],
+    validation: Annotated[
+        str | None, typer.Option(help="A fraction such as 0.1, or another .npz file.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")
+    ] = None,
+    optimizer: Annotated[str, typer.Option(help="Name of the optimizer.")] = "adamw",
+    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Learning rate.")] = 1e-3,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch.")] = None,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches per optimizer step.")] = 1,
+    schedule: Annotated[str | None, typer.Option(help="linear or cosine.")] = None,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps over which the rate rises.")] = 0,
+    clip_norm: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many epochs without improvement.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--train", metavar="PATTERN", help="Train only parameters like fc.*")
+    ] = None,
+    freeze: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
+    ] = None,
+    batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
+    seed: Annotated[int, typer.Option(min=0, help="Of shuffling and splitting.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Directory of the run. Default: MODEL's name with -trained."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a model on arrays; Ctrl-C saves, and training the directory goes on."""
+    from onnxtrain.cli._train import TrainOptions, run_command
+
+    chosen = TrainOptions(
+        source=source,
+        data=data,
+        validation=validation,
+        loss=loss,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        epochs=epochs,
+        batch_size=batch_size,
+        accumulate=accumulate,
+        schedule=schedule,
+        warmup=warmup,
+        clip_norm=clip_norm,
+        patience=patience,
+        train=only,
+        freeze=freeze,
+        batch_norm=batch_norm,
+        seed=seed,
+        output=output,
+        json=json,
+    )
+    run_command(chosen)
+
+
+@app.command()
+def ops(
+    model: Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="An .onnx file.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only ops of this status.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List which ops have gradients; for a model, whether it can be trained and what stops it."""
+    from onnxtrain.cli._ops import list_ops, model_ops
+
+    if model is None:
+        list_ops(status, json)
+    else:
+        model_ops(model, json)
+
+
+@app.command()
+def check(
+    model: ModelArgument,
+    of: Annotated[str | None, typer.Option(help="Output to differentiate; default: the first one.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--parameter", metavar="PATTERN", help="Only these parameters.")
+    ] = None,
+    data: Annotated[Path | None, typer.Option(help=".npz file with inputs; the others are random.")] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=SIZE", help="Size of a symbolic dimension.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Compare a model's gradients with finite differences."""
+    from onnxtrain.cli._check import run_command
+
+    run_command(model, of, only, data, dim, seed, json)
+
+
+@app.command()
+def inspect(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A directory of artifacts, or a checkpoint file.")
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Show manifest, parameters and checkpoint of a training run."""
+    from onnxtrain.cli._inspect import run_command
+
+    run_command(directory, json)
+
+
+def run() -> None:
+    """Runs the command line of this process."""
+    guarded(app, debug="--debug" in sys.argv[1:])

@@ -1,0 +1,78 @@
+"""`onnxtrain check`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from onnxtrain.cli._output import print_json, print_table, table
+from onnxtrain.cli._select import match
+from onnxtrain.cli._train import load_arrays
+from onnxtrain.errors import InputError
+from onnxtrain.gradient_check import GradientCheck, check_gradients
+from onnxtrain.passes import TrainingModePass, canonicalize, load_model
+from onnxtrain.training_graph import select_parameters
+
+__all__ = ["run_command"]
+
+
+def run_command(
+    model: Path,
+    of: str | None,
+    only: Sequence[str] | None,
+    data: Path | None,
+    dim: Sequence[str] | None,
+    seed: int,
+    json: bool,
+) -> None:
+    """Checks the gradients and prints one row per parameter; exit code 1 if any differs."""
+    loaded = canonicalize(load_model(model))
+    TrainingModePass(dropout="inference")(loaded)
+    names = select_parameters(loaded, None, None).trainable
+    inputs = load_arrays(data) if data is not None else None
+    results = check_gradients(
+        loaded, of=of, wrt=match(names, only) or names, inputs=inputs, dims=_dims(dim or ()), seed=seed
+    )
+    wrong = sum(1 for result in results if not result.passed)
+    if json:
+        rows = [asdict(result) | {"passed": result.passed} for result in results]
+        print_json({"model": str(model), "passed": not wrong, "parameters": rows})
+    else:
+        _print(model, results, wrong)
+    if wrong:
+        sys.exit(1)
+
+
+def _dims(items: Sequence[str]) -> dict[str, int]:
+    sizes = {}
+    for item in items:
+        name, equals, size = item.partition("=")
+        if not equals or not size.isdecimal() or int(size) < 1:
+            raise InputError(f"--dim is {item!r}; write it as NAME=SIZE, such as sequence=16")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _print(model: Path, results: Sequence[GradientCheck], wrong: int) -> None:
+    rows = [
+        (
+            result.name,
+            "x".join(map(str, result.shape)) or "scalar",
+            f"{result.norm:.4g}",
+            f"{result.derivative:.6g}",
+            f"{result.difference:.6g}",
+            f"{result.error:.1e}",
+            "ok" if result.passed else "WRONG",
+        )
+        for result in results
+    ]
+    columns = ("parameter", "shape", "|gradient|", "along a direction", "finite difference", "error", "")
+    print_table(table(f"Gradients of {model.name}", columns, rows, right=(2, 3, 4, 5)))
+    precision = results[0].precision if results else "float64"
+    how = "the ONNX reference evaluator in float64" if precision == "float64" else "ONNX Runtime in float32"
+    verdict = f"{wrong} of {len(results)} differ" if wrong else f"all {len(results)} agree"
+    print_table(
+        f"{verdict}: finite differences by {how}, tolerance {results[0].tolerance if results else 0:g}"
+    )

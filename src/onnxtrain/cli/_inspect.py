@@ -1,0 +1,138 @@
+"""`onnxtrain inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.cli._output import print_json, print_table, summary_table, table
+from onnxtrain.errors import ModelLoadError
+from onnxtrain.runtime.checkpoint import read_checkpoint
+from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
+from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.trainer._position import PROPERTY, Position
+
+__all__ = ["run_command"]
+
+
+def run_command(path: Path, json: bool) -> None:
+    """Prints what is in a directory of artifacts, or in a checkpoint file.
+
+    Raises:
+        ModelLoadError, CheckpointError: there is nothing of that kind, or it is corrupt.
+    """
+    manifest: Manifest | None = None
+    store: Store | None
+    if path.is_file():
+        store = read_checkpoint(path)
+    elif (path / "manifest.json").is_file():
+        text = (path / "manifest.json").read_text(encoding="utf-8")
+        manifest, store = parse_manifest(text, f"'{path / 'manifest.json'}'"), _checkpoint(path)
+    else:
+        raise ModelLoadError(
+            f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make "
+            "one with: "
+            "onnxtrain artifacts MODEL --loss NAME --output DIR"
+        )
+    document = _document(path, manifest, store)
+    if json:
+        print_json(document)
+        return
+    print_table(summary_table(str(path), _summary(document)))
+    if manifest is not None:
+        arguments = [("input", spec) for spec in manifest.inputs] + [
+            ("target", spec) for spec in manifest.targets
+        ]
+        rows = [
+            (role, spec.name, spec.dtype.name, _shape(spec.shape), _labels(spec)) for role, spec in arguments
+        ]
+        print_table(table("Inputs", ("", "name", "dtype", "shape", "class labels"), rows))
+    rows = [tuple(row.values()) for row in document["parameters"]]
+    columns = ("name", "dtype", "shape", "role", "mean", "std", "largest")
+    print_table(table("Parameters and statistics", columns, rows, right=(4, 5, 6)))
+
+
+def _checkpoint(directory: Path) -> Store | None:
+    return read_checkpoint(directory / "checkpoint") if (directory / "checkpoint").is_file() else None
+
+
+def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dict[str, Any]:
+    document: dict[str, Any] = {"path": str(path)}
+    if manifest is not None:
+        document |= {
+            "inputs": [spec.name for spec in manifest.inputs],
+            "targets": [spec.name for spec in manifest.targets],
+            "outputs": list(manifest.outputs),
+            "optimizer": manifest.optimizer.type if manifest.optimizer else None,
+            "fingerprint": manifest.fingerprint,
+        }
+    if store is None:
+        return document | {"checkpoint": False, "parameters": []}
+    progress = store.optimizer
+    document |= {
+        "checkpoint": True,
+        "elements": sum(b.size for b in store.parameters.values()),
+        "trainable_elements": sum(store.parameters[name].size for name in store.trainable),
+        "step": progress.step if progress else None,
+        "learning_rate": progress.learning_rate if progress else None,
+        "properties": {k: v for k, v in store.properties.items() if k != PROPERTY},
+        "parameters": [
+            *(
+                _row(n, b, "trained" if n in store.trainable else "frozen")
+                for n, b in store.parameters.items()
+            ),
+            *(_row(n, b, "statistic") for n, b in store.statistics.items()),
+        ],
+    }
+    if PROPERTY in store.properties:
+        position, _ = Position.from_json(str(store.properties[PROPERTY]), f"'{path}'")
+        document |= {
+            "epochs": position.epoch,
+            "unfinished": position.unfinished,
+            "last_epoch": position.history.last,
+        }
+    return document
+
+
+def _row(name: str, buffer: Buffer, role: str) -> dict[str, Any]:
+    values = buffer.read() if buffer.defined and buffer.dtype.name != "bfloat16" and buffer.size else None
+    numbers = {"mean": "", "std": "", "largest": ""}
+    if values is not None:
+        wide = values.astype(np.float64)
+        numbers = {
+            "mean": f"{wide.mean():.4g}",
+            "std": f"{wide.std():.4g}",
+            "largest": f"{np.abs(wide).max():.4g}",
+        }
+    return {"name": name, "dtype": buffer.dtype.name, "shape": _shape(buffer.shape), "role": role, **numbers}
+
+
+def _summary(document: dict[str, Any]) -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for key, value in document.items():
+        if key in ("path", "parameters", "last_epoch") or value is None or value == {}:
+            continue
+        if isinstance(value, list):
+            value = ", ".join(map(str, value)) or "none"
+        elif isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif isinstance(value, int):
+            value = f"{value:,}"
+        rows.append((key.replace("_", " "), value))
+    rows += [(f"last epoch: {key}", f"{value:.5g}") for key, value in document.get("last_epoch", {}).items()]
+    return rows
+
+
+def _shape(shape: Sequence[object] | None) -> str:
+    return "any" if shape is None else "[" + ", ".join("?" if d is None else str(d) for d in shape) + "]"
+
+
+def _labels(spec: InputSpec) -> str:
+    if spec.class_labels is None:
+        return ""
+    classes = "0 or more" if spec.class_labels.count is None else f"0 .. {spec.class_labels.count - 1}"
+    ignored = spec.class_labels.ignore_index
+    return classes if ignored is None else f"{classes}, {ignored} is ignored"

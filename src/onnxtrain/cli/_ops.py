@@ -1,0 +1,87 @@
+"""`onnxtrain ops`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff import OpCoverage, add_gradients, coverage
+from onnxtrain.cli._output import print_json, print_table, table
+from onnxtrain.errors import InputError, NothingToTrain, OnnxTrainError
+from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.training_graph import select_parameters
+
+__all__ = ["list_ops", "model_ops"]
+
+_MEANING = {
+    "rule": "gradient rule",
+    "function": "through its function body",
+    "nondifferentiable": "no gradient flows",
+    "not yet": "not yet",
+    "unknown": "not known",
+}
+
+
+def list_ops(status: str | None, json: bool) -> None:
+    """Prints one row per op of the standard domain.
+
+    Raises:
+        InputError: there is no such status.
+    """
+    if status is not None and status not in _MEANING:
+        raise InputError(f"--status is {status!r}; choose from {', '.join(_MEANING)}")
+    rows = [row for row in coverage() if status is None or row.status == status]
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    columns = ("op", "gradient", "inputs that get one", "remark")
+    lines = [(row.op_type, _MEANING[row.status], ", ".join(row.inputs), row.reason) for row in rows]
+    counts = Counter[str](row.status for row in rows)
+    print_table(table("Ops of opsets 21 to 26", columns, lines))
+    print_table(", ".join(f"{_MEANING[name]}: {counts[name]}" for name in _MEANING if counts[name]))
+
+
+def model_ops(path: Path, json: bool) -> None:
+    """Prints the ops of a model, and whether a loss on its first output can train it; exit code 1 if not."""
+    model = canonicalize(load_model(path))
+    known = {row.op_type: row for row in coverage()}
+    counts = Counter((node.domain, node.op_type) for node in model.graph)
+    problem = _problem(model)
+    rows = [
+        {"op": op if not domain else f"{domain}::{op}", "nodes": count, **_describe(known.get(op), domain)}
+        for (domain, op), count in sorted(counts.items())
+    ]
+    if json:
+        print_json({"model": str(path), "trainable": problem is None, "problem": problem, "ops": rows})
+    else:
+        lines = [tuple(row.values()) for row in rows]
+        print_table(table(f"Ops of {path.name}", ("op", "nodes", "gradient", "remark"), lines, right=(1,)))
+        parameters = "" if problem else f" ({len(select_parameters(model, None, None).trainable)} parameters)"
+        print_table(f"Cannot be trained: {problem}" if problem else f"Can be trained{parameters}.")
+    if problem:
+        sys.exit(1)
+
+
+def _describe(row: OpCoverage | None, domain: str) -> dict[str, str]:
+    if row is None or domain:
+        return {"gradient": _MEANING["unknown"], "remark": "not an op of the ONNX standard"}
+    return {"gradient": _MEANING[row.status], "remark": row.reason}
+
+
+def _problem(model: ir.Model) -> str | None:
+    """Returns why the gradients of the first floating-point output cannot be built, or None."""
+    outputs = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
+    if not outputs:
+        return "it has no floating-point output"
+    try:
+        names = select_parameters(model, None, None).trainable
+        add_gradients(model.clone(), str(outputs[0].name), names, cotangent="onnxtrain.cotangent")
+    except NothingToTrain:
+        return "it has no floating-point parameters"
+    except OnnxTrainError as error:
+        return str(error)
+    return None

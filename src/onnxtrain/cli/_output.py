@@ -1,0 +1,108 @@
+"""What the commands print: tables for people, JSON for pipes, errors as one message."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from onnxtrain.errors import OnnxTrainError
+
+__all__ = [
+    "INTERRUPTED",
+    "JsonOption",
+    "guarded",
+    "info",
+    "print_json",
+    "print_table",
+    "summary_table",
+    "table",
+]
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells report it."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+_PIPE_WIDTH = 160
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal and not stderr:
+        console = Console(highlight=False, width=_PIPE_WIDTH)  # a pipe has no width that could be asked for
+    return console
+
+
+def table(
+    title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()
+) -> Table:
+    """Returns a table; `right` are the indices of columns to align right."""
+    result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    for index, column in enumerate(columns):
+        result.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        result.add_row(*(escape(str(cell)) for cell in row))
+    return result
+
+
+def summary_table(title: str, rows: Iterable[tuple[str, object]]) -> Table:
+    """Returns a table of names and values without a header."""
+    result = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left", title_style="bold")
+    result.add_column(style="dim")
+    result.add_column(justify="right")
+    for name, value in rows:
+        result.add_row(escape(name), escape(str(value)))
+    return result
+
+
+def print_table(*tables: Table | str) -> None:
+    """Prints tables and lines to standard output."""
+    console = _console()
+    for item in tables:
+        console.print(item)
+
+
+def print_json(document: Any) -> None:
+    """Prints a JSON document to standard output; NaN becomes null."""
+    print(json.dumps(_jsonable(document), indent=2, allow_nan=False))
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    return value if isinstance(value, str | int | bool | None) else str(value)
+
+
+def info(text: str) -> None:
+    """Prints a remark to standard error, so that it does not get into a pipe."""
+    _console(stderr=True).print(text, soft_wrap=True, markup=False)
+
+
+def guarded(run: Callable[[], None], *, debug: bool) -> None:
+    """Runs a command; a deliberate error becomes one message and exit code 1, Ctrl-C exit code 130."""
+    try:
+        run()
+    except OnnxTrainError as error:
+        if debug:
+            raise
+        console = _console(stderr=True)
+        console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        info("Interrupted.")
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:  # the reader of the pipe (head, less) has gone
+        sys.stderr.close()
+        sys.exit(1)

@@ -1,0 +1,166 @@
+"""`onnxtrain train`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.cli._artifacts import batch_norm_mode
+from onnxtrain.cli._output import INTERRUPTED, info, print_json, print_table, summary_table
+from onnxtrain.cli._select import float_parameters, match
+from onnxtrain.errors import InputError
+from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer import Callback, EarlyStopping, Trainer
+
+__all__ = ["TrainOptions", "load_arrays", "run_command"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The command's arguments; `onnxtrain train --help` describes them."""
+
+    source: Path
+    data: Path
+    validation: str | None
+    loss: str | None
+    optimizer: str
+    learning_rate: float
+    epochs: int
+    batch_size: int | None
+    accumulate: int
+    schedule: str | None
+    warmup: int
+    clip_norm: float | None
+    patience: int | None
+    train: list[str] | None
+    freeze: list[str] | None
+    batch_norm: str
+    seed: int
+    output: Path | None
+    json: bool
+
+
+def run_command(options: TrainOptions) -> None:
+    """Trains, writes the trained model beside the run's files, and prints the result."""
+    arrays = load_arrays(options.data)
+    held_out = _held_out(options.validation)
+    trainer = _trainer(options)
+    x, y = _assign(trainer, arrays, options.data)
+    validation: Any = held_out
+    if isinstance(held_out, dict):
+        validation = _assign(trainer, held_out, Path(str(options.validation)))
+    callbacks: list[Callback] = []
+    if options.patience is not None:
+        monitor = "loss" if validation is None else "val_loss"
+        callbacks.append(EarlyStopping(monitor, options.patience, restore_best=True))
+    history = trainer.fit(
+        x,
+        y,
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        validation=validation,
+        callbacks=callbacks,
+        accumulate=options.accumulate,
+    )
+    if history.stopped == "interrupted":
+        sys.exit(INTERRUPTED)
+    model = None
+    if trainer.outputs:
+        model = trainer.directory / "trained.onnx"
+        trainer.export(model)
+    trainer.save(trainer.directory)
+    if options.json:
+        document = {"directory": str(trainer.directory), "model": model, "stopped": history.stopped}
+        print_json({**document, "epochs": history.epochs})
+        return
+    rows: list[tuple[str, object]] = [(key, f"{value:,.5g}") for key, value in history.last.items()]
+    rows.append(("samples/s", f"{np.median(history.samples_per_second):,.0f}"))
+    print_table(summary_table("Last epoch", rows))
+    print_table(
+        f"Run: {trainer.directory}   Trained model: {model or 'none, the model has no outputs but its loss'}"
+    )
+
+
+def _trainer(options: TrainOptions) -> Trainer:
+    """Opens a directory, or begins a new run for a model."""
+    if options.source.is_dir():
+        trainer = Trainer.resume(options.source)
+        if not trainer.resumes_fit:
+            trainer.learning_rate = options.learning_rate
+        return trainer
+    model = load_model(options.source)
+    names = float_parameters(canonicalize(load_model(options.source)))
+    output = options.output or options.source.with_name(f"{options.source.stem}-trained")
+    return Trainer(
+        model,
+        options.loss,
+        options.optimizer,
+        options.learning_rate,
+        requires_grad=match(names, options.train),
+        frozen_params=match(names, options.freeze),
+        scheduler=options.schedule,
+        warmup_steps=options.warmup,
+        clip_grad_norm=options.clip_norm,
+        batch_norm=batch_norm_mode(options.batch_norm),
+        directory=output,
+        seed=options.seed,
+    )
+
+
+def _held_out(text: str | None) -> float | Arrays | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return load_arrays(Path(text))
+
+
+def load_arrays(path: Path) -> Arrays:
+    """Returns the arrays of an .npz file.
+
+    Raises:
+        InputError: it is missing, no .npz file, or holds Python objects, which are not loaded.
+    """
+    if not path.is_file():
+        raise InputError(f"Reading the data '{path}': there is no such file.")
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            if not hasattr(content, "files"):
+                raise ValueError("it holds a single array")
+            return {name: content[name] for name in content.files}
+    except Exception as error:  # numpy lets errors of zipfile and of its own parsers through
+        raise InputError(
+            f"Reading the data '{path}': {error}. Write it with numpy.savez(path, x=..., y=...)."
+        ) from error
+
+
+def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
+    """Returns inputs and targets of the model from arrays that have their names, or `x` and `y`."""
+    manifest = trainer.manifest
+    names = {spec.name for spec in (*manifest.inputs, *manifest.targets)}
+    if unused := sorted(set(arrays) - names - {"x", "y"}):
+        info(f"Not used from '{path}': {', '.join(unused)}")
+    x = _pick(arrays, manifest.inputs, "x", path)
+    return x, (_pick(arrays, manifest.targets, "y", path) if manifest.targets else None)
+
+
+def _pick(arrays: Arrays, specs: tuple[InputSpec, ...], short: str, path: Path) -> Mapping[str, Any]:
+    if len(specs) == 1 and specs[0].name not in arrays and short in arrays:
+        return {specs[0].name: arrays[short]}
+    missing = [spec.name for spec in specs if spec.name not in arrays]
+    if missing:
+        alternative = f" (or {short})" if len(specs) == 1 else ""
+        raise InputError(
+            f"The data '{path}' lacks {', '.join(missing)}{alternative}; it holds "
+            f"{', '.join(arrays) or 'nothing'}."
+        )
+    return {spec.name: arrays[spec.name] for spec in specs}

@@ -1,0 +1,8 @@
+"""The main job on real data: train a convolutional network on handwritten digits."""
+
+from __future__ import annotations
+
+from onnxtrain.demo._digits import DemoResult, load_digits_data, run_demo
+from onnxtrain.demo._model import digits_network
+
+__all__ = ["DemoResult", "digits_network", "load_digits_data", "run_demo"]

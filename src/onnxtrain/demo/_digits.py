@@ -1,0 +1,165 @@
+"""The demo's job: from an `.onnx` file and real data to a trained, proven `.onnx` file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+
+from onnxtrain.demo._model import digits_network
+from onnxtrain.demo._plots import plot_confusion, plot_history
+from onnxtrain.errors import InputError, OnnxTrainError
+from onnxtrain.trainer import Trainer
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer import History
+
+__all__ = ["DemoResult", "load_digits_data", "run_demo"]
+
+Array = npt.NDArray[Any]
+
+_BATCH_SIZE, _LEARNING_RATE, _TEST_SHARE = 32, 4e-3, 0.2
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the demo achieved.
+
+    Attributes:
+        test_accuracy: on the held-out images, by the trainer.
+        exported_accuracy: on the same images, by a plain `InferenceSession` of the exported file.
+        largest_difference: between the logits of the two, absolute.
+        test_loss: mean cross-entropy on the held-out images.
+        parameters: number of trained numbers.
+        epochs: epochs trained.
+        seconds: time spent in training.
+        samples_per_second: median over the epochs, without validation.
+        training_samples: images trained on; `validation_samples` and `test_samples` are apart.
+        torch_imported: whether anything imported PyTorch.
+        files: what was written.
+    """
+
+    test_accuracy: float
+    exported_accuracy: float
+    largest_difference: float
+    test_loss: float
+    parameters: int
+    epochs: int
+    seconds: float
+    samples_per_second: float
+    training_samples: int
+    validation_samples: int
+    test_samples: int
+    torch_imported: bool
+    files: tuple[Path, ...]
+
+
+def load_digits_data() -> tuple[Array, Array, Array, Array]:
+    """Returns training images, test images, training labels, test labels: scikit-learn's handwritten digits.
+
+    Images are float32 [n, 1, 8, 8] from 0 to 1, labels int64 [n]; a fifth of the 1797 images, in equal shares
+    of all digits and always the same ones, is for the test.
+
+    Raises:
+        OnnxTrainError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError as error:
+        raise _missing(error) from error
+    digits = load_digits()
+    images = (digits.images / digits.images.max()).astype(np.float32)[:, None]
+    labels = digits.target.astype(np.int64)
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, labels, test_size=_TEST_SHARE, random_state=0, stratify=labels
+    )
+    return train_x, test_x, train_y, test_y
+
+
+def _missing(error: ImportError) -> OnnxTrainError:
+    return OnnxTrainError(
+        f"The demo needs scikit-learn and matplotlib ({error}). Run: pip install 'onnxtrain[demo]'"
+    )
+
+
+def run_demo(output: Path, epochs: int = 30, *, seed: int = 0, verbose: bool = True) -> DemoResult:
+    """Trains the digits network, writes model and figures to `output`, and proves the exported file.
+
+    Args:
+        output: directory, made if missing.
+        epochs: passes over the training images.
+        seed: of initial weights, shuffling and the validation split.
+        verbose: show progress on standard error.
+
+    Raises:
+        OnnxTrainError: a package of the extra `demo` is missing, or training failed.
+    """
+    try:
+        import matplotlib  # noqa: F401  # before training, not after
+    except ImportError as error:
+        raise _missing(error) from error
+    if epochs < 1:
+        raise InputError(f"epochs must be at least 1, received {epochs}.")
+    train_x, test_x, train_y, test_y = load_digits_data()
+    output.mkdir(parents=True, exist_ok=True)
+    untrained, trained = output / "untrained.onnx", output / "digits.onnx"
+    onnx.save(digits_network(seed), untrained)
+
+    trainer = Trainer(
+        untrained,
+        loss="cross_entropy",
+        optimizer="adamw",
+        learning_rate=_LEARNING_RATE,
+        scheduler="cosine",
+        seed=seed,
+    )
+    begin = time.perf_counter()
+    history = trainer.fit(
+        train_x, train_y, epochs=epochs, batch_size=_BATCH_SIZE, validation=0.1, verbose=verbose
+    )
+    seconds = time.perf_counter() - begin
+    if history.stopped == "interrupted":
+        raise KeyboardInterrupt
+    trainer.export(trained)
+    scores = trainer.evaluate(test_x, test_y)
+    logits = _run_exported(trained, test_x)
+    figures = _write_figures(output, history, logits.argmax(axis=1), test_y)
+    validation = round(0.1 * len(train_x))
+    return DemoResult(
+        test_accuracy=scores["accuracy"],
+        exported_accuracy=float((logits.argmax(axis=1) == test_y).mean()),
+        largest_difference=float(np.abs(logits - trainer.predict(test_x)).max()),
+        test_loss=scores["loss"],
+        parameters=sum(p.data.size for _, p in trainer.parameters if p.requires_grad),
+        epochs=len(history),
+        seconds=seconds,
+        samples_per_second=float(np.median(history.samples_per_second)),
+        training_samples=len(train_x) - validation,
+        validation_samples=validation,
+        test_samples=len(test_x),
+        torch_imported="torch" in sys.modules,
+        files=(untrained, trained, *figures),
+    )
+
+
+def _run_exported(path: Path, images: Array) -> Array:
+    """Runs the exported file as anyone would who has never heard of onnxtrain."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(["logits"], {"image": images})[0])
+
+
+def _write_figures(output: Path, history: History, predicted: Array, labels: Array) -> tuple[Path, Path]:
+    matrix = np.zeros((10, 10), np.int64)
+    np.add.at(matrix, (labels, predicted), 1)
+    curve, confusion = output / "loss_curve.png", output / "confusion_matrix.png"
+    plot_history(history, curve)
+    plot_confusion(matrix, [str(digit) for digit in range(10)], confusion)
+    return curve, confusion

@@ -1,0 +1,314 @@
+"""Gradients of a model against finite differences of its own outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.autodiff import differentiate
+from onnxtrain.emitter import static_dims
+from onnxtrain.errors import GraphBuildError, InputError
+from onnxtrain.passes import (
+    ModelSource,
+    TrainingModePass,
+    canonicalize,
+    load_model,
+    promote_initializers,
+    to_proto,
+)
+from onnxtrain.training_graph import select_parameters
+
+__all__ = ["GradientCheck", "check_gradients", "random_inputs"]
+
+Array = npt.NDArray[Any]
+Evaluate = Callable[[Mapping[str, Array]], Array]
+
+_COTANGENT = "onnxtrain.cotangent"
+_BATCH, _OTHER_DIM = 3, 8
+# Central differences err by O(h^2) plus rounding / h; h is the usual compromise for each precision.
+_STEP = {"float64": 1e-5, "float32": 1e-2}
+_TOLERANCE = {"float64": 1e-3, "float32": 5e-2}
+# Ops whose integer input counts along an axis of another input: (op, index input) -> the other input's index.
+_INDEXES = {("Gather", 1): 0, ("SoftmaxCrossEntropyLoss", 1): 0, ("NegativeLogLikelihoodLoss", 1): 0}
+
+
+@dataclass(frozen=True)
+class GradientCheck:
+    """The gradient of one parameter along a random direction.
+
+    Attributes:
+        name: the parameter.
+        shape: its shape.
+        norm: L2 norm of the gradient, as onnxruntime computes it in the model's own precision.
+        derivative: the gradient times a random unit direction.
+        difference: the central finite difference along the same direction.
+        precision: of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime
+            where the reference evaluator lacks an op.
+        error: |derivative - difference|, relative to norm / sqrt(size), which a random direction gives on
+            average.
+        tolerance: the largest error that passes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    norm: float
+    derivative: float
+    difference: float
+    precision: str
+    error: float
+    tolerance: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the two agree."""
+        return self.error <= self.tolerance
+
+
+def check_gradients(
+    model: ModelSource,
+    *,
+    of: str | None = None,
+    wrt: Sequence[str] | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> list[GradientCheck]:
+    """Returns a comparison for each parameter.
+
+    The output is contracted with a random cotangent, so no loss is needed. Dropout is switched off, as two
+    runs of it differ; BatchNormalization runs as the model says.
+
+    Args:
+        model: path, proto or IR model.
+        of: the output to differentiate; default: the first floating-point one.
+        wrt: names of parameters; default: all that would be trained.
+        inputs: values of the inputs; those that are missing are random.
+        dims: sizes for symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
+        seed: of all random numbers.
+
+    Raises:
+        OnnxTrainError: the model cannot be loaded or differentiated, or an input does not fit.
+    """
+    forward = canonicalize(load_model(model))
+    TrainingModePass(dropout="inference")(forward)
+    output = of or _first_float_output(forward)
+    names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable
+    rng = np.random.default_rng(seed)
+    feeds = random_inputs(forward, rng, dims or {}) | _checked(forward, inputs or {})
+    parameters = {name: _value(forward, name) for name in names}
+    cotangent, gradients = _gradients(forward, output, names, feeds, rng)
+    evaluate, precision = _evaluator(forward, output, names, feeds, parameters)
+    return [
+        _compare(name, parameters, gradients[name], cotangent, evaluate, precision, rng) for name in names
+    ]
+
+
+def _first_float_output(model: ir.Model) -> str:
+    for value in model.graph.outputs:
+        if value.dtype is not None and value.dtype.is_floating_point():
+            return str(value.name)
+    raise GraphBuildError(
+        "checking gradients: the model has no floating-point output; name a value with of=..."
+    )
+
+
+def _value(model: ir.Model, name: str) -> Array:
+    value = model.graph.initializers.get(name)
+    if value is None or value.const_value is None:
+        raise GraphBuildError(f"checking gradients: the model has no parameter {name!r}")
+    return np.asarray(value.const_value.numpy())
+
+
+def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, int]) -> dict[str, Array]:
+    """Returns random values for all inputs: floats from -1 .. 1, integers that are valid as indices.
+
+    Args:
+        model: canonical model.
+        rng: source of randomness.
+        dims: sizes for symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
+    """
+    sizes = dict(dims)
+    result: dict[str, Array] = {}
+    for value in model.graph.inputs:
+        if value.dtype is None or value.shape is None:
+            raise InputError(
+                f"Making up a value for input '{value.name}': its type or rank is unknown; pass one."
+            )
+        shape: list[int] = []
+        for axis, dim in enumerate(value.shape):
+            default = _BATCH if axis == 0 else _OTHER_DIM
+            symbol = None if isinstance(dim, int) else dim.value
+            shape.append(
+                dim if isinstance(dim, int) else sizes.setdefault(symbol, default) if symbol else default
+            )
+        dtype = value.dtype.numpy()
+        if value.dtype.is_floating_point():
+            result[str(value.name)] = rng.uniform(-1, 1, shape).astype(dtype)
+        else:
+            result[str(value.name)] = rng.integers(0, _index_bound(value), shape).astype(dtype)
+    return result
+
+
+def _index_bound(value: ir.Value) -> int:
+    """The smallest axis that an integer input indexes; 2 where it indexes nothing known."""
+    bounds = []
+    for node, index in value.uses():
+        other = _INDEXES.get((node.op_type, index))
+        source = node.inputs[other] if other is not None else None
+        sizes = static_dims(source) if source is not None else None
+        if sizes:
+            axis = node.attributes.get_int("axis", 0) if node.op_type == "Gather" else 1
+            bounds.append(sizes[axis] or 2)
+    return min(bounds, default=2)
+
+
+def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    known = {str(value.name): value for value in model.graph.inputs}
+    result = {}
+    for name, array in inputs.items():
+        if name not in known:
+            raise InputError(f"The model has no input '{name}'; its inputs are {', '.join(known)}.")
+        dtype = known[name].dtype
+        result[name] = np.asarray(array, dtype.numpy() if dtype is not None else None)
+    return result
+
+
+def _gradients(
+    forward: ir.Model, output: str, names: Sequence[str], feeds: Mapping[str, Array], rng: np.random.Generator
+) -> tuple[Array, dict[str, Array]]:
+    """Returns a random cotangent of the output and the vector-Jacobian products, by onnxruntime."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    plain = ort.InferenceSession(
+        _proto(forward, [output]).SerializeToString(), options, ["CPUExecutionProvider"]
+    )
+    y = plain.run([output], dict(feeds))[0]
+    cotangent = np.asarray(rng.standard_normal(np.shape(y)), y.dtype)
+    step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
+    session = ort.InferenceSession(to_proto(step).SerializeToString(), options, ["CPUExecutionProvider"])
+    results = [str(value.name) for value in step.graph.outputs][-len(names) :]
+    wanted = {i.name for i in session.get_inputs()}
+    given = {name: array for name, array in {**feeds, _COTANGENT: cotangent}.items() if name in wanted}
+    return cotangent, dict(zip(names, session.run(results, given), strict=True))
+
+
+def _proto(model: ir.Model, outputs: Sequence[str]) -> onnx.ModelProto:
+    cut = model.clone()
+    values = {str(v.name): v for node in cut.graph for v in node.outputs}
+    cut.graph.outputs.clear()
+    cut.graph.outputs.extend(values[name] for name in outputs)
+    return to_proto(cut)
+
+
+def _evaluator(
+    forward: ir.Model,
+    output: str,
+    names: Sequence[str],
+    feeds: Mapping[str, Array],
+    parameters: Mapping[str, Array],
+) -> tuple[Evaluate, str]:
+    """Returns the output as a function of parameters, and the precision it is computed in."""
+    bare = forward.clone()
+    promote_initializers(bare, list(names))
+    proto = _proto(bare, [output])
+    double = _in_double(proto)
+    reference = ReferenceEvaluator(double)
+    wide = {name: _widen(array) for name, array in feeds.items()}
+
+    def in_double(values: Mapping[str, Array]) -> Array:
+        results: Any = reference.run([output], {**wide, **{k: _widen(v) for k, v in values.items()}})
+        return np.asarray(results[0])
+
+    try:
+        in_double(parameters)
+    except Exception:  # the reference evaluator lacks ops, and fails in as many ways as it has authors
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+
+        def in_single(values: Mapping[str, Array]) -> Array:
+            typed = {name: np.asarray(v, parameters[name].dtype) for name, v in values.items()}
+            return np.asarray(session.run([output], {**feeds, **typed})[0])
+
+        return in_single, "float32"
+    return in_double, "float64"
+
+
+def _widen(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind not in "iub" else array
+
+
+def _in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """Returns a copy of a model in which every float is a float64, for the reference evaluator."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+
+    def tensor(t: onnx.TensorProto) -> None:
+        if t.data_type in narrow:
+            t.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(t).astype(np.float64), t.name))
+
+    def graph(g: onnx.GraphProto) -> None:
+        for initializer in g.initializer:
+            tensor(initializer)
+        for info in (*g.input, *g.output, *g.value_info):
+            if info.type.tensor_type.elem_type in narrow:
+                info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+        nodes(g.node)
+
+    def nodes(items: Sequence[onnx.NodeProto]) -> None:
+        for node in items:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    tensor(attribute.t)
+                if attribute.HasField("g"):
+                    graph(attribute.g)
+                if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
+                    attribute.i = onnx.TensorProto.DOUBLE
+                if node.op_type == "Constant" and attribute.name == "value_float":
+                    value = np.array(attribute.f, np.float64)
+                    attribute.CopyFrom(
+                        onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value))
+                    )
+
+    graph(copy.graph)
+    for function in copy.functions:
+        nodes(function.node)
+    return copy
+
+
+def _compare(
+    name: str,
+    parameters: Mapping[str, Array],
+    gradient: Array,
+    cotangent: Array,
+    evaluate: Evaluate,
+    precision: str,
+    rng: np.random.Generator,
+) -> GradientCheck:
+    value = _widen(parameters[name])
+    direction = rng.standard_normal(value.shape)
+    direction /= np.linalg.norm(direction) or 1.0
+    exact = _widen(gradient)
+    # The step is relative to the parameter's size, so that it is neither lost in rounding nor leaves its
+    # range.
+    step = _STEP[precision] * max(1.0, float(np.linalg.norm(value)) / np.sqrt(max(1, value.size)))
+    above = evaluate({**parameters, name: value + step * direction})
+    below = evaluate({**parameters, name: value - step * direction})
+    change = (above.astype(np.float64) - below) / (2 * step)
+    difference = float((change * _widen(cotangent)).sum())
+    derivative = float((exact * direction).sum())
+    norm = float(np.linalg.norm(exact))
+    expected = max(norm / np.sqrt(max(1, exact.size)), 1e-8)
+    error = float(abs(derivative - difference) / expected)
+    return GradientCheck(
+        name, tuple(value.shape), norm, derivative, difference, precision, error, _TOLERANCE[precision]
+    )

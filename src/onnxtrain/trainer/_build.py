@@ -1,0 +1,86 @@
+"""From a model to an opened training run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxtrain.artifacts import LossSpec, LossType, OptimizerSpec, OptimType, generate_artifacts
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import make_loss
+from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
+from onnxtrain.passes import ModelSource, load_model
+from onnxtrain.trainer._run import Run
+from onnxtrain.training_graph import BatchNormMode
+
+__all__ = ["build_run", "loss_name", "with_clipping"]
+
+
+def build_run(
+    model: ModelSource,
+    directory: Path,
+    device: str,
+    *,
+    loss: LossSpec,
+    optimizer: OptimizerSpec,
+    requires_grad: Sequence[str] | None,
+    frozen_params: Sequence[str] | None,
+    clip_grad_norm: float | None,
+    clip_grad_value: float | None,
+    batch_norm: BatchNormMode,
+    loss_input_names: Sequence[str] | None,
+) -> Run:
+    """Writes the artifacts of a model to `directory` and opens them; its own outputs come after the loss.
+
+    Raises:
+        OnnxTrainError: as `generate_artifacts`.
+    """
+    loaded = load_model(model)
+    outputs = [str(value.name) for value in loaded.graph.outputs]
+    if loss is None:  # the first output is the loss itself
+        outputs.remove((loss_input_names or outputs)[0])
+    generate_artifacts(
+        loaded,
+        requires_grad=None if requires_grad is None else list(requires_grad),
+        frozen_params=None if frozen_params is None else list(frozen_params),
+        loss=loss,
+        optimizer=with_clipping(optimizer, clip_grad_norm, clip_grad_value),
+        artifact_directory=directory,
+        additional_output_names=outputs,
+        loss_input_names=None if loss_input_names is None else list(loss_input_names),
+        batch_norm=batch_norm,
+    )
+    return Run(directory, device)
+
+
+def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) -> OptimizerSpec:
+    """Returns the optimizer with gradient clipping.
+
+    Raises:
+        GraphBuildError: Both ways of clipping are asked for, or the optimizer clips already, or is a block.
+    """
+    if norm is None and value is None:
+        return spec
+    if norm is not None and value is not None:
+        raise GraphBuildError("choosing an optimizer: pass clip_grad_norm or clip_grad_value, not both")
+    if isinstance(spec, OptimType):
+        spec = spec.name.lower()
+    if isinstance(spec, str):
+        spec = make_optimizer(spec)
+    if not isinstance(spec, Optimizer) or spec.clip_grad is not None:
+        raise GraphBuildError(
+            f"choosing an optimizer: clip_grad_norm and clip_grad_value do not go together with {spec!r}; "
+            "set its own "
+            "clip_grad"
+        )
+    return dataclasses.replace(
+        spec, clip_grad=ClipGradNorm(norm) if norm is not None else ClipGradValue(value or 0)
+    )
+
+
+def loss_name(spec: LossSpec) -> str:
+    """Returns the class name of a loss, by which suitable metrics are found."""
+    if isinstance(spec, LossType):
+        return spec.name
+    return type(make_loss(spec) if isinstance(spec, str) else spec).__name__

@@ -1,0 +1,130 @@
+"""What a user sees of a running fit: a progress bar on a terminal, one line per epoch elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+__all__ = ["BarReport", "PlainReport", "Report", "describe_epoch", "make_report"]
+
+
+class Report:
+    """Receives the progress of a fit; this base class shows nothing."""
+
+    def __enter__(self) -> Report:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def begin_epoch(self, epoch: int, epochs: int, batches: int, done: int) -> None:
+        """An epoch begins, `done` of whose batches were run before an interruption."""
+
+    def step(self, batches: int, values: dict[str, float], rate: float) -> None:
+        """`batches` further batches are done; running averages, and samples per second so far."""
+
+    def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
+        """An epoch has been recorded."""
+
+    def note(self, text: str) -> None:
+        """Something has happened that the user should know."""
+
+
+def make_report(verbose: bool) -> Report:
+    """Returns the report that suits standard error: a bar, plain lines, or nothing if not `verbose`."""
+    if not verbose:
+        return Report()
+    console = Console(stderr=True, highlight=False)
+    return BarReport(console) if console.is_terminal else PlainReport(console)
+
+
+def format_value(value: float) -> str:
+    """Returns a value with four significant digits or decimals: 0.0412, 12.34, 3.1e-05.
+
+    >>> [format_value(v) for v in (0.98611, 0.0412, 12.3456, 3.1e-5, 0.0)]
+    ['0.9861', '0.0412', '12.35', '3.1e-05', '0.0000']
+    """
+    if value == 0 or 1e-3 <= abs(value) < 10:
+        return f"{value:.4f}"
+    return f"{value:.4g}"
+
+
+def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: float) -> str:
+    """Returns the line that sums up an epoch."""
+    width = len(str(epochs))
+    parts = [f"epoch {epoch:>{width}}/{epochs}"]
+    parts += [
+        f"{key} {format_value(value)}"
+        for key, value in record.items()
+        if key not in ("epoch", "learning_rate")
+    ]
+    return "  ".join([*parts, f"{rate:,.0f} samples/s"])
+
+
+class PlainReport(Report):
+    """One line per epoch."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, markup=False)
+
+    def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
+        """Prints the epoch."""
+        self._print(describe_epoch(epoch, epochs, record, rate))
+
+    def note(self, text: str) -> None:
+        """Prints the text."""
+        self._print(text)
+
+
+class BarReport(PlainReport):
+    """A progress bar for the epoch under way below one line for each epoch before it."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[values]}"),
+            TextColumn("[dim]{task.fields[rate]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> BarReport:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def begin_epoch(self, epoch: int, epochs: int, batches: int, done: int) -> None:
+        """Starts the bar anew."""
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        title = f"epoch {epoch:>{len(str(epochs))}}/{epochs}"
+        self._task = self._progress.add_task(title, total=batches, completed=done, values="", rate="")
+
+    def step(self, batches: int, values: dict[str, float], rate: float) -> None:
+        """Advances the bar."""
+        assert self._task is not None
+        text = "  ".join(f"{key} {format_value(value)}" for key, value in values.items())
+        self._progress.update(self._task, advance=batches, values=text, rate=f"{rate:,.0f} samples/s")

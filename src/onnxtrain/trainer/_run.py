@@ -1,0 +1,166 @@
+"""The files of a training run, opened: state, sessions, and a predictor that shares the parameters."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.errors import CheckpointError, InputError, TrainingStateError
+from onnxtrain.runtime.binding import Binding
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.export import export_inference_model
+from onnxtrain.runtime.inputs import check_arguments
+from onnxtrain.runtime.manifest import InputSpec, Manifest
+from onnxtrain.runtime.session import open_session
+from onnxtrain.runtime.store import Store
+from onnxtrain.trainer._data import Dataset
+
+__all__ = ["CHECKPOINT", "Run"]
+
+TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
+CHECKPOINT, MANIFEST = "checkpoint", "manifest.json"
+
+
+class Run:
+    """A training run in a directory of artifacts, opened on a device.
+
+    Attributes:
+        directory: where the artifacts are.
+        state: parameters, statistics and optimizer state.
+        module: training and evaluation steps.
+        optimizer: parameter updates.
+        outputs: the model's own outputs that the training and eval models return after the loss.
+
+    Raises:
+        CheckpointError: The checkpoint is missing, corrupt, or of another model.
+        ModelLoadError: A model is missing or corrupt.
+    """
+
+    def __init__(self, directory: Path, device: str) -> None:
+        if not (directory / CHECKPOINT).is_file():
+            raise CheckpointError(
+                f"Opening the training run in '{directory}': there is no file '{CHECKPOINT}'. Pass a "
+                "directory that "
+                "Trainer.save or generate_artifacts has written."
+            )
+        self.directory = directory
+        self.state = CheckpointState.load_checkpoint(directory / CHECKPOINT)
+        self.module = Module(directory / TRAINING_MODEL, self.state, directory / EVAL_MODEL, device=device)
+        self.optimizer = Optimizer(directory / OPTIMIZER_MODEL, self.module)
+        self.outputs = self.module.output_names()[1:]
+        self._device = parse_device(device)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the models."""
+        return self.module.manifest
+
+    @property
+    def store(self) -> Store:
+        """The tensors behind the state."""
+        return self.state._store
+
+    def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
+        """Returns the loss and the model's outputs of a training or an evaluation step."""
+        self.module.train(training)
+        results = self.module(*arrays)
+        loss, *outputs = results if isinstance(results, tuple) else (results,)
+        return float(np.asarray(loss)), [np.asarray(output) for output in outputs]
+
+    def predict(self, data: Dataset) -> dict[str, Array]:
+        """Returns each of the model's outputs, in inference mode, for all samples of its inputs.
+
+        Raises:
+            InputError: An output has no axis for the samples.
+        """
+        specs, binding = self._predictor
+        wanted = [data.specs.index(spec) for spec in specs]
+        parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
+        for arrays in data:
+            values = binding.run(check_arguments(specs, [arrays[index] for index in wanted]))
+            for name, value in zip(parts, values, strict=True):
+                part = value.numpy()
+                if part.ndim == 0 or len(part) != len(arrays[0]):
+                    raise InputError(
+                        f"Predicting: the output '{name}' of shape {list(part.shape)} has no value per "
+                        "sample. "
+                        "Export the model and run it instead."
+                    )
+                parts[name].append(part)
+        return {name: np.concatenate(batches)[: data.samples] for name, batches in parts.items()}
+
+    @cached_property
+    def _predictor(self) -> tuple[list[InputSpec], Binding]:
+        """The part of the eval model that needs no targets, bound to the parameters."""
+        outputs = self.require_outputs()
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            path = Path(folder) / "model.onnx"
+            export_inference_model(self.directory / EVAL_MODEL, {}, path, outputs)
+            session = open_session(path, "inference part of the eval model", self._device, None)
+        names = {value.name for value in session.get_inputs()}
+        specs = [spec for spec in self.manifest.inputs if spec.name in names]
+        buffers = {**self.store.parameters, **self.store.statistics}
+        return specs, Binding(
+            session,
+            self._device,
+            arguments=[spec.name for spec in specs],
+            results=outputs,
+            inputs={name: buffer for name, buffer in buffers.items() if name in names},
+            outputs={},
+            doing="Predicting",
+        )
+
+    def require_outputs(self) -> list[str]:
+        """Returns :attr:`outputs`.
+
+        Raises:
+            TrainingStateError: There are none.
+        """
+        if not self.outputs:
+            raise TrainingStateError(
+                f"The models in '{self.directory}' return the loss only, so there is nothing to predict or "
+                "export. "
+                "Generate them with additional_output_names=[names of the model's outputs]."
+            )
+        return self.outputs
+
+    def copy_models(self, target: Path) -> None:
+        """Copies the models (with files of external data) and the manifest to another directory."""
+        for path in sorted(self.directory.iterdir()):
+            if path.is_file() and (path.suffix in (".onnx", ".data") or path.name == MANIFEST):
+                shutil.copyfile(path, target / path.name)
+
+    def save_checkpoint(self, path: str | os.PathLike[str], *, optimizer: bool) -> None:
+        """Writes the state to a checkpoint file, whole or not at all."""
+        CheckpointState.save_checkpoint(self.state, path, include_optimizer_state=optimizer)
+
+    def load_parameters(self, path: str | os.PathLike[str]) -> None:
+        """Copies parameters and statistics of a checkpoint file into the state."""
+        other = CheckpointState.load_checkpoint(path)
+        for ours, theirs in (
+            (self.state.parameters, other.parameters),
+            (self.state.statistics, other.statistics),
+        ):
+            different = {name for name, _ in ours} ^ {name for name, _ in theirs}
+            if different:
+                raise CheckpointError(
+                    f"Loading parameters from '{os.fspath(path)}': it belongs to another model "
+                    f"(not in both: {', '.join(sorted(different)[:5])})."
+                )
+        for ours, theirs in (
+            (self.state.parameters, other.parameters),
+            (self.state.statistics, other.statistics),
+        ):
+            for name, parameter in theirs:
+                try:
+                    ours[name] = parameter.data
+                except InputError as error:
+                    raise CheckpointError(f"Loading parameters from '{os.fspath(path)}': {error}") from error

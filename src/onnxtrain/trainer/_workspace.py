@@ -1,0 +1,55 @@
+"""The directory of a training run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+
+from onnxtrain.errors import CheckpointError
+from onnxtrain.trainer._run import CHECKPOINT
+
+__all__ = ["Workspace"]
+
+
+class Workspace:
+    """A directory that is the user's, or a temporary one that goes with this object unless it is kept.
+
+    Attributes:
+        path: the directory.
+    """
+
+    def __init__(self, path: Path, *, temporary: bool = False) -> None:
+        self.path = path
+        self._cleanup = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True) if temporary else None
+
+    @classmethod
+    def for_new_run(cls, directory: str | os.PathLike[str] | None) -> Workspace:
+        """Returns a directory for a new run, made if missing; a temporary one for None.
+
+        Raises:
+            CheckpointError: There is a run in it already.
+        """
+        if directory is None:
+            return cls(Path(tempfile.mkdtemp(prefix="onnxtrain-")), temporary=True)
+        path = Path(directory)
+        if (path / CHECKPOINT).exists():
+            raise CheckpointError(
+                f"The directory '{path}' holds a training run already. Go on with Trainer.resume('{path}'), "
+                "or choose another directory."
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        return cls(path)
+
+    @property
+    def temporary(self) -> bool:
+        """Whether the directory will be removed."""
+        return self._cleanup is not None
+
+    def keep(self) -> None:
+        """Makes a temporary directory stay."""
+        if self._cleanup is not None:
+            self._cleanup.detach()
+            self._cleanup = None

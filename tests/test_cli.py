@@ -1,0 +1,312 @@
+"""The command line: in this process for results, in processes of its own for signals and exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import models
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnxtrain.cli import main
+
+FLAGS = {"env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "src")}}
+
+
+class Result:
+    """What a command printed, and its exit code."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs a command as `onnxtrain ...` in this process."""
+
+    def command(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["onnxtrain", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capsys.readouterr()
+        return Result(int(end.value.code or 0), captured.out, captured.err)
+
+    return command
+
+
+@pytest.fixture
+def mlp(tmp_path: Path) -> Path:
+    path = tmp_path / "mlp.onnx"
+    onnx.save(models.mlp(), path)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 4)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=x, y=x[:, :3].argmax(axis=1))
+    return tmp_path / "data.npz"
+
+
+def test_version(run: Any) -> None:
+    result = run("--version")
+    assert (result.code, result.out) == (0, "onnxtrain 0.1.0\n")
+
+
+def test_help_lists_the_commands(run: Any) -> None:
+    result = run("--help")
+    assert result.code == 0
+    for command in ("demo", "artifacts", "train", "ops", "check", "inspect"):
+        assert f" {command} " in result.out
+
+
+def test_unknown_option_is_a_usage_error(run: Any) -> None:
+    result = run("train", "--nonsense")
+    assert result.code == 2
+    assert "No such option" in result.err
+
+
+def test_errors_are_one_message(run: Any, tmp_path: Path) -> None:
+    result = run("check", tmp_path / "none.onnx")
+    assert result.code == 1
+    assert result.out == ""
+    assert result.err.startswith("error: Cannot load a model from")
+    assert "Traceback" not in result.err
+    assert len(result.err.splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(mlp: Path) -> None:
+    command = [sys.executable, "-m", "onnxtrain.cli", "--debug", "check", str(mlp) + ".none"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, **FLAGS)
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+    assert "ModelLoadError" in result.stderr
+
+
+def test_train_writes_a_model_that_classifies(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    result = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 15, "--lr", 0.02, "--json")
+    assert result.code == 0, result.err
+    document = result.json()
+    assert document["directory"] == str(tmp_path / "mlp-trained")
+    assert len(document["epochs"]) == 15
+    assert "epoch 15/15" in result.err
+    arrays = np.load(data)
+    logits = ort.InferenceSession(document["model"]).run(None, {"x": arrays["x"]})[0]
+    assert (logits.argmax(axis=1) == arrays["y"]).mean() > 0.9
+
+    again = run("train", mlp, "--data", data, "--loss", "cross_entropy")
+    assert again.code == 1
+    assert "holds a training run already" in again.err
+    more = run("train", tmp_path / "mlp-trained", "--data", data, "--epochs", 2, "--json")
+    assert [epoch["epoch"] for epoch in more.json()["epochs"]] == list(range(1, 18))
+
+
+def test_train_by_names_with_validation_file_and_patience(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    arrays = np.load(data)
+    np.savez(tmp_path / "named.npz", x=arrays["x"], labels=arrays["y"], extra=np.zeros(3))
+    result = run(
+        *("train", mlp, "--data", tmp_path / "named.npz", "--validation", data, "--loss", "cross_entropy"),
+        *("--patience", 1, "--lr", 0, "--output", tmp_path / "out", "--freeze", "w1", "--epochs", 9),
+    )
+    assert result.code == 0, result.err
+    assert "Not used from" in result.err
+    assert "extra" in result.err
+    assert "val_accuracy" in result.out
+    shown = run("inspect", tmp_path / "out", "--json").json()
+    assert shown["epochs"] == 2
+    assert {row["name"]: row["role"] for row in shown["parameters"]} == {
+        "w1": "frozen",
+        "b1": "trained",
+        "w2": "trained",
+        "b2": "trained",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--loss", "hinge"], "received 'hinge'; give one of bce_with_logits"),
+        (["--loss", "cross_entropy", "--freeze", "conv*"], "no parameter matches 'conv*'"),
+        (["--loss", "mse"], "lacks target"),
+        (["--loss", "cross_entropy", "--batch-norm", "off"], "choose from as_exported, training, inference"),
+        (["--loss", "cross_entropy", "--validation", "none.npz"], "Reading the data 'none.npz': there is no such file"),
+    ],
+)
+def test_train_refuses(run: Any, mlp: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    np.savez(tmp_path / "d.npz", x=np.zeros((8, 4), np.float32), labels=np.zeros(8, np.int64))
+    result = run("train", mlp, "--data", tmp_path / "d.npz", *arguments)
+    assert result.code == 1
+    assert message in result.err
+
+
+def _npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
+
+
+def test_data_that_is_no_npz(run: Any, mlp: Path, tmp_path: Path) -> None:
+    for name, write in (
+        ("text.npz", lambda path: path.write_text("hello")),
+        ("array.npz", lambda path: path.write_bytes(_npy())),
+        ("objects.npz", lambda path: np.savez(path, x=np.array([{}], object))),
+    ):
+        write(tmp_path / name)
+        result = run("train", mlp, "--loss", "cross_entropy", "--data", tmp_path / name)
+        assert result.code == 1
+        assert f"Reading the data '{tmp_path / name}'" in result.err
+
+
+def test_ctrl_c_saves_and_training_goes_on(mlp: Path, data: Path, tmp_path: Path, run: Any) -> None:
+    """Interrupted by a real signal and continued, against a run without interruption."""
+    options = ["--data", data, "--epochs", "400", "--batch-size", "2", "--seed", "3"]
+    first = ["--loss", "cross_entropy", "--output", tmp_path / "run"]
+    command = [sys.executable, "-u", "-m", "onnxtrain.cli", "train", mlp, *options, *first]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, **FLAGS)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("epoch   1/400")
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert f"The state is saved in '{tmp_path / 'run'}'" in err
+    shown = run("inspect", tmp_path / "run", "--json").json()
+    assert shown["unfinished"]
+    assert 1 <= shown["epochs"] < 400
+
+    # The straight run is short: it ends where an interrupted one of the same length would have ended.
+    from onnxtrain import Trainer
+
+    finished = shown["epochs"]
+    arrays = np.load(data)
+    resumed = Trainer.resume(tmp_path / "run")
+    resumed.fit(arrays["x"], arrays["y"], epochs=finished + 1, batch_size=2, verbose=False)
+    straight = Trainer(mlp, "cross_entropy", seed=3)
+    straight.fit(arrays["x"], arrays["y"], epochs=finished + 1, batch_size=2, verbose=False)
+    for name, parameter in straight.parameters:
+        np.testing.assert_array_equal(resumed.parameters[name].data, parameter.data)
+
+
+def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
+    result = run("artifacts", mlp, "--loss", "cross_entropy", "-o", tmp_path / "a", "--freeze", "w1", "--nominal")
+    assert result.code == 0, result.err
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {
+        "training_model.onnx",
+        "eval_model.onnx",
+        "optimizer_model.onnx",
+        "checkpoint",
+        "nominal_checkpoint",
+        "manifest.json",
+    }
+    assert "0 .. 2, -100 is ignored" in result.out
+    shown = run("inspect", tmp_path / "a", "--json").json()
+    assert shown["inputs"] == ["x"]
+    assert shown["targets"] == ["labels"]
+    assert shown["outputs"][1:] == ["logits"]
+    assert shown["optimizer"] == "AdamW"
+    assert shown["elements"] == 4 * 8 + 8 + 8 * 3 + 3
+    assert shown["trainable_elements"] == 8 + 8 * 3 + 3
+    checkpoint = run("inspect", tmp_path / "a" / "checkpoint", "--json").json()
+    assert checkpoint["elements"] == shown["elements"]
+    nothing = run("inspect", tmp_path)
+    assert nothing.code == 1
+    assert "neither a checkpoint nor a directory with a manifest.json" in nothing.err
+
+
+def test_ops_table(run: Any) -> None:
+    rows = {row["op_type"]: row for row in run("ops", "--json").json()}
+    assert rows["MatMul"]["status"] == "rule"
+    assert rows["MatMul"]["inputs"] == ["A", "B"]
+    assert rows["Shape"]["status"] == "nondifferentiable"
+    table = run("ops", "--status", "nondifferentiable").out
+    assert "Shape" in table
+    assert "Gemm" not in table
+    wrong = run("ops", "--status", "good")
+    assert wrong.code == 1
+    assert "choose from rule" in wrong.err
+
+
+def test_ops_of_a_model(run: Any, mlp: Path, tmp_path: Path) -> None:
+    result = run("ops", mlp)
+    assert result.code == 0
+    assert "Can be trained (4 parameters)." in result.out
+    nodes = [onnx.helper.make_node("Mul", ["x", "w"], ["z"]), onnx.helper.make_node("Unique", ["z"], ["y"])]
+    model = models.make_model(nodes, {"x": [4]}, {"y": ["n"]}, {"w": np.ones(4, np.float32)})
+    onnx.save(model, tmp_path / "unique.onnx")
+    result = run("ops", tmp_path / "unique.onnx", "--json")
+    assert result.code == 1
+    assert not result.json()["trainable"]
+    assert "no VJP rule for 'Unique'" in result.json()["problem"]
+    assert [row["op"] for row in result.json()["ops"]] == ["Mul", "Unique"]
+
+
+def test_check_agrees(run: Any, mlp: Path) -> None:
+    result = run("check", mlp)
+    assert result.code == 0, result.err
+    assert "all 4 agree" in result.out
+    document = run("check", mlp, "--parameter", "w*", "--json").json()
+    assert [row["name"] for row in document["parameters"]] == ["w1", "w2"]
+    assert document["passed"]
+    assert all(row["precision"] == "float64" and row["error"] < 1e-5 for row in document["parameters"])
+
+
+def test_check_finds_a_wrong_rule(run: Any, mlp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    from onnxtrain.autodiff._registry import RULES
+
+    rule = RULES["", "Tanh"]
+    wrong = dataclasses.replace(rule, function=lambda op, n, ct: op.Mul(ct, 0.9))
+    monkeypatch.setitem(RULES, ("", "Tanh"), wrong)
+    result = run("check", mlp, "--json")
+    assert result.code == 1
+    assert {row["name"]: row["passed"] for row in result.json()["parameters"]} == {
+        "w1": False,
+        "b1": False,
+        "w2": True,
+        "b2": True,
+    }
+
+
+def test_check_of_an_embedding_with_named_dimension(run: Any, tmp_path: Path) -> None:
+    helper = onnx.helper
+    table = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "ids"], ["y"])],
+        "embedding",
+        [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["batch", "sequence"])],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", "sequence", 3])],
+        [onnx.numpy_helper.from_array(table, "table")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, tmp_path / "embedding.onnx")
+    assert run("check", tmp_path / "embedding.onnx", "--dim", "sequence=11").code == 0
+    wrong = run("check", tmp_path / "embedding.onnx", "--dim", "sequence")
+    assert wrong.code == 1
+    assert "write it as NAME=SIZE" in wrong.err
+
+
+def test_output_into_a_closed_pipe_is_no_error() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "onnxtrain.cli", "ops"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **FLAGS
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=60)
+    assert b"Traceback" not in err

@@ -1,0 +1,87 @@
+"""`import onnxtrain` is light, and offers what it says it offers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import onnxtrain
+
+SOURCE = Path(__file__).parents[1] / "src"
+HEAVY = ("onnx", "onnx_ir", "onnxruntime", "numpy", "torch", "rich", "typer", "matplotlib", "sklearn", "safetensors")
+
+
+def python(code: str) -> str:
+    """What the code prints in a fresh process."""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    return result.stdout
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = f"import onnxtrain, sys; dir(onnxtrain); print([n for n in {HEAVY} if n in sys.modules])"
+    assert python(code) == "[]\n"
+
+
+@pytest.mark.parametrize("name", ["Trainer", "differentiate", "generate_artifacts", "check_gradients"])
+def test_desk_side_names_load_no_torch(name: str) -> None:
+    assert python(f"import onnxtrain, sys; onnxtrain.{name}; print('torch' in sys.modules)") == "False\n"
+
+
+@pytest.mark.parametrize("name", ["CheckpointState", "Module", "Optimizer", "LinearLRScheduler", "OnnxTrainError"])
+def test_device_side_names_load_no_graph_code(name: str) -> None:
+    forbidden = ("onnx", "onnx_ir", "torch", "rich", "typer")
+    code = f"import onnxtrain, sys; onnxtrain.{name}; print([n for n in {forbidden} if n in sys.modules])"
+    assert python(code) == "[]\n"
+
+
+@pytest.mark.parametrize("name", onnxtrain.__all__)
+def test_every_name_is_the_one_of_its_home(name: str) -> None:
+    value = getattr(onnxtrain, name)
+    home = onnxtrain._HOME.get(name)
+    if home is None:
+        assert name == "__version__"
+        return
+    module = importlib.import_module(f"onnxtrain.{home}")
+    assert value is getattr(module, name)
+    assert name in module.__all__
+    assert name in dir(onnxtrain)
+
+
+def test_all_is_complete() -> None:
+    assert set(onnxtrain.__all__) == {*onnxtrain._HOME, "__version__"}
+    assert sorted(onnxtrain.__all__) == onnxtrain.__all__
+
+
+def test_version_is_the_package_s() -> None:
+    text = (SOURCE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{onnxtrain.__version__}"' in text
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="module 'onnxtrain' has no attribute 'Nothing'"):
+        onnxtrain.Nothing  # noqa: B018
+
+
+def test_command_line_without_its_packages() -> None:
+    code = "import sys; sys.modules['typer'] = None; from onnxtrain.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert result.returncode == 1
+    assert "pip install 'onnxtrain[build]'" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,96 @@
+"""A loss that is no number: reported once, and the last good state stays."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from onnxtrain import Callback, Trainer
+from onnxtrain.errors import DivergenceError
+from trainer import problems
+
+
+class Remember(Callback):
+    """Keeps the parameters after each step."""
+
+    def __init__(self) -> None:
+        self.states: list[dict[str, np.ndarray]] = []
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        self.states.append({name: p.data.copy() for name, p in trainer.parameters})
+
+
+def assert_same(trainer: Trainer, expected: dict[str, np.ndarray]) -> None:
+    for name, parameter in trainer.parameters:
+        np.testing.assert_array_equal(parameter.data, expected[name])
+
+
+def test_infinite_loss_leaves_the_parameters_before_the_step(tmp_path: Path) -> None:
+    """Each step multiplies the error, so that the loss overflows while the parameters are still finite."""
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse", "sgd", learning_rate=1e4, directory=tmp_path)
+    remember = Remember()
+    with pytest.raises(DivergenceError) as caught:
+        trainer.fit(problem.x, problem.y, epochs=50, batch_size=40, callbacks=[remember], verbose=False)
+    message = str(caught.value)
+    epoch = int(re.match(r"Training stopped in epoch (\d+), step 1: the loss is inf", message).group(1))
+    assert epoch == len(remember.states) + 1
+    assert "learning rate 10000" in message
+    assert "clip_grad_norm=1.0" in message
+    assert str(tmp_path) in message
+    assert_same(trainer, remember.states[-1])
+    resumed = Trainer.resume(tmp_path)
+    assert_same(resumed, remember.states[-1])
+    assert len(resumed.history) == epoch - 1
+
+
+def test_infinite_gradient_of_a_finite_loss() -> None:
+    """The derivative of a square root at zero."""
+    model = problems.scalar_gain("Sqrt")
+    trainer = Trainer(model, "l1", "sgd", learning_rate=0.1)
+    x = np.ones((4, 1), np.float32)
+    with pytest.raises(DivergenceError, match="epoch 1, step 1: the loss is 1, but its gradients hold NaN or inf"):
+        trainer.fit(x, x, verbose=False)
+    assert trainer.parameters["gain"].data == 0
+
+
+def test_parameters_that_overflow_in_the_update_go_back_to_the_snapshot() -> None:
+    """Finite loss and gradients, but a learning rate beyond float32: the next step finds the damage."""
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse", "sgd", learning_rate=1e38)
+    before = {name: p.data.copy() for name, p in trainer.parameters}
+    with pytest.raises(DivergenceError, match=r"step 2: the loss is (nan|inf).*of epoch 1, before step 1"):
+        trainer.fit(100 * problem.x, problem.y, batch_size=20, verbose=False)
+    assert_same(trainer, before)
+    assert trainer.state._store.optimizer.step == 0
+
+
+def test_statistics_of_the_offending_batch_are_undone() -> None:
+    problem = problems.images()
+    x = problem.x.copy()
+    x[20:] = 1e30  # the variance of such a batch is infinite
+    trainer = Trainer(problem.model, problem.loss)
+    seen: list[dict[str, np.ndarray]] = []
+
+    class Watch(Callback):
+        def on_step_end(self, trainer: Trainer, loss: float) -> None:
+            seen.append({name: p.data.copy() for name, p in trainer.state.statistics})
+
+    with pytest.raises(DivergenceError, match="epoch 1, step 3.*statistics hold NaN or infinity"):
+        trainer.fit(x, problem.y, batch_size=10, shuffle=False, callbacks=[Watch()], verbose=False)
+    assert len(seen) == 2
+    for name, statistic in trainer.state.statistics:
+        np.testing.assert_array_equal(statistic.data, seen[-1][name])
+
+
+def test_training_goes_on_with_a_lower_rate() -> None:
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse", "sgd", learning_rate=1e38)
+    with pytest.raises(DivergenceError):
+        trainer.fit(100 * problem.x, problem.y, epochs=50, verbose=False)
+    trainer.learning_rate = 1e-5
+    history = trainer.fit(100 * problem.x, problem.y, epochs=50, verbose=False)
+    assert history.last["loss"] < 1

@@ -140,7 +140,8 @@ def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:
     if isinstance(spec, OptimType):
         return _OPTIMIZERS[spec]()
     if isinstance(spec, onnxblock.optim.OptimizerBlock):
-        return spec.optimizer
+        optimizer: optimizers.Optimizer = spec.optimizer
+        return optimizer
     if isinstance(spec, str | optimizers.Optimizer):
         return optimizers.make_optimizer(spec)
     if spec is None:

@@ -47,13 +47,13 @@ class OptimType(Enum):
 LossSpec = LossType | losses.Loss | str | onnxblock.Block | None
 OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.optim.OptimizerBlock | None
 
-_LOSSES = {
+_LOSSES: dict[LossType, type[losses.Loss]] = {
     LossType.MSELoss: losses.MSELoss,
     LossType.CrossEntropyLoss: losses.CrossEntropyLoss,
     LossType.BCEWithLogitsLoss: losses.BCEWithLogitsLoss,
     LossType.L1Loss: losses.L1Loss,
 }
-_OPTIMIZERS = {OptimType.AdamW: optimizers.AdamW, OptimType.SGD: optimizers.SGD}
+_OPTIMIZERS: dict[OptimType, type[optimizers.Optimizer]] = {OptimType.AdamW: optimizers.AdamW, OptimType.SGD: optimizers.SGD}
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,7 @@ def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:
     if isinstance(spec, OptimType):
         return _OPTIMIZERS[spec]()
     if isinstance(spec, onnxblock.optim.OptimizerBlock):
-        optimizer: optimizers.Optimizer = spec.optimizer
-        return optimizer
+        return spec.optimizer
     if isinstance(spec, str | optimizers.Optimizer):
         return optimizers.make_optimizer(spec)
     if spec is None:

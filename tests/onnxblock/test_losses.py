@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from onnx import TensorProto, helper
 
 from onnxblock.nets import identity, manifest_of, mlp, parameters_of, run, torch_forward, torch_mlp
 from onnxtrain import onnxblock
@@ -199,6 +200,19 @@ def test_labels_shared_by_two_losses_keep_their_range() -> None:
         block("y")
     (target,) = manifest_of(block.to_model_proto()[0])["targets"]
     assert target["class_labels"] == {"count": 4, "ignore_index": -100}
+
+
+def test_input_like_used_as_labels_gets_their_range() -> None:
+    class Grouped(onnxblock.TrainingBlock):
+        def build(self, y: str) -> str:
+            return losses.CrossEntropyLoss()(y, onnxblock.blocks.InputLike("group")("wanted"))
+
+    model, block = mlp(), Grouped()
+    model.graph.input.append(helper.make_tensor_value_info("group", TensorProto.INT64, ["n"]))
+    with onnxblock.base(model):
+        block("y")
+    (target,) = manifest_of(block.to_model_proto()[0])["targets"]
+    assert (target["name"], target["class_labels"]) == ("wanted", {"count": 4, "ignore_index": -100})
 
 
 def test_target_may_be_computed_in_the_model() -> None:

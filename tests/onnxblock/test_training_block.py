@@ -16,7 +16,9 @@ from onnxtrain import onnxblock
 from onnxtrain.errors import DifferentiationError, GraphBuildError, NothingToTrain, TrainingStateError
 from onnxtrain.onnxblock import blocks
 from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
-from onnxtrain.passes import is_constant, load_model
+from onnxtrain.onnxblock.onnxblock import build_forward
+from onnxtrain.passes import canonicalize, is_constant, load_model, to_proto
+from onnxtrain.training_graph import build_training_graphs
 from tolerances import NORM_RELATIVE, norm_relative_error
 
 GRADIENT = NORM_RELATIVE[np.dtype(np.float32)]
@@ -174,6 +176,25 @@ def test_block_may_append_nodes_to_the_base_model(opset: int) -> None:
 
     feeds = {"x": x, "wanted": target, "exponent_3": np.array(3.0, np.float32)}
     check_against_torch(block, model, feeds, loss)
+
+
+class OldReduction(onnxblock.Block):
+    """Writes a node that is valid up to opset 17 only: ReduceMean with its axes as an attribute."""
+
+    def build(self, y: str) -> str:
+        self.base.graph.node.append(helper.make_node("ReduceMean", [y], ["mean"], axes=[0, 1], keepdims=0))
+        return "mean"
+
+
+def test_block_is_built_in_the_opset_of_the_model() -> None:
+    forward, outputs = build_forward(OldReduction(), mlp(opset=13), ["y"], additional_outputs=["h0"])
+    assert outputs == ["mean", "h0"]
+    graphs = build_training_graphs(canonicalize(forward), outputs[0], outputs[1:])
+    x = np.ones((2, 6), np.float32)
+    result = run(to_proto(graphs.training), {"x": x, **parameters_of(mlp())})
+    expected = torch_forward(torch_mlp(parameters_of(mlp())), x).mean().item()
+    assert result["mean"] == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(result["b1_grad"], np.full(4, 0.25), rtol=1e-6)
 
 
 def test_infer_shapes_on_base_sees_what_a_block_has_appended() -> None:

@@ -165,13 +165,13 @@ def append(
 
 
 def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: set[str]) -> None:
-    """Renames the initializers, nodes and outputs of a graft whose names are in `taken`; `first` gets `wish`."""
+    """Gives what has a name in `taken` another one: initializers, nodes, outputs; `first` gets `wish`."""
     values = [
         *model.graph.initializers.values(),
         *(value for node in model.graph for value in node.outputs if value.name),
     ]
     named: list[ir.Value | ir.Node] = [*values, *model.graph]
-    # Names that the graft has itself are not free either: two initializers must not have one name even briefly.
+    # The graft's own names are not free either: two initializers must not have one name even briefly.
     unavailable = taken | {str(item.name) for item in named}
     for item in named:
         if item is first and wish is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -12,11 +13,11 @@ from onnxtrain.errors import GraphBuildError, TrainingStateError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
 from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
-from onnxtrain.onnxblock.model_accessor import ModelAccessor
+from onnxtrain.onnxblock.model_accessor import ModelAccessor, base
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
 
-__all__ = ["ForwardBlock", "TrainingBlock", "output_names"]
+__all__ = ["ForwardBlock", "TrainingBlock", "build_forward", "output_names"]
 
 _T = TypeVar("_T")
 
@@ -145,6 +146,35 @@ class TrainingBlock(Block):
             TrainingStateError: the block has not been built yet.
         """
         return _built(self._models, self)
+
+
+def build_forward(
+    block: Block,
+    model: onnx.ModelProto,
+    names: Sequence[str],
+    *,
+    model_path: str | os.PathLike[str] | None = None,
+    additional_outputs: Sequence[str] = (),
+) -> tuple[ir.Model, list[str]]:
+    """Returns the model with a block on top, and the names of its outputs: the block's results, then others.
+
+    The block sees the model as it is, in its own opset: its author wrote the nodes for that one.
+
+    Args:
+        block: for example a loss.
+        model: the model to build on; not changed.
+        names: what the block is called with.
+        model_path: the file of `model`, beside which its external data is.
+        additional_outputs: further values to return.
+
+    Raises:
+        GraphBuildError: as when a block is called.
+    """
+    with base(model, model_path) as accessor:
+        doing = f"building the block {type(block).__name__}"
+        outputs = [*output_names(block(*names), doing), *additional_outputs]
+        _set_outputs(accessor, outputs, doing)
+        return load_model(accessor.to_ir()), outputs
 
 
 def output_names(result: str | Iterable[str], doing: str) -> list[str]:

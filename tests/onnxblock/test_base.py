@@ -94,25 +94,20 @@ def test_new_names_avoid_those_of_the_model() -> None:
     assert len(set(named)) == len(named)
 
 
-def test_blocks_with_several_constants_can_be_repeated() -> None:
-    outputs = []
-
+def test_constants_of_several_blocks_get_names_of_their_own() -> None:
     class Clipped(onnxblock.ForwardBlock):
         def build(self, y: str) -> str:
-            for bound in (0.5, 0.25, 0.125):
-                y = onnxblock.blocks.Clip(-bound, bound)(y)
-                outputs.append(y)
-            return y
+            y = onnxblock.blocks.Pow(2.0)(y)  # one constant, then two with names that follow its name
+            return onnxblock.blocks.Clip(0.1, 0.3)(onnxblock.blocks.Clip(0.05, 0.5)(y))
 
     block = Clipped()
     with onnxblock.base(mlp()) as accessor:
-        block("y")
+        name = block("y")
         names = [tensor.name for tensor in accessor.model.graph.initializer]
     assert len(set(names)) == len(names)
-    assert len(set(outputs)) == 3
     x = np.random.default_rng(0).normal(0, 3, (4, 6)).astype(np.float32)
-    result = run(block.to_model_proto(), {"x": x})[outputs[-1]]
-    np.testing.assert_array_equal(result, np.clip(run(mlp(), {"x": x})["y"], -0.125, 0.125))
+    expected = np.clip(run(mlp(), {"x": x})["y"] ** 2, 0.1, 0.3)
+    np.testing.assert_allclose(run(block.to_model_proto(), {"x": x})[name], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["nope", "Y", 3, None])

@@ -9,6 +9,7 @@ import onnx
 import torch
 from onnx.reference import ReferenceEvaluator as OnnxReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from onnx.reference.ops.op_grid_sample import GridSample as OnnxGridSample
 from onnx.reference.ops.op_resize import Resize as OnnxResize
 
 
@@ -206,6 +207,39 @@ class Resize(OnnxResize):
         return super()._run(*inputs, cubic_coeff_a=float(cubic_coeff_a), **attributes)
 
 
+class GridSample(OnnxGridSample):
+    """GridSample; onnx's rounds positions to float32."""
+
+    op_domain = ""
+
+    def _gs_denormalize_coordinates(self, n: Any, dims: Any, align_corners: bool) -> np.ndarray:
+        return np.array([self._gs_denormalize(*pair, align_corners) for pair in zip(n, dims, strict=False)])
+
+
+class MaxRoiPool(OpRun):
+    """MaxRoiPool, which onnx lacks."""
+
+    op_domain = ""
+
+    def _run(
+        self, x: np.ndarray, rois: np.ndarray, pooled_shape: Any, spatial_scale: Any
+    ) -> tuple[np.ndarray]:
+        out = np.zeros((len(rois), x.shape[1], *pooled_shape), x.dtype)
+        for region, (batch, *corners) in enumerate(rois):
+            left, top, right, bottom = (int(np.floor(c * spatial_scale + 0.5)) for c in corners)
+            height, width = (
+                max(e - b + 1, 1) / p
+                for b, e, p in zip((top, left), (bottom, right), pooled_shape, strict=True)
+            )
+            for i, j in np.ndindex(*pooled_shape):
+                rows = slice(max(top + int(i * height), 0), max(top + int(np.ceil((i + 1) * height)), 0))
+                columns = slice(max(left + int(j * width), 0), max(left + int(np.ceil((j + 1) * width)), 0))
+                pixels = x[int(batch), :, rows, columns]
+                if pixels.size:
+                    out[region, :, i, j] = pixels.max((1, 2))
+        return (out,)
+
+
 class LpNormalization(OpRun):
     """LpNormalization; onnx's takes no absolute values for p = 1."""
 
@@ -228,6 +262,8 @@ CORRECTED = {
         GlobalLpPool,
         LRN,
         Resize,
+        GridSample,
+        MaxRoiPool,
         LpNormalization,
         MeanVarianceNormalization,
     )

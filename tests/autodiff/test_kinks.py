@@ -97,6 +97,16 @@ KINKS += [
         lambda x: torch.linalg.vector_norm(x.reshape(2, 2), dim=1),
         {"kernel_shape": [2], "strides": [2]},
     ),
+    *[
+        Kink(
+            "GridSample",
+            [[[[[1.0, 2.0, 4.0]]]], [[[[-1.0, 0.0], [-0.5, 0.0], [1.0, 0.0], [1.5, 0.0]]]]],
+            lambda x, grid, padding=padding: fn.grid_sample(x, grid, "bilinear", padding, True),
+            {"padding_mode": padding, "align_corners": 1},
+            padding,
+        )
+        for padding in ("border", "reflection")
+    ],
     # torch divides by at least 1e-12, which makes the gradient at zero 1e12 instead of the zero that we give.
     Kink("LpNormalization", [[[0.0, 0.0], [3.0, 4.0]]], lambda x: _zero_kept(fn.normalize, x)),
 ]

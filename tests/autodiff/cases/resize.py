@@ -98,7 +98,13 @@ CASES = [
     ]
 ]  # fmt: skip
 CASES += [
-    Case("Resize", (F(*shape), None, None, given(np.array(sizes))), twin, attrs, name=f"{name}-{given.__name__}")
+    Case(
+        "Resize",
+        (F(*shape), None, None, given(np.array(sizes))),
+        twin,
+        attrs,
+        name=f"{name}-{given.__name__}",
+    )
     for given in (C, R)
     for name, shape, sizes, twin, attrs in [
         ("sizes-nearest", (2, 3, 4, 3), [2, 3, 8, 9], interpolated("nearest"), FLOOR),

@@ -153,4 +153,4 @@ def _over_norm(op: Emitter, ct: ir.Value, norm: ir.Value, p: int) -> ir.Value:
     return op.Where(positive, op.Mul(ct, op.Pow(safe, op.const(float(1 - p), like=ct))), 0.0)  # type: ignore[no-any-return]
 
 
-not_yet("RoiAlign", "MaxRoiPool", reason="region pooling of detectors: rarely trained, no request so far")
+not_yet("RoiAlign", reason="region pooling of detectors: rarely trained, no request so far")

@@ -53,10 +53,10 @@ def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Resize", wrt=("X",))
 def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = X multiplied by one matrix along each resized axis: the cotangent is multiplied by their transposes.
+    """Y = X multiplied by a matrix along each resized axis: the cotangent is multiplied by their transposes.
 
-    The matrices come from resizing identity matrices with the attributes of the node, so they are right for every
-    mode and for sizes that are symbolic. They are dense: an axis of length n costs as n² does.
+    The matrices come from resizing identity matrices with the attributes of the node, so they are right for
+    every mode and for sizes that are symbolic. They are dense: an axis of length n costs as n² does.
     """
     if n.attr("keep_aspect_ratio_policy") != "stretch" and n.sizes is not None:
         raise DifferentiationError(
@@ -77,14 +77,9 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
     """Returns how often each spatial position is repeated, None when Resize does anything else."""
-    simple = {
-        ("asymmetric", "floor"),
-        ("half_pixel", "round_prefer_floor"),
-        ("half_pixel", "round_prefer_ceil"),
-    }
-    if n.attr("mode") != "nearest":
-        return None
-    if (n.attr("coordinate_transformation_mode"), n.attr("nearest_mode")) not in simple:
+    where, rounding = n.attr("coordinate_transformation_mode"), n.attr("nearest_mode")
+    centred = where == "half_pixel" and rounding in ("round_prefer_floor", "round_prefer_ceil")
+    if n.attr("mode") != "nearest" or not (centred or (where, rounding) == ("asymmetric", "floor")):
         return None
     factors = [1.0] * n.rank(n.X)
     scales = n.constant(n.scales)

@@ -1,0 +1,90 @@
+"""Sampling grids and regions of interest."""
+
+import numpy as np
+import torch
+import torch.nn.functional as nnf
+
+from autodiff.case import C, Case, F, R
+
+GRID = {"low": -1.6, "high": 1.6}
+CASES = [
+    Case(
+        "GridSample",
+        (F(2, 3, 4, 5), F(2, 3, 2, 2, **GRID)),
+        lambda x, grid, padding=padding, align=align: nnf.grid_sample(
+            x, grid, "bilinear", padding, bool(align)
+        ),
+        {"padding_mode": padding, "align_corners": align},
+        opset=20,
+    )
+    for padding in ("zeros", "border", "reflection")
+    for align in (0, 1)
+]
+CASES += [
+    Case(
+        "GridSample",
+        (F(1, 2, 3, 4, 2), F(1, 2, 1, 3, 3, **GRID)),
+        lambda x, grid: nnf.grid_sample(x, grid, "bilinear", "zeros", False),
+        opset=22,
+        name="3d",
+    ),
+    Case(
+        "GridSample",
+        (F(2, 3, 4, 5), F(2, 3, 2, 2, wrt=False, **GRID)),
+        lambda x, grid: nnf.grid_sample(x, grid, "nearest", "border", True),
+        {"mode": "nearest", "padding_mode": "border", "align_corners": 1},
+        opset=22,
+        name="nearest",
+    ),
+    Case(
+        "GridSample",
+        (F(2, 3, 4, 5), F(2, 30, 2, 2, low=-6.0, high=6.0)),
+        lambda x, grid: nnf.grid_sample(x, grid, "bilinear", "reflection", False),
+        {"padding_mode": "reflection"},
+        opset=22,
+        name="far-outside",
+    ),
+]
+CASES += [
+    Case(
+        "AffineGrid",
+        (F(2, *theta), C(np.array(size))),
+        lambda theta, size, align=align: nnf.affine_grid(theta, size.tolist(), bool(align)),
+        {"align_corners": align},
+        name=f"{len(size) - 2}d-{align}",
+        symbolic={0: (0,)},
+        evaluator="onnxruntime",  # the op's function body, which onnx evaluates, mixes float32 into float64
+    )
+    for theta, size in [((2, 3), (2, 3, 4, 5)), ((3, 4), (2, 1, 2, 3, 4))]
+    for align in (0, 1)
+]
+
+REGIONS = [[0, 0, 0, 3, 3], [1, 2, 1, 9, 7], [1, 4, 4, 4, 4], [0, 6, 5, 12, 11], [0, 20, 20, 30, 30]]
+
+
+def max_roi_pool(x, rois, pooled, scale):
+    """Region by region; bins outside of the image are zero."""
+    rows = []
+    for batch, *corners in rois.tolist():
+        left, top, right, bottom = (int(np.floor(c * scale + 0.5)) for c in corners)
+        for i, j in np.ndindex(*pooled):
+            height, width = (bottom - top + 1) / pooled[0], (right - left + 1) / pooled[1]
+            part = x[
+                int(batch),
+                :,
+                top + int(i * height) : top + int(np.ceil((i + 1) * height)),
+                left + int(j * width) : left + int(np.ceil((j + 1) * width)),
+            ].flatten(1)
+            rows.append(part.amax(1) if part.shape[1] else x.new_zeros(x.shape[1]))
+    return torch.stack(rows).reshape(len(rois), *pooled, x.shape[1]).movedim(-1, 1)
+
+
+CASES += [
+    Case(
+        "MaxRoiPool",
+        (F(2, 3, 7, 8, distinct=True), R(np.array(REGIONS, float))),
+        lambda x, rois, scale=scale: max_roi_pool(x, rois, (2, 3), scale),
+        {"pooled_shape": [2, 3], "spatial_scale": scale},
+    )
+    for scale in (1.0, 0.5)
+]

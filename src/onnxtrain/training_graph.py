@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff import add_gradients
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.losses import TARGET_KEY
+from onnxtrain.losses import LABELS_KEY, TARGET_KEY
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
@@ -325,7 +325,11 @@ def _manifest(
         "fingerprint": fingerprint(
             *([(e["name"], e["dtype"], e["shape"]) for e in g] for g in (listed, listed_statistics))
         ),
-        "inputs": [_tensor_entry(value) for value in users if TARGET_KEY not in value.metadata_props],
+        "inputs": [
+            _tensor_entry(value) | json.loads(value.metadata_props.get(LABELS_KEY, "{}"))
+            for value in users
+            if TARGET_KEY not in value.metadata_props
+        ],
         "targets": [
             _tensor_entry(value) | json.loads(value.metadata_props[TARGET_KEY])
             for value in users

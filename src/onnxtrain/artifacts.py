@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -91,7 +91,8 @@ def generate_artifacts(
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
         requires_grad: names of the parameters to train. None trains every floating-point parameter that is not
-            in `frozen_params` and not a BatchNorm running statistic.
+            in `frozen_params`, no BatchNorm running statistic, and not only a setting of ops (the bounds of Clip,
+            the scales of Resize).
         frozen_params: names of parameters that the checkpoint holds, but that are not trained.
         loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or an
             onnxblock block. None: the model's first output is the loss, a scalar.
@@ -110,16 +111,20 @@ def generate_artifacts(
 
     Raises:
         ModelError: the model cannot be loaded or converted.
-        GraphBuildError: a name is unknown, a parameter is both frozen and trainable, the loss does not fit.
+        GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be returned twice,
+            the loss does not fit.
         NothingToTrain: no parameter is left to train.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
-        TypeError: `loss`, `optimizer` or `additional_output_names` is of no known kind.
+        TypeError: `loss`, `optimizer` or a list of names is of no known kind.
+        ValueError: `batch_norm` is none of its three values.
     """
-    if additional_output_names is not None and not isinstance(additional_output_names, list | tuple):
-        raise TypeError(
-            f"generate_artifacts: additional_output_names is a {type(additional_output_names).__name__}; "
-            "pass a list of strings"
-        )
+    for option, names in (
+        ("requires_grad", requires_grad),
+        ("frozen_params", frozen_params),
+        ("additional_output_names", additional_output_names),
+        ("loss_input_names", loss_input_names),
+    ):
+        _check_names(option, names)
     optimizer_ = _optimizer_for(optimizer)
     forward, loss_name, extra = _with_loss(canonicalize(load_model(model)), loss, loss_input_names)
     graphs = build_training_graphs(
@@ -134,6 +139,17 @@ def generate_artifacts(
     directory.mkdir(parents=True, exist_ok=True)
     library = Path(os.fsdecode(custom_op_library)) if custom_op_library is not None else None
     _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
+
+
+def _check_names(option: str, names: object) -> None:
+    # A str is a sequence of names too, of one letter each.
+    if names is None or (isinstance(names, Collection) and not isinstance(names, str | bytes | Mapping)):
+        wrong = [name for name in names or () if not isinstance(name, str)]
+        received = f"holds {wrong[0]!r}" if wrong else ""
+    else:
+        received = f"is a {type(names).__name__}"
+    if received:
+        raise TypeError(f"generate_artifacts: {option} {received}; pass a list of strings")
 
 
 def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:

@@ -31,6 +31,15 @@ _log = logging.getLogger("onnxtrain")
 
 BatchNormMode = Literal["as_exported", "training", "inference"]
 
+# Inputs that configure an op: nobody means to train the bounds of a ReLU6 or the scale factors of an upsampling.
+_SETTINGS = {
+    "Clip": (1, 2),
+    "Dropout": (1,),
+    "OneHot": (2,),
+    "Pad": (2,),
+    "Resize": (1, 2),
+}
+
 # Scalars to which the PyTorch exporters gave a name of their own: constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
 
@@ -86,18 +95,19 @@ def build_training_graphs(
         loss: name of the scalar to minimise.
         additional_outputs: names of further values to return beside the loss.
         requires_grad: names of the parameters to train; None trains every floating-point parameter that is neither
-            frozen nor a BatchNorm statistic.
+            frozen, nor a BatchNorm statistic, nor only a setting of ops (bounds of Clip, scales of Resize, ...).
         frozen: names of parameters that are inputs of the training model but not trained.
         batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to training or
             inference mode in the training model.
 
     Raises:
-        GraphBuildError: a name is unknown, or both trainable and frozen.
+        GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is no scalar.
         NothingToTrain: no parameter is left to train.
         NoGradientRule: an op on the way has no gradient rule.
     """
     forward = model.clone()
     _set_outputs(forward, [loss, *additional_outputs])
+    _check_loss(forward.graph.outputs[0])
     CleanupPass(keep={name for name, _ in _float_initializers(forward)})(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
@@ -150,7 +160,9 @@ def select_parameters(
     if requested is None:
         fixed = {*frozen_names, *statistics, *_statistics_in_inference(model)}
         trainable = [
-            name for name, value in floats.items() if name not in fixed and not _is_scalar_constant(value)
+            name
+            for name, value in floats.items()
+            if name not in fixed and not _is_scalar_constant(value) and not _is_setting(value)
         ]
     else:
         trainable = [name for name in model.graph.initializers if name in set(requested)]
@@ -198,6 +210,14 @@ def _is_scalar_constant(value: ir.Value) -> bool:
     return size == 1 and _GENERATED_NAME.fullmatch(value.name or "") is not None
 
 
+def _is_setting(value: ir.Value) -> bool:
+    """Whether a value is read, and only as a setting of ops."""
+    uses = value.uses()
+    return bool(uses) and all(
+        use.node.domain == "" and use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses
+    )
+
+
 def _float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
     return [
         (name, value)
@@ -234,9 +254,25 @@ def _warn_of_inference_mode(model: ir.Model, batch_norm: BatchNormMode) -> None:
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise GraphBuildError(
+            f"building the training graph: {', '.join(twice)} would be returned twice; the loss, here {names[0]!r}, "
+            "is always the first output, so name every other value once in additional_output_names"
+        )
     values = [_named(model, name) for name in names]
     model.graph.outputs.clear()
     model.graph.outputs.extend(values)
+
+
+def _check_loss(loss: ir.Value) -> None:
+    dims = static_dims(loss)
+    if not _is_float(loss) or dims is None or any(dim != 1 for dim in dims):
+        raise GraphBuildError(
+            f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}; it must be a "
+            "floating-point scalar. Choose a loss with reduction 'mean' or 'sum', or name a scalar of the model in "
+            "loss_input_names"
+        )
 
 
 def _named(model: ir.Model, name: str) -> ir.Value:

@@ -243,13 +243,22 @@ def _statistics_in_inference(model: ir.Model) -> set[str]:
 
 
 def _warn_of_inference_mode(model: ir.Model, batch_norm: BatchNormMode) -> None:
-    frozen = sum(1 for _, training in _batch_norms(model) if not training)
-    if frozen and batch_norm == "as_exported":
+    if batch_norm != "as_exported":
+        return
+    norms = sum(1 for _, training in _batch_norms(model) if not training)
+    if norms:
         _log.warning(
             "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay as they are "
             "and normalise every training batch. Pass batch_norm='training' to train with batch statistics, or "
             "batch_norm='inference' to confirm.",
-            frozen,
+            norms,
+        )
+    dropouts = sum(1 for node in model.graph if node.op_type == "Dropout" and len(node.inputs) < 3)
+    if dropouts:
+        _log.warning(
+            "%d Dropout node(s) were exported in inference mode and drop nothing. Pass batch_norm='training' to train "
+            "with dropout, or batch_norm='inference' to confirm.",
+            dropouts,
         )
 
 

@@ -8,8 +8,6 @@ used.
 from __future__ import annotations
 
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
 
 from onnxtrain import losses
 from onnxtrain.onnxblock import _graft

@@ -110,8 +110,8 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
 def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
     """Marks the graph input that a value is, or takes its elements from, as a target; returns that input.
 
-    So the runtime can check its labels. An input that the model reads as well stays among the user inputs. What
-    another loss has recorded stays.
+    So the runtime can check its labels. An input that the model reads as well stays among the user inputs.
+    What another loss has recorded stays.
 
     Args:
         target: the value that a loss uses as its target.

@@ -146,8 +146,8 @@ def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise GraphBuildError(
-            f"building the training graph: {', '.join(twice)} would be returned twice; the loss, here "
-            f"{names[0]!r}, is always the first output, so name every other value once in additional_output_names"
+            f"building the training graph: {', '.join(twice)} would be returned twice; the first "
+            f"output is always the loss, {names[0]!r}: name every other value once in additional_output_names"
         )
     values = [_named(model, name) for name in names]
     model.graph.outputs.clear()
@@ -158,9 +158,9 @@ def _check_loss(loss: ir.Value) -> None:
     dims = static_dims(loss)
     if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
         raise GraphBuildError(
-            f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}; it "
-            "must be a floating-point scalar. Choose a loss with reduction 'mean' or 'sum', or name a scalar "
-            "of the model in loss_input_names"
+            f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}; it is "
+            "not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name a scalar of the "
+            "model in loss_input_names"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -84,17 +84,18 @@ def generate_artifacts(
 ) -> None:
     """Writes the files that the on-device API trains from.
 
-    They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}checkpoint`, `{prefix}manifest.json`,
-    and on request `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models.
-    `docs/architecture.md` describes each.
+    They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}checkpoint`,
+    `{prefix}manifest.json`, and on request `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and
+    `.ort` files of the models. `docs/architecture.md` describes each.
 
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
-        requires_grad: names of the parameters to train. None trains every floating-point parameter that is not
-            in `frozen_params` and not a BatchNorm running statistic.
+        requires_grad: names of the parameters to train. None trains every floating-point parameter that is
+            not in `frozen_params`, no BatchNorm running statistic, and not only a setting of ops (the bounds
+            of Clip, the scales of Resize).
         frozen_params: names of parameters that the checkpoint holds, but that are not trained.
-        loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or an
-            onnxblock block. None: the model's first output is the loss, a scalar.
+        loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or
+            an onnxblock block. None: the model's first output is the loss, a scalar.
         optimizer: an :class:`OptimType`, an optimizer of `onnxtrain.optimizers` or its name, or a block of
             `onnxblock.optim`. None writes no optimizer model.
         artifact_directory: where to write; made if missing. Default: the current directory.
@@ -103,23 +104,28 @@ def generate_artifacts(
         custom_op_library: shared library with custom ops that the model needs when converted to ORT format.
         additional_output_names: values that the training and eval models return after the loss.
         nominal_checkpoint: also write a checkpoint with names and shapes only.
-        loss_input_names: the values that go into the loss; default: all outputs of the model. For the losses named
-            above, the first is the prediction, and a second one is used as the target instead of a new input.
+        loss_input_names: the values that go into the loss; default: all outputs of the model. For the losses
+            named above, the first is the prediction, and a second one is used as the target instead of a new
+            input.
         batch_norm: what BatchNormalization and Dropout do in the training model: what the model says
             ("as_exported"), or what they do in "training" or "inference".
 
     Raises:
         ModelError: the model cannot be loaded or converted.
-        GraphBuildError: a name is unknown, a parameter is both frozen and trainable, the loss does not fit.
+        GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be
+            returned twice, the loss does not fit.
         NothingToTrain: no parameter is left to train.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
-        TypeError: `loss`, `optimizer` or `additional_output_names` is of no known kind.
+        TypeError: `loss`, `optimizer` or a list of names is of no known kind.
+        ValueError: `batch_norm` is none of its three values.
     """
-    if additional_output_names is not None and not isinstance(additional_output_names, list | tuple):
-        raise TypeError(
-            f"generate_artifacts: additional_output_names is a {type(additional_output_names).__name__}; "
-            "pass a list of strings"
-        )
+    for option, names in (
+        ("requires_grad", requires_grad),
+        ("frozen_params", frozen_params),
+        ("additional_output_names", additional_output_names),
+        ("loss_input_names", loss_input_names),
+    ):
+        _check_names(option, names)
     optimizer_ = _optimizer_for(optimizer)
     forward, loss_name, extra = _with_loss(canonicalize(load_model(model)), loss, loss_input_names)
     graphs = build_training_graphs(
@@ -134,6 +140,17 @@ def generate_artifacts(
     directory.mkdir(parents=True, exist_ok=True)
     library = Path(os.fsdecode(custom_op_library)) if custom_op_library is not None else None
     _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
+
+
+def _check_names(option: str, names: object) -> None:
+    # A str is a sequence of names too, of one letter each.
+    if names is None or (isinstance(names, Collection) and not isinstance(names, str | bytes | Mapping)):
+        wrong = [name for name in names or () if not isinstance(name, str)]
+        received = f"holds {wrong[0]!r}" if wrong else ""
+    else:
+        received = f"is a {type(names).__name__}"
+    if received:
+        raise TypeError(f"generate_artifacts: {option} {received}; pass a list of strings")
 
 
 def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:
@@ -154,15 +171,15 @@ def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:
 def _with_loss(
     model: ir.Model, spec: LossSpec, loss_input_names: Sequence[str] | None
 ) -> tuple[ir.Model, str, list[str]]:
-    """Appends the loss; returns the model, the name of the loss, and further outputs that a block asked for."""
+    """Appends the loss; returns the model, the loss's name, and further outputs that a block asked for."""
     names = list(loss_input_names) if loss_input_names else [str(value.name) for value in model.graph.outputs]
     if isinstance(spec, onnxblock.Block):
         return _with_block_loss(model, spec, names)
     if spec is None:
         if len(names) != 1:
             raise GraphBuildError(
-                f"generate_artifacts without a loss: the model's output must be the loss, but it has {len(names)} "
-                f"outputs ({', '.join(names)}); name the loss in loss_input_names"
+                "generate_artifacts without a loss: the model's output must be the loss, but it has "
+                f"{len(names)} outputs ({', '.join(names)}); name the loss in loss_input_names"
             )
         return model, names[0], []
     if isinstance(spec, LossType):
@@ -171,13 +188,13 @@ def _with_loss(
         loss = losses.make_loss(spec)
     else:
         raise TypeError(
-            f"generate_artifacts: loss is a {type(spec).__name__}; pass a LossType, a loss of onnxtrain.losses, its "
-            "name, or an onnxblock block"
+            f"generate_artifacts: loss is a {type(spec).__name__}; pass a LossType, a loss of "
+            "onnxtrain.losses, its name, or an onnxblock block"
         )
     if len(names) > 2 or (len(names) == 2 and not loss_input_names):
         raise GraphBuildError(
-            f"generate_artifacts: {type(loss).__name__} takes one prediction (and optionally the name of its target), "
-            f"received {', '.join(names)}; name them in loss_input_names"
+            f"generate_artifacts: {type(loss).__name__} takes one prediction (and optionally the name of "
+            f"its target), received {', '.join(names)}; name them in loss_input_names"
         )
     op = Emitter(model.graph, functions=model.functions)
     value = losses.attach_loss(op, loss, *names)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,17 +12,17 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import add_gradients
 from onnxtrain.emitter import Emitter, static_dims
-from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.losses import TARGET_KEY
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import LABELS_KEY, TARGET_KEY
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
     TrainingModePass,
     infer_shapes,
-    is_constant,
     promote_initializers,
 )
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
+from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
 
 __all__ = ["BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
 
@@ -31,16 +30,14 @@ _log = logging.getLogger("onnxtrain")
 
 BatchNormMode = Literal["as_exported", "training", "inference"]
 
-# Scalars to which the PyTorch exporters gave a name of their own: constants such as the exponent of x ** 2.
-_GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
-
 
 @dataclass(frozen=True)
 class TrainingGraphs:
     """The two models of a training run, and what their manifest says.
 
     Attributes:
-        training: loss, additional outputs, gradients and updated statistics from inputs, targets and parameters.
+        training: loss, additional outputs, gradients and updated statistics from inputs, targets and
+            parameters.
         eval: loss and additional outputs, with Dropout and BatchNormalization in inference mode.
         manifest: the manifest, without `files` and `optimizer`.
         parameters: all parameters, trainable and frozen, in graph order: their values before training.
@@ -59,17 +56,6 @@ class TrainingGraphs:
         return [entry["name"] for entry in self.manifest["parameters"] if entry["trainable"]]
 
 
-@dataclass(frozen=True)
-class _Selection:
-    trainable: list[str]
-    frozen: list[str]
-    statistics: list[str]
-
-    @property
-    def parameters(self) -> set[str]:
-        return {*self.trainable, *self.frozen}
-
-
 def build_training_graphs(
     model: ir.Model,
     loss: str,
@@ -85,20 +71,23 @@ def build_training_graphs(
         model: canonical model; it is not changed. Inputs with metadata :data:`TARGET_KEY` are targets.
         loss: name of the scalar to minimise.
         additional_outputs: names of further values to return beside the loss.
-        requires_grad: names of the parameters to train; None trains every floating-point parameter that is neither
-            frozen nor a BatchNorm statistic.
+        requires_grad: names of the parameters to train; None trains every floating-point parameter that is
+            neither frozen, nor a BatchNorm statistic, nor only a setting of ops (bounds of Clip, scales of
+            Resize, ...).
         frozen: names of parameters that are inputs of the training model but not trained.
-        batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to training or
-            inference mode in the training model.
+        batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to
+            training or inference mode in the training model.
 
     Raises:
-        GraphBuildError: a name is unknown, or both trainable and frozen.
+        GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is
+            no scalar.
         NothingToTrain: no parameter is left to train.
         NoGradientRule: an op on the way has no gradient rule.
     """
     forward = model.clone()
     _set_outputs(forward, [loss, *additional_outputs])
-    CleanupPass(keep={name for name, _ in _float_initializers(forward)})(forward)
+    _check_loss(forward.graph.outputs[0])
+    CleanupPass(keep={name for name, _ in float_initializers(forward)})(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
     selection = select_parameters(forward, requires_grad, frozen)
@@ -107,7 +96,7 @@ def build_training_graphs(
 
     evaluation = forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
-    CleanupPass(keep=selection.parameters)(evaluation)
+    CleanupPass(keep={*selection.parameters, *selection.statistics})(evaluation)
 
     statistics = _chain_statistics(forward, selection.statistics)
     order = [name for name in forward.graph.initializers if name in selection.parameters]
@@ -133,110 +122,46 @@ def build_training_graphs(
     )
 
 
-def select_parameters(
-    model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
-) -> _Selection:
-    """Sorts the initializers of a model into trainable ones, frozen ones and BatchNorm statistics.
-
-    Raises:
-        GraphBuildError: a name is unknown, not floating point, or in both lists.
-        NothingToTrain: nothing is left to train.
-    """
-    floats = dict(_float_initializers(model))
-    statistics = [name for name in floats if name in _statistics_in_training(model)]
-    frozen_names = list(frozen or ())
-    requested = list(requires_grad) if requires_grad is not None else None
-    _check_names(model, requested or [], frozen_names, set(statistics))
-    if requested is None:
-        fixed = {*frozen_names, *statistics, *_statistics_in_inference(model)}
-        trainable = [
-            name for name, value in floats.items() if name not in fixed and not _is_scalar_constant(value)
-        ]
-    else:
-        trainable = [name for name in model.graph.initializers if name in set(requested)]
-    if not trainable:
-        raise NothingToTrain(
-            "building the training graph: no parameter is left to train; the model has "
-            f"{len(floats)} floating-point initializers, of which {len(frozen_names)} are frozen. "
-            "Name the parameters to train in requires_grad, or freeze fewer."
-        )
-    kept = [name for name in model.graph.initializers if name in set(frozen_names) - set(statistics)]
-    return _Selection(trainable, kept, statistics)
-
-
-def _check_names(model: ir.Model, requested: list[str], frozen: list[str], statistics: set[str]) -> None:
-    both = sorted(set(requested) & set(frozen))
-    if both:
-        raise GraphBuildError(
-            f"selecting parameters: {', '.join(both)} cannot be frozen and require gradient computation at the same time"
-        )
-    for role, names in (("requires_grad", requested), ("frozen_params", frozen)):
-        for name in names:
-            value = model.graph.initializers.get(name)
-            if value is None:
-                known = ", ".join(list(model.graph.initializers)[:20])
-                raise GraphBuildError(
-                    f"selecting parameters: {role} names {name!r}; the parameters are {known}"
-                )
-            if role == "requires_grad" and not _is_float(value):
-                raise GraphBuildError(
-                    f"selecting parameters: {name!r} is {value.dtype}; only floats can be trained"
-                )
-            if role == "requires_grad" and name in statistics:
-                raise GraphBuildError(
-                    f"selecting parameters: {name!r} is a running statistic of a BatchNormalization in training mode; "
-                    "it is updated by every training step and has no gradient"
-                )
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
-
-
-def _is_scalar_constant(value: ir.Value) -> bool:
-    size = value.const_value.size if value.const_value is not None else None
-    return size == 1 and _GENERATED_NAME.fullmatch(value.name or "") is not None
-
-
-def _float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
-    return [
-        (name, value)
-        for name, value in model.graph.initializers.items()
-        if _is_float(value) and not is_constant(value)
-    ]
-
-
-def _batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
-    """All BatchNormalization nodes in order, and whether each is in training mode."""
-    nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]
-    return [(node, node.attributes.get_int("training_mode", 0) == 1) for node in nodes]
-
-
-def _statistics_in_training(model: ir.Model) -> set[str]:
-    return {str(v.name) for node, training in _batch_norms(model) if training for v in node.inputs[3:5] if v}
-
-
-def _statistics_in_inference(model: ir.Model) -> set[str]:
-    return {
-        str(v.name) for node, training in _batch_norms(model) if not training for v in node.inputs[3:5] if v
-    }
-
-
 def _warn_of_inference_mode(model: ir.Model, batch_norm: BatchNormMode) -> None:
-    frozen = sum(1 for _, training in _batch_norms(model) if not training)
-    if frozen and batch_norm == "as_exported":
+    if batch_norm != "as_exported":
+        return
+    norms = sum(1 for _, training in batch_norms(model) if not training)
+    if norms:
         _log.warning(
-            "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay as they are "
-            "and normalise every training batch. Pass batch_norm='training' to train with batch statistics, or "
-            "batch_norm='inference' to confirm.",
-            frozen,
+            "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay "
+            "as they are and normalise every training batch. Pass batch_norm='training' to train with batch "
+            "statistics, or batch_norm='inference' to confirm.",
+            norms,
+        )
+    dropouts = sum(1 for node in model.graph if node.op_type == "Dropout" and len(node.inputs) < 3)
+    if dropouts:
+        _log.warning(
+            "%d Dropout node(s) were exported in inference mode and drop nothing. Pass "
+            "batch_norm='training' to train with dropout, or batch_norm='inference' to confirm.",
+            dropouts,
         )
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise GraphBuildError(
+            f"building the training graph: {', '.join(twice)} would be returned twice; the first "
+            f"output is always the loss, {names[0]!r}: name every other value once in additional_output_names"
+        )
     values = [_named(model, name) for name in names]
     model.graph.outputs.clear()
     model.graph.outputs.extend(values)
+
+
+def _check_loss(loss: ir.Value) -> None:
+    dims = static_dims(loss)
+    if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
+        raise GraphBuildError(
+            f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}; it is "
+            "not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name a scalar of the "
+            "model in loss_input_names"
+        )
 
 
 def _named(model: ir.Model, name: str) -> ir.Value:
@@ -263,10 +188,11 @@ def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
 def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     """Makes every running statistic an output, named `<statistic>_updated`; returns these names.
 
-    Where several nodes share a statistic, each continues from the one before, as running the layers in turn does.
+    Where several nodes share a statistic, each continues from the one before, as running the layers in turn
+    does.
     """
     latest: dict[str, ir.Value] = {}
-    for node, training in _batch_norms(model):
+    for node, training in batch_norms(model):
         if not training:
             continue
         node.resize_outputs(3)
@@ -325,7 +251,11 @@ def _manifest(
         "fingerprint": fingerprint(
             *([(e["name"], e["dtype"], e["shape"]) for e in g] for g in (listed, listed_statistics))
         ),
-        "inputs": [_tensor_entry(value) for value in users if TARGET_KEY not in value.metadata_props],
+        "inputs": [
+            _tensor_entry(value) | json.loads(value.metadata_props.get(LABELS_KEY, "{}"))
+            for value in users
+            if TARGET_KEY not in value.metadata_props
+        ],
         "targets": [
             _tensor_entry(value) | json.loads(value.metadata_props[TARGET_KEY])
             for value in users
@@ -351,6 +281,7 @@ def _tensor_entry(value: ir.Value) -> dict[str, Any]:
     dims = static_dims(value)
     shape = None
     if dims is not None and value.shape is not None:
-        shape = [d if d is not None else value.shape[i].value for i, d in enumerate(dims)]  # type: ignore[union-attr]
+        symbols = [getattr(dim, "value", None) for dim in value.shape]
+        shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
     dtype = value.dtype.numpy().name if value.dtype is not None else None
     return {"name": str(value.name), "dtype": dtype, "shape": shape}

@@ -16,7 +16,7 @@ from onnxtrain.errors import DifferentiationError, NoGradientRule
 from ..emitter import Emitter
 from ._activity import active_values, captured_values, path_to_leaf
 from ._broadcast import sum_to_shape_of
-from ._node import NodeView
+from ._node import NodeView, where
 from ._registry import Cotangents, NonDifferentiable, Rule, reason_not_yet, rule_for
 
 __all__ = ["pull_back"]
@@ -135,7 +135,7 @@ class _ReverseWalk:
             cotangent = sum_to_shape_of(self.op, cotangent, node.outputs[0], primal)
         if primal.dtype is not None and cotangent.dtype is not None and primal.dtype != cotangent.dtype:
             raise DifferentiationError(
-                f"differentiating {node.op_type} (node {node.name!r}): its rule gave {primal.name!r} ({primal.dtype}) "
+                f"differentiating {node.op_type} ({where(node)}): its rule gave {primal.name!r} ({primal.dtype}) "
                 f"a cotangent of {cotangent.dtype}; this is a defect of the rule, please report it"
             )
         if cotangent.type is None:
@@ -155,7 +155,7 @@ class _ReverseWalk:
         domain = f"{node.domain}::" if node.domain else ""
         reason = reason_not_yet(node)
         return NoGradientRule(
-            f"no VJP rule for '{domain}{node.op_type}'{detail} (node {node.name!r}, "
+            f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of, self.wrt, self.active)}){': ' + reason if reason else ''}. Freeze what lies before it, or register a rule: "
             "CONTRIBUTING.md, 'Adding an op'"
         )

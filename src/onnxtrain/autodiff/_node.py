@@ -14,7 +14,12 @@ from onnxtrain.errors import RuleDefinitionError, ShapeRequired
 
 from ..emitter import schema_of, static_dims
 
-__all__ = ["NodeView", "Outputs", "Signature"]
+__all__ = ["NodeView", "Outputs", "Signature", "where"]
+
+
+def where(node: ir.Node) -> str:
+    """Returns how messages point at a node: by its name, or if it has none, by its first output."""
+    return f"node {node.name!r}" if node.name else f"the node that computes {node.outputs[0].name!r}"
 
 
 @dataclass(frozen=True)
@@ -154,4 +159,4 @@ class NodeView:
         return None if tensor is None else tensor.numpy()
 
     def _where(self) -> str:
-        return f"differentiating {self.op_type} (node {self._node.name!r})"
+        return f"differentiating {self.op_type} ({where(self._node)})"

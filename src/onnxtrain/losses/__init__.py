@@ -19,11 +19,12 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 
-from ._base import TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
+from ._base import LABELS_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
 from ._elementwise import BCEWithLogitsLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 
 __all__ = [
+    "LABELS_KEY",
     "LOSSES",
     "TARGET_KEY",
     "BCEWithLogitsLoss",
@@ -39,6 +40,7 @@ __all__ = [
     "TargetSpec",
     "attach_loss",
     "make_loss",
+    "mark_target",
 ]
 
 LOSSES: dict[str, type[Loss]] = {
@@ -51,6 +53,9 @@ LOSSES: dict[str, type[Loss]] = {
     "nll": NLLLoss,
 }
 """The losses by the names that :func:`make_loss` takes."""
+
+# Their output has the elements of their first input, at other positions at most; labels keep their range.
+_SAME_ELEMENTS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def make_loss(spec: str | Loss) -> Loss:
@@ -79,9 +84,8 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
         op: writes into the model's graph.
         loss: what to append.
         scores: name of the value that the loss judges.
-        target: name of an existing value to use as the target; None adds an input `target` or `labels` (with
-        a
-            number behind it when the name is taken).
+        target: name of an existing value to use as the target (see :func:`mark_target`); None adds an input
+            `target` or `labels` (with a number behind it when the name is taken).
 
     Returns:
         The loss, named `loss` unless that name is taken.
@@ -92,6 +96,7 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
     judged = _find(op.graph, scores, loss)
     if target is not None:
         values = [_find(op.graph, target, loss)]
+        mark_target(values[0], loss.targets(judged)[0])
     else:
         values = [spec.as_input() for spec in loss.targets(judged)]
         for value in values:
@@ -100,6 +105,31 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
     result = loss.build(op, judged, *values)
     result.name = op.unique_name("loss")
     return result
+
+
+def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
+    """Marks the graph input that a value is, or takes its elements from, as a target; returns that input.
+
+    So the runtime can check its labels. An input that the model reads as well stays among the user inputs.
+    What another loss has recorded stays.
+
+    Args:
+        target: the value that a loss uses as its target.
+        spec: what the loss needs there.
+    """
+    readers = len(target.uses())
+    producer = target.producer()
+    while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:
+        target = producer.inputs[0]
+        readers += len(target.uses()) - 1
+        producer = target.producer()
+    if not target.is_graph_input():
+        return None
+    marks = target.metadata_props
+    key = TARGET_KEY if TARGET_KEY in marks or not readers else LABELS_KEY
+    if marks.get(key, "{}") == "{}":
+        marks[key] = spec.described
+    return target
 
 
 def _find(graph: ir.Graph, name: str, loss: Loss) -> ir.Value:

@@ -15,6 +15,7 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 
 __all__ = [
+    "LABELS_KEY",
     "TARGET_KEY",
     "ClassLabels",
     "Loss",
@@ -29,6 +30,9 @@ __all__ = [
 TARGET_KEY = "onnxtrain.target"
 """Metadata of a graph input that is a target: JSON, `{}` or
 `{"class_labels": {"count": 10, "ignore_index": -100}}`."""
+
+LABELS_KEY = "onnxtrain.class_labels"
+"""Metadata of a graph input that the model reads and a loss uses as labels as well: JSON as above."""
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -68,9 +72,13 @@ class TargetSpec:
     def as_input(self) -> ir.Value:
         """Returns a new value of this name, dtype and shape, marked as a target by :data:`TARGET_KEY`."""
         value = ir.Value(name=self.name, shape=ir.Shape(self.shape), type=ir.TensorType(self.dtype))
-        described = {"class_labels": asdict(self.class_labels)} if self.class_labels else {}
-        value.metadata_props[TARGET_KEY] = json.dumps(described)
+        value.metadata_props[TARGET_KEY] = self.described
         return value
+
+    @property
+    def described(self) -> str:
+        """What the metadata of a graph input says of this target."""
+        return json.dumps({"class_labels": asdict(self.class_labels)} if self.class_labels else {})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,6 @@ used.
 from __future__ import annotations
 
 import numpy.typing as npt
-import onnx
-import onnx_ir as ir
 
 from onnxtrain import losses
 from onnxtrain.onnxblock import _graft
@@ -39,21 +37,26 @@ class LossBlock(Block):
         self.loss = loss
 
     def _build_loss(self, scores_name: str, target_name: str) -> str:
-        target = self.loss.targets(self._describe(scores_name))[0].as_input()
-        target.name = target_name
+        spec = self.loss.targets(self._describe(scores_name))[0]
         if _graft.has_value(self.base, target_name):
-            _specify_target(self.base, target)
+            self._mark_target(target_name, spec)
         else:
+            target = spec.as_input()
+            target.name = target_name
             _graft.add_input(self.base, target, self._doing)
         return self._append(self.loss.build, scores_name, target_name, wish="loss")
 
-
-def _specify_target(base: onnx.ModelProto, target: ir.Value) -> None:
-    """Records which labels this loss takes on an input that another block has added as a target."""
-    for info in base.graph.input:
-        for entry in info.metadata_props:
-            if info.name == target.name and entry.key == losses.TARGET_KEY and entry.value == "{}":
-                entry.value = target.metadata_props[losses.TARGET_KEY]
+    def _mark_target(self, name: str, spec: losses.TargetSpec) -> None:
+        """Records which labels this loss takes on the input that an existing target comes from."""
+        graph = self._accessor.to_ir().graph
+        values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+        marked = [losses.mark_target(value, spec) for value in values if value.name == name]
+        for value in marked:
+            for info in self.base.graph.input:
+                if value is not None and info.name == value.name:
+                    del info.metadata_props[:]
+                    for key, text in value.metadata_props.items():
+                        info.metadata_props.add(key=key, value=text)
 
 
 class _FloatTargetLoss(LossBlock):

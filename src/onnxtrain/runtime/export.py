@@ -28,6 +28,7 @@ MAX_FILE_SIZE = 2**31 - 2**20
 """Protobuf messages end at 2 GiB; above this size (bytes, with some room) tensors go to a file beside."""
 _ALIGNMENT = 4096  # onnx recommends page-aligned offsets, so that readers can map the file
 _SHOWN = 20
+_ORT_FORMAT = b"ORTM"  # FlatBuffer identifier, bytes 4 to 8
 
 
 @dataclass
@@ -300,6 +301,8 @@ def export_inference_model(
     source = describe(eval_model, "eval model")
     try:
         content = eval_model if isinstance(eval_model, bytes) else Path(os.fspath(eval_model)).read_bytes()
+        if content[4:8] == _ORT_FORMAT:
+            raise ValueError("it is in ORT format; make the Module with the .onnx file of the eval model")
         model = list(wire.parse(content))
         graph = _parse_graph(next(f.payload for f in model if f.number == _MODEL_GRAPH))
     except (OSError, ValueError, StopIteration) as error:

@@ -48,9 +48,13 @@ def open_session(
             model, options or default_session_options(), providers=device.providers, enable_fallback=0
         )
     except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+        remedy = (
+            f"This build lacks a kernel for these dtypes on device '{device}'; use a float32 model."
+            if type(error).__name__ == "NotImplemented"  # onnxruntime exports its exceptions nowhere
+            else "The file may be truncated or corrupt; generate the artifacts again."
+        )
         raise ModelLoadError(
-            f"Loading {source} in onnxruntime {ort.__version__} failed: {error}. The file may be truncated "
-            "or corrupt; generate the artifacts again."
+            f"Loading {source} in onnxruntime {ort.__version__} failed: {error}. {remedy}"
         ) from error
 
 

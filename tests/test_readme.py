@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import models
 import numpy as np
 import onnx
 import pytest
+
+import models
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "docs/fine-tuning.md"]

@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import models
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 
+import models
 from onnxtrain.cli import main
 
 FLAGS = {"env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "src")}}
@@ -98,7 +98,9 @@ def test_debug_shows_the_traceback(mlp: Path) -> None:
 
 
 def test_train_writes_a_model_that_classifies(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
-    result = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 15, "--lr", 0.02, "--json")
+    result = run(
+        "train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 15, "--lr", 0.02, "--json"
+    )
     assert result.code == 0, result.err
     document = result.json()
     assert document["directory"] == str(tmp_path / "mlp-trained")
@@ -115,7 +117,9 @@ def test_train_writes_a_model_that_classifies(run: Any, mlp: Path, data: Path, t
     assert [epoch["epoch"] for epoch in more.json()["epochs"]] == list(range(1, 18))
 
 
-def test_train_by_names_with_validation_file_and_patience(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+def test_train_by_names_with_validation_file_and_patience(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
     arrays = np.load(data)
     np.savez(tmp_path / "named.npz", x=arrays["x"], labels=arrays["y"], extra=np.zeros(3))
     result = run(
@@ -143,7 +147,10 @@ def test_train_by_names_with_validation_file_and_patience(run: Any, mlp: Path, d
         (["--loss", "cross_entropy", "--freeze", "conv*"], "no parameter matches 'conv*'"),
         (["--loss", "mse"], "lacks target"),
         (["--loss", "cross_entropy", "--batch-norm", "off"], "choose from as_exported, training, inference"),
-        (["--loss", "cross_entropy", "--validation", "none.npz"], "Reading the data 'none.npz': there is no such file"),
+        (
+            ["--loss", "cross_entropy", "--validation", "none.npz"],
+            "Reading the data 'none.npz': there is no such file",
+        ),
     ],
 )
 def test_train_refuses(run: Any, mlp: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
@@ -203,7 +210,9 @@ def test_ctrl_c_saves_and_training_goes_on(mlp: Path, data: Path, tmp_path: Path
 
 
 def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
-    result = run("artifacts", mlp, "--loss", "cross_entropy", "-o", tmp_path / "a", "--freeze", "w1", "--nominal")
+    result = run(
+        "artifacts", mlp, "--loss", "cross_entropy", "-o", tmp_path / "a", "--freeze", "w1", "--nominal"
+    )
     assert result.code == 0, result.err
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {
@@ -304,7 +313,10 @@ def test_check_of_an_embedding_with_named_dimension(run: Any, tmp_path: Path) ->
 
 def test_output_into_a_closed_pipe_is_no_error() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "onnxtrain.cli", "ops"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **FLAGS
+        [sys.executable, "-m", "onnxtrain.cli", "ops"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **FLAGS,
     )
     assert process.stdout is not None
     process.stdout.close()

@@ -83,7 +83,7 @@ def test_figures_and_files(tmp_path: Path) -> None:
 
 
 def test_data_is_split_in_equal_shares_and_always_the_same() -> None:
-    train_x, test_x, train_y, test_y = load_digits_data()
+    train_x, test_x, _, test_y = load_digits_data()
     assert (len(train_x), len(test_x)) == (1437, 360)
     assert train_x.shape[1:] == (1, 8, 8)
     assert (train_x.min(), train_x.max()) == (0, 1)

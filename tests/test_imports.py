@@ -13,7 +13,18 @@ import pytest
 import onnxtrain
 
 SOURCE = Path(__file__).parents[1] / "src"
-HEAVY = ("onnx", "onnx_ir", "onnxruntime", "numpy", "torch", "rich", "typer", "matplotlib", "sklearn", "safetensors")
+HEAVY = (
+    "onnx",
+    "onnx_ir",
+    "onnxruntime",
+    "numpy",
+    "torch",
+    "rich",
+    "typer",
+    "matplotlib",
+    "sklearn",
+    "safetensors",
+)
 
 
 def python(code: str) -> str:
@@ -38,7 +49,9 @@ def test_desk_side_names_load_no_torch(name: str) -> None:
     assert python(f"import onnxtrain, sys; onnxtrain.{name}; print('torch' in sys.modules)") == "False\n"
 
 
-@pytest.mark.parametrize("name", ["CheckpointState", "Module", "Optimizer", "LinearLRScheduler", "OnnxTrainError"])
+@pytest.mark.parametrize(
+    "name", ["CheckpointState", "Module", "Optimizer", "LinearLRScheduler", "OnnxTrainError"]
+)
 def test_device_side_names_load_no_graph_code(name: str) -> None:
     forbidden = ("onnx", "onnx_ir", "torch", "rich", "typer")
     code = f"import onnxtrain, sys; onnxtrain.{name}; print([n for n in {forbidden} if n in sys.modules])"

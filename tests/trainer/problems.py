@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import models
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+import models
 
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +42,9 @@ def line(samples: int = 40, features: int = 3, batch: int | str = "batch") -> Pr
     """A linear model `y = x w + b` for a linear truth with noise."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((samples, features)).astype(np.float32)
-    y = (x @ np.arange(1, features + 1) + 0.5 + 0.1 * rng.standard_normal(samples))[:, None].astype(np.float32)
+    y = (x @ np.arange(1, features + 1) + 0.5 + 0.1 * rng.standard_normal(samples))[:, None].astype(
+        np.float32
+    )
     values = {
         "w": rng.normal(0, 0.5, (features, 1)).astype(np.float32),
         "b": np.zeros(1, np.float32),
@@ -54,7 +57,11 @@ def line(samples: int = 40, features: int = 3, batch: int | str = "batch") -> Pr
 def two_inputs() -> onnx.ModelProto:
     """left [n, 2] and right [n, 3] -> sum [n, 1] and product [n, 2]."""
     rng = np.random.default_rng(0)
-    values = {"wl": rng.standard_normal((2, 1)), "wr": rng.standard_normal((3, 1)), "v": rng.standard_normal(2)}
+    values = {
+        "wl": rng.standard_normal((2, 1)),
+        "wr": rng.standard_normal((3, 1)),
+        "v": rng.standard_normal(2),
+    }
     nodes = [
         helper.make_node("MatMul", ["left", "wl"], ["a"]),
         helper.make_node("MatMul", ["right", "wr"], ["b"]),

@@ -117,5 +117,7 @@ def test_bad_settings(make: object, message: str) -> None:
 def test_monitor_that_is_not_recorded() -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse")
-    with pytest.raises(InputError, match="'val_loss' will not be recorded in this fit, which records loss, mae, rmse"):
+    with pytest.raises(
+        InputError, match="'val_loss' will not be recorded in this fit, which records loss, mae, rmse"
+    ):
         trainer.fit(problem.x, problem.y, callbacks=[EarlyStopping()], verbose=False)

@@ -36,7 +36,11 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (X, LABELS[:, None], r"'labels'.*rank 2 instead of 1"),
         (X, LABELS + 1, r"class labels must be 0 .. 2, or -100.*received 3 at index \[2\]"),
         (X, -LABELS, r"received -1 at index \[1\] \(4 such labels\)"),
-        (X, LABELS.astype(float), r"'labels' should be int64, received dtype float64. Class labels are integers"),
+        (
+            X,
+            LABELS.astype(float),
+            r"'labels' should be int64, received dtype float64. Class labels are integers",
+        ),
         (X, LABELS.astype(str), r"should be int64, received dtype <U21"),
         (X.astype(np.uint8), LABELS, r"should be float32, received dtype uint8. Convert with"),
         (X.astype(complex), LABELS, "received dtype complex128"),
@@ -79,7 +83,9 @@ def test_refused(classifier: Trainer, x: Any, y: Any, message: str) -> None:
     ],
     ids=["float64", "float16", "fortran", "negative-stride", "list", "list-of-arrays", "dict", "big-endian"],
 )
-@pytest.mark.parametrize("y", [LABELS, LABELS.astype(np.uint8), LABELS.tolist(), {"labels": LABELS.astype(np.int32)}])
+@pytest.mark.parametrize(
+    "y", [LABELS, LABELS.astype(np.uint8), LABELS.tolist(), {"labels": LABELS.astype(np.int32)}]
+)
 def test_accepted(classifier: Trainer, x: Any, y: Any) -> None:
     assert classifier.evaluate(x, y) == classifier.evaluate(X, LABELS)
 
@@ -134,7 +140,9 @@ def test_fixed_batch(capsys: pytest.CaptureFixture[str]) -> None:
     prediction = trainer.predict(problem.x)
     assert prediction.shape == (42, 1)
     np.testing.assert_allclose(prediction, dynamic.predict(problem.x), rtol=1e-5)
-    with pytest.raises(InputError, match="batch_size is 16, but the model was exported with a fixed batch of 8"):
+    with pytest.raises(
+        InputError, match="batch_size is 16, but the model was exported with a fixed batch of 8"
+    ):
         trainer.fit(problem.x, problem.y, batch_size=16, verbose=False)
     with pytest.raises(InputError, match="takes exactly 8 samples at a time, received 5 in all"):
         trainer.fit(problem.x[:5], problem.y[:5], verbose=False)

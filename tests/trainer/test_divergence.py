@@ -52,7 +52,9 @@ def test_infinite_gradient_of_a_finite_loss() -> None:
     model = problems.scalar_gain("Sqrt")
     trainer = Trainer(model, "l1", "sgd", learning_rate=0.1)
     x = np.ones((4, 1), np.float32)
-    with pytest.raises(DivergenceError, match="epoch 1, step 1: the loss is 1, but its gradients hold NaN or inf"):
+    with pytest.raises(
+        DivergenceError, match="epoch 1, step 1: the loss is 1, but its gradients hold NaN or inf"
+    ):
         trainer.fit(x, x, verbose=False)
     assert trainer.parameters["gain"].data == 0
 
@@ -79,7 +81,7 @@ def test_statistics_of_the_offending_batch_are_undone() -> None:
         def on_step_end(self, trainer: Trainer, loss: float) -> None:
             seen.append({name: p.data.copy() for name, p in trainer.state.statistics})
 
-    with pytest.raises(DivergenceError, match="epoch 1, step 3.*statistics hold NaN or infinity"):
+    with pytest.raises(DivergenceError, match=r"epoch 1, step 3.*statistics hold NaN or infinity"):
         trainer.fit(x, problem.y, batch_size=10, shuffle=False, callbacks=[Watch()], verbose=False)
     assert len(seen) == 2
     for name, statistic in trainer.state.statistics:

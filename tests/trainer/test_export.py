@@ -82,8 +82,9 @@ def test_parameters_of_another_model(tmp_path: Path) -> None:
 
 
 def test_output_without_samples() -> None:
-    import models
     from onnx import helper
+
+    import models
 
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"]),
@@ -93,7 +94,7 @@ def test_output_without_samples() -> None:
         nodes, {"x": ["n", 2]}, {"y": ["n", 1], "total": []}, {"w": np.ones((2, 1), np.float32)}
     )
     trainer = Trainer(model, "mse", loss_input_names=["y"])
-    with pytest.raises(InputError, match="the output 'total' of shape .* has no value per sample"):
+    with pytest.raises(InputError, match=r"the output 'total' of shape .* has no value per sample"):
         trainer.predict(np.ones((4, 2)))
 
 

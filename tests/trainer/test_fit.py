@@ -13,9 +13,13 @@ from onnxtrain.errors import InputError
 from trainer import problems
 
 
-def descend(problem: problems.Problem, batches: Sequence[np.ndarray], rate: float) -> tuple[np.ndarray, np.ndarray]:
+def descend(
+    problem: problems.Problem, batches: Sequence[np.ndarray], rate: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Gradient descent on the mean squared error of a linear model, in float64."""
-    values = {t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in problem.model.graph.initializer}
+    values = {
+        t.name: onnx.numpy_helper.to_array(t).astype(np.float64) for t in problem.model.graph.initializer
+    }
     w, b = values["w"], values["b"]
     for batch in batches:
         x, y = problem.x[batch].astype(np.float64), problem.y[batch]

@@ -45,8 +45,9 @@ def test_function_is_averaged_by_sample() -> None:
 
 def test_loss_of_the_model_itself_has_no_metrics() -> None:
     """A model whose only output is its loss."""
-    import models
     from onnx import helper
+
+    import models
 
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"]),

@@ -32,13 +32,20 @@ def state(trainer: Trainer) -> dict[str, Any]:
     store = trainer.state._store
     tensors = {f"parameter/{name}": p.data.tobytes() for name, p in trainer.parameters}
     tensors |= {f"statistic/{name}": p.data.tobytes() for name, p in trainer.state.statistics}
-    tensors |= {f"{m}/{name}": b.read().tobytes() for m, group in store.moments.items() for name, b in group.items()}
+    tensors |= {
+        f"{m}/{name}": b.read().tobytes() for m, group in store.moments.items() for name, b in group.items()
+    }
     return {**tensors, "optimizer": vars(store.optimizer), "rate": trainer.learning_rate}
 
 
 def make_trainer(problem: problems.Problem, directory: Path | None = None) -> Trainer:
     return Trainer(
-        problem.model, problem.loss, learning_rate=1e-2, scheduler="cosine", warmup_steps=3, directory=directory
+        problem.model,
+        problem.loss,
+        learning_rate=1e-2,
+        scheduler="cosine",
+        warmup_steps=3,
+        directory=directory,
     )
 
 
@@ -153,7 +160,9 @@ def test_functions_have_to_be_passed_again(tmp_path: Path) -> None:
         return float((prediction - target).mean())
 
     problem = problems.line()
-    trainer = Trainer(problem.model, "mse", metrics=["mae", bias], scheduler=lambda s, t: 1.0, directory=tmp_path)
+    trainer = Trainer(
+        problem.model, "mse", metrics=["mae", bias], scheduler=lambda s, t: 1.0, directory=tmp_path
+    )
     trainer.fit(problem.x, problem.y, verbose=False)
     with pytest.raises(InputError, match="metrics included a function"):
         Trainer.resume(tmp_path)
@@ -177,7 +186,9 @@ def test_resume_from_nothing_and_from_damage(tmp_path: Path) -> None:
     trainer = Trainer(problem.model, "mse", directory=tmp_path / "run")
     trainer.fit(problem.x, problem.y, verbose=False)
     trainer.state.properties["onnxtrain.trainer"] = '{"version": 9}'
-    CheckpointState.save_checkpoint(trainer.state, tmp_path / "run" / "checkpoint", include_optimizer_state=True)
+    CheckpointState.save_checkpoint(
+        trainer.state, tmp_path / "run" / "checkpoint", include_optimizer_state=True
+    )
     with pytest.raises(CheckpointError, match="not a trainer's state"):
         Trainer.resume(tmp_path / "run")
 
@@ -187,7 +198,11 @@ def test_resume_trains_plain_artifacts(tmp_path: Path) -> None:
 
     problem = problems.classes(samples=200)
     generate_artifacts(
-        problem.model, loss=problem.loss, optimizer="adamw", artifact_directory=tmp_path, additional_output_names=["logits"]
+        problem.model,
+        loss=problem.loss,
+        optimizer="adamw",
+        artifact_directory=tmp_path,
+        additional_output_names=["logits"],
     )
     trainer = Trainer.resume(tmp_path)
     trainer.learning_rate = 2e-2

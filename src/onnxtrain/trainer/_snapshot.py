@@ -12,7 +12,14 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.trainer._position import Position
 
-__all__ = ["Snapshot", "StatisticsBackup", "all_finite", "finite_gradients", "finite_parameters", "finite_statistics"]
+__all__ = [
+    "Snapshot",
+    "StatisticsBackup",
+    "all_finite",
+    "finite_gradients",
+    "finite_parameters",
+    "finite_statistics",
+]
 
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
 

@@ -1,0 +1,60 @@
+"""Every Python block of the front page and the guides runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import models
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "docs/fine-tuning.md"]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#:]+)\)")
+
+
+def blocks() -> list[object]:
+    return [
+        pytest.param(text, page, id=f"{page}-{index}")
+        for page in PAGES
+        for index, text in enumerate(BLOCK.findall((ROOT / page).read_text(encoding="utf-8")))
+    ]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What the guides take for granted: a model, data for it, a run to go on with."""
+    from onnxtrain import Trainer
+
+    monkeypatch.chdir(tmp_path)
+    onnx.save(models.mlp(), "model.onnx")
+    x = np.random.default_rng(0).standard_normal((100, 4))
+    return {"x": x, "y": x[:, :3].argmax(axis=1), "Trainer": Trainer}
+
+
+@pytest.mark.parametrize(("text", "page"), blocks())
+def test_block_runs(text: str, page: str, workplace: dict[str, object]) -> None:
+    namespace = {} if page == "README.md" else {"x": workplace["x"], "y": workplace["y"]}
+    if "resume" in text:
+        workplace["Trainer"]("model.onnx", "cross_entropy", directory="run")  # type: ignore[operator]
+    exec(compile(text, page, "exec"), {"__name__": "__main__", **namespace})
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "docs/README.md", "docs/command-line.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    for target in LINK.findall(path.read_text(encoding="utf-8")):
+        assert (path.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    readme, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    targets = re.findall(r"^make (\w+)", readme, re.MULTILINE)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import models
 import numpy as np
 import pytest
 from onnx import numpy_helper
-from training_run import Run
 
+import models
 from onnxtrain.api import CheckpointState
 from onnxtrain.optimizers import SGD, Adam, AdamW, Optimizer
+from training_run import Run
 
 STEPS = 20
 

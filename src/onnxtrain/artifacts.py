@@ -17,7 +17,8 @@ import onnx_ir as ir
 from onnxtrain import losses, onnxblock, optimizers
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes import canonicalize, load_model, save_model, to_proto
+from onnxtrain.onnxblock.onnxblock import build_forward
+from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
@@ -67,7 +68,7 @@ class _Files:
 
 
 def generate_artifacts(
-    model: onnx.ModelProto | ir.Model | str | os.PathLike[str],
+    model: ModelSource,
     requires_grad: list[str] | None = None,
     frozen_params: list[str] | None = None,
     loss: LossSpec = None,
@@ -127,7 +128,7 @@ def generate_artifacts(
     ):
         _check_names(option, names)
     optimizer_ = _optimizer_for(optimizer)
-    forward, loss_name, extra = _with_loss(canonicalize(load_model(model)), loss, loss_input_names)
+    forward, loss_name, extra = _with_loss(model, loss, loss_input_names)
     graphs = build_training_graphs(
         forward,
         loss_name,
@@ -169,12 +170,18 @@ def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:
 
 
 def _with_loss(
-    model: ir.Model, spec: LossSpec, loss_input_names: Sequence[str] | None
+    source: ModelSource, spec: LossSpec, loss_input_names: Sequence[str] | None
 ) -> tuple[ir.Model, str, list[str]]:
-    """Appends the loss; returns the model, the loss's name, and further outputs that a block asked for."""
-    names = list(loss_input_names) if loss_input_names else [str(value.name) for value in model.graph.outputs]
+    """Loads the model and appends the loss.
+
+    Returns:
+        The canonical model, the name of the loss, and further outputs that a block asked for.
+    """
+    loaded = load_model(source)
+    names = list(loss_input_names) if loss_input_names else [str(value.name) for value in loaded.graph.outputs]
     if isinstance(spec, onnxblock.Block):
-        return _with_block_loss(model, spec, names)
+        return _with_block_loss(source, loaded, spec, names)
+    model = canonicalize(loaded)
     if spec is None:
         if len(names) != 1:
             raise GraphBuildError(
@@ -202,13 +209,16 @@ def _with_loss(
 
 
 def _with_block_loss(
-    model: ir.Model, block: onnxblock.Block, names: Sequence[str]
+    source: ModelSource, loaded: ir.Model, block: onnxblock.Block, names: Sequence[str]
 ) -> tuple[ir.Model, str, list[str]]:
-    with onnxblock.base(to_proto(model)) as accessor:
-        result = block(*names)
-        proto = accessor.model
-    outputs = [result] if isinstance(result, str) else list(result)
-    return canonicalize(load_model(proto)), outputs[0], outputs[1:]
+    """The block sees the model in its own opset, and its weights stay in their files."""
+    path = source if isinstance(source, str | os.PathLike) else None
+    if path is not None:
+        proto = onnx.load(path, load_external_data=False)
+    else:
+        proto = source if isinstance(source, onnx.ModelProto) else ir.to_proto(loaded)
+    model, outputs = build_forward(block, proto, names, model_path=path)
+    return canonicalize(model), outputs[0], outputs[1:]
 
 
 def _write(

@@ -11,12 +11,12 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+
 from autodiff import cases
 from autodiff.case import Case, F, runtime_inputs
 from autodiff.reference import ReferenceEvaluator
-from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
-
 from onnxtrain.autodiff import differentiate
+from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
 
 
 def _all_cases() -> list[Case]:

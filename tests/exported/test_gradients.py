@@ -11,9 +11,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
-from exported.zoo import NETS, Net
 from torch import nn
 
+from exported.zoo import NETS, Net
 from onnxtrain.autodiff import differentiate
 from onnxtrain.passes import TrainingModePass, canonicalize, is_constant, load_model
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
-from models import make_model
 from onnx import helper
 
+from models import make_model
 from onnxtrain.passes import IsolateStatisticsPass, canonicalize, load_model
 
 

@@ -10,9 +10,15 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import DifferentiationError
+from onnxtrain.passes import (
+    IsolateStatisticsPass,
+    canonicalize,
+    infer_shapes,
+    inline_schema_functions,
+    load_model,
+)
 
 from ..emitter import Emitter, static_dims
-from onnxtrain.passes import IsolateStatisticsPass, canonicalize, infer_shapes, inline_schema_functions, load_model
 from ._activity import active_values, is_differentiable_dtype
 from ._driver import pull_back
 from ._registry import reason_not_yet, rule_for

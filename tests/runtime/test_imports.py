@@ -30,7 +30,7 @@ before = set(sys.modules)
 TRAIN = (
     BLOCK
     + """
-import json, resource
+import json, pathlib, resource
 import numpy as np
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 
@@ -51,7 +51,11 @@ module.export_model_for_inferencing("trained.onnx", ["logits", "h"])
 # What has no spec was not imported, but made by an extension module (numpy.random's Cython runtime).
 loaded = {name for name in set(sys.modules) - before if getattr(sys.modules[name], "__spec__", None)}
 third_party = {name.partition(".")[0] for name in loaded} - set(sys.stdlib_module_names)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+status = pathlib.Path("/proc/self/status")
+if status.exists():  # unlike ru_maxrss, VmHWM does not start from what the parent process had
+    peak = int(status.read_text().split("VmHWM:")[1].split()[0]) / 2**10
+else:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 print(json.dumps({"first": losses[0], "last": losses[-1], "modules": sorted(third_party), "peak_mb": peak}))
 """
 )

@@ -174,7 +174,7 @@ def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("MaxRoiPool", wrt=("X",))
 def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Each bin of a region passes its cotangent to its maximum, of several to the first; empty bins to nothing.
+    """Each bin of a region passes its cotangent to its maximum, of several to the first one.
 
     Bins as in Girshick, "Fast R-CNN", 2015. Takes memory for every pixel of the image in every bin.
     """

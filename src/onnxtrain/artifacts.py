@@ -54,7 +54,10 @@ _LOSSES: dict[LossType, type[losses.Loss]] = {
     LossType.BCEWithLogitsLoss: losses.BCEWithLogitsLoss,
     LossType.L1Loss: losses.L1Loss,
 }
-_OPTIMIZERS: dict[OptimType, type[optimizers.Optimizer]] = {OptimType.AdamW: optimizers.AdamW, OptimType.SGD: optimizers.SGD}
+_OPTIMIZERS: dict[OptimType, type[optimizers.Optimizer]] = {
+    OptimType.AdamW: optimizers.AdamW,
+    OptimType.SGD: optimizers.SGD,
+}
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,6 @@ def generate_artifacts(
         batch_norm=batch_norm,
     )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
-    directory.mkdir(parents=True, exist_ok=True)
     library = Path(os.fsdecode(custom_op_library)) if custom_op_library is not None else None
     _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
 
@@ -233,6 +235,7 @@ def _write(
     manifest = graphs.manifest | {"optimizer": None}
     if optimizer is not None:
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
+    files.directory.mkdir(parents=True, exist_ok=True)
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
     manifest["files"] = {name: getattr(files, name).name for name in names}
     text = json.dumps(manifest, indent=2)

@@ -158,9 +158,9 @@ def _check_loss(loss: ir.Value) -> None:
     dims = static_dims(loss)
     if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
         raise GraphBuildError(
-            f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}; it is "
-            "not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name a scalar of the "
-            "model in loss_input_names"
+            f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}, "
+            "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
+            "a scalar of the model in loss_input_names"
         )
 
 

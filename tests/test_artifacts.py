@@ -1,0 +1,541 @@
+"""What `generate_artifacts` makes of unusual models and options."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import models
+from models import make_model
+from onnxtrain import losses, onnxblock
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
+from onnxtrain.errors import GraphBuildError, InputError, ModelLoadError, NoGradientRule, NothingToTrain
+from onnxtrain.optimizers import SGD
+from training_run import Run
+
+node = helper.make_node
+LABELS = np.array([0, 1, 2, 1, 0])
+
+
+def weights(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(0, 0.5, shape).astype(dtype)
+
+
+def linear(
+    extra: Sequence[onnx.NodeProto] = (), dtype: Any = np.float32, **initializers: np.ndarray
+) -> onnx.ModelProto:
+    """x [b, 4] -> x @ w = logits [b, 3]; `extra` nodes before or after are up to the caller."""
+    own = {} if any("logits" in n.output for n in extra) else {"w": weights(4, 3, dtype=dtype)}
+    nodes = list(extra) if not own else [node("MatMul", ["x", "w"], ["logits"]), *extra]
+    onnx_dtype = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return make_model(nodes, {"x": ["b", 4]}, {"logits": ["b", 3]}, {**own, **initializers}, dtype=onnx_dtype)
+
+
+def declare(
+    model: onnx.ModelProto, kind: str, name: str, dtype: int, dims: list[int | str]
+) -> onnx.ModelProto:
+    getattr(model.graph, kind).append(helper.make_tensor_value_info(name, dtype, dims))
+    return model
+
+
+def unreached() -> onnx.ModelProto:
+    model = linear([node("MatMul", ["x", "u"], ["other"])], u=weights(4, 2))
+    return declare(model, "output", "other", TensorProto.FLOAT, ["b", 2])
+
+
+def parameter_as_output() -> onnx.ModelProto:
+    return declare(linear(), "output", "w", TensorProto.FLOAT, [4, 3])
+
+
+def input_as_output() -> onnx.ModelProto:
+    return declare(linear(), "output", "x", TensorProto.FLOAT, ["b", 4])
+
+
+def read_by_shape_only() -> onnx.ModelProto:
+    nodes = [
+        node("Shape", ["s"], ["t"]),
+        node("MatMul", ["x", "w"], ["m"]),
+        node("Reshape", ["m", "t"], ["logits"]),
+    ]
+    return linear(nodes, w=weights(4, 3), s=weights(5, 3))
+
+
+def branch() -> onnx.ModelProto:
+    def body(op: str, inputs: list[str], name: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", 4])
+        return helper.make_graph([node(op, inputs, [name])], name, [], [out])
+
+    nodes = [
+        node("ReduceSum", ["x"], ["s"], keepdims=0),
+        node("Greater", ["s", "zero"], ["positive"]),
+        node(
+            "If",
+            ["positive"],
+            ["chosen"],
+            then_branch=body("Mul", ["x", "two"], "doubled"),
+            else_branch=body("Neg", ["x"], "negated"),
+        ),
+        node("MatMul", ["chosen", "w"], ["logits"]),
+    ]
+    return linear(nodes, w=weights(4, 3), two=np.float32(2), zero=np.float32(0))
+
+
+def function() -> onnx.ModelProto:
+    model = linear([node("Project", ["x", "w"], ["logits"], domain="my")], w=weights(4, 3))
+    imports = [helper.make_opsetid("", 21)]
+    model.functions.append(
+        helper.make_function("my", "Project", ["a", "b"], ["c"], [node("MatMul", ["a", "b"], ["c"])], imports)
+    )
+    model.opset_import.append(helper.make_opsetid("my", 1))
+    return model
+
+
+def other_domains() -> onnx.ModelProto:
+    model = models.mlp()
+    for domain in ("com.microsoft", "ai.onnx.ml", "nobody.knows"):
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+    return model
+
+
+def parameters_among_inputs() -> onnx.ModelProto:
+    model = models.mlp()
+    for tensor in model.graph.initializer:
+        declare(model, "input", tensor.name, tensor.data_type, list(tensor.dims))
+    return model
+
+
+def clipped() -> onnx.ModelProto:
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("Clip", ["m", "low", "high"], ["logits"])]
+    return linear(nodes, w=weights(4, 3), low=np.float32(0), high=np.float32(0.2))
+
+
+def named(name: str) -> Callable[[], onnx.ModelProto]:
+    return lambda: linear([node("MatMul", ["x", name], ["logits"])], **{name: weights(4, 3)})
+
+
+def intermediate_named(name: str) -> Callable[[], onnx.ModelProto]:
+    nodes = [node("MatMul", ["x", "w"], [name]), node("Add", [name, "bias"], ["logits"])]
+    return lambda: linear(nodes, w=weights(4, 3), bias=weights(3))
+
+
+def tied() -> onnx.ModelProto:
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"]),
+        node("Gemm", ["m", "w"], ["n"], transB=1),
+        node("MatMul", ["n", "w"], ["logits"]),
+    ]
+    return linear(nodes, w=weights(4, 3))
+
+
+def two_fresh_batch_norms() -> onnx.ModelProto:
+    """Their statistics are equal, as those of every freshly initialised net."""
+    zeros, ones = np.zeros(3, np.float32), np.ones(3, np.float32)
+    nodes, values = [node("MatMul", ["x", "w"], ["h0"])], {"w": weights(4, 3)}
+    for i, output in enumerate(["h1", "logits"]):
+        names = [f"{key}{i}" for key in ("scale", "bias", "mean", "var")]
+        values.update(zip(names, (ones, zeros, zeros, ones), strict=True))
+        nodes.append(
+            node("BatchNormalization", [f"h{i}", *names], [output, f"a{i}", f"b{i}"], training_mode=1)
+        )
+    return linear(nodes, **values)
+
+
+# model, options, trainable parameters, all outputs
+TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[str], list[str]]] = {
+    "parameter is an output": (parameter_as_output, {"loss_input_names": ["logits"]}, ["w"], ["loss"]),
+    "parameter is returned": (
+        linear,
+        {"additional_output_names": ["w", "logits"]},
+        ["w"],
+        ["loss", "w", "logits"],
+    ),
+    "input is returned": (
+        input_as_output,
+        {"loss_input_names": ["logits"], "additional_output_names": ["x"]},
+        ["w"],
+        ["loss", "x"],
+    ),
+    "parameter that the loss does not reach": (
+        unreached,
+        {"loss_input_names": ["logits"]},
+        ["w", "u"],
+        ["loss"],
+    ),
+    "parameter that only another output reaches": (
+        unreached,
+        {"loss_input_names": ["logits"], "additional_output_names": ["other"]},
+        ["w", "u"],
+        ["loss", "other"],
+    ),
+    "parameter that nothing reads": (
+        lambda: linear(u=weights(2)),
+        {"requires_grad": ["u", "w"]},
+        ["w", "u"],
+        ["loss"],
+    ),
+    "parameter of which only the shape is read": (read_by_shape_only, {}, ["w", "s"], ["loss"]),
+    "one parameter in three places": (tied, {}, ["w"], ["loss"]),
+    "parameters listed among the inputs": (parameters_among_inputs, {}, ["w1", "b1", "w2", "b2"], ["loss"]),
+    "bounds of Clip are no parameters": (clipped, {}, ["w"], ["loss"]),
+    "bounds of Clip by name": (clipped, {"requires_grad": ["high"]}, ["high"], ["loss"]),
+    "branches without parameters": (branch, {"requires_grad": ["w"]}, ["w"], ["loss"]),
+    "frozen parameter in a branch": (
+        branch,
+        {"requires_grad": ["w"], "frozen_params": ["two"]},
+        ["w"],
+        ["loss"],
+    ),
+    "local function": (function, {}, ["w"], ["loss"]),
+    "unused imports of other domains": (other_domains, {}, ["w1", "b1", "w2", "b2"], ["loss"]),
+    "intermediate value named as a gradient": (intermediate_named("w_grad"), {}, ["w", "bias"], ["loss"]),
+    "intermediate value named as an update": (intermediate_named("w_updated"), {}, ["w", "bias"], ["loss"]),
+    "intermediate value named loss": (intermediate_named("loss"), {}, ["w", "bias"], ["loss_1"]),
+    "name with slash": (named("block/w"), {}, ["block/w"], ["loss"]),
+    "name with space": (named("my w"), {}, ["my w"], ["loss"]),
+    "name in unicode": (named("gewicht.ü√重み"), {}, ["gewicht.ü√重み"], ["loss"]),
+    "name with quotes and newline": (named("a'b\"c\n"), {}, ["a'b\"c\n"], ["loss"]),
+    "very long name": (named("w" * 3000), {}, ["w" * 3000], ["loss"]),
+    "parameter named as the target": (named("labels"), {}, ["labels"], ["loss"]),
+    "parameter named as the loss": (named("loss"), {}, ["loss"], ["loss_1"]),
+    "parameter named as a moment": (named("momentum0"), {}, ["momentum0"], ["loss"]),
+    "equal BatchNorm statistics": (
+        two_fresh_batch_norms,
+        {"requires_grad": ["w", "bias0"], "frozen_params": ["scale0"]},
+        ["w", "bias0"],
+        ["loss"],
+    ),
+}
+
+
+def batch(model: onnx.ModelProto) -> tuple[np.ndarray, np.ndarray]:
+    return np.random.default_rng(1).normal(0, 1, (5, 4)).astype(np.float32), LABELS
+
+
+@pytest.mark.parametrize("case", TRAINABLE)
+def test_model_is_trained_saved_resumed_and_exported(tmp_path: Path, case: str) -> None:
+    make, options, trainable, outputs = TRAINABLE[case]
+    model = make()
+    run = Run.generate(tmp_path, model, loss="cross_entropy", optimizer="adamw", **options)
+    assert [p.name for p in run.module.manifest.trainable] == trainable
+    assert run.module.output_names() == outputs
+    run.optimizer.set_learning_rate(0.01)
+    before = {name: p.data.copy() for name, p in run.state.parameters}
+    losses_ = [run.step(*batch(model)) for _ in range(5)]
+    assert losses_[-1] < losses_[0]
+    for spec in run.module.manifest.parameters:
+        parameter = run.state.parameters[spec.name]
+        moved = spec.trainable and np.any(parameter.grad != 0)
+        assert np.any(parameter.data != before[spec.name]) == moved, spec.name
+    CheckpointState.save_checkpoint(run.state, tmp_path / "half", include_optimizer_state=True)
+    resumed = Run.open(tmp_path, tmp_path / "half")
+    assert resumed.step(*batch(model)) == run.step(*batch(model))
+    run.module.export_model_for_inferencing(tmp_path / "trained.onnx", ["logits"])
+    session = ort.InferenceSession(tmp_path / "trained.onnx")
+    assert session.run(["logits"], {"x": batch(model)[0]})[0].shape == (5, 3)
+
+
+@pytest.mark.parametrize("name", ["u", "s"])
+def test_gradient_of_what_the_loss_does_not_depend_on_is_zero(tmp_path: Path, name: str) -> None:
+    model = unreached() if name == "u" else read_by_shape_only()
+    run = Run.generate(tmp_path, model, loss="cross_entropy", optimizer="sgd", loss_input_names=["logits"])
+    run.step(*batch(model))
+    assert not run.state.parameters[name].grad.any()
+    assert run.state.parameters["w"].grad.any()
+
+
+def half_or_double(dtype: Any) -> onnx.ModelProto:
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"]),
+        node("Tanh", ["m"], ["t"]),
+        node("MatMul", ["t", "v"], ["logits"]),
+    ]
+    return linear(nodes, dtype, w=weights(4, 6, dtype=dtype), v=weights(6, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_float_dtypes(tmp_path: Path, dtype: Any) -> None:
+    run = Run.generate(tmp_path, half_or_double(dtype), loss="cross_entropy", optimizer="adamw")
+    x, labels = batch(half_or_double(dtype))
+    run.optimizer.set_learning_rate(0.01)
+    losses_ = [run.step(x.astype(dtype), labels) for _ in range(5)]
+    assert losses_[-1] < losses_[0]
+    assert {p.data.dtype for _, p in run.state.parameters} == {np.dtype(dtype)}
+
+
+def test_dtype_without_kernels_is_an_error_when_the_module_is_made(tmp_path: Path) -> None:
+    model = models.conv_bn()
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(
+            numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name)
+        )
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.elem_type = TensorProto.DOUBLE
+    with pytest.raises(
+        ModelLoadError, match="lacks a kernel for these dtypes on device 'cpu'; use a float32 model"
+    ):
+        Run.generate(tmp_path, model, loss="cross_entropy")
+
+
+def run_with_target(tmp_path: Path, loss: Any, nodes: list[onnx.NodeProto], target: str, dtype: int) -> Run:
+    model = declare(linear(nodes), "input", "y", dtype, ["b"])
+    if target != "y":
+        declare(model, "output", target, TensorProto.INT64, ["b"])
+    return Run.generate(tmp_path, model, loss=loss, optimizer="sgd", loss_input_names=["logits", target])
+
+
+TARGETS = {
+    "input": ([], "y", TensorProto.INT64),
+    "int32 input": ([], "y", TensorProto.INT32),
+    "behind Identity": ([node("Identity", ["y"], ["t"])], "t", TensorProto.INT64),
+    "behind Cast": ([node("Cast", ["y"], ["t"], to=TensorProto.INT64)], "t", TensorProto.INT32),
+    "read by the model too": ([node("Neg", ["y"], ["unused"])], "y", TensorProto.INT64),
+}
+
+
+@pytest.mark.parametrize(
+    "loss", [LossType.CrossEntropyLoss, onnxblock.loss.CrossEntropyLoss()], ids=["loss", "block"]
+)
+@pytest.mark.parametrize("case", TARGETS)
+def test_labels_of_an_existing_input_are_checked(tmp_path: Path, loss: Any, case: str) -> None:
+    nodes, target, dtype = TARGETS[case]
+    run = run_with_target(tmp_path, loss, nodes, target, dtype)
+    x, labels = batch(linear())
+    labels = labels.astype(helper.tensor_dtype_to_np_dtype(dtype))
+    assert run.module.input_names() == ["x", "y"]
+    is_target = [spec.name for spec in run.module.manifest.targets] == ["y"]
+    assert is_target == (case != "read by the model too")
+    first, *_, last = [run.step(x, labels) for _ in range(5)]
+    assert last < first
+    for wrong in (3, -1):  # -1 would wrap around
+        with pytest.raises(InputError, match=rf"'y': class labels must be 0 \.\. 2.*received {wrong}"):
+            run.module(x, np.where(labels == 2, wrong, labels).astype(labels.dtype))
+
+
+def test_an_input_may_be_its_own_target(tmp_path: Path) -> None:
+    model = make_model(
+        [node("MatMul", ["x", "w"], ["y"])], {"x": ["b", 4]}, {"y": ["b", 4]}, {"w": weights(4, 4)}
+    )
+    run = Run.generate(tmp_path, model, loss="mse", optimizer="sgd", loss_input_names=["y", "x"])
+    assert [spec.name for spec in run.module.manifest.inputs] == ["x"]
+    x = batch(model)[0]
+    assert run.step(x) == pytest.approx(np.mean((x @ weights(4, 4) - x) ** 2), rel=1e-6)
+
+
+def test_without_a_loss_a_scalar_output_is_minimised(tmp_path: Path) -> None:
+    nodes = [node("MatMul", ["x", "w"], ["m"]), node("ReduceL2", ["m"], ["out"], keepdims=0)]
+    model = make_model(nodes, {"x": ["b", 4]}, {"out": []}, {"w": weights(4, 3)})
+    run = Run.generate(tmp_path, model, optimizer=OptimType.SGD)
+    x = batch(model)[0]
+    assert run.module.output_names() == ["out"]
+    assert run.step(x) == pytest.approx(np.linalg.norm(x @ weights(4, 3)), rel=1e-6)
+
+
+# options for models.mlp(), exception, message
+REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "output twice": (
+        {"additional_output_names": ["logits", "logits"]},
+        GraphBuildError,
+        "logits would be returned twice",
+    ),
+    "loss as additional output": (
+        {"additional_output_names": ["loss"]},
+        GraphBuildError,
+        "loss would be returned twice",
+    ),
+    "no loss": ({"loss": None}, GraphBuildError, "'logits' is FLOAT of shape .*not a scalar"),
+    "unreduced loss": ({"loss": losses.MSELoss(reduction="none")}, GraphBuildError, "not a scalar"),
+    "parameter named step": (
+        {"model": named("step")()},
+        GraphBuildError,
+        "optimizer model: 'step' would be the name",
+    ),
+    "parameters w and w_grad": (
+        {
+            "model": linear(
+                [node("Gemm", ["x", "w", "w_grad"], ["logits"])], w=weights(4, 3), w_grad=weights(3)
+            )
+        },
+        GraphBuildError,
+        "optimizer model: 'w_grad' would be the name",
+    ),
+    "statistic to be trained": (
+        {"model": models.conv_bn(), "requires_grad": ["bn.mean"]},
+        GraphBuildError,
+        "'bn.mean' is a running statistic",
+    ),
+    "parameter in a branch": (
+        {"model": branch()},
+        NoGradientRule,
+        "'If'.*from 'loss' to 'two'.*branches are not",
+    ),
+    "batch_norm": ({"batch_norm": "train"}, ValueError, "batch_norm='train': choose one of"),
+    "settings only": (
+        {
+            "model": linear(
+                [node("Clip", ["x", "low", ""], ["c"]), node("Slice", ["c", "i", "n", "j"], ["logits"])],
+                low=np.float32(0),
+                i=np.array([0]),
+                n=np.array([3]),
+                j=np.array([1]),
+            )
+        },
+        NothingToTrain,
+        "no parameter is left to train",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(tmp_path: Path, case: str) -> None:
+    options, error, message = REFUSED[case]
+    options = {"model": models.mlp(), "loss": "cross_entropy", "optimizer": "adamw"} | options
+    with pytest.raises(error, match=message):
+        generate_artifacts(artifact_directory=tmp_path / "artifacts", **options)
+    assert not (tmp_path / "artifacts").exists()
+
+
+@pytest.mark.parametrize(
+    "option", ["requires_grad", "frozen_params", "additional_output_names", "loss_input_names"]
+)
+@pytest.mark.parametrize("names", ["w1", b"w1", {"w1": 1}, 3, [1], [None]], ids=repr)
+def test_lists_of_names_must_be_that(option: str, names: Any) -> None:
+    with pytest.raises(TypeError, match=f"{option} (is|holds) .*pass a list of strings"):
+        generate_artifacts(models.mlp(), **{option: names})
+
+
+def test_prefix_and_nominal_checkpoint(tmp_path: Path) -> None:
+    generate_artifacts(
+        models.mlp(),
+        loss="cross_entropy",
+        optimizer="sgd",
+        artifact_directory=str(tmp_path).encode(),
+        prefix="net.",
+        nominal_checkpoint=True,
+    )
+    files = json.loads((tmp_path / "net.manifest.json").read_text())["files"]
+    assert sorted(files) == [
+        "checkpoint",
+        "eval_model",
+        "nominal_checkpoint",
+        "optimizer_model",
+        "training_model",
+    ]
+    assert {p.name for p in tmp_path.iterdir()} == {*files.values(), "net.manifest.json"}
+    full, nominal = (
+        CheckpointState.load_checkpoint(tmp_path / files[n]) for n in ("checkpoint", "nominal_checkpoint")
+    )
+    modules = [Module(tmp_path / files["training_model"], state) for state in (full, nominal)]
+    modules[1].copy_buffer_to_parameters(modules[0].get_contiguous_parameters(), trainable_only=False)
+    x, labels = batch(models.mlp())
+    assert modules[0](x, labels) == modules[1](x, labels)
+
+
+def test_manifest_file_and_the_models_say_the_same(tmp_path: Path) -> None:
+    generate_artifacts(models.conv_bn(), loss="cross_entropy", optimizer="adamw", artifact_directory=tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert [p["gradient"] for p in manifest["parameters"]] == [
+        f"{p['name']}_grad" for p in manifest["parameters"]
+    ]
+    assert [s["output"] for s in manifest["statistics"]] == ["bn.mean_updated", "bn.var_updated"]
+    for name in ("training_model", "eval_model", "optimizer_model"):
+        model = onnx.load(tmp_path / manifest["files"][name])
+        onnx.checker.check_model(model, full_check=True)
+        metadata = {entry.key: entry.value for entry in model.metadata_props}
+        assert json.loads(metadata["onnxtrain.manifest"]) == manifest
+
+
+# onnxruntime's converter leaves files open.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_models_in_ort_format_train_and_say_that_they_cannot_be_exported(tmp_path: Path) -> None:
+    generate_artifacts(
+        models.mlp(), loss="cross_entropy", optimizer="adamw", artifact_directory=tmp_path, ort_format=True
+    )
+    steps = {}
+    for suffix in ("onnx", "ort"):
+        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+        module = Module(tmp_path / f"training_model.{suffix}", state, tmp_path / f"eval_model.{suffix}")
+        optimizer = Optimizer(tmp_path / f"optimizer_model.{suffix}", module)
+        x, labels = batch(models.mlp())
+        module(x, labels)
+        optimizer.step()
+        module.eval()
+        steps[suffix] = module(x, labels)
+    np.testing.assert_allclose(steps["ort"], steps["onnx"], rtol=1e-6)
+    with pytest.raises(ModelLoadError, match=r"ORT format; make the Module with the \.onnx file"):
+        module.export_model_for_inferencing(tmp_path / "trained.onnx", ["logits"])
+
+
+def dropout(training: bool | None) -> onnx.ModelProto:
+    inputs = ["h", "ratio"] + ([] if training is None else ["mode"])
+    nodes = [
+        node("MatMul", ["x", "v"], ["h"]),
+        node("Dropout", inputs, ["d"]),
+        node("MatMul", ["d", "w"], ["logits"]),
+    ]
+    values = {"v": weights(4, 64), "w": weights(64, 3), "ratio": np.float32(0.5)}
+    return linear(nodes, **values, **({} if training is None else {"mode": np.array(training)}))
+
+
+@pytest.mark.parametrize("training", [None, False, True])
+@pytest.mark.parametrize("mode", ["as_exported", "training", "inference"])
+def test_dropout_is_as_wanted_in_training_and_off_in_evaluation(
+    tmp_path: Path, training: bool | None, mode: Any
+) -> None:
+    run = Run.generate(tmp_path, dropout(training), loss="cross_entropy", optimizer="sgd", batch_norm=mode)
+    assert [p.name for p in run.module.manifest.trainable] == ["v", "w"]
+    x, labels = batch(linear())
+    random = mode == "training" or (mode == "as_exported" and training is True)
+    assert (float(run.module(x, labels)) != float(run.module(x, labels))) == random
+    run.module.eval()
+    assert float(run.module(x, labels)) == float(run.module(x, labels))
+
+
+@pytest.mark.parametrize("exported", [True, False])
+@pytest.mark.parametrize("mode", ["as_exported", "training", "inference"])
+def test_batch_norm_is_as_wanted(tmp_path: Path, exported: bool, mode: Any) -> None:
+    run = Run.generate(
+        tmp_path, models.conv_bn(exported), loss="cross_entropy", optimizer=SGD(), batch_norm=mode
+    )
+    in_training = mode == "training" or (mode == "as_exported" and exported)
+    assert [s.name for s in run.module.manifest.statistics] == (["bn.mean", "bn.var"] if in_training else [])
+    assert "bn.mean" not in run.state.parameters
+    x = np.random.default_rng(0).normal(0, 1, (5, 2, 6, 6)).astype(np.float32)
+    trained = float(run.module(x, LABELS))
+    run.module.eval()
+    assert (abs(trained - float(run.module(x, LABELS))) <= 1e-6) == (not in_training)
+
+
+@pytest.mark.parametrize(
+    "model", [models.conv_bn(False), dropout(None)], ids=["BatchNormalization", "Dropout"]
+)
+def test_inference_mode_is_warned_of_unless_confirmed(
+    tmp_path: Path, model: onnx.ModelProto, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        generate_artifacts(model, loss="cross_entropy", artifact_directory=tmp_path, batch_norm="inference")
+        assert not caplog.records
+        generate_artifacts(model, loss="cross_entropy", artifact_directory=tmp_path)
+    assert [r.getMessage().count("exported in inference mode") for r in caplog.records] == [1]
+
+
+def test_frozen_statistics_are_frozen_in_inference_mode(tmp_path: Path) -> None:
+    names = ["bn.mean", "bn.var"]
+    run = Run.generate(
+        tmp_path,
+        models.conv_bn(False),
+        loss="cross_entropy",
+        optimizer="sgd",
+        frozen_params=names,
+        batch_norm="inference",
+    )
+    assert all(not run.state.parameters[name].requires_grad for name in names)

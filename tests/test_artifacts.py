@@ -340,6 +340,11 @@ def test_without_a_loss_a_scalar_output_is_minimised(tmp_path: Path) -> None:
     assert run.step(x) == pytest.approx(np.linalg.norm(x @ weights(4, 3)), rel=1e-6)
 
 
+class Nothing(onnxblock.Block):
+    def build(self, *names: str) -> None:
+        return None
+
+
 # options for models.mlp(), exception, message
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "output twice": (
@@ -367,6 +372,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         },
         GraphBuildError,
         "optimizer model: 'w_grad' would be the name",
+    ),
+    "block without result": (
+        {"loss": Nothing()},
+        GraphBuildError,
+        "the loss Nothing: .*returned None; return the name",
     ),
     "statistic to be trained": (
         {"model": models.conv_bn(), "requires_grad": ["bn.mean"]},

@@ -376,7 +376,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "block without result": (
         {"loss": Nothing()},
         GraphBuildError,
-        "the loss Nothing: .*returned None; return the name",
+        "block Nothing: .*returned None; return the name",
     ),
     "statistic to be trained": (
         {"model": models.conv_bn(), "requires_grad": ["bn.mean"]},

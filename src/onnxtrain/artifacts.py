@@ -180,7 +180,7 @@ def _with_loss(
         The canonical model, the name of the loss, and further outputs that a block asked for.
     """
     loaded = load_model(source)
-    names = list(loss_input_names) if loss_input_names else [str(value.name) for value in loaded.graph.outputs]
+    names = list(loss_input_names or (str(value.name) for value in loaded.graph.outputs))
     if isinstance(spec, onnxblock.Block):
         return _with_block_loss(source, loaded, spec, names)
     model = canonicalize(loaded)

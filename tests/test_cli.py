@@ -209,6 +209,25 @@ def test_ctrl_c_saves_and_training_goes_on(mlp: Path, data: Path, tmp_path: Path
         np.testing.assert_array_equal(resumed.parameters[name].data, parameter.data)
 
 
+def test_divergence_is_one_message_and_the_state_is_there(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    options = ["--loss", "cross_entropy", "--optimizer", "sgd", "--lr", "1e38", "--output", tmp_path / "run"]
+    result = run("train", mlp, "--data", data, *options)
+    assert result.code == 1
+    assert result.err.count("Training stopped in epoch 1") == 1
+    assert "Traceback" not in result.err
+    shown = run("inspect", tmp_path / "run")
+    assert shown.code == 0
+    assert "nan" not in shown.out
+
+
+def test_tables_in_a_pipe_have_no_trailing_blanks(run: Any) -> None:
+    lines = run("ops").out.splitlines()
+    assert len(lines) > 150
+    assert all(line == line.rstrip() for line in lines)
+
+
 def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
     result = run(
         "artifacts", mlp, "--loss", "cross_entropy", "-o", tmp_path / "a", "--freeze", "w1", "--nominal"

@@ -73,7 +73,9 @@ def test_model_checkpoint_after_every_epoch(tmp_path: Path) -> None:
     problem = problems.classes()
     trainer = Trainer(problem.model, problem.loss)
     trainer.fit(problem.x, problem.y, epochs=3, callbacks=[ModelCheckpoint(tmp_path, None)], verbose=False)
-    assert len(Trainer.resume(tmp_path).history) == 3
+    saved = Trainer.resume(tmp_path)
+    assert len(saved.history) == 3
+    assert not saved.resumes_fit
 
 
 def test_order_of_calls() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.logging import RichHandler
 
 from onnxtrain.cli._output import JsonOption, guarded
@@ -44,7 +45,7 @@ def options(
     logger = logging.getLogger("onnxtrain")
     logger.setLevel(level)
     if not logger.handlers:
-        logger.addHandler(RichHandler(level, show_time=False, show_path=False, console=None))
+        logger.addHandler(RichHandler(level, Console(stderr=True), show_time=False, show_path=False))
 
 
 @app.command()
@@ -52,7 +53,7 @@ def demo(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Directory for the model and the figures.")
     ] = Path("demo-output"),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 30,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 15,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, shuffling and the validation split.")] = 0,
     json: JsonOption = False,
 ) -> None:

@@ -122,7 +122,11 @@ def _summary(document: dict[str, Any]) -> list[tuple[str, object]]:
         elif isinstance(value, int):
             value = f"{value:,}"
         rows.append((key.replace("_", " "), value))
-    rows += [(f"last epoch: {key}", f"{value:.5g}") for key, value in document.get("last_epoch", {}).items()]
+    rows += [
+        (f"last epoch: {key}", f"{value:.5g}")
+        for key, value in document.get("last_epoch", {}).items()
+        if key != "epoch"
+    ]
     return rows
 
 

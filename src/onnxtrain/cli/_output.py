@@ -64,10 +64,14 @@ def summary_table(title: str, rows: Iterable[tuple[str, object]]) -> Table:
 
 
 def print_table(*tables: Table | str) -> None:
-    """Prints tables and lines to standard output."""
+    """Prints tables and lines to standard output, in a pipe without trailing blanks."""
     console = _console()
-    for item in tables:
-        console.print(item)
+    if console.is_terminal:
+        console.print(*tables, sep="\n")
+        return
+    with console.capture() as capture:
+        console.print(*tables, sep="\n")
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 def print_json(document: Any) -> None:

@@ -90,7 +90,7 @@ def _missing(error: ImportError) -> OnnxTrainError:
     )
 
 
-def run_demo(output: Path, epochs: int = 30, *, seed: int = 0, verbose: bool = True) -> DemoResult:
+def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = True) -> DemoResult:
     """Trains the digits network, writes model and figures to `output`, and proves the exported file.
 
     Args:

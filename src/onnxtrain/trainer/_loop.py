@@ -148,10 +148,10 @@ class FitLoop:
         history.seconds.append(time.perf_counter() - start)
         history.samples_per_second.append(rate)
         self._report.end_epoch(position.epoch, self._last_epoch, record, rate)
+        position.unfinished = position.epoch < self._last_epoch  # before callbacks, which may save
         for callback in self._callbacks:
             callback.on_epoch_end(trainer, history)
-        if position.epoch == self._last_epoch or history.stopped is not None:
-            position.unfinished = False
+        position.unfinished &= history.stopped is None
         if not trainer._workspace.temporary:
             trainer.save(trainer.directory)
 

@@ -31,7 +31,9 @@ def make_model(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
 
 
-def mlp(features: int = 4, hidden: int = 8, classes: int = 3, opset: int = 21, seed: int = 0) -> onnx.ModelProto:
+def mlp(
+    features: int = 4, hidden: int = 8, classes: int = 3, opset: int = 21, seed: int = 0
+) -> onnx.ModelProto:
     """x [batch, features] -> tanh(x @ w1 + b1) @ w2 + b2, output `logits`."""
     rng = np.random.default_rng(seed)
     values = {
@@ -50,7 +52,9 @@ def mlp(features: int = 4, hidden: int = 8, classes: int = 3, opset: int = 21, s
     return make_model(nodes, {"x": ["batch", features]}, {"logits": ["batch", classes]}, values, opset)
 
 
-def conv_bn(training: bool = True, channels: int = 4, classes: int = 3, applications: int = 1) -> onnx.ModelProto:
+def conv_bn(
+    training: bool = True, channels: int = 4, classes: int = 3, applications: int = 1
+) -> onnx.ModelProto:
     """x [batch, 2, 6, 6] -> conv, BatchNorm (`applications` times, one after the other), relu, global pool, linear."""
     rng = np.random.default_rng(0)
     values = {

@@ -16,7 +16,9 @@ from training_run import Run
 STEPS = 20
 
 
-def batches(steps: int = STEPS, batch: int = 16, features: int = 4, classes: int = 3) -> list[tuple[np.ndarray, ...]]:
+def batches(
+    steps: int = STEPS, batch: int = 16, features: int = 4, classes: int = 3
+) -> list[tuple[np.ndarray, ...]]:
     rng = np.random.default_rng(7)
     return [
         (rng.normal(0, 1, (batch, features)).astype(np.float32), rng.integers(0, classes, batch))
@@ -77,7 +79,14 @@ def test_twenty_steps_against_numpy(tmp_path: Path, form: str) -> None:
             else:
                 m, v = moments[name]
                 reference.w[name] = numpy_adamw(
-                    reference.w[name], g, m, v, t, np.float32(rate).astype(np.float64), form == "hugging_face", 0.01
+                    reference.w[name],
+                    g,
+                    m,
+                    v,
+                    t,
+                    np.float32(rate).astype(np.float64),
+                    form == "hugging_face",
+                    0.01,
                 )
     for name, parameter in run.state.parameters:
         difference = np.linalg.norm(parameter.data - reference.w[name]) / np.linalg.norm(reference.w[name])

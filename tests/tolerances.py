@@ -14,5 +14,7 @@ FINITE_DIFFERENCE = 2e-6
 
 def norm_relative_error(value: np.ndarray, reference: np.ndarray) -> float:
     """Returns |value - reference| / |reference| in the Euclidean norm (absolute where the reference is below 1e-3)."""
-    difference = np.linalg.norm(np.asarray(value, np.float64).ravel() - np.asarray(reference, np.float64).ravel())
+    difference = np.linalg.norm(
+        np.asarray(value, np.float64).ravel() - np.asarray(reference, np.float64).ravel()
+    )
     return float(difference / max(np.linalg.norm(np.asarray(reference, np.float64).ravel()), 1e-3))

@@ -1,6 +1,6 @@
-"""Runs train.py on onnxtrain and, in an environment of its own, on onnxruntime-training-cpu 1.19.2; compares the losses.
+"""Compares the losses of train.py on onnxtrain and on onnxruntime-training-cpu 1.19.2.
 
-The two scripts differ in their import lines only. The old package needs CPython 3.11 (its last wheels) and clashes
+The scripts differ in their import lines only. The old package needs CPython 3.11 (its last wheels) and clashes
 with stock onnxruntime, hence the separate environment, made on the first run.
 
 Usage: python benchmarks/peer/compare.py [--environment DIR]

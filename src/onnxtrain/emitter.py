@@ -120,7 +120,9 @@ class Emitter:
         )
         values = [self._operand(v, like) for v in inputs]
         outputs = self._append("", op_type, values, _outputs, attributes)
-        formals = itertools.chain(schema.outputs, itertools.repeat(schema.outputs[-1]))  # the last may be variadic
+        formals = itertools.chain(
+            schema.outputs, itertools.repeat(schema.outputs[-1])
+        )  # the last may be variadic
         for output, formal in zip(outputs, formals, strict=False):
             dtype = _output_dtype(formal, schema, values, attributes)
             output.type = ir.TensorType(dtype) if dtype is not None else None
@@ -242,7 +244,9 @@ class Emitter:
         It may read values of this graph, and takes its names from the same pool. Its `graph` is the attribute of the
         control-flow node; its outputs are the caller's to add.
         """
-        inputs = [ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype)) for name in names]
+        inputs = [
+            ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype)) for name in names
+        ]
         name = self.unique_name(self.scope + "body")
         graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": self.opset}, name=name)
         inner = Emitter(graph, functions=self._functions)
@@ -323,7 +327,7 @@ def _output_dtype(
     values: Sequence[ir.Value | None],
     attributes: Mapping[str, Any],
 ) -> ir.DataType | None:
-    """The dtype that the schema gives to an output: fixed, set by an attribute, or that of an input of the same type."""
+    """The dtype that the schema gives an output: fixed, set by an attribute, or that of an input of the same type."""
     if formal.type_str in _TENSOR_TYPES:
         return _TENSOR_TYPES[formal.type_str]
     if schema.name == "Cast":

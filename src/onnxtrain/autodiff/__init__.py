@@ -2,7 +2,7 @@
 
 from . import rules as _rules  # registers every rule
 from ._coverage import OpCoverage, coverage
-from ._differentiate import add_gradients, differentiate
+from ._differentiate import add_gradients, differentiate, expand_path
 from ._driver import pull_back
 from ._node import NodeView, Signature
 from ._registry import defvjp, nondifferentiable, vjp
@@ -15,6 +15,7 @@ __all__ = [
     "coverage",
     "defvjp",
     "differentiate",
+    "expand_path",
     "nondifferentiable",
     "pull_back",
     "vjp",

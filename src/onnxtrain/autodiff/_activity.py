@@ -25,8 +25,8 @@ def _carries_gradient(value: ir.Value) -> bool:
     return is_differentiable_dtype(value) or (producer is not None and reason_not_yet(producer) is not None)
 
 
-def active_values(graph: ir.Graph, of: ir.Value, wrt: Iterable[ir.Value]) -> set[ir.Value]:
-    """Returns the values that depend on `wrt` and that `of` depends on, through differentiable ops only."""
+def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:
+    """Returns the values that depend on one of `wrt` and that one of `of` depends on, through differentiable ops."""
     leaves = set(wrt)
     dependent = set(leaves)
     for node in graph:
@@ -34,7 +34,7 @@ def active_values(graph: ir.Graph, of: ir.Value, wrt: Iterable[ir.Value]) -> set
             continue
         if any(value in dependent for value in _reads(node)):
             dependent.update(value for value in node.outputs if _carries_gradient(value))
-    reaching = {of}
+    reaching = set(of)
     for node in reversed(graph):
         if any(value in reaching for value in node.outputs):
             reaching.update(value for value in _reads(node) if _carries_gradient(value))

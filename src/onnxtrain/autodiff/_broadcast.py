@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ..emitter import Emitter
+from onnxtrain.emitter import Emitter
 
 __all__ = ["sum_to_shape_of"]
 

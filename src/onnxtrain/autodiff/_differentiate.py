@@ -9,6 +9,7 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
     IsolateStatisticsPass,
@@ -18,12 +19,11 @@ from onnxtrain.passes import (
     load_model,
 )
 
-from ..emitter import Emitter, static_dims
 from ._activity import active_values, is_differentiable_dtype
 from ._driver import pull_back
 from ._registry import reason_not_yet, rule_for
 
-__all__ = ["add_gradients", "differentiate"]
+__all__ = ["add_gradients", "differentiate", "expand_path"]
 
 
 @overload
@@ -108,13 +108,7 @@ def add_gradients(
     target = _find(model.graph, of, "of")
     leaves = [_find(model.graph, name, "wrt") for name in wrt]
     _check_request(target, leaves, cotangent)
-    active = {value.name for value in active_values(model.graph, target, leaves)}
-
-    def keep(node: ir.Node) -> bool:
-        declared = rule_for(node) is not None or reason_not_yet(node) is not None
-        return declared or not any(v.name in active for v in node.outputs)
-
-    model = inline_schema_functions(model, keep)
+    model = expand_path(model, [of], wrt)
     target = _find(model.graph, of, "of")
     leaves = [_find(model.graph, name, "wrt") for name in wrt]
     op = Emitter(model.graph, functions=model.functions)
@@ -127,11 +121,24 @@ def add_gradients(
                 f"adding the cotangent input {cotangent!r}: the model has a value of that name"
             )
         model.graph.inputs.append(seed)
-    gradients = pull_back(op, target, seed, leaves)
+    gradients = pull_back(op, {target: seed}, leaves)
     return model, [
         op.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, gradients, strict=True)
     ]
+
+
+def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
+    """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies."""
+    targets = [_find(model.graph, name, "of") for name in of]
+    leaves = [_find(model.graph, name, "wrt") for name in wrt]
+    active = {value.name for value in active_values(model.graph, targets, leaves)}
+
+    def keep(node: ir.Node) -> bool:
+        declared = rule_for(node) is not None or reason_not_yet(node) is not None
+        return declared or not any(v.name in active for v in node.outputs)
+
+    return inline_schema_functions(model, keep)
 
 
 def _check_request(target: ir.Value, leaves: Sequence[ir.Value], cotangent: str | None) -> None:
@@ -139,7 +146,7 @@ def _check_request(target: ir.Value, leaves: Sequence[ir.Value], cotangent: str 
         for value in values:
             if not is_differentiable_dtype(value):
                 raise DifferentiationError(
-                    f"differentiating: {role} {value.name!r} is {value.dtype}; only floating-point values have gradients"
+                    f"differentiating: {role} {value.name!r} is {value.dtype}; only floats have gradients"
                 )
     duplicates = sorted({str(v.name) for v in leaves if leaves.count(v) > 1})
     if duplicates:

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import onnx_ir as ir
 
+from onnxtrain.emitter import Emitter
 from onnxtrain.errors import DifferentiationError, NoGradientRule
 
-from ..emitter import Emitter
 from ._activity import active_values, captured_values, path_to_leaf
 from ._broadcast import sum_to_shape_of
 from ._node import NodeView, where
@@ -22,24 +22,26 @@ from ._registry import Cotangents, NonDifferentiable, Rule, reason_not_yet, rule
 __all__ = ["pull_back"]
 
 
-def pull_back(op: Emitter, of: ir.Value, seed: ir.Value, wrt: Sequence[ir.Value]) -> list[ir.Value | None]:
-    """Returns the vector-Jacobian products `seed^T · d(of)/d(w)` for every `w` in `wrt`.
+def pull_back(
+    op: Emitter, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value]
+) -> list[ir.Value | None]:
+    """Returns the vector-Jacobian products `sum over (y, seed) of seed^T · dy/dw` for every `w` in `wrt`.
 
     Args:
         op: emitter of the graph that holds all these values; gradient nodes are appended to it.
-        of: the value to differentiate.
-        seed: its cotangent, of the same shape and dtype.
+        seeds: the values to differentiate, each with its cotangent of the same shape and dtype.
         wrt: values to differentiate with respect to.
 
     Returns:
-        One cotangent per entry of `wrt`, of its shape and dtype; None where `of` does not depend on it.
+        One cotangent per entry of `wrt`, of its shape and dtype; None where nothing in `seeds` depends on it.
 
     Raises:
         NoGradientRule: an op in between has no rule.
         ShapeRequired: a rule needs a static size that is symbolic.
     """
-    walk = _ReverseWalk(op, of, wrt)
-    walk.add(of, seed)
+    walk = _ReverseWalk(op, list(seeds), wrt)
+    for value, seed in seeds.items():
+        walk.add(value, seed)
     for node in reversed(list(op.graph)):
         walk.visit(node)
     op.scope = ""
@@ -47,7 +49,7 @@ def pull_back(op: Emitter, of: ir.Value, seed: ir.Value, wrt: Sequence[ir.Value]
 
 
 class _ReverseWalk:
-    def __init__(self, op: Emitter, of: ir.Value, wrt: Sequence[ir.Value]) -> None:
+    def __init__(self, op: Emitter, of: Sequence[ir.Value], wrt: Sequence[ir.Value]) -> None:
         self.op = op
         self.of = of
         self.wrt = wrt
@@ -156,8 +158,8 @@ class _ReverseWalk:
         reason = reason_not_yet(node)
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
-            f"{path_to_leaf(node, self.of, self.wrt, self.active)}){': ' + reason if reason else ''}. Freeze what lies before it, or register a rule: "
-            "CONTRIBUTING.md, 'Adding an op'"
+            f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "
+            "Freeze what lies before it, or register a rule: CONTRIBUTING.md, 'Adding an op'"
         )
 
 

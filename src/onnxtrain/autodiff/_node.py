@@ -10,9 +10,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.emitter import schema_of, static_dims
 from onnxtrain.errors import RuleDefinitionError, ShapeRequired
-
-from ..emitter import schema_of, static_dims
 
 __all__ = ["NodeView", "Outputs", "Signature", "where"]
 

@@ -9,9 +9,9 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.emitter import Emitter, schema_of
 from onnxtrain.errors import GraphBuildError, RuleDefinitionError
 
-from ..emitter import Emitter, schema_of
 from ._node import NodeView, Signature
 
 __all__ = [
@@ -90,9 +90,15 @@ def vjp(
 
     The function gets `(op, n, ct)` and returns the cotangents of the inputs named in `wrt`: one value when `wrt` has
     one name, otherwise a tuple in that order or a mapping by name; None where there is none. For a variadic input
-    it returns a sequence with one entry per argument. Other arguments as in :class:`Rule`.
+    it returns a sequence with one entry per argument.
 
     Args:
+        op_type: name of the op.
+        wrt: names of the inputs that can have a cotangent.
+        outputs: names of the outputs whose cotangents the rule takes; by default the first one.
+        saves: optional outputs of the forward node that the rule reads.
+        broadcasts: whether the cotangents have the output's shape and must be summed to the inputs' shapes.
+        domain: of the op.
         signature: for ops outside the standard domain, their input and output names.
 
     Raises:

@@ -12,8 +12,8 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ..emitter import AttributeRef, Emitter
-from ..errors import GraphBuildError
+from onnxtrain.emitter import AttributeRef, Emitter
+from onnxtrain.errors import GraphBuildError
 
 __all__ = ["COMPOSITES", "DOMAIN", "CompositeOp", "composite"]
 
@@ -98,8 +98,9 @@ def composite(
 ) -> Callable[[Body], CompositeOp]:
     """Makes the decorated function `(op, *inputs, **attributes)` the body of a composite op.
 
-    All inputs and outputs have one floating-point dtype, except the inputs named in `integers`. Attributes reach the body as references: pass them on as
-    attributes of standard ops, or turn integer (list) ones into a tensor with `op.ints(reference)`.
+    All inputs and outputs have one floating-point dtype, except the inputs named in `integers`. Attributes reach the
+    body as references: pass them on as attributes of standard ops, or turn integer (list) ones into a tensor with
+    `op.ints(reference)` and float ones with `op.number(reference, like=...)`.
     """
 
     def register(body: Body) -> CompositeOp:

@@ -47,10 +47,14 @@ def _unlike_any(model: ir.Model, statistic: ir.Value) -> ir.Value:
     taken = {
         float(other.const_value.numpy().flat[0])
         for other in initializers.values()
-        if other.const_value is not None and other.const_value.dtype == dtype and tuple(other.shape or ()) == shape
+        if other.const_value is not None
+        and other.const_value.dtype == dtype
+        and tuple(other.shape or ()) == shape
     }
     number = next(n for n in itertools.count(0.5, 0.25) if n not in taken)
-    name = next(n for i in itertools.count() if (n := f"{statistic.name}_unread{i or ''}") not in initializers)
+    name = next(
+        n for i in itertools.count() if (n := f"{statistic.name}_unread{i or ''}") not in initializers
+    )
     content = ir.tensor(np.full(shape, number, dtype.numpy()), name=name)
     value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape), const_value=content)
     mark_constant(value)

@@ -1,0 +1,66 @@
+"""From a Dynamo graph to a functional ATen graph: no views, no mutations but at the end, gradients stopped by marks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+__all__ = ["example_values", "functional_graph"]
+
+
+def example_values(graph_module: fx.GraphModule) -> list[Any]:
+    """Returns what Dynamo knows of each input: a fake tensor or a symbolic integer."""
+    return [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+
+
+def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Returns the ATen graph of a Dynamo graph.
+
+    Its placeholders and outputs are those of `graph_module`. Mutated inputs are written by `aten.copy_` nodes at its
+    end (and by `native_batch_norm`, which does so unannounced). Where PyTorch's autograd would stop, because of
+    `detach` or inside `no_grad`, there is a `detach_copy` node.
+    """
+    values = example_values(graph_module)
+    _mark_stopped_gradients(graph_module)
+    interpreter = fx.Interpreter(graph_module)
+    traced = make_fx(torch.func.functionalize(interpreter.run, remove="mutations_and_views"))
+    fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
+    with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        if fake_mode is None:
+            result = traced(*values)
+        else:
+            with fake_mode:
+                result = traced(*values)
+    assert isinstance(result, fx.GraphModule)
+    return result
+
+
+def _mark_stopped_gradients(graph_module: fx.GraphModule) -> None:
+    """Detaches what Dynamo found not to require a gradient although something that it was computed from does.
+
+    `torch.no_grad` regions leave no trace in an ATen graph, and `detach` is lost among the aliases.
+    """
+    for node in list(graph_module.graph.nodes):
+        value = node.meta.get("example_value")
+        if node.op in ("placeholder", "output") or not _is_float(value) or value.requires_grad:
+            continue
+        if any(_requires_grad(source) for source in node.all_input_nodes):
+            with graph_module.graph.inserting_after(node):
+                stopped = graph_module.graph.call_method("detach", (node,))
+            stopped.meta["example_value"] = value
+            node.replace_all_uses_with(stopped, delete_user_cb=lambda user, new=stopped: user is not new)
+    graph_module.recompile()
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _requires_grad(node: fx.Node) -> bool:
+    value = node.meta.get("example_value")
+    parts: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts)

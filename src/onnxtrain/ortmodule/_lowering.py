@@ -1,0 +1,325 @@
+"""From a functional ATen graph to an ONNX graph, one node after the other, by the table in `aten/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import fx
+
+from onnxtrain.emitter import Emitter
+
+__all__ = [
+    "DTYPES",
+    "LOWERINGS",
+    "Lowered",
+    "Lowering",
+    "RandomInput",
+    "UnsupportedATenOp",
+    "lower",
+    "lower_graph",
+]
+
+OPSET = 21
+
+DTYPES = {
+    torch.float32: ir.DataType.FLOAT,
+    torch.float64: ir.DataType.DOUBLE,
+    torch.float16: ir.DataType.FLOAT16,
+    torch.bfloat16: ir.DataType.BFLOAT16,
+    torch.int64: ir.DataType.INT64,
+    torch.int32: ir.DataType.INT32,
+    torch.int16: ir.DataType.INT16,
+    torch.int8: ir.DataType.INT8,
+    torch.uint8: ir.DataType.UINT8,
+    torch.bool: ir.DataType.BOOL,
+}
+
+
+class UnsupportedATenOp(Exception):
+    """An ATen op, or some arguments of it, that ONNX Runtime cannot run; the message says which and why."""
+
+
+LoweringFunction = Callable[..., Any]
+LOWERINGS: dict[str, LoweringFunction] = {}
+"""By the op's name without `_copy`: "aten.add.Tensor", or "aten.relu" for all overloads."""
+
+
+def lower(*names: str) -> Callable[[LoweringFunction], LoweringFunction]:
+    """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
+
+    It is called with the op's own arguments: tensors and symbolic integers are `ir.Value`s, the rest is Python. It
+    returns a value, or a tuple for an op with several results. Values that come back with another dtype than PyTorch
+    gives are cast.
+    """
+
+    def register(function: LoweringFunction) -> LoweringFunction:
+        for name in names:
+            assert name not in LOWERINGS, f"{name} is lowered twice"
+            LOWERINGS[name] = function
+        return function
+
+    return register
+
+
+@dataclass(frozen=True)
+class RandomInput:
+    """An input of the ONNX graph that PyTorch's generator fills at each call, so that seeds mean what they mean there.
+
+    Attributes:
+        name: of the graph input.
+        draw: makes the tensor, given its shape.
+        shape: integers or symbolic integers.
+    """
+
+    name: str
+    draw: Callable[[Sequence[int]], torch.Tensor]
+    shape: tuple[Any, ...]
+
+
+@dataclass
+class Lowered:
+    """An ONNX graph, and how its inputs and outputs belong to those of the ATen graph.
+
+    Attributes:
+        model: inputs are the used placeholders that are tensors or unreachable symbolic integers, then `random`.
+        inputs: per graph input before the random ones, the index of its placeholder.
+        outputs: per output of the ATen graph: index of the ONNX output, or a Python constant, or a placeholder.
+        mutated: (index of a placeholder, index of the ONNX output that it takes the value of).
+        random: the random inputs in the order in which eager PyTorch draws them.
+    """
+
+    model: ir.Model
+    inputs: list[int] = field(default_factory=list)
+    outputs: list[tuple[str, Any]] = field(default_factory=list)
+    mutated: list[tuple[int, int]] = field(default_factory=list)
+    random: list[RandomInput] = field(default_factory=list)
+
+
+class Lowering:
+    """What a lowering function works with.
+
+    Attributes:
+        op: the emitter of the ONNX graph.
+        node: the ATen node that is being lowered.
+    """
+
+    def __init__(self, graph: ir.Graph, model: ir.Model) -> None:
+        self.op = Emitter(graph, functions=model.functions)
+        self.node: fx.Node
+        self.random: list[RandomInput] = []
+        self.env: dict[fx.Node, Any] = {}
+
+    @property
+    def result(self) -> Any:
+        """PyTorch's fake result of the node."""
+        return self.node.meta["val"]
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """Element type of the (first) result."""
+        value = self.result
+        return DTYPES[(value[0] if isinstance(value, tuple | list) else value).dtype]
+
+    def fake(self, index: int) -> Any:
+        """PyTorch's fake tensor of the node's argument `index`."""
+        argument = self.node.args[index]
+        return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+    def unsupported(self, why: str) -> UnsupportedATenOp:
+        """Returns the error that sends the graph to PyTorch."""
+        return UnsupportedATenOp(f"{self.node.target}: {why}")
+
+    def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
+        """Returns a value or a Python number as a value of `dtype`."""
+        if isinstance(value, ir.Value):
+            if value.dtype == dtype:
+                return value
+            cast: ir.Value = self.op.Cast(value, to=dtype)
+            cast.shape = value.shape
+            return cast
+        return self.op.const(value, dtype)
+
+    def tensors(self, *values: Any) -> tuple[ir.Value, ...]:
+        """Returns the operands in the dtype of the result."""
+        return tuple(self.tensor(value, self.dtype) for value in values)
+
+    def ints(self, values: Any) -> Any:
+        """Returns a list of integers, some of them symbolic, as what an ONNX input for shapes or axes takes."""
+        items = list(values) if isinstance(values, list | tuple) else [values]
+        if not any(isinstance(item, ir.Value) for item in items):
+            return self.op.const(np.array(items, np.int64))
+        parts = [self.op.Reshape(i, [1]) if isinstance(i, ir.Value) else self.op.const([i]) for i in items]
+        return self.op.Concat(*parts, axis=0) if len(parts) > 1 else parts[0]
+
+    def int_scalar(self, value: Any) -> ir.Value:
+        """Returns an integer, possibly symbolic, as an int64 scalar."""
+        return value if isinstance(value, ir.Value) else self.op.const(value, ir.DataType.INT64)
+
+    def shape(self, fake: torch.Tensor) -> ir.Shape:
+        """Returns the ONNX shape of a fake tensor."""
+        return ir.Shape([size if isinstance(size, int) else str(size) for size in fake.shape])
+
+    def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor]) -> ir.Value:
+        """Returns a new graph input of the result's dtype and shape that `draw` fills at each call."""
+        value = ir.Value(name=self.op.unique_name("random"), shape=self.shape(self.result))
+        value.type = ir.TensorType(self.dtype)
+        self.random.append(RandomInput(str(value.name), draw, tuple(self.result.shape)))
+        return value
+
+
+def lower_graph(graph_module: fx.GraphModule) -> Lowered:
+    """Returns the ONNX graph of a functional ATen graph.
+
+    Raises:
+        UnsupportedATenOp: an op has no lowering, or not for its arguments.
+    """
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="forward")
+    model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
+    return _GraphLowering(graph_module, model).run()
+
+
+class _GraphLowering:
+    def __init__(self, graph_module: fx.GraphModule, model: ir.Model) -> None:
+        self.graph_module = graph_module
+        self.result = Lowered(model)
+        self.low = Lowering(model.graph, model)
+        self.env = self.low.env
+        self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self.original: dict[fx.Node, Any] = {}
+
+    def run(self) -> Lowered:
+        graph_module = self.graph_module
+        graph_module.graph.eliminate_dead_code(is_impure_node=_keeps)
+        self._inputs()
+        for node in graph_module.graph.nodes:
+            if node.op == "call_function":
+                self.env[node] = self._call(node)
+            elif node.op == "get_attr":
+                self.env[node] = self._attribute(node)
+            elif node.op not in ("placeholder", "output"):
+                raise UnsupportedATenOp(f"{node.op} {node.target}")
+        self._outputs()
+        return self.result
+
+    def _inputs(self) -> None:
+        graph = self.result.model.graph
+        for index, node in enumerate(self.placeholders):
+            fake = node.meta["val"]
+            if not isinstance(fake, torch.Tensor):
+                continue
+            if fake.dtype not in DTYPES or fake.layout != torch.strided:
+                raise UnsupportedATenOp(f"input {node.name}: {fake.dtype}, {fake.layout}")
+            value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=self.low.shape(fake))
+            value.type = ir.TensorType(DTYPES[fake.dtype])
+            graph.inputs.append(value)
+            self.result.inputs.append(index)
+            self.env[node] = self.original[node] = value
+        for index, node in enumerate(self.placeholders):
+            if node not in self.env and node.users:
+                self.env[node] = self.original[node] = self._symbol(index, node)
+
+    def _symbol(self, index: int, node: fx.Node) -> Any:
+        """A symbolic integer: the size of an input's axis where there is one, else an input of its own."""
+        symbol = node.meta["val"]
+        if isinstance(symbol, int):
+            return symbol
+        for other in self.placeholders:
+            fake = other.meta["val"]
+            if isinstance(fake, torch.Tensor):
+                for axis, size in enumerate(fake.shape):
+                    if not isinstance(size, int) and str(size) == str(symbol):
+                        return self.low.op.Reshape(
+                            self.low.op.dim(self.env[other], axis), self.low.op.const(np.array([], np.int64))
+                        )
+        value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=ir.Shape([]))
+        dtype = ir.DataType.DOUBLE if isinstance(symbol, torch.SymFloat | float) else ir.DataType.INT64
+        value.type = ir.TensorType(dtype)
+        self.result.model.graph.inputs.append(value)
+        self.result.inputs.append(index)
+        return value
+
+    def _attribute(self, node: fx.Node) -> ir.Value:
+        tensor = getattr(self.graph_module, str(node.target))
+        if not isinstance(tensor, torch.Tensor):
+            raise UnsupportedATenOp(f"attribute {node.target} is a {type(tensor).__name__}")
+        return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
+
+    def _call(self, node: fx.Node) -> Any:
+        low = self.low
+        low.node = node
+        low.op.scope = f"{node.name}/"
+        name = str(node.target).replace("_copy", "") if callable(node.target) else str(node.target)
+        if name == "aten.copy_.default":
+            destination = node.args[0]
+            self.env[destination] = low.tensor(self.env[node.args[1]], low.dtype)  # type: ignore[index]
+            return self.env[destination]  # type: ignore[index]
+        function = LOWERINGS.get(name) or LOWERINGS.get(name.rpartition(".")[0])
+        if function is None:
+            function = LOWERINGS.get(getattr(node.target, "__name__", ""))
+        if function is None:
+            raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX")
+        args = fx.node.map_arg(node.args, lambda n: self.env[n])
+        kwargs = fx.node.map_arg(node.kwargs, lambda n: self.env[n])
+        return self._typed(function(low, *args, **kwargs), node.meta.get("val"))
+
+    def _typed(self, result: Any, fake: Any) -> Any:
+        """Gives results the dtype and shape that PyTorch says they have."""
+        if isinstance(result, tuple | list):
+            return tuple(self._typed(r, f) for r, f in zip(result, fake, strict=False))
+        if isinstance(result, ir.Value) and isinstance(fake, torch.Tensor):
+            if fake.dtype not in DTYPES:
+                raise UnsupportedATenOp(f"{self.low.node.target} returns {fake.dtype}")
+            result = self.low.tensor(result, DTYPES[fake.dtype])
+            if not (result.is_graph_input() or result.is_initializer()):
+                result.shape = self.low.shape(fake)
+        return result
+
+    def _outputs(self) -> None:
+        node = next(n for n in self.graph_module.graph.nodes if n.op == "output")
+        returned = node.args[0]
+        for item in returned if isinstance(returned, tuple | list) else (returned,):
+            if not isinstance(item, fx.Node):
+                self.result.outputs.append(("constant", item))
+            elif item in self.placeholders and self.env.get(item) is self.original.get(item):
+                self.result.outputs.append(("placeholder", self.placeholders.index(item)))
+            else:
+                kind = "tensor" if isinstance(item.meta["val"], torch.Tensor) else "integer"
+                self.result.outputs.append((kind, self._output(self.env[item])))
+        for node_, before in self.original.items():
+            if self.env[node_] is not before:
+                self.result.mutated.append((self.placeholders.index(node_), self._output(self.env[node_])))
+        self.result.random = self.low.random
+        graph = self.result.model.graph
+        by_name = {v.name: v for n in graph for v in n.inputs if v is not None}
+        for random in self.low.random:
+            graph.inputs.append(by_name[random.name])
+
+    def _output(self, value: Any) -> int:
+        outputs = self.result.model.graph.outputs
+        if not isinstance(value, ir.Value):
+            value = self.low.op.const(value)
+        if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
+            identity = self.low.op.Identity(value)
+            identity.shape, identity.type = value.shape, value.type
+            value = identity
+        outputs.append(value)
+        return len(outputs) - 1
+
+
+def _keeps(node: fx.Node) -> bool:
+    """Whether dead code elimination must keep a node: it mutates an input, or draws random numbers."""
+    name = str(node.target)
+    return (
+        node.op in ("placeholder", "output")
+        or "copy_." in name
+        or "native_batch_norm" in name
+        or any(
+            word in name
+            for word in ("bernoulli", "rand", "normal.", "uniform", "native_dropout", "exponential")
+        )
+    )

@@ -183,6 +183,26 @@ def test_opset_too_new(opset):
         load_model(proto)
 
 
+@pytest.mark.parametrize("opset", [0, -1])
+def test_opset_that_never_was(opset):
+    proto = mlp()
+    proto.opset_import[0].version = opset
+    with pytest.raises(ModelLoadError, match=f"opset {opset}, and there is none below 1"):
+        load_model(proto)
+
+
+@pytest.mark.parametrize("opset", range(1, 7))
+def test_oldest_opsets(opset):
+    """Some of them belong to no release of ONNX, hence to no IR version."""
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    proto = build(nodes, [info("x", ["N", 3])], [info("y", ["N", 2])], {"w": np.ones((3, 2), np.float32)})
+    proto.opset_import[0].version, proto.ir_version = opset, 3
+    proto.graph.input.append(info("w", [3, 2]))
+    model = canonicalize(load_model(proto))
+    assert model.graph.opset_imports[""] == 21
+    assert run(to_proto(model), {"x": np.ones((5, 3), np.float32)})[0].tolist() == [[3.0, 3.0]] * 5
+
+
 @pytest.mark.parametrize(("opset", "expected"), [(17, 10), (21, 10), (24, 12), (26, 13)])
 def test_ir_version_too_new_is_rewritten(opset, expected):
     proto = mlp(opset)

@@ -159,6 +159,11 @@ def _check_versions(model: ir.Model, origin: str) -> None:
             f"Cannot load a model from {origin}: it imports no opset of the standard ONNX domain "
             f"(imports: {dict(imports)}); the file may be truncated."
         )
+    if opset < 1:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: it imports opset {opset}, and there is none below 1. Export it "
+            "again."
+        )
     if opset > MAX_OPSET:
         raise UnsupportedOpsetError(
             f"Cannot use the model of {origin}: it has opset {opset}, and stock ONNX Runtime accepts at most "

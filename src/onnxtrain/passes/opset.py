@@ -41,7 +41,8 @@ def fit_ir_version(model: ir.Model) -> None:
 
     At least 4: from there on initializers need not be listed as inputs.
     """
-    minimum = max(4, helper.OP_SET_ID_VERSION_MAP["ai.onnx", model.graph.opset_imports[""]])
+    # Opsets 2 to 4 were never released with an IR version of their own.
+    minimum = max(4, helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", model.graph.opset_imports[""]), 3))
     if not minimum <= model.ir_version <= MAX_IR_VERSION:
         model.ir_version = minimum
 

@@ -71,14 +71,12 @@ class RandomInput:
     """An input of the ONNX graph that PyTorch's generator fills at each call, so that seeds mean what they mean there.
 
     Attributes:
-        name: of the graph input.
         draw: makes the tensor, given its shape.
-        shape: integers or symbolic integers.
+        sizes: gives the shape, from the arguments of the ATen graph.
     """
 
-    name: str
     draw: Callable[[Sequence[int]], torch.Tensor]
-    shape: tuple[Any, ...]
+    sizes: Callable[[Sequence[Any]], tuple[int, ...]]
 
 
 @dataclass
@@ -88,7 +86,8 @@ class Lowered:
     Attributes:
         model: inputs are the used placeholders that are tensors or unreachable symbolic integers, then `random`.
         inputs: per graph input before the random ones, the index of its placeholder.
-        outputs: per output of the ATen graph: index of the ONNX output, or a Python constant, or a placeholder.
+        outputs: per output of the ATen graph: ("tensor" or "integer", index of the ONNX output), ("constant", a Python
+            value) or ("placeholder", its index).
         mutated: (index of a placeholder, index of the ONNX output that it takes the value of).
         random: the random inputs in the order in which eager PyTorch draws them.
     """
@@ -111,8 +110,9 @@ class Lowering:
     def __init__(self, graph: ir.Graph, model: ir.Model) -> None:
         self.op = Emitter(graph, functions=model.functions)
         self.node: fx.Node
-        self.random: list[RandomInput] = []
+        self.random: list[tuple[ir.Value, RandomInput]] = []
         self.env: dict[fx.Node, Any] = {}
+        self.placeholders: list[fx.Node] = []
 
     @property
     def result(self) -> Any:
@@ -168,8 +168,36 @@ class Lowering:
         """Returns a new graph input of the result's dtype and shape that `draw` fills at each call."""
         value = ir.Value(name=self.op.unique_name("random"), shape=self.shape(self.result))
         value.type = ir.TensorType(self.dtype)
-        self.random.append(RandomInput(str(value.name), draw, tuple(self.result.shape)))
+        sizes = run_time_sizes(tuple(self.result.shape), self.placeholders)
+        self.random.append((value, RandomInput(draw, sizes)))
         return value
+
+
+def run_time_sizes(
+    shape: Sequence[Any], placeholders: Sequence[fx.Node]
+) -> Callable[[Sequence[Any]], tuple[int, ...]]:
+    """Returns the function that gives the sizes of a symbolic shape, from the arguments of the graph."""
+    if all(isinstance(size, int) for size in shape):
+        fixed = tuple(int(size) for size in shape)
+        return lambda arguments: fixed
+    sources: dict[Any, tuple[int, int | None]] = {}
+    for index, node in enumerate(placeholders):
+        fake = node.meta["val"]
+        sizes = enumerate(fake.shape) if isinstance(fake, torch.Tensor) else [(None, fake)]
+        for axis, size in sizes:
+            expression = getattr(getattr(size, "node", None), "expr", None)
+            if expression is not None and expression.is_Symbol:
+                sources.setdefault(expression, (index, axis))
+    expressions = [size if isinstance(size, int) else size.node.expr for size in shape]
+
+    def evaluate(arguments: Sequence[Any]) -> tuple[int, ...]:
+        values = {
+            symbol: arguments[index] if axis is None else arguments[index].shape[axis]
+            for symbol, (index, axis) in sources.items()
+        }
+        return tuple(int(e) if isinstance(e, int) else int(e.subs(values)) for e in expressions)
+
+    return evaluate
 
 
 def lower_graph(graph_module: fx.GraphModule) -> Lowered:
@@ -190,6 +218,7 @@ class _GraphLowering:
         self.low = Lowering(model.graph, model)
         self.env = self.low.env
         self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self.low.placeholders = self.placeholders
         self.original: dict[fx.Node, Any] = {}
 
     def run(self) -> Lowered:
@@ -293,11 +322,9 @@ class _GraphLowering:
         for node_, before in self.original.items():
             if self.env[node_] is not before:
                 self.result.mutated.append((self.placeholders.index(node_), self._output(self.env[node_])))
-        self.result.random = self.low.random
-        graph = self.result.model.graph
-        by_name = {v.name: v for n in graph for v in n.inputs if v is not None}
-        for random in self.low.random:
-            graph.inputs.append(by_name[random.name])
+        # Also those that nothing reads: eager PyTorch draws them too.
+        self.result.model.graph.inputs.extend(value for value, _ in self.low.random)
+        self.result.random = [random for _, random in self.low.random]
 
     def _output(self, value: Any) -> int:
         outputs = self.result.model.graph.outputs

@@ -1,0 +1,182 @@
+"""One lowered graph as ONNX Runtime runs it: forward alone, or forward and backward with residuals in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import common
+
+from onnxtrain.autodiff import expand_path, pull_back
+from onnxtrain.emitter import Emitter
+from onnxtrain.ortmodule._session import Session
+
+__all__ = ["Program", "TrainingStep"]
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """A forward and a backward session for one choice of inputs that need a gradient.
+
+    Attributes:
+        forward: returns the program's outputs, then the residuals.
+        backward: takes saved inputs, residuals and cotangents, in this order; returns the gradients.
+        saved_inputs: indices of the program's inputs that `backward` takes.
+        residuals: indices of the results of `forward` that `backward` takes.
+        gradients: per input of the program, index of its gradient among the outputs of `backward`, or None.
+    """
+
+    forward: Session
+    backward: Session
+    saved_inputs: tuple[int, ...]
+    residuals: tuple[int, ...]
+    gradients: tuple[int | None, ...]
+
+
+class Program:
+    """An ONNX graph with sessions made when they are first needed.
+
+    Args:
+        model: the graph.
+        differentiable: per output, whether it can have a cotangent.
+        device: of the tensors.
+    """
+
+    def __init__(self, model: ir.Model, differentiable: Sequence[bool], device: torch.device) -> None:
+        self.model = model
+        self.differentiable = tuple(differentiable)
+        self.device = device
+        self.training_step = cache(self._training_step)
+        self.vjp = cache(self._vjp)
+
+    @cached_property
+    def inference(self) -> Session:
+        """The forward graph alone."""
+        return Session(self.model, self.device)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Indices of the outputs that take a cotangent."""
+        return tuple(index for index, flag in enumerate(self.differentiable) if flag)
+
+    def _joint(self, needs: tuple[bool, ...]) -> tuple[ir.Model, list[ir.Value], list[ir.Value | None]]:
+        """The graph with its gradients: the model, the cotangent inputs, a gradient per needed input."""
+        wanted = [str(v.name) for v, need in zip(self.model.graph.inputs, needs, strict=True) if need]
+        targets = [str(self.model.graph.outputs[index].name) for index in self.seeds]
+        model = expand_path(self.model, targets, wanted)
+        op = Emitter(model.graph, functions=model.functions)
+        by_name = {str(v.name): v for v in (*model.graph.inputs, *model.graph.outputs)}
+        seeds: dict[ir.Value, ir.Value] = {}
+        for name in targets:
+            target = by_name[name]
+            seeds[target] = ir.Value(name=op.unique_name(f"{name}_ct"), shape=target.shape, type=target.type)
+        model.graph.inputs.extend(seeds.values())
+        gradients: list[ir.Value | None] = []
+        for gradient in pull_back(op, seeds, [by_name[name] for name in wanted]):
+            # A runtime wants no input, constant or repeated value as an output.
+            if gradient is not None and (gradient.producer() is None or gradient in gradients):
+                gradient = op.Identity(gradient)
+            gradients.append(gradient)
+        return model, list(seeds.values()), gradients
+
+    def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
+        joint, cotangents, gradients = self._joint(needs)
+        inputs, outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
+        present = [gradient for gradient in gradients if gradient is not None]
+        residuals, read = _boundary(present, _ancestors(outputs), set(inputs))
+        results = [*outputs, *(value for value in residuals if value not in outputs)]
+        saved = [index for index, value in enumerate(inputs) if value in read]
+        return TrainingStep(
+            forward=Session(_cut(joint, inputs, results), self.device),
+            backward=Session(
+                _cut(joint, [*(inputs[i] for i in saved), *residuals, *cotangents], present), self.device
+            ),
+            saved_inputs=tuple(saved),
+            residuals=tuple(results.index(value) for value in residuals),
+            gradients=_slots(needs, gradients),
+        )
+
+    def _vjp(self, needs: tuple[bool, ...]) -> tuple[Program, tuple[int | None, ...]]:
+        """The gradients as a program of their own, which can be differentiated again.
+
+        Its inputs are those of this program, then the cotangents.
+        """
+        joint, _, gradients = self._joint(needs)
+        present = [gradient for gradient in gradients if gradient is not None]
+        model = _cut(joint, list(joint.graph.inputs), present)
+        return Program(model, [True] * len(present), self.device), _slots(needs, gradients)
+
+
+def _slots(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tuple[int | None, ...]:
+    """Per input, which of the gradients that are there is its own; `gradients` has an entry per needed one."""
+    present = [index for index, gradient in enumerate(gradients) if gradient is not None]
+    of_needed = iter(present.index(i) if i in present else None for i in range(len(gradients)))
+    return tuple(next(of_needed) if need else None for need in needs)
+
+
+def _ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
+    """All nodes that the values are computed from."""
+    nodes: set[ir.Node] = set()
+    stack = [value.producer() for value in values]
+    while stack:
+        node = stack.pop()
+        if node is None or node in nodes:
+            continue
+        nodes.add(node)
+        stack += [value.producer() for value in node.inputs if value is not None]
+    return nodes
+
+
+def _boundary(
+    values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value]
+) -> tuple[list[ir.Value], set[ir.Value]]:
+    """What the computation of `values` takes from the forward nodes, and which graph inputs it reads."""
+    residuals: dict[ir.Value, None] = {}
+    read: set[ir.Value] = set()
+    seen: set[ir.Value] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if value in inputs:
+            read.add(value)
+        elif node is not None and node in forward:
+            residuals[value] = None
+        elif node is not None:
+            stack += [v for v in node.inputs if v is not None]
+    return list(residuals), read
+
+
+def _cut(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
+    """Returns the part of a model between these values, as a model of its own."""
+    names_in = [str(value.name) for value in inputs]
+    names_out = [str(value.name) for value in outputs]
+    part = model.clone()
+    graph = part.graph
+    known = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+    known |= {str(v.name): v for node in graph for v in node.outputs}
+    new_inputs = []
+    for name, original in zip(names_in, inputs, strict=True):
+        value = known[name]
+        if value.producer() is not None:
+            replacement = ir.Value(name=name, shape=original.shape, type=original.type)
+            value.name = f"{name}_cut"
+            value.replace_all_uses_with(replacement, replace_graph_outputs=True)
+            value = replacement
+        new_inputs.append(value)
+        known[name] = value
+    graph.outputs.clear()
+    graph.outputs.extend(known[name] for name in names_out)
+    graph.inputs.clear()
+    graph.inputs.extend(new_inputs)
+    common.RemoveUnusedNodesPass()(part)
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output():
+            del graph.initializers[name]
+    return part

@@ -1,0 +1,1 @@
+"""Tables of PyTorch functions to run through the lowering; each module has a list `CASES`."""

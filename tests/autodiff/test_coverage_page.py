@@ -32,7 +32,9 @@ def render() -> str:
     ]
     for row in rows:
         since = f" (from opset {row.since})" if row.since > 21 else ""
-        lines.append(f"| {row.op_type}{since} | {STATUS[row.status]} | {', '.join(row.inputs)} | {row.reason} |")
+        lines.append(
+            f"| {row.op_type}{since} | {STATUS[row.status]} | {', '.join(row.inputs)} | {row.reason} |"
+        )
     return "\n".join(lines) + "\n"
 
 

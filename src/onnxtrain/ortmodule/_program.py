@@ -82,6 +82,12 @@ class Program:
             gradients.append(gradient)
         return model, list(seeds.values()), gradients
 
+    def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:
+        """The graph with gradients, before it is cut into forward and backward."""
+        model, _, gradients = self._joint(needs)
+        model.graph.outputs.extend(gradient for gradient in gradients if gradient is not None)
+        return model
+
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
         joint, cotangents, gradients = self._joint(needs)
         inputs, outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)

@@ -21,6 +21,9 @@ class Session:
     Args:
         model: the model; initializers are constants, parameters are inputs.
         device: where inputs are and outputs will be.
+
+    Attributes:
+        nodes: number of nodes of the model.
     """
 
     def __init__(self, model: ir.Model, device: torch.device) -> None:
@@ -35,6 +38,7 @@ class Session:
         )
         self._session = session  # keeps the native one alive
         self._native = session._sess
+        self.nodes = model.graph.num_nodes()
         self._inputs = [value.name for value in model.graph.inputs]
         self._outputs = [value.name for value in model.graph.outputs]
         self._bools = [value.dtype == ir.DataType.BOOL for value in model.graph.outputs]

@@ -111,7 +111,9 @@ def _common_device(graph_module: fx.GraphModule) -> torch.device:
     kinds = {device.type for device in devices}
     if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
         names = ", ".join(sorted(map(str, devices)))
-        raise ORTModuleDeviceException(f"its tensors are on {names}; ONNX Runtime sessions run on one CPU or CUDA device")
+        raise ORTModuleDeviceException(
+            f"its tensors are on {names}; ONNX Runtime sessions run on one CPU or CUDA device"
+        )
     return next(iter(devices), torch.device("cpu"))
 
 
@@ -162,7 +164,9 @@ class CompiledGraph:
         stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
         save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")
         if self._needs is not None:
-            save_model(self.program.joint_model(self._needs), options.save_path / f"{stem}_gradient_{mode}.onnx")
+            save_model(
+                self.program.joint_model(self._needs), options.save_path / f"{stem}_gradient_{mode}.onnx"
+            )
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Runs the graph, writes mutated inputs back, and returns its outputs."""

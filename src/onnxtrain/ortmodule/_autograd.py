@@ -64,7 +64,7 @@ def _unchanged(inputs: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
     for tensor, version in inputs:
         if tensor._version != version:
             raise RuntimeError(
-                f"computing a second derivative: an input of shape {list(tensor.shape)} has been modified by an inplace "
-                f"operation (version {tensor._version}, expected {version}); change a clone of it instead"
+                f"computing a second derivative: an input of shape {list(tensor.shape)} has been modified by an "
+                f"inplace operation (version {tensor._version}, expected {version}); change a clone of it instead"
             )
     return [tensor for tensor, _ in inputs]

@@ -68,5 +68,5 @@ def _to_ort(tensor: torch.Tensor) -> binding.OrtValue:
 
 
 def _from_ort(value: binding.OrtValue, is_bool: bool) -> torch.Tensor:
-    tensor = torch.from_dlpack(value.to_dlpack())
+    tensor = torch.utils.dlpack.from_dlpack(value.to_dlpack())
     return tensor.view(torch.bool) if is_bool else tensor

@@ -59,7 +59,8 @@ assert losses[-1] < losses[0], losses
 print(peak())
 module.export_model_for_inferencing(directory / "trained.onnx", ["logits"])
 print(peak())
-np.savez(directory / "expected.npz", weight=state.parameters["head.weight"].data, bias=state.parameters["head.bias"].data)
+weight, bias = (state.parameters[name].data for name in ("head.weight", "head.bias"))
+np.savez(directory / "expected.npz", weight=weight, bias=bias)
 """
 )
 

@@ -242,3 +242,8 @@ def _(bench: Bench) -> None:
 @case("`batch_norm` is no mode")
 def _(bench: Bench) -> None:
     bench.generate(batch_norm="train")
+
+
+@case("library of custom ops is missing")
+def _(bench: Bench) -> None:
+    bench.generate(ort_format=True, custom_op_library=bench.directory / "nowhere.so")

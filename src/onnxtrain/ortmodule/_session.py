@@ -14,7 +14,7 @@ __all__ = ["Session"]
 
 _SILENT = 3  # only errors
 _RUN_OPTIONS = binding.RunOptions()
-_to_dlpack = torch.utils.dlpack.to_dlpack
+_to_dlpack = torch._C._to_dlpack
 _from_dlpack = torch._C._from_dlpack  # the C function: it is called once per output
 
 

@@ -134,7 +134,8 @@ def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> Op
     if manifest.fingerprint != expected.fingerprint or ours != theirs:
         different = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
         raise ModelLoadError(
-            f"Loading {source}: it does not belong to the module's training model. Trained in one of them only, or of another dtype or shape: "
+            f"Loading {source}: it does not belong to the module's training model. "
+            "Trained in one of them only, or of another dtype or shape: "
             f"{', '.join(different[:5]) or 'frozen parameters'}. Use the one that was generated with it."
         )
     if manifest.optimizer is None:

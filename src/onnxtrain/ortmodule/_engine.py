@@ -28,6 +28,7 @@ from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp, lower_grap
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy
 from onnxtrain.ortmodule._program import Program
 from onnxtrain.ortmodule._report import GraphRecord, Report
+from onnxtrain.ortmodule._split import has_custom_function, split_at_custom_functions
 from onnxtrain.passes import save_model
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
@@ -60,7 +61,7 @@ def onnxruntime_backend(
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
     numbers = itertools.count()
 
-    def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+    def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
         plain = copy.copy(graph_module)
@@ -77,6 +78,11 @@ def onnxruntime_backend(
         if options.save_onnx:
             compiled.save(options, name)
         return _FirstCall(compiled, report, compiled.record(name), start)
+
+    def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        if not has_custom_function(graph_module):
+            return compile_graph(graph_module)
+        return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend
 

@@ -10,6 +10,8 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
+from onnxtrain.passes import has_bfloat16, widen_bfloat16
+
 __all__ = ["Session"]
 
 _SILENT = 3  # only errors
@@ -36,6 +38,8 @@ class Session:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.intra_op_num_threads = torch.get_num_threads()
         self._device = device
+        if device.type == "cpu" and has_bfloat16(model):
+            model = widen_bfloat16(model)
         session = ort.InferenceSession(
             ir.to_proto(model).SerializeToString(), options, providers=_providers(device)
         )

@@ -247,7 +247,7 @@ def move(model: nn.Module) -> Any:
 @scenario("double", "float", "half", "bfloat16", "type")
 def dtypes(model: nn.Module) -> Any:
     """dtype and values of every tensor, the next output; returns self."""
-    model(batch())
+    model.eval()(batch())
     seen = []
     for change, dtype in (
         (model.double, torch.float64),

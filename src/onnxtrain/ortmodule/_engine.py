@@ -41,7 +41,11 @@ Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 def compile_module(module: torch.nn.Module, options: DebugOptions, report: Report) -> Callable[..., Any]:
     """Returns `module` as a callable whose graphs run in ONNX Runtime, hooks and all."""
-    compiled: Callable[..., Any] = torch.compile(module, backend=onnxruntime_backend(options, report))
+    # Dynamo leaves hooks out of its guards by default: one that came after the first call would not run.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    # Not the module itself, whose OptimizedModule would fire global hooks a second time.
+    backend = onnxruntime_backend(options, report)
+    compiled: Callable[..., Any] = torch.compile(module._call_impl, backend=backend)
     return compiled
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import itertools
 import logging
 import time
@@ -42,7 +43,16 @@ Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 def compile_module(module: torch.nn.Module, options: DebugOptions, report: Report) -> Callable[..., Any]:
     """Returns `module` as a callable whose graphs run in ONNX Runtime, hooks and all."""
-    compiled: Callable[..., Any] = torch.compile(module, backend=onnxruntime_backend(options, report))
+    # Dynamo leaves hooks out of its guards by default: one that came after the first call would not run.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    # Not the module itself, whose OptimizedModule would fire global hooks a second time.
+    function = module._call_impl
+    backend = onnxruntime_backend(options, report)
+    # The graphs of one model do not count against the limit of another one of the same class: beyond it
+    # Dynamo runs PyTorch. Older versions of PyTorch lack the option.
+    isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    options_of_compile: dict[str, Any] = {"isolate_recompiles": True} if isolated else {}
+    compiled: Callable[..., Any] = torch.compile(function, backend=backend, **options_of_compile)
     return compiled
 
 

@@ -45,8 +45,12 @@ def compile_module(module: torch.nn.Module, options: DebugOptions, report: Repor
     """Returns `module` as a callable whose graphs run in ONNX Runtime, hooks and all."""
     # Dynamo leaves hooks out of its guards by default: one that came after the first call would not run.
     torch._dynamo.config.skip_nnmodule_hook_guards = False
-    # Not the module itself, whose OptimizedModule would fire global hooks a second time.
-    function = module._call_impl
+
+    # Not the module itself, whose OptimizedModule would fire global hooks a second time; nor its `_call_impl`: Dynamo
+    # does not capture what PyTorch's own files define, unless it is called from elsewhere.
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
     backend = onnxruntime_backend(options, report)
     # The graphs of one model do not count against the limit of another one of the same class: beyond it
     # Dynamo runs PyTorch. Older versions of PyTorch lack the option.

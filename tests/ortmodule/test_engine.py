@@ -260,6 +260,8 @@ def _sevenfold(h: torch.Tensor) -> torch.Tensor:
     return Sevenfold.apply(h)
 
 
+# Dynamo itself makes an instance of the function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_custom_autograd_function_keeps_its_backward() -> None:
     ours, plain = pair(Between(_sevenfold))
     assert_same_step(ours, plain, torch.randn(3, 4))

@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from onnxtrain import losses, onnxblock, optimizers
 from onnxtrain.emitter import Emitter
-from onnxtrain.errors import GraphBuildError
+from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model
 from onnxtrain.runtime.atomic import replace_file
@@ -115,7 +115,7 @@ def generate_artifacts(
             ("as_exported"), or what they do in "training" or "inference".
 
     Raises:
-        ModelError: the model cannot be loaded or converted.
+        ModelError: the model cannot be loaded or converted, also to ORT format.
         GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be
             returned twice, the loss does not fit.
         NothingToTrain: no parameter is left to train.
@@ -274,9 +274,15 @@ def _optimizer_model(
 def _convert_to_ort(path: Path, custom_op_library: Path | None) -> None:
     from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
 
-    convert_onnx_models_to_ort(
-        path,
-        output_dir=path.parent,
-        custom_op_library_path=custom_op_library,
-        optimization_styles=[OptimizationStyle.Fixed],
-    )
+    try:
+        convert_onnx_models_to_ort(
+            path,
+            output_dir=path.parent,
+            custom_op_library_path=custom_op_library,
+            optimization_styles=[OptimizationStyle.Fixed],
+        )
+    except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+        raise ModelError(
+            f"Converting '{path}' to ORT format failed: {error}. The .onnx file is complete; check "
+            "custom_op_library, or leave out ort_format."
+        ) from error

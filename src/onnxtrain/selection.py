@@ -85,7 +85,7 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
     if both:
         raise GraphBuildError(
             f"selecting parameters: {', '.join(both)} cannot be frozen and require gradient computation at "
-            "the same time"
+            "the same time; name each in one of the two lists"
         )
     for role, names in (("requires_grad", requested), ("frozen_params", frozen)):
         for name in names:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from ortmodule import aten_cases
-from ortmodule.aten_case import Case
 
 from onnxtrain.ortmodule._engine import onnxruntime_backend
+from ortmodule import aten_cases
+from ortmodule.aten_case import Case
 
 CASES: list[Case] = [
     case

@@ -146,7 +146,8 @@ def _check_request(target: ir.Value, leaves: Sequence[ir.Value], cotangent: str 
         for value in values:
             if not is_differentiable_dtype(value):
                 raise DifferentiationError(
-                    f"differentiating: {role} {value.name!r} is {value.dtype}; only floats have gradients"
+                    f"differentiating: {role} {value.name!r} is {value.dtype}; "
+                    "only floating-point values have gradients"
                 )
     duplicates = sorted({str(v.name) for v in leaves if leaves.count(v) > 1})
     if duplicates:

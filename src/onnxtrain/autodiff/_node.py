@@ -121,8 +121,10 @@ class NodeView:
             ShapeRequired: shape inference could not find the rank.
         """
         if value.shape is None:
+            producer = value.producer()
+            origin = "" if producer is None else f", which {producer.op_type} computes,"
             raise ShapeRequired(
-                f"{self._where()}: the rank of {value.name!r} must be known; declare its shape"
+                f"{self._where()}: the rank of {value.name!r}{origin} must be known; declare its shape"
             )
         return value.shape.rank()
 

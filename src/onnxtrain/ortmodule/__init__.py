@@ -1,0 +1,44 @@
+"""PyTorch modules trained by stock ONNX Runtime: `model = ORTModule(model)`, and nothing else changes.
+
+Forward and backward run in ONNX Runtime; parameters, buffers, hooks and optimizers stay PyTorch's.
+`model.report()` tells which graphs run where. docs/ortmodule-api.md has every method of `torch.nn.Module`.
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "importing onnxtrain.ortmodule: PyTorch is not installed; pip install 'onnxtrain[torch]'",
+        name="torch",
+    ) from error
+
+from onnxtrain.ortmodule._exceptions import (
+    ORTModuleDeviceException,
+    ORTModuleFallbackException,
+    ORTModuleInitException,
+    ORTModuleIOError,
+    ORTModuleONNXModelException,
+    ORTModuleTorchModelException,
+)
+from onnxtrain.ortmodule._module import ORTModule
+from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel
+from onnxtrain.ortmodule._report import GraphRecord, Report
+
+__all__ = [
+    "DebugOptions",
+    "FallbackPolicy",
+    "GraphRecord",
+    "LogLevel",
+    "ORTModule",
+    "ORTModuleDeviceException",
+    "ORTModuleFallbackException",
+    "ORTModuleIOError",
+    "ORTModuleInitException",
+    "ORTModuleONNXModelException",
+    "ORTModuleTorchModelException",
+    "Report",
+]

@@ -32,7 +32,9 @@ class _Step(torch.autograd.Function):
         ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
         ctx.residuals = [None if i < len(outputs) else results[i] for i in step.residuals]
         returned = [outputs[i] for i in step.residuals if i < len(outputs)]
-        ctx.save_for_backward(*tensors, *returned)
+        ctx.save_for_backward(*(tensors[i] for i in step.saved_inputs), *returned)
+        # Second derivatives compute the outputs again, from all inputs.
+        ctx.inputs = [(tensor, tensor._version) for tensor in tensors]
         return tuple(outputs)
 
     @staticmethod
@@ -45,16 +47,24 @@ class _Step(torch.autograd.Function):
             for ct, (shape, dtype, device) in [(cotangents[index], ctx.shapes[index])]
         ]
         saved = list(ctx.saved_tensors)
-        tensors, returned = saved[: len(needs)], iter(saved[len(needs) :])
-        if (
-            torch.is_grad_enabled()
-        ):  # create_graph=True: recomputed by a program that is differentiable itself
+        if torch.is_grad_enabled():  # create_graph=True: computed by a program that is differentiable itself
             vjp, slots = program.vjp(needs)
-            gradients = call(vjp, [*tensors, *seeds])
+            gradients = call(vjp, [*_unchanged(ctx.inputs), *seeds])
         else:
             step = program.training_step(needs)
-            residuals = [next(returned) if r is None else r for r in ctx.residuals]
             slots = step.gradients
-            inputs = [tensors[i] for i in step.saved_inputs]
+            inputs, returned = saved[: len(step.saved_inputs)], iter(saved[len(step.saved_inputs) :])
+            residuals = [next(returned) if r is None else r for r in ctx.residuals]
             gradients = tuple(step.backward.run([*inputs, *residuals, *seeds]))
         return (None, *(None if slot is None else gradients[slot] for slot in slots))
+
+
+def _unchanged(inputs: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
+    """The tensors, if none was changed in place since its version was noted."""
+    for tensor, version in inputs:
+        if tensor._version != version:
+            raise RuntimeError(
+                f"computing a second derivative: an input of shape {list(tensor.shape)} has been modified by an "
+                f"inplace operation (version {tensor._version}, expected {version}); change a clone of it instead"
+            )
+    return [tensor for tensor, _ in inputs]

@@ -2,44 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import dataclasses
+import inspect
+import itertools
+import logging
+import time
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
 from onnxtrain.ortmodule._autograd import call
-from onnxtrain.ortmodule._capture import functional_graph
-from onnxtrain.ortmodule._lowering import Lowered, lower_graph
+from onnxtrain.ortmodule._capture import example_values, functional_graph
+from onnxtrain.ortmodule._exceptions import (
+    ORTModuleDeviceException,
+    ORTModuleFallbackException,
+    ORTModuleONNXModelException,
+    ORTModuleTorchModelException,
+)
+from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp, lower_graph
+from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy
 from onnxtrain.ortmodule._program import Program
+from onnxtrain.ortmodule._report import GraphRecord, Report
+from onnxtrain.ortmodule._split import has_custom_function, split_at_custom_functions
+from onnxtrain.passes import save_model
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
 del _aten
 
+_log = logging.getLogger("onnxtrain.ortmodule")
+
 Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
-def compile_module(module: torch.nn.Module, options: Any, report: Any) -> Callable[..., Any]:
-    """Returns `module` as a callable whose graphs run in ONNX Runtime."""
-    compiled: Callable[..., Any] = torch.compile(module, backend=onnxruntime_backend(fallback=True))
+def compile_module(module: torch.nn.Module, options: DebugOptions, report: Report) -> Callable[..., Any]:
+    """Returns `module` as a callable whose graphs run in ONNX Runtime, hooks and all."""
+    # Dynamo leaves hooks out of its guards by default: one that came after the first call would not run.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+
+    # Not the module itself, whose OptimizedModule would fire global hooks a second time; nor its `_call_impl`: Dynamo
+    # does not capture what PyTorch's own files define, unless it is called from elsewhere.
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    backend = onnxruntime_backend(options, report)
+    # The graphs of one model do not count against the limit of another one of the same class: beyond it
+    # Dynamo runs PyTorch. Older versions of PyTorch lack the option.
+    isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    options_of_compile: dict[str, Any] = {"isolate_recompiles": True} if isolated else {}
+    compiled: Callable[..., Any] = torch.compile(function, backend=backend, **options_of_compile)
     return compiled
 
 
-def onnxruntime_backend(*, fallback: bool) -> Backend:
+def onnxruntime_backend(
+    options: DebugOptions | None = None, report: Report | None = None, *, fallback: bool = True
+) -> Backend:
     """Returns a backend for `torch.compile`.
 
     Args:
-        fallback: whether a graph that ONNX Runtime cannot run goes to PyTorch; otherwise it is an error.
+        options: what to save, and which graphs may fall back to PyTorch.
+        report: where captured graphs are recorded.
+        fallback: False forbids every fallback, whatever the options say.
     """
+    options = options or DebugOptions()
+    report = report if report is not None else Report()
+    policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
+    numbers = itertools.count()
+
+    def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
+        start = time.perf_counter()
+        name = f"graph {next(numbers)}"
+        plain = copy.copy(graph_module)
+        plain.graph = copy.deepcopy(graph_module.graph)
+        try:
+            compiled = _compile(graph_module)
+        except ORTModuleFallbackException as error:
+            if not policy.allows(error):
+                raise
+            warnings.warn(f"ORTModule: {name} runs in PyTorch: {error}", stacklevel=2)
+            calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
+            record = GraphRecord(name, "inference", "-", calls, fallback_reason=str(error))
+            return _FirstCall(plain.forward, report, record, start)
+        if options.save_onnx:
+            compiled.save(options, name)
+        return _FirstCall(compiled, report, compiled.record(name), start)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        outputs = _outputs_requiring_grad(graph_module)
-        lowered = lower_graph(functional_graph(graph_module))
-        return CompiledGraph(lowered, outputs, torch.device("cpu"))
+        if not has_custom_function(graph_module):
+            return compile_graph(graph_module)
+        return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend
+
+
+def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
+    """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph."""
+    device = _common_device(graph_module)
+    outputs = _outputs_requiring_grad(graph_module)
+    needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in example_values(graph_module)]
+    try:
+        functional = functional_graph(graph_module)
+    except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
+        raise ORTModuleTorchModelException(
+            f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+    try:
+        compiled = CompiledGraph(lower_graph(functional), outputs, device)
+        compiled.prepare(needs)
+    except UnsupportedATenOp as error:
+        raise ORTModuleONNXModelException(str(error)) from error
+    except OnnxTrainError as error:
+        raise ORTModuleONNXModelException(f"building the gradient failed: {error}") from error
+    except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
+    return compiled
+
+
+def _common_device(graph_module: fx.GraphModule) -> torch.device:
+    devices = {v.device for v in example_values(graph_module) if isinstance(v, torch.Tensor)}
+    kinds = {device.type for device in devices}
+    if len(devices) > 1 or not kinds <= {"cpu", "cuda"}:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ORTModuleDeviceException(
+            f"its tensors are on {names}; ONNX Runtime sessions run on one CPU or CUDA device"
+        )
+    return next(iter(devices), torch.device("cpu"))
 
 
 def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
@@ -54,20 +149,52 @@ def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
 class CompiledGraph:
     """One captured graph: takes what Dynamo passes, returns what the graph returns."""
 
-    def __init__(self, lowered: Lowered, requires_grad: list[bool], device: torch.device) -> None:
+    def __init__(self, lowered: Lowered, requires_grad: Sequence[bool], device: torch.device) -> None:
         self._lowered = lowered
+        self._needs: tuple[bool, ...] | None = None
         differentiable = [False] * len(lowered.model.graph.outputs)
         for (kind, index), flag in zip(lowered.outputs, requires_grad, strict=True):
             if kind == "tensor":
                 differentiable[index] = flag
         self.program = Program(lowered.model, differentiable, device)
 
+    def prepare(self, requires_grad: Sequence[bool]) -> None:
+        """Makes the sessions, so that what ONNX Runtime cannot run is known before the first call."""
+        lowered = self._lowered
+        if not lowered.model.graph.outputs:
+            return
+        needs = tuple([requires_grad[index] for index in lowered.inputs] + [False] * len(lowered.random))
+        if any(needs) and self.program.seeds:
+            self._needs = needs
+            self.program.training_step(needs)
+        else:
+            _ = self.program.inference
+
+    def record(self, name: str) -> GraphRecord:
+        """What the report says of the graph, without the time of its first call."""
+        device = str(self.program.device)
+        if self._needs is None:
+            return GraphRecord(name, "inference", device, self._lowered.model.graph.num_nodes())
+        step = self.program.training_step(self._needs)
+        return GraphRecord(name, "training", device, step.forward.nodes, step.backward.nodes)
+
+    def save(self, options: DebugOptions, name: str) -> None:
+        """Writes the ONNX models where the options say."""
+        mode = "inference" if self._needs is None else "training"
+        stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
+        save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")
+        if self._needs is not None:
+            save_model(
+                self.program.joint_model(self._needs), options.save_path / f"{stem}_gradient_{mode}.onnx"
+            )
+
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Runs the graph, writes mutated inputs back, and returns its outputs."""
         lowered = self._lowered
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in lowered.inputs]
-        tensors += [random.draw(random.sizes(args)) for random in lowered.random]
-        results = call(self.program, tensors)
+        for random in lowered.random:
+            tensors.append(random.draw(random.sizes(args)))
+        results = call(self.program, tensors) if lowered.model.graph.outputs else ()
         for placeholder, output in lowered.mutated:
             with torch.no_grad():
                 args[placeholder].copy_(results[output])
@@ -80,3 +207,22 @@ def _output(kind: str, value: Any, args: tuple[Any, ...], results: tuple[torch.T
     if kind == "placeholder":
         return args[value]
     return int(results[value].item()) if kind == "integer" else results[value]
+
+
+class _FirstCall:
+    """Records a graph together with the time from its capture to its first result."""
+
+    def __init__(self, run: Callable[..., Any], report: Report, record: GraphRecord, start: float) -> None:
+        self._run = run
+        self._report = report
+        self._record: GraphRecord | None = record
+        self._start = start
+
+    def __call__(self, *args: Any) -> Any:
+        result = self._run(*args)
+        if self._record is not None:
+            seconds = time.perf_counter() - self._start
+            self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))
+            _log.info("%s: first call after %.2f s", self._record.name, seconds)
+            self._record = None
+        return result

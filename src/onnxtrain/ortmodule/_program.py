@@ -82,6 +82,12 @@ class Program:
             gradients.append(gradient)
         return model, list(seeds.values()), gradients
 
+    def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:
+        """The graph with gradients, before it is cut into forward and backward."""
+        model, _, gradients = self._joint(needs)
+        model.graph.outputs.extend(gradient for gradient in gradients if gradient is not None)
+        return model
+
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
         joint, cotangents, gradients = self._joint(needs)
         inputs, outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
@@ -130,6 +136,24 @@ def _ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
     return nodes
 
 
+_RECOMPUTED = frozenset(
+    {
+        "Cast",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Reshape",
+        "Shape",
+        "Size",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+"""Forward ops that the backward graph repeats: their results cost more memory than their computation costs time."""
+
+
 def _boundary(
     values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value]
 ) -> tuple[list[ir.Value], set[ir.Value]]:
@@ -146,11 +170,18 @@ def _boundary(
         node = value.producer()
         if value in inputs:
             read.add(value)
-        elif node is not None and node in forward:
+        elif node is not None and node in forward and not _is_cheap(node):
             residuals[value] = None
         elif node is not None:
             stack += [v for v in node.inputs if v is not None]
     return list(residuals), read
+
+
+def _is_cheap(node: ir.Node) -> bool:
+    if node.op_type == "Gather":  # of a shape, not of an embedding
+        source = node.inputs[0]
+        return source is not None and source.producer() is not None and source.dtype == ir.DataType.INT64
+    return node.domain == "" and node.op_type in _RECOMPUTED
 
 
 def _cut(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:

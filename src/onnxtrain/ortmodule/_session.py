@@ -10,9 +10,14 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
+from onnxtrain.passes import has_bfloat16, widen_bfloat16
+
 __all__ = ["Session"]
 
 _SILENT = 3  # only errors
+_RUN_OPTIONS = binding.RunOptions()
+_to_dlpack = torch._C._to_dlpack
+_from_dlpack = torch._C._from_dlpack  # the C function: it is called once per output
 
 
 class Session:
@@ -21,6 +26,9 @@ class Session:
     Args:
         model: the model; initializers are constants, parameters are inputs.
         device: where inputs are and outputs will be.
+
+    Attributes:
+        nodes: number of nodes of the model.
     """
 
     def __init__(self, model: ir.Model, device: torch.device) -> None:
@@ -30,20 +38,36 @@ class Session:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.intra_op_num_threads = torch.get_num_threads()
         self._device = device
+        if device.type == "cpu" and has_bfloat16(model):
+            model = widen_bfloat16(model)
         session = ort.InferenceSession(
             ir.to_proto(model).SerializeToString(), options, providers=_providers(device)
         )
         self._session = session  # keeps the native one alive
         self._native = session._sess
+        self.nodes = model.graph.num_nodes()
         self._inputs = [value.name for value in model.graph.inputs]
         self._outputs = [value.name for value in model.graph.outputs]
-        self._bools = [value.dtype == ir.DataType.BOOL for value in model.graph.outputs]
+        self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
+        native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
+        self._devices = [native] * len(self._outputs)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the outputs for these inputs, in the order of the graph."""
-        feeds = dict(zip(self._inputs, map(_to_ort, tensors), strict=True))
-        results = self._native.run_with_ort_values(feeds, self._outputs, None)
-        return [_from_ort(value, is_bool) for value, is_bool in zip(results, self._bools, strict=True)]
+        feeds = binding.OrtValueVector()
+        feeds.reserve(len(tensors))
+        for tensor in tensors:
+            _push(feeds, tensor)
+        results = binding.OrtValueVector()
+        if self._device.type == "cuda":  # DLPack carries no stream: what the inputs wait for must be done
+            torch.cuda.current_stream(self._device).synchronize()
+        self._native.run_with_ortvaluevector(
+            _RUN_OPTIONS, self._inputs, feeds, self._outputs, results, self._devices
+        )
+        outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
+        for index in self._bools:
+            outputs[index] = outputs[index].view(torch.bool)
+        return outputs
 
 
 def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:
@@ -52,17 +76,14 @@ def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:
     return ["CPUExecutionProvider"]
 
 
-def _to_ort(tensor: torch.Tensor) -> binding.OrtValue:
-    tensor = tensor.detach().contiguous()
+def _push(feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
+    """Appends a tensor's memory to the inputs of a run."""
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
     if tensor.numel() == 0:  # DLPack refuses a null pointer
         array = np.empty(tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
-        return ort.OrtValue.ortvalue_from_numpy(array)._ortvalue
-    is_bool = tensor.dtype == torch.bool
-    if is_bool:
-        tensor = tensor.view(torch.uint8)
-    return binding.OrtValue.from_dlpack(tensor.__dlpack__(), is_bool)
-
-
-def _from_ort(value: binding.OrtValue, is_bool: bool) -> torch.Tensor:
-    tensor = torch.from_dlpack(value.to_dlpack())
-    return tensor.view(torch.bool) if is_bool else tensor
+        feeds.push_back(ort.OrtValue.ortvalue_from_numpy(array)._ortvalue)
+    elif tensor.dtype == torch.bool:
+        feeds.push_back(_to_dlpack(tensor.detach().view(torch.uint8)), True)
+    else:
+        feeds.push_back(_to_dlpack(tensor), False)

@@ -15,6 +15,7 @@ from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
+from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = [
     "CANONICAL_OPSET",
@@ -28,6 +29,7 @@ __all__ = [
     "TrainingModePass",
     "canonicalize",
     "embed_parameters",
+    "has_bfloat16",
     "has_schema_function",
     "infer_shapes",
     "inline_functions",
@@ -42,4 +44,5 @@ __all__ = [
     "save_model",
     "settle_shapes",
     "to_proto",
+    "widen_bfloat16",
 ]

@@ -130,12 +130,13 @@ class Optimizer:
 
 def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> OptimizerSpec:
     """Returns the optimizer's part of `manifest`; ModelLoadError unless it belongs to the training model."""
-    ours, theirs = ({p.name for p in m.trainable} for m in (expected, manifest))
+    ours, theirs = ({p.name: (p.dtype, p.shape) for p in m.trainable} for m in (expected, manifest))
     if manifest.fingerprint != expected.fingerprint or ours != theirs:
+        different = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
         raise ModelLoadError(
-            f"Loading {source}: it does not belong to the module's training model (only in the training "
-            f"model: {sorted(ours - theirs)[:5]}; only in the optimizer model: {sorted(theirs - ours)[:5]}). "
-            "Use the one that was generated with it."
+            f"Loading {source}: it does not belong to the module's training model. "
+            "Trained in one of them only, or of another dtype or shape: "
+            f"{', '.join(different[:5]) or 'frozen parameters'}. Use the one that was generated with it."
         )
     if manifest.optimizer is None:
         raise ModelLoadError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnxruntime as ort
@@ -68,7 +70,8 @@ def open_training_session(
     """
     session = open_session(model, role, device, options)
     source = describe(model, role)
-    text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+    with _texts_of(source):
+        text = session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
     if text is None:
         raise ModelLoadError(
             f"Loading {source}: it has no metadata property '{METADATA_KEY}', so it is not a model for "
@@ -77,14 +80,28 @@ def open_training_session(
     return session, parse_manifest(text, source)
 
 
+@contextlib.contextmanager
+def _texts_of(source: str) -> Iterator[None]:
+    """Turns a name that is no text, which onnxruntime lets pass, into a ModelLoadError."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(
+            f"Loading {source}: a name in it is not UTF-8 ({error}). The file is corrupt; generate the artifacts "
+            "again."
+        ) from error
+
+
 def require_values(session: ort.InferenceSession, source: str, inputs: set[str], outputs: set[str]) -> None:
-    """Raises ModelLoadError unless the graph has exactly these inputs and at least these outputs."""
-    actual = {i.name for i in session.get_inputs()}
-    missing = sorted(inputs - actual) + sorted(outputs - {o.name for o in session.get_outputs()})
-    extra = sorted(actual - inputs)
+    """Raises ModelLoadError unless the graph has exactly these inputs and outputs."""
+    with _texts_of(source):
+        actual_inputs = {i.name for i in session.get_inputs()}
+        actual_outputs = {o.name for o in session.get_outputs()}
+    missing = sorted(inputs - actual_inputs) + sorted(outputs - actual_outputs)
+    extra = sorted(actual_inputs - inputs) + sorted(actual_outputs - outputs)
     if missing or extra:
         raise ModelLoadError(
             f"Loading {source}: the graph does not have the inputs and outputs that its manifest gives it "
-            f"for this role (missing: {missing[:5]}, unexpected inputs: {extra[:5]}). Is it another of the "
-            "run's models?"
+            f"for this role (missing: {missing[:5]}, unexpected: {extra[:5]}). Is it another of the run's "
+            "models?"
         )

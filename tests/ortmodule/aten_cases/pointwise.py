@@ -1,6 +1,7 @@
 """Elementwise functions."""
 
 import torch
+
 from ortmodule.aten_case import Case, T
 
 CASES = [

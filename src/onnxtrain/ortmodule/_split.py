@@ -1,0 +1,74 @@
+"""Cutting a captured graph at custom `torch.autograd.Function`s, which keep the backward that their authors wrote."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.passes.split_module import split_module
+
+__all__ = ["has_custom_function", "split_at_custom_functions"]
+
+_CUSTOM = "autograd_function_apply"
+
+
+def has_custom_function(graph_module: fx.GraphModule) -> bool:
+    """Whether the graph applies a custom autograd function."""
+    return any(_is_custom(node) for node in graph_module.graph.nodes)
+
+
+def split_at_custom_functions(
+    graph_module: fx.GraphModule, compile_part: Callable[[fx.GraphModule], Callable[..., Any]]
+) -> fx.GraphModule:
+    """Returns the graph as a sequence of parts.
+
+    Parts with a custom function run in PyTorch; the others are replaced by what `compile_part` makes of them.
+    """
+    numbers: dict[fx.Node, int] = {}
+    number = 0
+    for node in graph_module.graph.nodes:
+        if _is_custom(node):
+            number += 1
+            numbers[node] = number
+            number += 1
+        elif node.target is operator.getitem and _is_custom(node.args[0]):
+            numbers[node] = numbers[node.args[0]]
+        else:
+            numbers[node] = number
+    whole = split_module(graph_module, graph_module, lambda node: numbers[node], keep_original_order=True)
+    for name, part in list(whole.named_children()):
+        if isinstance(part, fx.GraphModule) and name.startswith("submod_") and not has_custom_function(part):
+            _return_tuple(part)
+            setattr(whole, name, _Part(compile_part(part), part))
+    return whole
+
+
+def _is_custom(node: Any) -> bool:
+    return (
+        isinstance(node, fx.Node)
+        and node.op == "call_function"
+        and getattr(node.target, "__name__", "") == _CUSTOM
+    )
+
+
+def _return_tuple(part: fx.GraphModule) -> None:
+    """Makes a part with one output return a tuple of it, as Dynamo's graphs do."""
+    output = next(node for node in part.graph.nodes if node.op == "output")
+    part.meta["single"] = not isinstance(output.args[0], tuple | list)
+    if part.meta["single"]:
+        output.args = ((output.args[0],),)
+        part.recompile()
+
+
+class _Part(torch.nn.Module):
+    def __init__(self, run: Callable[..., Any], part: fx.GraphModule) -> None:
+        super().__init__()
+        self._run = run
+        self._single = part.meta["single"]
+
+    def forward(self, *args: Any) -> Any:
+        result = self._run(*args)
+        return result[0] if self._single else tuple(result)

@@ -1,0 +1,100 @@
+"""What an ORTModule holds: the module it wraps, and the compiled calls of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.module import _has_any_global_hook
+
+from onnxtrain.ortmodule._engine import compile_module
+from onnxtrain.ortmodule._options import DebugOptions
+from onnxtrain.ortmodule._report import Report
+
+__all__ = ["BoundForward", "Wrapped"]
+
+
+class Wrapped:
+    """A module with its options and report; compiled when first called.
+
+    Attributes:
+        module: the user's module.
+        options: as passed to ORTModule.
+        report: filled by the engine.
+        call: does what `module(*args, **kwargs)` does.
+        binds_methods: whether the methods of the user's class see the ORTModule as their `self`.
+    """
+
+    def __init__(self, module: torch.nn.Module, options: DebugOptions, binds_methods: bool) -> None:
+        self.module = module
+        self.options = options
+        self.report = Report()
+        self.binds_methods = binds_methods
+        self.call: Callable[..., Any] = self._first_call
+        self._forward: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+
+    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+        self.call = compile_module(self.module, self.options, self.report)
+        return self.call(*args, **kwargs)
+
+    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Does what `function`, a forward of the module, does; hooks of the module itself do not run."""
+        if function == self.module.forward and not _has_hooks(self.module):
+            return self.call(*args, **kwargs)
+        if self._forward is None or self._forward[0] != function:
+            caller = _WithoutHooks(self.module, function)
+            self._forward = (function, compile_module(caller, self.options, self.report))
+        return self._forward[1](*args, **kwargs)
+
+
+class BoundForward:
+    """`model.forward`: like the bound method of the wrapped module, but run by ONNX Runtime.
+
+    It has that method's attributes and signature (Trainer classes read the argument names from it).
+    """
+
+    def __init__(self, wrapped: Wrapped) -> None:
+        self._wrapped = wrapped
+        self.__wrapped__: Callable[..., Any] = wrapped.module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A wrapper around this method may itself have become the module's forward, and be captured just now.
+        if torch.compiler.is_compiling():
+            return self.__wrapped__(*args, **kwargs)
+        return self._wrapped.forward(self.__wrapped__, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_wrapped", "__wrapped__"):  # not set yet: being copied
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __repr__(self) -> str:
+        return f"<ORTModule forward of {self.__wrapped__!r}>"
+
+
+class _WithoutHooks(torch.nn.Module):
+    """A call of a module's forward as a module of its own, so that only hooks of submodules run."""
+
+    def __init__(self, module: torch.nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.function = function
+        self.training = module.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    # Global hooks, which see every module, must not see this one.
+    _call_impl = forward
+    __call__ = forward
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    own = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]

@@ -1,0 +1,76 @@
+"""Compute in float32 what ONNX Runtime's CPU provider has no bfloat16 kernels for."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.passes.inline import inline_functions
+from onnxtrain.passes.shapes import infer_shapes
+
+__all__ = ["has_bfloat16", "widen_bfloat16"]
+
+_NARROW, _WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+
+
+def has_bfloat16(model: ir.Model) -> bool:
+    """Return whether any value of the main graph is bfloat16."""
+    return any(_is_narrow(v) for v in (*model.graph.inputs, *model.graph.initializers.values())) or any(
+        _is_narrow(value) for node in model.graph for value in node.outputs
+    )
+
+
+def widen_bfloat16(model: ir.Model) -> ir.Model:
+    """Return a model in which every bfloat16 op computes in float32 and rounds its results to bfloat16.
+
+    That is what PyTorch's CPU kernels do, op by op: products and sums are accumulated in float32, results rounded.
+    Inputs, outputs and initializers of the graph keep their dtype; `model` is not changed. Subgraphs stay as they are.
+    """
+    model = infer_shapes(inline_functions(model) if model.functions else model.clone())
+    wide: dict[ir.Value, ir.Value] = {}
+    for node in tuple(model.graph):
+        if node.op_type == "Cast" and node.domain == "":
+            continue
+        for index, value in enumerate(node.inputs):
+            if value is not None and _is_narrow(value):
+                if value not in wide:
+                    wide[value] = _cast_before(node, value, _WIDE)
+                node.replace_input_with(index, wide[value])
+        if node.op_type == "ConstantOfShape":
+            _widen_constant(node)
+        for value in node.outputs:
+            if value.name and _is_narrow(value):
+                rounded, widened = _round_after(node, value)
+                wide[rounded] = widened
+    return model
+
+
+def _is_narrow(value: ir.Value) -> bool:
+    return value.dtype == _NARROW
+
+
+def _cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    cast = ir.node("Cast", [value], {"to": int(dtype)})
+    node.prepend(cast)
+    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), value.shape
+    return cast.outputs[0]
+
+
+def _round_after(node: ir.Node, value: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Makes `node` produce float32; returns it rounded, under the name of `value`, in bfloat16 and in float32."""
+    rounded = ir.Value(name=value.name, type=ir.TensorType(_NARROW), shape=value.shape)
+    value.name = f"{value.name}_float"
+    value.type = ir.TensorType(_WIDE)
+    value.replace_all_uses_with(rounded, replace_graph_outputs=True)
+    narrow = ir.node("Cast", [value], {"to": int(_NARROW)}, outputs=[rounded])
+    node.append(narrow)
+    widened = ir.node("Cast", [rounded], {"to": int(_WIDE)})
+    narrow.append(widened)
+    widened.outputs[0].type, widened.outputs[0].shape = ir.TensorType(_WIDE), value.shape
+    return rounded, widened.outputs[0]
+
+
+def _widen_constant(node: ir.Node) -> None:
+    attribute = node.attributes.get("value")
+    if attribute is not None and attribute.as_tensor().dtype == _NARROW:
+        tensor = attribute.as_tensor().numpy().astype(_WIDE.numpy())
+        node.attributes.add(ir.AttrTensor("value", ir.tensor(tensor)))

@@ -1,0 +1,44 @@
+"""docs/ops.md is made from the rule table: `ONNXTRAIN_WRITE_DOCS=1 pytest tests/autodiff/test_coverage_page.py`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from onnxtrain.autodiff import coverage
+
+PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
+STATUS = {
+    "rule": "gradient rule",
+    "function": "through its ONNX function body",
+    "nondifferentiable": "no gradient flows",
+    "not yet": "not yet",
+}
+
+
+def render() -> str:
+    rows = coverage()
+    counts = ", ".join(f"{sum(r.status == key for r in rows)} {label}" for key, label in STATUS.items())
+    lines = [
+        "# Ops and their gradients",
+        "",
+        f"All {len(rows)} ops of the standard domain in opsets 21 to 26: {counts}.",
+        "",
+        "This page follows from the rule table. `onnxtrain ops` prints it; `onnxtrain ops MODEL` says what stops a",
+        "model from being trained.",
+        "",
+        "| op | gradient | with respect to | why not |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        since = f" (from opset {row.since})" if row.since > 21 else ""
+        lines.append(
+            f"| {row.op_type}{since} | {STATUS[row.status]} | {', '.join(row.inputs)} | {row.reason} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def test_page_follows_from_the_rule_table() -> None:
+    if os.environ.get("ONNXTRAIN_WRITE_DOCS"):
+        PAGE.write_text(render())
+    assert PAGE.read_text() == render()

@@ -1,0 +1,249 @@
+"""Wrong models and options for `generate_artifacts`."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import numpy as np
+from onnx import TensorProto, helper
+
+import models
+from bad_input.bench import Bench, case, corrupt, node, truncate
+from onnxtrain.losses import MSELoss
+
+logging.disable(logging.WARNING)
+
+
+@case("model file is missing")
+def _(bench: Bench) -> None:
+    bench.generate(bench.directory / "nowhere.onnx")
+
+
+@case("model path is a directory")
+def _(bench: Bench) -> None:
+    bench.generate(bench.directory)
+
+
+@case("model file is truncated")
+def _(bench: Bench) -> None:
+    path = bench.model_file()
+    truncate(path, lambda: bench.generate(path))
+
+
+@case("model file is corrupt")
+def _(bench: Bench) -> None:
+    path = bench.model_file()
+    corrupt(path, lambda: bench.generate(path))
+
+
+@case("external data of the model is missing")
+def _(bench: Bench) -> None:
+    path = bench.model_file(external=True)
+    (bench.directory / "weights.bin").unlink()
+    bench.generate(path)
+
+
+@case("external data of the model is truncated")
+def _(bench: Bench) -> None:
+    path = bench.model_file(external=True)
+    os.truncate(bench.directory / "weights.bin", 100)
+    bench.generate(path)
+
+
+@case("external data lies outside the model's directory")
+def _(bench: Bench) -> None:
+    path = bench.model_file(external=True)
+    path.write_bytes(path.read_bytes().replace(b"weights.bin", b"../weig.bin"))
+    bench.generate(path)
+
+
+@case("model is no model")
+def _(bench: Bench) -> None:
+    bench.generate([1, 2])
+
+
+@case("opset is too new")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    model.opset_import[0].version = 27
+    bench.generate(model)
+
+
+@case("opset is too old to be converted")
+def _(bench: Bench) -> None:
+    nodes = [node("MatMul", ["x", "w"], ["h"]), node("Pad", ["h"], ["y"], paddings=[0, 0, 0, 0])]
+    model = models.make_model(
+        nodes, {"x": ["b", 4]}, {"y": ["b", 3]}, {"w": np.ones((4, 3), np.float32)}, opset=1
+    )
+    bench.generate(model)
+
+
+@case("graph is not valid ONNX")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    model.graph.node[1].op_type = "Gemm"
+    bench.generate(model)
+
+
+@case("graph uses a value that nothing defines")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    model.graph.node[1].input[0] = "nothing"
+    bench.generate(model)
+
+
+@case("op without a gradient")
+def _(bench: Bench) -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]),
+        node("BiasGelu", ["h", "b"], ["y"], name="act", domain="com.microsoft"),
+    ]
+    values = {"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}
+    model = models.make_model(nodes, {"x": ["n", 4]}, {"y": ["n", 3]}, values)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    bench.generate(model)
+
+
+@case("loop around a parameter")
+def _(bench: Bench) -> None:
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["go_on"]), node("MatMul", ["h", "w"], ["next"])],
+        "body",
+        [
+            value("i", TensorProto.INT64, []),
+            value("go", TensorProto.BOOL, []),
+            value("h", TensorProto.FLOAT, ["b", 4]),
+        ],
+        [value("go_on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, ["b", 4])],
+    )
+    bench.generate(
+        models.make_model(
+            [node("Loop", ["count", "", "x"], ["y"], name="repeat", body=body)],
+            {"x": ["b", 4]},
+            {"y": ["b", 4]},
+            {"w": np.eye(4, dtype=np.float32), "count": np.array(3)},
+        )
+    )
+
+
+@case("size that a gradient needs is symbolic")
+def _(bench: Bench) -> None:
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["go_on"]), node("Neg", ["h"], ["next"])],
+        "body",
+        [
+            value("i", TensorProto.INT64, []),
+            value("go", TensorProto.BOOL, []),
+            value("h", TensorProto.FLOAT, None),
+        ],
+        [value("go_on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, None)],
+    )
+    nodes = [
+        node("Loop", ["count", "", "x"], ["h"], body=body),
+        node("MatMul", ["h", "w"], ["y"], name="head"),
+    ]
+    values = {"w": np.eye(4, dtype=np.float32), "count": np.array(3)}
+    bench.generate(models.make_model(nodes, {"x": ["b", 4]}, {"y": ["b", 4]}, values))
+
+
+@case("name in `requires_grad` is unknown")
+def _(bench: Bench) -> None:
+    bench.generate(requires_grad=["w1", "w3"])
+
+
+@case("name in `frozen_params` is unknown")
+def _(bench: Bench) -> None:
+    bench.generate(frozen_params=["w3"])
+
+
+@case("name in `additional_output_names` is unknown")
+def _(bench: Bench) -> None:
+    bench.generate(additional_output_names=["probabilities"])
+
+
+@case("name in `additional_output_names` is returned already")
+def _(bench: Bench) -> None:
+    bench.generate(additional_output_names=["logits", "logits"])
+
+
+@case("name in `loss_input_names` is unknown")
+def _(bench: Bench) -> None:
+    bench.generate(loss_input_names=["probabilities"])
+
+
+@case("name of a loss is unknown")
+def _(bench: Bench) -> None:
+    bench.generate(loss="entropy")
+
+
+@case("name of an optimizer is unknown")
+def _(bench: Bench) -> None:
+    bench.generate(optimizer="adamx")
+
+
+@case("string where a list of names belongs")
+def _(bench: Bench) -> None:
+    bench.generate(requires_grad="w1")
+
+
+@case("parameter is frozen and to be trained")
+def _(bench: Bench) -> None:
+    bench.generate(requires_grad=["w1", "w2"], frozen_params=["w2"])
+
+
+@case("parameter to be trained is no float")
+def _(bench: Bench) -> None:
+    nodes = [node("Gather", ["x", "i"], ["g"], axis=1), node("MatMul", ["g", "w"], ["logits"])]
+    values = {"i": np.array([0, 1]), "w": np.ones((2, 3), np.float32)}
+    bench.generate(
+        models.make_model(nodes, {"x": ["b", 4]}, {"logits": ["b", 3]}, values), requires_grad=["i"]
+    )
+
+
+@case("BatchNorm statistic is to be trained")
+def _(bench: Bench) -> None:
+    bench.generate(models.conv_bn(), requires_grad=["bn.mean"])
+
+
+@case("nothing is left to train")
+def _(bench: Bench) -> None:
+    bench.generate(frozen_params=["w1", "b1", "w2", "b2"])
+
+
+@case("model has no parameters")
+def _(bench: Bench) -> None:
+    bench.generate(models.make_model([node("Neg", ["x"], ["y"])], {"x": ["b", 4]}, {"y": ["b", 4]}, {}))
+
+
+@case("loss does not fit the scores")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    model.graph.node.append(node("ArgMax", ["logits"], ["class"], axis=1))
+    bench.generate(model, loss_input_names=["class"])
+
+
+@case("loss is not a scalar")
+def _(bench: Bench) -> None:
+    bench.generate(loss=MSELoss(reduction="none"))
+
+
+@case("parameter has a name that the optimizer model needs")
+def _(bench: Bench) -> None:
+    values = {"step": np.ones((4, 3), np.float32)}
+    model = models.make_model(
+        [node("MatMul", ["x", "step"], ["y"])], {"x": ["b", 4]}, {"y": ["b", 3]}, values
+    )
+    bench.generate(model)
+
+
+@case("`batch_norm` is no mode")
+def _(bench: Bench) -> None:
+    bench.generate(batch_norm="train")
+
+
+@case("library of custom ops is missing")
+def _(bench: Bench) -> None:
+    bench.generate(ort_format=True, custom_op_library=bench.directory / "nowhere.so")

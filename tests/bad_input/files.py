@@ -1,0 +1,190 @@
+"""Missing, damaged and mistaken files of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import safetensors.numpy
+
+import models
+from bad_input.bench import Bench, X, Y, case, corrupt, truncate
+from onnxtrain.api import CheckpointState, Module, Optimizer
+
+MODELS = {
+    "training model": "training_model.onnx",
+    "eval model": "eval_model.onnx",
+    "optimizer model": "optimizer_model.onnx",
+}
+
+
+def load(bench: Bench, role: str, path: Path) -> object:
+    """Loads `path` as the model of a role, with the rest as it should be."""
+    state = CheckpointState.load_checkpoint(bench.run / "checkpoint")
+    if role == "training model":
+        return Module(path, state)
+    if role == "eval model":
+        return Module(bench.run / "training_model.onnx", state, path)
+    return Optimizer(path, Module(bench.run / "training_model.onnx", state))
+
+
+def add_model_cases(role: str, file: str) -> None:
+    @case(f"{role} is missing")
+    def _(bench: Bench) -> None:
+        (bench.run / file).unlink()
+        load(bench, role, bench.run / file)
+
+    @case(f"{role} is truncated")
+    def _(bench: Bench) -> None:
+        truncate(bench.run / file, lambda: load(bench, role, bench.run / file))
+
+    @case(f"{role} is corrupt")
+    def _(bench: Bench) -> None:
+        corrupt(bench.run / file, lambda: load(bench, role, bench.run / file))
+
+    @case(f"{role} is an ordinary model")
+    def _(bench: Bench) -> None:
+        load(bench, role, bench.model_file())
+
+    @case(f"{role} is another of the run's models")
+    def _(bench: Bench) -> None:
+        wrong = "optimizer_model.onnx" if role == "training model" else "training_model.onnx"
+        load(bench, role, bench.run / wrong)
+
+
+for _role, _file in MODELS.items():
+    add_model_cases(_role, _file)
+
+
+@case("eval model of another run")
+def _(bench: Bench) -> None:
+    load(bench, "eval model", bench.other / "eval_model.onnx")
+
+
+@case("optimizer model of another run")
+def _(bench: Bench) -> None:
+    load(bench, "optimizer model", bench.other / "optimizer_model.onnx")
+
+
+@case("artifacts of a newer version")
+def _(bench: Bench) -> None:
+    path = bench.run / "training_model.onnx"
+    model = onnx.load(path)
+    for entry in model.metadata_props:
+        if entry.key == "onnxtrain.manifest":
+            entry.value = json.dumps(json.loads(entry.value) | {"version": 2})
+    onnx.save(model, path)
+    load(bench, "training model", path)
+
+
+def external_data_of_the_training_model(bench: Bench, damage: Callable[[Path], None]) -> None:
+    """A constant of the training model is moved to a file beside it, which is then damaged."""
+    path = bench.run / "training_model.onnx"
+    model = onnx.load(path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(5000, np.float32), "constant"))
+    model.graph.node.append(onnx.helper.make_node("Identity", ["constant"], ["copy"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("copy", 1, [5000]))
+    onnx.save(model, path, save_as_external_data=True, location="weights.bin", size_threshold=1024)
+    damage(bench.run / "weights.bin")
+    load(bench, "training model", path)
+
+
+@case("external data of the training model is missing")
+def _(bench: Bench) -> None:
+    external_data_of_the_training_model(bench, Path.unlink)
+
+
+@case("external data of the training model is truncated")
+def _(bench: Bench) -> None:
+    external_data_of_the_training_model(bench, lambda path: path.write_bytes(b"0" * 100))
+
+
+@case("checkpoint is missing")
+def _(bench: Bench) -> None:
+    CheckpointState.load_checkpoint(bench.directory / "checkpoint")
+
+
+@case("checkpoint is a directory")
+def _(bench: Bench) -> None:
+    CheckpointState.load_checkpoint(bench.run)
+
+
+@case("checkpoint is truncated")
+def _(bench: Bench) -> None:
+    path = bench.run / "checkpoint"
+    truncate(path, lambda: CheckpointState.load_checkpoint(path))
+
+
+@case("checkpoint is corrupt")
+def _(bench: Bench) -> None:
+    path = bench.run / "checkpoint"
+    corrupt(path, lambda: CheckpointState.load_checkpoint(path))
+
+
+@case("checkpoint of onnxruntime-training is truncated")
+def _(bench: Bench) -> None:
+    path = bench.directory / "checkpoint"
+    shutil.copy(Path(__file__).parents[1] / "runtime" / "data" / "legacy_full", path)
+    truncate(path, lambda: CheckpointState.load_checkpoint(path))
+
+
+@case("checkpoint is another safetensors file")
+def _(bench: Bench) -> None:
+    path = bench.directory / "model.safetensors"
+    safetensors.numpy.save_file({"w": X}, path)
+    CheckpointState.load_checkpoint(path)
+
+
+@case("checkpoint of another model")
+def _(bench: Bench) -> None:
+    Module(bench.run / "training_model.onnx", CheckpointState.load_checkpoint(bench.other / "checkpoint"))
+
+
+@case("checkpoint with the state of another optimizer")
+def _(bench: Bench) -> None:
+    module = bench.module()
+    optimizer = bench.optimizer(module)
+    module(X, Y)
+    optimizer.step()
+    CheckpointState.save_checkpoint(bench.state, bench.run / "checkpoint", include_optimizer_state=True)
+    load(bench, "optimizer model", bench.sgd / "optimizer_model.onnx")
+
+
+@case("checkpoint cannot be written")
+def _(bench: Bench) -> None:
+    CheckpointState.save_checkpoint(bench.state, bench.directory / "nowhere" / "checkpoint")
+
+
+@case("path where a state belongs")
+def _(bench: Bench) -> None:
+    Module(bench.run / "training_model.onnx", str(bench.run / "checkpoint"))
+
+
+@case("dtype without a kernel")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    for tensor in model.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor).reshape(-1)
+        tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.BFLOAT16, tensor.dims, values))
+    for info in (*model.graph.input, *model.graph.output):
+        info.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    bench.generate(model)
+    state = CheckpointState.load_checkpoint(bench.directory / "generated" / "checkpoint")
+    Module(bench.directory / "generated" / "training_model.onnx", state)
+
+
+@case("device is unknown")
+def _(bench: Bench) -> None:
+    bench.module(device="gpu")
+
+
+@case("checkpoint of a run is missing")
+def _(bench: Bench) -> None:
+    from onnxtrain import Trainer
+
+    (bench.run / "checkpoint").unlink()
+    Trainer.resume(bench.run)

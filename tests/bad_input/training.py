@@ -1,0 +1,77 @@
+"""Wrong calls of `Trainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import models
+from bad_input.bench import Bench, X, Y, case
+from onnxtrain import Trainer
+from onnxtrain.api import CheckpointState
+from onnxtrain.errors import DivergenceError
+
+
+def trainer(bench: Bench, **options: Any) -> Trainer:
+    return Trainer(models.mlp(), "cross_entropy", "sgd", directory=bench.directory / "trainer", **options)
+
+
+@case("learning rate of a trainer is NaN")
+def _(bench: Bench) -> None:
+    trainer(bench, learning_rate=float("nan"))
+
+
+@case("name of an input is unknown")
+def _(bench: Bench) -> None:
+    trainer(bench).fit({"z": X}, Y, verbose=False)
+
+
+@case("data has the wrong number of inputs")
+def _(bench: Bench) -> None:
+    trainer(bench).fit({"x": X, "z": X}, Y, verbose=False)
+
+
+@case("data has the wrong shape")
+def _(bench: Bench) -> None:
+    trainer(bench).fit(X[:, :3], Y, verbose=False)
+
+
+@case("data has the wrong dtype")
+def _(bench: Bench) -> None:
+    trainer(bench).fit(X.astype("U"), Y, verbose=False)
+
+
+@case("samples and targets differ in number")
+def _(bench: Bench) -> None:
+    trainer(bench).fit(X, Y[:3], verbose=False)
+
+
+@case("class label in the data is out of range")
+def _(bench: Bench) -> None:
+    trainer(bench).fit(X, Y + 1, verbose=False)
+
+
+@case("targets are missing")
+def _(bench: Bench) -> None:
+    trainer(bench).fit(X, verbose=False)
+
+
+@case("loss becomes NaN or infinite")
+def _(bench: Bench) -> None:
+    """It is raised once, and the state before the step is in the trainer's directory, complete and finite."""
+    model = models.make_model(
+        [models.helper.make_node("Gemm", ["x", "w", "b"], ["y"])],
+        {"x": ["n", 4]},
+        {"y": ["n", 1]},
+        {"w": np.ones((4, 1), np.float32), "b": np.zeros(1, np.float32)},
+    )
+    run = Trainer(model, "mse", "sgd", learning_rate=1e4, directory=bench.directory / "trainer")
+    try:
+        run.fit(X, X[:, :1], epochs=100, verbose=False)
+    except DivergenceError:
+        state = CheckpointState.load_checkpoint(bench.directory / "trainer" / "checkpoint")
+        for name, parameter in state.parameters:
+            assert np.isfinite(parameter.data).all(), name
+            assert np.array_equal(parameter.data, run.parameters[name].data), name
+        raise

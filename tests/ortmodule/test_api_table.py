@@ -1,0 +1,95 @@
+"""Every method of `torch.nn.Module` does on an ORTModule what it does on the plain module.
+
+`python tests/ortmodule/test_api_table.py` (with src and tests on the path) writes docs/ortmodule-api.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
+from ortmodule import scenarios_hooks, scenarios_state  # noqa: F401 - they file their scenarios
+from ortmodule.scenarios import PUBLIC, SCENARIOS, SPECIAL, Net, Scenario, assert_same, observe
+
+PAGE = Path(__file__).parents[2] / "docs" / "ortmodule-api.md"
+DIFFERENT = {
+    "add_module": "raises `ORTModuleTorchModelException`, as in onnxruntime-training; "
+    "`register_module` and assignment add children"
+}
+
+HEAD = """# ORTModule: every method of `torch.nn.Module`
+
+Written by `tests/ortmodule/test_api_table.py`, which does the same to a plain module and to an `ORTModule` around a
+copy of it and compares what comes of it. Attributes that are read, set or deleted are the wrapped module's; no name
+has a prefix. Where a method gives modules (`modules()`, `named_modules()`, `get_submodule("")`, the argument of
+hooks and of `apply`'s function), the root is the wrapped module, `model.module`; where it returns `self`, that is
+the `ORTModule`. The methods of the user's own class run with the `ORTModule` as their `self`.
+
+| method | same as on the plain module | compared |
+|---|---|---|
+"""
+
+
+def check(scenario: Scenario) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    plain = scenario.make()
+    model = ORTModule(copy.deepcopy(plain))
+    expected = observe(plain, scenario.run(plain))
+    assert_same(observe(model, scenario.run(model)), expected)
+
+
+@functools.cache
+def is_same(scenario: Scenario) -> bool:
+    try:
+        check(scenario)
+    except AssertionError:
+        return False
+    return True
+
+
+def page() -> str:
+    lines = []
+    for method in [*PUBLIC, *SPECIAL]:
+        if method in DIFFERENT:
+            lines.append(f"| `{method}` | no, on purpose | {DIFFERENT[method]} |")
+            continue
+        mine = [scenario for scenario in SCENARIOS if scenario.method == method]
+        verdict = "yes" if mine and all(map(is_same, mine)) else "no"
+        lines.append(f"| `{method}` | {verdict} | {'; '.join(scenario.says for scenario in mine)} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_same_as_on_the_plain_module(scenario: Scenario) -> None:
+    check(scenario)
+
+
+def test_every_method_has_a_scenario() -> None:
+    assert {scenario.method for scenario in SCENARIOS} | {*DIFFERENT} == {*PUBLIC, *SPECIAL}
+    assert all(scenario.says for scenario in SCENARIOS)
+
+
+def test_every_special_method_is_looked_at() -> None:
+    of_module = {name for name, value in vars(torch.nn.Module).items() if inspect.isfunction(value)}
+    special = {name for name in of_module if name.startswith("__")}
+    assert special - {"__init__"} == {*SPECIAL}
+
+
+def test_add_module_is_refused() -> None:
+    with pytest.raises(ORTModuleTorchModelException, match=r"register_module\('extra'"):
+        ORTModule(Net()).add_module("extra", torch.nn.ReLU())
+
+
+def test_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), f"write it anew: python {Path(__file__).name}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,232 @@
+"""What happens around the graphs: dynamic shapes, mutation, stopped gradients, second backward passes, fallback."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleFallbackException
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def pair(module: nn.Module) -> tuple[ORTModule, nn.Module]:
+    """An ORTModule that may not fall back, and a plain copy."""
+    plain = copy.deepcopy(module)
+    return ORTModule(module, DebugOptions(fallback_policy=FallbackPolicy.DISABLE)), plain
+
+
+def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {name: p.grad for name, p in module.named_parameters()}
+
+
+def assert_same_step(ours: nn.Module, plain: nn.Module, *args: Any) -> None:
+    """Same outputs and same gradients, for the loss sum(out * out)."""
+    results = []
+    for module in (ours, plain):
+        module.zero_grad()
+        out = module(*args)
+        (out * out).sum().backward()
+        results.append(out.detach())
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+    for name, gradient in gradients(plain).items():
+        got = gradients(ours)[name]
+        assert (got is None) == (gradient is None), name
+        if gradient is not None:
+            torch.testing.assert_close(got, gradient, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def test_batch_sizes_after_the_second_need_no_new_graph() -> None:
+    ours, plain = pair(mlp())
+    for batch in (3, 5, 7, 2, 11):
+        assert_same_step(ours, plain, torch.randn(batch, 4))
+    assert len(ours.report()) <= 2
+    assert ours.report().runs_in_onnxruntime
+
+
+def test_frozen_and_unused_parameters_have_no_gradient() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.frozen(torch.tanh(self.used(x)))
+
+    ours, plain = pair(Net())
+    assert_same_step(ours, plain, torch.randn(3, 4))
+    assert ours.unused.weight.grad is None
+    assert ours.frozen.weight.grad is None
+    ours.frozen.requires_grad_(True)
+    plain.frozen.requires_grad_(True)
+    assert_same_step(ours, plain, torch.randn(3, 4))
+
+
+def test_detach_and_no_grad_stop_gradients() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x)
+            with torch.no_grad():
+                k = self.b(x)
+            return h * h.detach() + k
+
+    ours, plain = pair(Net())
+    assert_same_step(ours, plain, torch.randn(3, 4))
+    assert ours.b.weight.grad is None
+
+
+def test_buffers_set_in_forward() -> None:
+    class Running(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("mean", None)
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.linear(x)
+            batch_mean = h.detach().mean(0)
+            self.mean = batch_mean if self.mean is None else self.mean * 0.9 + batch_mean * 0.1
+            self.steps += 1
+            return h - self.mean
+
+    ours, plain = pair(Running())
+    for _ in range(4):
+        assert_same_step(ours, plain, torch.randn(5, 4))
+        torch.testing.assert_close(ours.mean, plain.mean)
+        assert ours.steps == plain.steps
+
+
+def test_gradients_of_inputs_and_second_derivatives() -> None:
+    ours, plain = pair(mlp())
+    x = torch.randn(3, 4, requires_grad=True)
+    results = []
+    for module in (ours, plain):
+        (first,) = torch.autograd.grad((module(x) ** 2).sum(), x, create_graph=True)
+        second = torch.autograd.grad((first**2).sum(), [x, *module.parameters()], allow_unused=True)
+        results.append([first.detach(), *(g for g in second if g is not None)])
+    assert len(results[0]) == len(results[1]) > 4
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_backward_twice() -> None:
+    ours, _ = pair(mlp())
+    out = ours(torch.randn(3, 4)).sum()
+    out.backward(retain_graph=True)
+    first = copy.deepcopy(gradients(ours))
+    out.backward()
+    for name, gradient in gradients(ours).items():
+        torch.testing.assert_close(gradient, 2 * first[name])
+    with pytest.raises(RuntimeError, match="second time"):
+        out.backward()
+
+
+def test_a_parameter_changed_before_backward_is_noticed() -> None:
+    ours, _ = pair(mlp())
+    out = ours(torch.randn(3, 4)).sum()
+    with torch.no_grad():
+        ours[2].weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward()
+
+
+def test_nested_inputs_and_outputs() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, batch: dict[str, Any], scale: float = 1.0, *, mask: Any = None) -> dict[str, Any]:
+            h = self.linear(batch["x"][0]) * scale
+            return {"h": [h, None, batch["n"] + 1], "kept": batch["x"][0], "positive": h > 0}
+
+    ours, plain = pair(Net())
+    batch = {"x": (torch.randn(3, 4),), "n": 5}
+    got, want = ours(batch, 2.0, mask=None), plain(batch, 2.0, mask=None)
+    torch.testing.assert_close(got["h"][0], want["h"][0])
+    assert got["h"][1:] == [None, 6]
+    assert got["kept"] is batch["x"][0]
+    assert torch.equal(got["positive"], want["positive"])
+
+
+def test_training_and_inference_are_separate_graphs() -> None:
+    ours, plain = pair(mlp())
+    x = torch.randn(3, 4)
+    assert_same_step(ours, plain, x)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), plain(x))
+    assert {graph.mode for graph in ours.report()} == {"training", "inference"}
+
+
+class Unsupported(nn.Module):
+    """The singular values have no ONNX op."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(self.linear(x))
+
+
+def test_fallback_warns_once_and_says_why() -> None:
+    plain = Unsupported()
+    ours = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(4, 4)
+    with pytest.warns(UserWarning, match="runs in PyTorch.*svd") as caught:
+        ours(x).sum().backward()
+    assert len(caught) == 1
+    plain(x).sum().backward()
+    torch.testing.assert_close(gradients(ours)["linear.weight"], gradients(plain)["linear.weight"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(x)
+    (graph,) = ours.report().fallbacks
+    assert "svd" in (graph.fallback_reason or "")
+    assert not ours.report().runs_in_onnxruntime
+
+
+def test_fallback_can_be_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "DISABLE")
+    ours = ORTModule(Unsupported())
+    with pytest.raises(Exception, match="svd") as caught:
+        ours(torch.randn(4, 4))
+    chain: BaseException | None = caught.value
+    while chain is not None and not isinstance(chain, ORTModuleFallbackException):
+        chain = chain.__cause__ or getattr(chain, "inner_exception", None)
+    assert chain is not None
+
+
+def test_saved_graphs_are_ordinary_models(tmp_path: Path) -> None:
+    ours = ORTModule(mlp(), DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path))
+    ours(torch.randn(3, 4)).sum().backward()
+    files = sorted(path.name for path in tmp_path.glob("*.onnx"))
+    assert files
+    assert all(name.startswith("net_") and name.endswith("_training.onnx") for name in files)
+    for name in files:
+        onnx.checker.check_model(onnx.load(tmp_path / name))
+        ort.InferenceSession(tmp_path / name)

@@ -32,6 +32,7 @@ class Case:
         name: unique.
         fn: returns a tensor or a tuple of tensors and Python values.
         random: whether it draws random numbers: both sides then start from the same seed.
+        dynamic: whether it also runs with symbolic sizes.
         tolerance: norm-relative, of outputs and gradients against float64.
     """
 
@@ -39,6 +40,7 @@ class Case:
     fn: Callable[..., Any]
     arguments: tuple[Any, ...]
     random: bool = False
+    dynamic: bool = True
     tolerance: float = 2e-5
 
     def sample(self, dtype: torch.dtype) -> list[Any]:
@@ -50,5 +52,10 @@ class Case:
                 value = (argument.low + (argument.high - argument.low) * numbers).to(dtype)
                 result.append(value.requires_grad_(argument.grad))
             else:
-                result.append(argument.clone() if isinstance(argument, torch.Tensor) else argument)
+                result.append(_copy(argument, dtype) if isinstance(argument, torch.Tensor) else argument)
         return result
+
+
+def _copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    copy = tensor.detach().clone()
+    return copy.to(dtype).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else copy

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from onnxtrain.ortmodule.aten.recurrent import WHOLE_LAYERS
 
 __all__ = ["example_values", "functional_graph"]
 
@@ -26,17 +29,39 @@ def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
     """
     values = example_values(graph_module)
     _mark_stopped_gradients(graph_module)
-    interpreter = fx.Interpreter(graph_module)
-    traced = make_fx(torch.func.functionalize(interpreter.run, remove="mutations_and_views"))
     fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
-    with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        if fake_mode is None:
-            result = traced(*values)
-        else:
-            with fake_mode:
-                result = traced(*values)
+    with (
+        torch.no_grad(),
+        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+        fake_mode or nullcontext(),
+    ):
+        result = _trace(graph_module, values)
+        if any(_mutates(node) for node in result.graph.nodes):
+            # Composite ops (attention, matmul, losses) come apart below functionalisation, mutations and all.
+            result = _trace(result, values)
+    return result
+
+
+def _trace(graph_module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
+    # Views stay views: random numbers are drawn in the order of the strides that eager PyTorch has.
+    functional = torch.func.functionalize(_Interpreter(graph_module).run, remove="mutations")
+    result = make_fx(functional)(*values)
     assert isinstance(result, fx.GraphModule)
     return result
+
+
+class _Interpreter(fx.Interpreter):
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call_function(WHOLE_LAYERS.get(target, target), args, kwargs)
+
+
+def _mutates(node: fx.Node) -> bool:
+    """Whether the node mutates something that is not an input of the graph."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return False
+    mutated = node.args[0] if node.args else None
+    return not (isinstance(mutated, fx.Node) and mutated.op == "placeholder")
 
 
 def _mark_stopped_gradients(graph_module: fx.GraphModule) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,6 +130,19 @@ class Lowering:
         """PyTorch's fake tensor of the node's argument `index`."""
         argument = self.node.args[index]
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+    def uses_result(self, index: int) -> bool:
+        """Whether anything reads this one of the node's several results."""
+        return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
+
+    def stopped(self, value: ir.Value) -> ir.Value:
+        """Returns the value with the mark that stops gradients (`onnxtrain.passes.is_stop_gradient`)."""
+        result: ir.Value = self.op.Identity(value)
+        result.shape = value.shape
+        node = result.producer()
+        assert node is not None
+        node.metadata_props["pkg.torch.onnx.fx_node"] = "aten.detach.default"
+        return result
 
     def unsupported(self, why: str) -> UnsupportedATenOp:
         """Returns the error that sends the graph to PyTorch."""
@@ -347,6 +361,6 @@ def _keeps(node: fx.Node) -> bool:
         or "native_batch_norm" in name
         or any(
             word in name
-            for word in ("bernoulli", "rand", "normal.", "uniform", "native_dropout", "exponential")
+            for word in ("bernoulli", "rand", "normal", "uniform", "native_dropout", "exponential")
         )
     )

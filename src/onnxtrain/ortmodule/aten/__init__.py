@@ -1,5 +1,29 @@
 """The lowering table: ATen ops as ONNX ops, one module per family."""
 
-from . import nn, pointwise, reduction, shape
+from . import (
+    attention,
+    convolution,
+    linalg,
+    loss,
+    normalization,
+    pointwise,
+    pooling,
+    random,
+    recurrent,
+    reduction,
+    shape,
+)
 
-__all__ = ["nn", "pointwise", "reduction", "shape"]
+__all__ = [
+    "attention",
+    "convolution",
+    "linalg",
+    "loss",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "random",
+    "recurrent",
+    "reduction",
+    "shape",
+]

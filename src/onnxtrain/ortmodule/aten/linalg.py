@@ -1,0 +1,79 @@
+"""Products of matrices and vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.ortmodule._lowering import Lowering, lower
+
+
+@lower("aten.mm.default", "aten.bmm.default", "aten.matmul.default", "aten.mv.default", "aten.dot.default")
+def matmul(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
+    return low.op.MatMul(*low.tensors(a, b))  # type: ignore[no-any-return]
+
+
+@lower("aten.addmm.default")
+def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
+    """Gemm, which skips `c` for beta = 0, as PyTorch does."""
+    if not low.dtype.is_floating_point() or isinstance(alpha, ir.Value) or isinstance(beta, ir.Value):
+        return _plus_product(low, c, a, b, beta, alpha)
+    return low.op.Gemm(a, b, c, alpha=float(alpha), beta=float(beta))  # type: ignore[no-any-return]
+
+
+@lower("aten.baddbmm.default", "aten.addmv.default")
+def baddbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
+    return _plus_product(low, c, a, b, beta, alpha)
+
+
+@lower("aten.addbmm.default")
+def addbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
+    """beta c + alpha sum over the batch of a @ b."""
+    product = low.op.ReduceSum(low.op.MatMul(a, b), [0], keepdims=0)
+    return _scaled_sum(low, c, product, beta, alpha)
+
+
+@lower("aten.addr.default")
+def addr(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
+    """beta c + alpha a b^T of two vectors."""
+    product = low.op.Mul(low.op.Unsqueeze(a, [1]), b)
+    return _scaled_sum(low, c, product, beta, alpha)
+
+
+@lower("aten._trilinear.default")
+def trilinear(
+    low: Lowering,
+    a: ir.Value,
+    b: ir.Value,
+    c: ir.Value,
+    expand1: list[int],
+    expand2: list[int],
+    expand3: list[int],
+    sumdim: list[int],
+    unroll_dim: int = 1,
+) -> ir.Value:
+    """The product of three tensors, each with new axes, summed over some: one Einsum."""
+    rank = len(low.fake(0).shape) + len(expand1)
+    letters = "abcdefghijklmnopqrstuvwxyz"[:rank]
+    terms = [
+        "".join(letter for axis, letter in enumerate(letters) if axis not in new)
+        for new in (expand1, expand2, expand3)
+    ]
+    result = "".join(letter for axis, letter in enumerate(letters) if axis not in sumdim)
+    return low.op.Einsum(a, b, c, equation=f"{','.join(terms)}->{result}")  # type: ignore[no-any-return]
+
+
+def _plus_product(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any, alpha: Any) -> ir.Value:
+    return _scaled_sum(low, c, low.op.MatMul(a, b), beta, alpha)
+
+
+def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha: Any) -> ir.Value:
+    """beta c + alpha product; `c` is not read at all for beta = 0."""
+    if alpha != 1:
+        product = low.op.Mul(product, low.tensor(alpha, low.dtype))
+    if beta == 0:
+        return product
+    if beta != 1:
+        c = low.op.Mul(c, low.tensor(beta, low.dtype))
+    return low.op.Add(c, product)  # type: ignore[no-any-return]

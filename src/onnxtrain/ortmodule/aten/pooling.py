@@ -1,0 +1,212 @@
+"""Pooling, resizing and sampling of images; sizes are `[batch, channels, spatial axes]`, the batch optional."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.ortmodule._lowering import Lowering, lower
+
+
+@lower("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
+def max_pool(
+    low: Lowering,
+    x: ir.Value,
+    kernel: list[int],
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[ir.Value, ir.Value | None]:
+    """MaxPool, and where in its plane each maximum lies if somebody asks."""
+    rank = len(kernel)
+    attributes = _windows(rank, kernel, stride, padding, ceil_mode)
+    attributes["dilations"] = _per_axis(dilation, rank)
+    if not low.uses_result(1):
+        return _batched(low, x, rank, lambda x: low.op.MaxPool(x, **attributes)), None
+    if len(low.fake(0).shape) != rank + 2:
+        raise low.unsupported("indices of an input without batch")
+    y, indices = low.op.MaxPool(x, **attributes, _outputs=2)
+    # PyTorch counts within each plane, ONNX through the whole tensor.
+    plane = low.op.ReduceProd(low.op.Shape(x, start=2), keepdims=0)
+    return y, low.op.Mod(indices, plane)
+
+
+@lower("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
+def avg_pool(
+    low: Lowering,
+    x: ir.Value,
+    kernel: list[int],
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> ir.Value:
+    rank = len(kernel)
+    attributes = _windows(rank, kernel, stride, padding, ceil_mode)
+    if divisor_override is not None and ceil_mode:
+        raise low.unsupported("divisor_override with ceil_mode")
+    attributes["count_include_pad"] = int(count_include_pad or divisor_override is not None)
+    y = _batched(low, x, rank, lambda x: low.op.AveragePool(x, **attributes))
+    if divisor_override is None:
+        return y
+    return low.op.Mul(y, math.prod(kernel) / divisor_override)  # type: ignore[no-any-return]
+
+
+@lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
+def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[int]) -> ir.Value:
+    """The mean for one position per plane, AveragePool where the windows are equal, else two or three MatMuls."""
+    rank = len(size)
+    if all(n == 1 for n in size):
+        return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)  # type: ignore[no-any-return]
+    have = _static_sizes(low, size)
+    if all(n % wanted == 0 for n, wanted in zip(have, size, strict=True)):
+        kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
+        return _batched(low, x, rank, lambda x: low.op.AveragePool(x, kernel_shape=kernel, strides=kernel))
+    if rank != 2:
+        raise low.unsupported("adaptive pooling of three axes to sizes that do not divide theirs")
+    rows, columns = (_averages(n, wanted) for n, wanted in zip(have, size, strict=True))
+    by_columns = low.op.MatMul(x, low.op.const(columns.T, low.dtype))
+    return low.op.MatMul(low.op.const(rows, low.dtype), by_columns)  # type: ignore[no-any-return]
+
+
+@lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
+def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.Value, None]:
+    rank = len(size)
+    if low.uses_result(1):
+        raise low.unsupported("indices of the maxima")
+    if all(n == 1 for n in size):
+        return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
+    have = _static_sizes(low, size)
+    if any(n % wanted for n, wanted in zip(have, size, strict=True)):
+        raise low.unsupported("adaptive pooling to sizes that do not divide the input's")
+    kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
+    return _batched(low, x, rank, lambda x: low.op.MaxPool(x, kernel_shape=kernel, strides=kernel)), None
+
+
+@lower("aten.upsample_nearest1d.default", "aten.upsample_nearest2d.default", "aten.upsample_nearest3d.default")
+def upsample_nearest(low: Lowering, x: ir.Value, size: list[Any], *scales: float | None) -> ir.Value:
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resize(low, x, size, scales, mode="nearest", **how)
+
+
+@lower(
+    "aten._upsample_nearest_exact1d.default",
+    "aten._upsample_nearest_exact2d.default",
+    "aten._upsample_nearest_exact3d.default",
+)
+def upsample_nearest_exact(low: Lowering, x: ir.Value, size: list[Any], *scales: float | None) -> ir.Value:
+    how = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    return _resize(low, x, size, scales, mode="nearest", **how)
+
+
+@lower(
+    "aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", "aten.upsample_trilinear3d.default"
+)
+def upsample_linear(
+    low: Lowering, x: ir.Value, size: list[Any], align_corners: bool, *scales: float | None
+) -> ir.Value:
+    return _resize(low, x, size, scales, mode="linear", coordinate_transformation_mode=_corners(align_corners))
+
+
+@lower("aten.upsample_bicubic2d.default")
+def upsample_bicubic(
+    low: Lowering, x: ir.Value, size: list[Any], align_corners: bool, *scales: float | None
+) -> ir.Value:
+    where = _corners(align_corners)
+    return _resize(
+        low, x, size, scales, mode="cubic", cubic_coeff_a=-0.75, coordinate_transformation_mode=where
+    )
+
+
+@lower("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
+def grid_sampler(
+    low: Lowering, x: ir.Value, grid: ir.Value, mode: int, padding_mode: int, align_corners: bool
+) -> ir.Value:
+    if mode == 2:
+        raise low.unsupported("bicubic sampling, which has no gradient rule")
+    return low.op.GridSample(  # type: ignore[no-any-return]
+        x,
+        grid,
+        mode=("linear", "nearest")[mode],
+        padding_mode=("zeros", "border", "reflection")[padding_mode],
+        align_corners=int(align_corners),
+    )
+
+
+def _corners(align: bool) -> str:
+    return "align_corners" if align else "half_pixel"
+
+
+def _resize(
+    low: Lowering, x: ir.Value, size: list[Any], scales: tuple[float | None, ...], **attributes: Any
+) -> ir.Value:
+    """Resize by scales where PyTorch computes coordinates with them, else to sizes."""
+    rank = len(size)
+    have, wanted = low.fake(0).shape[-rank:], low.result.shape[-rank:]
+    static = all(isinstance(n, int) for n in (*have, *wanted))
+    axes = [*range(2, 2 + rank)]
+    by_scales = bool(scales) and None not in scales and attributes.get("coordinate_transformation_mode")
+    if by_scales and by_scales != "align_corners":
+        factors = [float(scale or 0) for scale in scales]
+        rounded = np.array(factors, np.float32)
+        if static:
+            ratios = [n / m for n, m in zip(wanted, have, strict=True)]
+            if ratios == factors:
+                return low.op.Resize(x, None, None, low.ints(size), axes=axes, **attributes)  # type: ignore[no-any-return]
+            exact = [int(m * f) for m, f in zip(have, rounded, strict=True)] == list(wanted)
+        else:
+            exact = rounded.astype(np.float64).tolist() == factors
+        if not exact:
+            raise low.unsupported(f"scales {factors}, which float32 cannot hold")
+        return low.op.Resize(x, None, low.op.const(rounded), axes=axes, **attributes)  # type: ignore[no-any-return]
+    return low.op.Resize(x, None, None, low.ints(size), axes=axes, **attributes)  # type: ignore[no-any-return]
+
+
+def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
+    kernel = _per_axis(kernel, rank)
+    pads = _per_axis(padding, rank)
+    return {
+        "kernel_shape": kernel,
+        "strides": _per_axis(stride, rank) if stride else kernel,
+        "pads": [*pads, *pads],
+        "ceil_mode": int(ceil_mode),
+    }
+
+
+def _per_axis(numbers: Any, rank: int) -> list[int]:
+    items = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
+    return items * rank if len(items) == 1 else items
+
+
+def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    """Applies `pool` to an input that may lack its batch axis."""
+    if len(low.fake(0).shape) == rank + 2:
+        return pool(x)
+    batch = low.op.Unsqueeze(x, [0])
+    batch.shape = ir.Shape([1, *(x.shape or ())])
+    y = pool(batch)
+    fake = low.result[0] if isinstance(low.result, tuple) else low.result
+    y.shape = ir.Shape([1, *low.shape(fake)])
+    return low.op.Squeeze(y, [0])  # type: ignore[no-any-return]
+
+
+def _static_sizes(low: Lowering, size: list[int]) -> list[int]:
+    have = list(low.fake(0).shape[-len(size) :])
+    if not all(isinstance(n, int) for n in (*have, *size)):
+        raise low.unsupported("adaptive pooling of symbolic sizes to more than one position")
+    return have
+
+
+def _averages(n: int, wanted: int) -> np.ndarray:
+    """Returns the matrix [wanted, n] of adaptive pooling: row i averages from floor(i n / wanted) on."""
+    matrix = np.zeros((wanted, n))
+    for i in range(wanted):
+        start, end = i * n // wanted, -(-(i + 1) * n // wanted)
+        matrix[i, start:end] = 1 / (end - start)
+    return matrix

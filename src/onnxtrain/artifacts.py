@@ -65,7 +65,7 @@ class _Files:
     directory: Path
     prefix: str
 
-    def __getattr__(self, stem: str) -> Path:
+    def path(self, stem: str) -> Path:
         suffix = ".onnx" if stem.endswith("_model") else ".json" if stem == "manifest" else ""
         return self.directory / f"{self.prefix}{stem}{suffix}"
 
@@ -237,7 +237,7 @@ def _write(
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
     files.directory.mkdir(parents=True, exist_ok=True)
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
-    manifest["files"] = {name: getattr(files, name).name for name in names}
+    manifest["files"] = {name: files.path(name).name for name in names}
     text = json.dumps(manifest, indent=2)
     state = CheckpointState.from_arrays(
         {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
@@ -245,15 +245,15 @@ def _write(
         statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
         copy=False,
     )
-    CheckpointState.save_checkpoint(state, files.checkpoint)
+    CheckpointState.save_checkpoint(state, files.path("checkpoint"))
     if nominal_checkpoint:
-        CheckpointState.save_checkpoint(state, files.nominal_checkpoint, nominal=True)
+        CheckpointState.save_checkpoint(state, files.path("nominal_checkpoint"), nominal=True)
     for name, model in models.items():
         model.metadata_props[METADATA_KEY] = text
-        save_model(model, getattr(files, name))
+        save_model(model, files.path(name))
         if ort_format:
-            _convert_to_ort(getattr(files, name), custom_op_library)
-    with replace_file(files.manifest) as file:
+            _convert_to_ort(files.path(name), custom_op_library)
+    with replace_file(files.path("manifest")) as file:
         file.write(text.encode())
     _log.info("wrote %s to %s", ", ".join(names), files.directory)
 

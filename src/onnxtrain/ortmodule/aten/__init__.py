@@ -1,5 +1,15 @@
 """The lowering table: ATen ops as ONNX ops, one module per family."""
 
-from . import nn, pointwise, reduction, shape
+from . import activation, comparison, creation, indexing, nn, pointwise, reduction, shape, symbolic
 
-__all__ = ["nn", "pointwise", "reduction", "shape"]
+__all__ = [
+    "activation",
+    "comparison",
+    "creation",
+    "indexing",
+    "nn",
+    "pointwise",
+    "reduction",
+    "shape",
+    "symbolic",
+]

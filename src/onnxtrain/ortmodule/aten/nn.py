@@ -27,11 +27,6 @@ def bernoulli(low: Lowering, x: ir.Value, p: float, generator: Any = None) -> ir
     return low.random_input(lambda shape: torch.empty(tuple(shape), dtype=dtype).bernoulli_(p))
 
 
-@lower("aten.empty.memory_format", "aten.expand.default")
-def empty(low: Lowering, *args: Any, **kwargs: Any) -> Any:
-    return None
-
-
 @lower("aten.mse_loss.default")
 def mse_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1) -> ir.Value:
     d = low.op.Sub(x, y)

@@ -1,0 +1,43 @@
+"""What ORTModule asks of Dynamo so that all of a module is captured, and only once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo import trace_rules
+
+__all__ = ["capture"]
+
+_RECOMPILE_LIMIT = 256
+"""Graphs of one function: the layers after a graph break in a container share the forward of their class."""
+
+
+def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a callable that does what `module(*args, **kwargs)` does, with `backend` for its graphs.
+
+    Changes two settings of Dynamo for the process. Neither changes what other compiled code computes.
+    """
+    # Hooks are not guarded by default: one that comes after the first call would not run.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    # Code of PyTorch is not entered by default, only inlined: after a graph break inside of a Sequential, its
+    # layers would run in PyTorch, and no backend would ever hear of them.
+    folder = Path(inspect.getfile(torch.nn.Module)).parent.as_posix()
+    trace_rules.get_legacy_mod_inlinelist().add(f"{folder}/")
+
+    # Not the module itself, whose OptimizedModule would fire global hooks a second time.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    compiled: Callable[..., Any] = torch.compile(call, backend=backend, **_limits())
+    return compiled
+
+
+def _limits() -> dict[str, Any]:
+    """Options that keep a model from running in PyTorch because others of its class had many graphs."""
+    wanted = {"isolate_recompiles": True, "recompile_limit": _RECOMPILE_LIMIT}
+    known = inspect.signature(torch.compile).parameters  # PyTorch has them since 2.12
+    return {name: value for name, value in wanted.items() if name in known}

@@ -23,17 +23,22 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     """
     # Hooks are not guarded by default: one that comes after the first call would not run.
     torch._dynamo.config.skip_nnmodule_hook_guards = False
-    # Code of PyTorch is not entered by default, only inlined: after a graph break inside of a Sequential, its
-    # layers would run in PyTorch, and no backend would ever hear of them.
-    folder = Path(inspect.getfile(torch.nn.Module)).parent.as_posix()
-    trace_rules.get_legacy_mod_inlinelist().add(f"{folder}/")
-
-    # Not the module itself, whose OptimizedModule would fire global hooks a second time.
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    compiled: Callable[..., Any] = torch.compile(call, backend=backend, **_limits())
+    _enter_layers()
+    # Not the module itself, whose OptimizedModule would fire global hooks a second time. Hooks of the module are
+    # called as ever, since _call_impl is not captured, only the forward that it calls.
+    compiled: Callable[..., Any] = torch.compile(module._call_impl, backend=backend, **_limits())
     return compiled
+
+
+def _enter_layers() -> None:
+    """Lets Dynamo capture the forward of PyTorch's own modules.
+
+    By default they are captured only as parts of a caller. After a graph break inside of a Sequential its layers
+    would run in PyTorch, as would a Sequential by itself, and no backend would ever hear of them.
+    """
+    base = Path(inspect.getfile(torch.nn.Module))  # has no layer, but the code that calls hooks
+    layers = [path.as_posix() for path in base.parent.glob("*.py") if path.name != base.name]
+    trace_rules.get_legacy_mod_inlinelist().update(layers)
 
 
 def _limits() -> dict[str, Any]:

@@ -37,6 +37,13 @@ INSTALL = "import onnxtrain.compat\nonnxtrain.compat.install()\n"
         ("from onnxruntime.training.onnxblock.blocks import Add as found", "onnxblock.blocks.Add"),
         ("import onnxruntime.training.api as found", "api"),
         ("from onnxruntime.training.api import Module as found", "api.Module"),
+        ("from onnxruntime.training.api.checkpoint_state import Parameter as found", "api.Parameter"),
+        (
+            "from onnxruntime.training.api.lr_scheduler import LinearLRScheduler as found",
+            "api.LinearLRScheduler",
+        ),
+        ("from onnxruntime.training.onnxblock.loss.loss import MSELoss as found", "onnxblock.loss.MSELoss"),
+        ("from onnxruntime.training.onnxblock.optim.optim import AdamW as found", "onnxblock.optim.AdamW"),
         ("import onnxruntime.training.artifacts as found", "artifacts"),
         ("from onnxruntime.training import artifacts as found, api", "artifacts"),
         ("import onnxruntime.training as t; found = t.artifacts", "artifacts"),

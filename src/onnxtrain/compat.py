@@ -31,6 +31,17 @@ __all__ = ["install", "uninstall"]
 
 _OLD, _NEW = "onnxruntime.training", "onnxtrain"
 _MODULES = ("api", "artifacts", "onnxblock", "ortmodule")
+_INNER_MODULES = {
+    "api": {
+        "checkpoint_state": "runtime.state",
+        "lr_scheduler": "runtime.scheduler",
+        "module": "runtime.module",
+        "optimizer": "runtime.optimizer",
+    },
+    "onnxblock.loss": {"loss": "onnxblock.loss"},
+    "onnxblock.optim": {"optim": "onnxblock.optim"},
+}
+"""Modules of the old package that are elsewhere here; some of its classes could be imported from them only."""
 _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
 """Names of the distributions that bring the real package, normalised as PEP 503 says."""
 
@@ -117,6 +128,8 @@ class _AliasLoader(Loader):
             return
         # The import system takes the module from sys.modules after this call.
         sys.modules[name] = _import_new(name, _NEW + name.removeprefix(_OLD))
+        for inner, home in _INNER_MODULES.get(name.removeprefix(f"{_OLD}."), {}).items():
+            sys.modules[f"{name}.{inner}"] = importlib.import_module(f"{_NEW}.{home}")
 
 
 class _TrainingPackage(ModuleType):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -190,3 +190,14 @@ class ModelCheckpoint(_Monitor):
         scores = self._scores(trainer)
         if self.every_epoch or self._best(scores) == len(scores) - 1:
             trainer.save(self.path)
+
+
+def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
+    """Returns the callbacks that were given to a fit as a list; raises InputError for anything else."""
+    if callbacks is None:
+        return []
+    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if not all(isinstance(entry, Callback) for entry in given) or isinstance(callbacks, Callback):
+        received = ", ".join(type(entry).__name__ for entry in given)
+        raise InputError(f"callbacks must be a list of callbacks, received {received}.")
+    return given

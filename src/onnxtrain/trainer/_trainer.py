@@ -16,7 +16,7 @@ from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.trainer._build import build_run, loss_name
-from onnxtrain.trainer._callbacks import BEST, Callback
+from onnxtrain.trainer._callbacks import BEST, Callback, callback_list
 from onnxtrain.trainer._data import ArrayLike, Dataset, split
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
@@ -315,7 +315,7 @@ class Trainer:
         for name, value in (("epochs", epochs), ("accumulate", accumulate)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise InputError(f"{name} must be a positive integer, received {value!r}.")
-        called = _callback_list(callbacks)
+        called = callback_list(callbacks)
         data, held_out = self._datasets(inputs, targets, batch_size, validation)
         self._validating = held_out is not None
         plan = Plan(len(data), data.batch_size, int(accumulate), bool(shuffle))
@@ -433,13 +433,3 @@ class Trainer:
         """
         names = list(outputs) if outputs is not None else self._run.require_outputs()
         self._run.module.export_model_for_inferencing(path, names)
-
-
-def _callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
-    if callbacks is None:
-        return []
-    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
-    if not all(isinstance(entry, Callback) for entry in given) or isinstance(callbacks, Callback):
-        received = ", ".join(type(entry).__name__ for entry in given)
-        raise InputError(f"callbacks must be a list of callbacks, received {received}.")
-    return given

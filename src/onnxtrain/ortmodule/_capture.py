@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
+from onnxtrain.ortmodule.aten.random import DROPOUTS
 from onnxtrain.ortmodule.aten.recurrent import WHOLE_LAYERS
 
 __all__ = ["example_values", "functional_graph"]
@@ -50,9 +52,13 @@ def _trace(graph_module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModul
     return result
 
 
+_REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE}
+"""Functions of Dynamo graphs that trace better, or as eager PyTorch runs them, when written in other terms."""
+
+
 class _Interpreter(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super().call_function(WHOLE_LAYERS.get(target, target), args, kwargs)
+        return super().call_function(_REPLACED.get(target, target), args, kwargs)
 
 
 def _mutates(node: fx.Node) -> bool:

@@ -12,7 +12,12 @@ from onnxtrain.ortmodule._lowering import Lowering, lower
 
 @lower("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 def nll_loss(
-    low: Lowering, scores: ir.Value, target: ir.Value, weight: ir.Value | None, reduction: int, ignore_index: int
+    low: Lowering,
+    scores: ir.Value,
+    target: ir.Value,
+    weight: ir.Value | None,
+    reduction: int,
+    ignore_index: int,
 ) -> tuple[ir.Value, None]:
     """NegativeLogLikelihoodLoss, or SoftmaxCrossEntropyLoss after a LogSoftmax over the classes.
 
@@ -69,14 +74,14 @@ def smooth_l1_loss(
 
 
 @lower("aten.huber_loss.default")
-def huber_loss(
-    low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delta: float = 1.0
-) -> ir.Value:
+def huber_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delta: float = 1.0) -> ir.Value:
     """d²/2 where |d| <= delta, delta (|d| - delta/2) elsewhere."""
     op = low.op
     size = op.Abs(_difference(low, x, y))
     large = op.Mul(op.Sub(size, 0.5 * delta), delta)
-    return _reduced(low, op.Where(op.LessOrEqual(size, delta), op.Mul(op.Mul(size, size), 0.5), large), reduction)
+    return _reduced(
+        low, op.Where(op.LessOrEqual(size, delta), op.Mul(op.Mul(size, size), 0.5), large), reduction
+    )
 
 
 @lower("aten.binary_cross_entropy.default")

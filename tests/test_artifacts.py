@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,15 @@ from models import make_model
 from onnxtrain import losses, onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
-from onnxtrain.errors import GraphBuildError, InputError, ModelLoadError, NoGradientRule, NothingToTrain
-from onnxtrain.optimizers import SGD
+from onnxtrain.errors import (
+    GraphBuildError,
+    InputError,
+    ModelError,
+    ModelLoadError,
+    NoGradientRule,
+    NothingToTrain,
+)
+from onnxtrain.optimizers import SGD, AdamW
 from training_run import Run
 
 node = helper.make_node
@@ -388,6 +398,16 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         NoGradientRule,
         "'If'.*from 'loss' to 'two'.*branches are not",
     ),
+    "optimizer block without an optimizer": (
+        {"optimizer": Nothing()},
+        GraphBuildError,
+        "block Nothing: it was given as the optimizer, but has made no optimizer model",
+    ),
+    "library of custom ops": (
+        {"custom_op_library": "/nowhere/ops.so"},
+        ModelError,
+        "there is no custom_op_library",
+    ),
     "batch_norm": ({"batch_norm": "train"}, ValueError, "batch_norm='train': choose one of"),
     "settings only": (
         {
@@ -464,6 +484,81 @@ def test_manifest_file_and_the_models_say_the_same(tmp_path: Path) -> None:
         assert json.loads(metadata["onnxtrain.manifest"]) == manifest
 
 
+class WrappedAdamW(onnxblock.ForwardBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.adamw = onnxblock.optim.AdamW(weight_decay=0.1)
+
+    def build(self, parameters: Any) -> Any:
+        return self.adamw(parameters)
+
+
+class AdamWWithOtherRate(onnxblock.optim.AdamW):
+    """Overrides `build`, which has to be what is called."""
+
+    def build(self, parameters: Any) -> Any:
+        self.optimizer = AdamW(weight_decay=0.1)
+        return super().build(parameters)
+
+
+@pytest.mark.parametrize("block", [WrappedAdamW, AdamWWithOtherRate])
+def test_optimizer_may_be_a_block_of_ones_own(tmp_path: Path, block: type[onnxblock.Block]) -> None:
+    own = Run.generate(tmp_path / "own", models.conv_bn(), loss="cross_entropy", optimizer=block())
+    plain = Run.generate(
+        tmp_path / "plain", models.conv_bn(), loss="cross_entropy", optimizer=AdamW(weight_decay=0.1)
+    )
+    x = np.random.default_rng(1).normal(0, 1, (5, 2, 6, 6)).astype(np.float32)
+    for run in (own, plain):
+        losses_ = [run.step(x, LABELS) for _ in range(3)]
+        assert losses_[2] < losses_[0]
+    for name, parameter in own.state.parameters:
+        np.testing.assert_array_equal(parameter.data, plain.state.parameters[name].data)
+
+
+def test_loss_of_one_element_becomes_a_scalar(tmp_path: Path) -> None:
+    class Scaled(onnxblock.Block):
+        def __init__(self) -> None:
+            super().__init__()
+            self.loss, self.mul = onnxblock.loss.CrossEntropyLoss(), onnxblock.blocks.Mul()
+            self.weight = onnxblock.blocks.Constant(0.25)  # of shape [1]
+
+        def build(self, logits: str) -> str:
+            return self.mul(self.loss(logits), self.weight())
+
+    run = Run.generate(tmp_path, models.mlp(), loss=Scaled(), optimizer="sgd")
+    plain = Run.generate(tmp_path / "plain", models.mlp(), loss="cross_entropy", optimizer="sgd")
+    x, labels = batch(models.mlp())
+    expected = plain.module(x, labels) / 4
+    for mode in (True, False):
+        loss = run.module.train(mode)(x, labels)
+        assert loss.shape == ()
+        np.testing.assert_allclose(loss, expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        run.state.parameters["w1"].grad, plain.state.parameters["w1"].grad / 4, rtol=1e-5, atol=1e-7
+    )
+
+
+def test_conversion_to_ort_format_is_silent(tmp_path: Path) -> None:
+    """In a process of its own: the converter sets up logging where nobody has."""
+    onnx.save(models.mlp(), tmp_path / "model.onnx")
+    code = (
+        "from onnxtrain import generate_artifacts\n"
+        f"generate_artifacts({str(tmp_path / 'model.onnx')!r}, loss='cross_entropy', optimizer='sgd',\n"
+        f"    artifact_directory={str(tmp_path)!r}, ort_format=True)\n"
+        "import logging\n"
+        "assert not logging.getLogger().handlers\n"
+    )
+    path = os.pathsep.join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "training_model.ort").exists()
+
+
 # onnxruntime's converter leaves files open.
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_models_in_ort_format_train_and_say_that_they_cannot_be_exported(tmp_path: Path) -> None:
@@ -518,7 +613,7 @@ def test_batch_norm_is_as_wanted(tmp_path: Path, exported: bool, mode: Any) -> N
     )
     in_training = mode == "training" or (mode == "as_exported" and exported)
     assert [s.name for s in run.module.manifest.statistics] == (["bn.mean", "bn.var"] if in_training else [])
-    assert "bn.mean" not in run.state.parameters
+    assert "bn.mean" not in [name for name, _ in run.state.parameters]
     x = np.random.default_rng(0).normal(0, 1, (5, 2, 6, 6)).astype(np.float32)
     trained = float(run.module(x, LABELS))
     run.module.eval()

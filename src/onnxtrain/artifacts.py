@@ -6,8 +6,10 @@ import json
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from enum import Enum
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import onnx_ir as ir
 from onnxtrain import losses, onnxblock, optimizers
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
-from onnxtrain.onnxblock.onnxblock import build_forward
+from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
+from onnxtrain.onnxblock.optim import build_optimizer
 from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model
 from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.runtime.manifest import METADATA_KEY
@@ -46,7 +49,7 @@ class OptimType(Enum):
 
 
 LossSpec = LossType | losses.Loss | str | onnxblock.Block | None
-OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.optim.OptimizerBlock | None
+OptimizerSpec = OptimType | optimizers.Optimizer | str | onnxblock.Block | None
 
 _LOSSES: dict[LossType, type[losses.Loss]] = {
     LossType.MSELoss: losses.MSELoss,
@@ -65,7 +68,7 @@ class _Files:
     directory: Path
     prefix: str
 
-    def __getattr__(self, stem: str) -> Path:
+    def path(self, stem: str) -> Path:
         suffix = ".onnx" if stem.endswith("_model") else ".json" if stem == "manifest" else ""
         return self.directory / f"{self.prefix}{stem}{suffix}"
 
@@ -100,8 +103,9 @@ def generate_artifacts(
         frozen_params: names of parameters that the checkpoint holds, but that are not trained.
         loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or
             an onnxblock block. None: the model's first output is the loss, a scalar.
-        optimizer: an :class:`OptimType`, an optimizer of `onnxtrain.optimizers` or its name, or a block of
-            `onnxblock.optim`. None writes no optimizer model.
+        optimizer: an :class:`OptimType`, an optimizer of `onnxtrain.optimizers` or its name, a block of
+            `onnxblock.optim`, or a block that calls one with what it is called with. None writes no
+            optimizer model.
         artifact_directory: where to write; made if missing. Default: the current directory.
         prefix: put before every file name.
         ort_format: also write the models in ORT format.
@@ -131,6 +135,7 @@ def generate_artifacts(
     ):
         _check_names(option, names)
     optimizer_ = _optimizer_for(optimizer)
+    library = _library(custom_op_library)
     forward, loss_name, extra = _with_loss(model, loss, loss_input_names)
     graphs = build_training_graphs(
         forward,
@@ -141,7 +146,6 @@ def generate_artifacts(
         batch_norm=batch_norm,
     )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
-    library = Path(os.fsdecode(custom_op_library)) if custom_op_library is not None else None
     _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
 
 
@@ -156,19 +160,24 @@ def _check_names(option: str, names: object) -> None:
         raise TypeError(f"generate_artifacts: {option} {received}; pass a list of strings")
 
 
-def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | None:
+def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
     if isinstance(spec, OptimType):
         return _OPTIMIZERS[spec]()
-    if isinstance(spec, onnxblock.optim.OptimizerBlock):
-        return spec.optimizer
     if isinstance(spec, str | optimizers.Optimizer):
         return optimizers.make_optimizer(spec)
-    if spec is None:
-        return None
+    if spec is None or isinstance(spec, onnxblock.Block):
+        return spec
     raise TypeError(
         f"generate_artifacts: optimizer is a {type(spec).__name__}; pass an OptimType, an optimizer of "
         "onnxtrain.optimizers, its name, or a block of onnxblock.optim"
     )
+
+
+def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
+    library = Path(os.fsdecode(path)) if path is not None else None
+    if library is not None and not library.is_file():
+        raise ModelError(f"generate_artifacts: there is no custom_op_library '{library}'; check the path")
+    return library
 
 
 def _with_loss(
@@ -225,7 +234,7 @@ def _with_block_loss(
 
 def _write(
     graphs: TrainingGraphs,
-    optimizer: optimizers.Optimizer | None,
+    optimizer: optimizers.Optimizer | onnxblock.Block | None,
     files: _Files,
     nominal_checkpoint: bool,
     ort_format: bool,
@@ -237,7 +246,7 @@ def _write(
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
     files.directory.mkdir(parents=True, exist_ok=True)
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
-    manifest["files"] = {name: getattr(files, name).name for name in names}
+    manifest["files"] = {name: files.path(name).name for name in names}
     text = json.dumps(manifest, indent=2)
     state = CheckpointState.from_arrays(
         {name: tensor.numpy() for name, tensor in graphs.parameters.items()},
@@ -245,23 +254,25 @@ def _write(
         statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
         copy=False,
     )
-    CheckpointState.save_checkpoint(state, files.checkpoint)
+    CheckpointState.save_checkpoint(state, files.path("checkpoint"))
     if nominal_checkpoint:
-        CheckpointState.save_checkpoint(state, files.nominal_checkpoint, nominal=True)
+        CheckpointState.save_checkpoint(state, files.path("nominal_checkpoint"), nominal=True)
     for name, model in models.items():
         model.metadata_props[METADATA_KEY] = text
-        save_model(model, getattr(files, name))
+        save_model(model, files.path(name))
         if ort_format:
-            _convert_to_ort(getattr(files, name), custom_op_library)
-    with replace_file(files.manifest) as file:
+            _convert_to_ort(files.path(name), custom_op_library)
+    with replace_file(files.path("manifest")) as file:
         file.write(text.encode())
     _log.info("wrote %s to %s", ", ".join(names), files.directory)
 
 
 def _optimizer_model(
-    graphs: TrainingGraphs, optimizer: optimizers.Optimizer
+    graphs: TrainingGraphs, optimizer: optimizers.Optimizer | onnxblock.Block
 ) -> tuple[ir.Model, dict[str, Any]]:
     """The optimizer model and what the manifest says of it."""
+    if isinstance(optimizer, onnxblock.Block):
+        return build_optimizer(optimizer, parameter_protos(graphs))
     parameters = [
         optimizers.ParameterSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
         for entry in graphs.manifest["parameters"]
@@ -272,15 +283,21 @@ def _optimizer_model(
 
 
 def _convert_to_ort(path: Path, custom_op_library: Path | None) -> None:
+    # Importing the tool sets up logging for the whole process, and running it prints its progress.
+    root = logging.getLogger()
+    handlers = list(root.handlers)
     from onnxruntime.tools.convert_onnx_models_to_ort import OptimizationStyle, convert_onnx_models_to_ort
 
+    root.handlers[:] = handlers
+    logging.getLogger("ort_format_model.utils").setLevel(logging.WARNING)
     try:
-        convert_onnx_models_to_ort(
-            path,
-            output_dir=path.parent,
-            custom_op_library_path=custom_op_library,
-            optimization_styles=[OptimizationStyle.Fixed],
-        )
+        with redirect_stdout(StringIO()):
+            convert_onnx_models_to_ort(
+                path,
+                output_dir=path.parent,
+                custom_op_library_path=custom_op_library,
+                optimization_styles=[OptimizationStyle.Fixed],
+            )
     except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
         raise ModelError(
             f"Converting '{path}' to ORT format failed: {error}. The .onnx file is complete; check "

@@ -2,7 +2,7 @@
 
 ::
 
-    OnnxTrainError
+    OnnxTrainError (RuntimeError)
     ├── ModelError (ValueError)          the model itself cannot be used
     │   ├── ModelLoadError               file missing, truncated, not ONNX, external data missing
     │   └── UnsupportedOpsetError        opset or IR version that stock runtimes or the converter do not take
@@ -12,14 +12,15 @@
     ├── GraphBuildError (ValueError)     losses, optimizers, onnxblock: the training graph cannot be built
     │   └── NothingToTrain               no parameter is left to train
     ├── RuleDefinitionError (ValueError) a gradient rule was registered wrongly (a programming error)
-    ├── CheckpointError (RuntimeError)   a checkpoint cannot be read, written, or does not fit the model
-    ├── InputError (RuntimeError)        wrong dtype, shape, number, name or range of what was passed at run time
-    ├── TrainingStateError (RuntimeError) calls in the wrong order (step before a gradient, eval without eval model)
+    ├── CheckpointError                  a checkpoint cannot be read, written, or does not fit the model
+    ├── InputError                       wrong dtype, shape, number, name or range of what was passed at run time
+    ├── TrainingStateError               calls in the wrong order (step before a gradient, eval without eval model)
     ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
     └── CompatError (ImportError)        `compat.install()` refuses to shadow the real package
 
-Unknown parameter and property names raise :class:`KeyError`, as on any mapping. Each message says what was being
-done, what was received, and what to do next.
+onnxruntime-training raised RuntimeError for nearly everything, so `except RuntimeError` written for it catches
+all of these. Unknown parameter and property names raise :class:`KeyError`, as on any mapping. Each
+message says what was being done, what was received, and what to do next.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 
-class OnnxTrainError(Exception):
+class OnnxTrainError(RuntimeError):
     """Base class of all deliberate errors of this package."""
 
 
@@ -83,15 +84,15 @@ class RuleDefinitionError(OnnxTrainError, ValueError):
     """A gradient rule names an op, input or output that the ONNX schema does not have, or exists already."""
 
 
-class CheckpointError(OnnxTrainError, RuntimeError):
+class CheckpointError(OnnxTrainError):
     """A checkpoint is missing, corrupt, or belongs to another model."""
 
 
-class InputError(OnnxTrainError, RuntimeError):
+class InputError(OnnxTrainError):
     """An array passed at run time has the wrong dtype, shape, name, number or range."""
 
 
-class TrainingStateError(OnnxTrainError, RuntimeError):
+class TrainingStateError(OnnxTrainError):
     """A call came in a state in which it has no meaning."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff import add_gradients
+from onnxtrain.autodiff import add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY
@@ -86,7 +86,7 @@ def build_training_graphs(
     """
     forward = model.clone()
     _set_outputs(forward, [loss, *additional_outputs])
-    _check_loss(forward.graph.outputs[0])
+    _make_scalar(forward)
     CleanupPass(keep={name for name, _ in float_initializers(forward)})(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
@@ -101,7 +101,7 @@ def build_training_graphs(
     statistics = _chain_statistics(forward, selection.statistics)
     order = [name for name in forward.graph.initializers if name in selection.parameters]
     training, gradients = add_gradients(forward, loss, selection.trainable)
-    _append_gradients(training, selection.trainable, gradients)
+    append_outputs(training, selection.trainable, gradients)
     training.graph.outputs.extend(_named(training, output) for output in statistics.values())
     for graph_model in (training, evaluation):
         _order_inputs(graph_model)
@@ -154,7 +154,9 @@ def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
     model.graph.outputs.extend(values)
 
 
-def _check_loss(loss: ir.Value) -> None:
+def _make_scalar(model: ir.Model) -> None:
+    """Makes the loss, the model's first output, a tensor of rank 0 under the name that it has."""
+    loss = model.graph.outputs[0]
     dims = static_dims(loss)
     if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
         raise GraphBuildError(
@@ -162,6 +164,13 @@ def _check_loss(loss: ir.Value) -> None:
             "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
             "a scalar of the model in loss_input_names"
         )
+    if dims:
+        writer = Emitter(model.graph)
+        name = str(loss.name)
+        scalar = writer.Squeeze(loss)
+        loss.name = writer.unique_name(f"{name}_unsqueezed")
+        scalar.name, scalar.shape, scalar.type = name, ir.Shape([]), loss.type
+        model.graph.outputs[0] = scalar
 
 
 def _named(model: ir.Model, name: str) -> ir.Value:
@@ -210,17 +219,6 @@ def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     for name, value in latest.items():
         value.name = writer.unique_name(f"{name}_updated")
     return {name: str(latest[name].name) for name in names}
-
-
-def _append_gradients(model: ir.Model, trainable: Sequence[str], gradients: Sequence[ir.Value]) -> None:
-    writer = Emitter(model.graph)
-    for name, gradient in zip(trainable, gradients, strict=True):
-        if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
-            gradient = writer.Identity(gradient)
-        primal = model.graph.initializers[name]
-        gradient.name = writer.unique_name(f"{name}_grad")
-        gradient.shape, gradient.type = primal.shape, primal.type
-        model.graph.outputs.append(gradient)
 
 
 def _order_inputs(model: ir.Model) -> None:

@@ -246,4 +246,4 @@ def _(bench: Bench) -> None:
 
 @case("library of custom ops is missing")
 def _(bench: Bench) -> None:
-    bench.generate(ort_format=True, custom_op_library=bench.directory / "nowhere.so")
+    bench.generate(custom_op_library=bench.directory / "nowhere.so")

@@ -26,7 +26,7 @@ class T:
 
 @dataclass(frozen=True)
 class Case:
-    """A function, and its arguments: `T`s, integer or bool tensors (as they are), or Python values.
+    """A function, and its arguments: `T`s, tensors (chosen values), or Python values.
 
     Attributes:
         name: unique.
@@ -51,11 +51,10 @@ class Case:
                 numbers = torch.rand(argument.shape, generator=generator, dtype=torch.float32)
                 value = (argument.low + (argument.high - argument.low) * numbers).to(dtype)
                 result.append(value.requires_grad_(argument.grad))
+            elif isinstance(argument, torch.Tensor):
+                value = argument.detach().clone()
+                value = value.to(dtype) if value.is_floating_point() else value
+                result.append(value.requires_grad_(argument.requires_grad))
             else:
-                result.append(_copy(argument, dtype) if isinstance(argument, torch.Tensor) else argument)
+                result.append(argument)
         return result
-
-
-def _copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    copy = tensor.detach().clone()
-    return copy.to(dtype).requires_grad_(tensor.requires_grad) if tensor.is_floating_point() else copy

@@ -230,3 +230,111 @@ def test_saved_graphs_are_ordinary_models(tmp_path: Path) -> None:
     for name in files:
         onnx.checker.check_model(onnx.load(tmp_path / name))
         ort.InferenceSession(tmp_path / name)
+
+
+class Sevenfold(torch.autograd.Function):
+    """tanh with a wrong derivative, to see whose backward runs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> torch.Tensor:
+        return 7 * cotangent
+
+
+class Between(nn.Module):
+    """Two linear layers with something in between."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.function(self.first(x)))
+
+
+def _sevenfold(h: torch.Tensor) -> torch.Tensor:
+    return Sevenfold.apply(h)
+
+
+# Dynamo itself makes an instance of the function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_custom_autograd_function_keeps_its_backward() -> None:
+    ours, plain = pair(Between(_sevenfold))
+    assert_same_step(ours, plain, torch.randn(3, 4))
+    assert ours.report().runs_in_onnxruntime
+    assert len(ours.report()) == 2  # before and behind it
+
+
+def _negated_if_positive(h: torch.Tensor) -> torch.Tensor:
+    return -h if h.sum() > 0 else h * 2
+
+
+def test_data_dependent_branch() -> None:
+    ours, plain = pair(Between(_negated_if_positive))
+    for _ in range(4):
+        assert_same_step(ours, plain, torch.randn(3, 4))
+    assert ours.report().runs_in_onnxruntime
+
+
+def _checkpointed(h: torch.Tensor) -> torch.Tensor:
+    return torch.utils.checkpoint.checkpoint(lambda t: torch.tanh(t * 2), h, use_reentrant=False)
+
+
+def test_activation_checkpointing() -> None:
+    ours, plain = pair(Between(_checkpointed))
+    assert_same_step(ours, plain, torch.randn(3, 4))
+
+
+def test_autocast_to_bfloat16() -> None:
+    ours, plain = pair(Between(torch.tanh))
+    x, steps = torch.randn(16, 4), []
+    for module in (ours, plain):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = module(x)
+        assert out.dtype == torch.bfloat16
+        out.float().pow(2).mean().backward()
+        steps.append([out.detach().float(), *(p.grad for p in module.parameters())])
+    for got, want in zip(*steps, strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    assert ours.report().runs_in_onnxruntime
+
+
+def test_dropout_equals_eager_for_the_same_seed() -> None:
+    ours, plain = pair(Between(nn.Dropout(0.5)))
+    for batch in (3, 5, 6):
+        x, outputs = torch.randn(batch, 4), []
+        for module in (ours, plain):
+            torch.manual_seed(batch)
+            outputs.append(module(x))
+        torch.testing.assert_close(*outputs)
+    assert not torch.equal(ours(x), ours(x))
+
+
+def test_empty_batch() -> None:
+    ours, plain = pair(mlp())
+    assert_same_step(ours, plain, torch.randn(3, 4))
+    assert_same_step(ours, plain, torch.randn(0, 4))
+
+
+def test_not_contiguous_inputs() -> None:
+    ours, plain = pair(mlp())
+    assert_same_step(ours, plain, torch.randn(4, 3).t())
+
+
+def test_tied_parameters() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.tanh(self.first(x)))
+
+    ours, plain = pair(Tied())
+    assert ours.first.weight is ours.second.weight
+    assert_same_step(ours, plain, torch.randn(3, 4))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +219,16 @@ def test_many_models_of_one_class() -> None:
         plain, model = pair()
         assert_same_gradients(model, plain)
         assert len(model.report()) == 1
+
+
+def test_layers_after_a_graph_break_in_a_container_are_captured() -> None:
+    """Also when there are more of them than Dynamo compiles of one function by default."""
+    widths = [4, *range(5, 17)]
+    net = nn.Sequential(*[nn.Linear(a, b) for a, b in pairwise(widths)])
+    net[0].register_forward_hook(
+        lambda module, args, out: logging.getLogger("onnxtrain.tests").debug("break")
+    )
+    model = ORTModule(net)
+    torch.testing.assert_close(model(batch()), net(batch()))
+    assert model.report().runs_in_onnxruntime
+    assert sum(graph.forward_nodes for graph in model.report()) >= len(net)

@@ -112,6 +112,24 @@ def test_batch_norm_statistics_follow_the_onnx_formula():
     np.testing.assert_allclose(state.statistics["bn.mean"].data, mean, rtol=1e-6, atol=1e-6)
 
 
+def test_statistics_are_found_among_the_parameters_by_name():
+    """onnxruntime-training held those named in frozen_params there."""
+    run = handmade.batchnorm()
+    state, module, _ = with_optimizer(run)
+    x = np.ones((7, 3, 2), np.float32)
+    module(x, x)
+    assert "bn.mean" in state.parameters
+    mean = state.parameters["bn.mean"]
+    assert not mean.requires_grad
+    assert mean.grad is None
+    np.testing.assert_array_equal(mean.data, state.statistics["bn.mean"].data)
+    assert not np.array_equal(mean.data, run.statistics["bn.mean"])
+    state.parameters["bn.mean"] = run.statistics["bn.mean"]
+    np.testing.assert_array_equal(state.statistics["bn.mean"].data, run.statistics["bn.mean"])
+    assert [name for name, _ in state.parameters] == list(run.parameters)
+    assert len(state.parameters) == len(run.parameters)
+
+
 def test_evaluation_changes_nothing_and_equals_the_training_loss_here(batch):
     run = handmade.mlp()
     state, module = build(run)

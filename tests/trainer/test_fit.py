@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain import Callback, Trainer
+from onnxtrain import Callback, EarlyStopping, Trainer
 from onnxtrain.errors import InputError
 from trainer import problems
 
@@ -218,6 +218,8 @@ def test_progress_bar_on_a_terminal() -> None:
         ({"validation": 1.5}, "leaves nothing to train on"),
         ({"validation": 0.001}, "leaves nothing to validate with"),
         ({"validation": "x"}, "validation must be"),
+        ({"callbacks": EarlyStopping()}, "callbacks must be a list of callbacks, received EarlyStopping"),
+        ({"callbacks": [print]}, "callbacks must be a list of callbacks, received builtin_function"),
     ],
 )
 def test_bad_arguments(arguments: dict, message: str) -> None:

@@ -2,7 +2,7 @@
 
 from . import rules as _rules  # registers every rule
 from ._coverage import OpCoverage, coverage
-from ._differentiate import add_gradients, differentiate, expand_path
+from ._differentiate import add_gradients, append_outputs, differentiate, expand_path
 from ._driver import pull_back
 from ._node import NodeView, Signature
 from ._registry import defvjp, nondifferentiable, vjp
@@ -12,6 +12,7 @@ __all__ = [
     "OpCoverage",
     "Signature",
     "add_gradients",
+    "append_outputs",
     "coverage",
     "defvjp",
     "differentiate",

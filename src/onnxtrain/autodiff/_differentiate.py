@@ -63,6 +63,7 @@ def differentiate(
         ModelError: the model cannot be loaded or converted.
         DifferentiationError: a name is unknown, integer, or `of` is not a scalar and has no cotangent.
         NoGradientRule: an op in between has no gradient rule.
+        TypeError: `wrt` is one string.
 
     Example:
         >>> import onnx, onnxruntime, numpy as np
@@ -76,21 +77,14 @@ def differentiate(
         >>> session.run(["x_grad"], {"x": np.array([1.0, 2.0], np.float32)})[0].tolist()
         [3.0, 12.0]
     """
+    if isinstance(wrt, str):  # a sequence of names too, of one letter each
+        raise TypeError(f"differentiating: wrt is the str {wrt!r}; pass a list of names")
     result, gradients = add_gradients(canonicalize(load_model(model)), of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")
     if value not in outputs:
         outputs.append(value)
-    names = Emitter(result.graph)
-    for name, gradient in zip(wrt, gradients, strict=True):
-        if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
-            gradient = names.Identity(gradient)
-        gradient.name = names.unique_name(f"{name}_grad")
-        gradient.shape, gradient.type = (
-            _find(result.graph, name, "wrt").shape,
-            _find(result.graph, name, "wrt").type,
-        )
-        outputs.append(gradient)
+    append_outputs(result, wrt, gradients)
     IsolateStatisticsPass()(result)
     infer_shapes(result)
     return result if isinstance(model, ir.Model) else ir.to_proto(result)
@@ -126,6 +120,18 @@ def add_gradients(
         op.zeros_like(leaf) if gradient is None else gradient
         for leaf, gradient in zip(leaves, gradients, strict=True)
     ]
+
+
+def append_outputs(model: ir.Model, wrt: Sequence[str], gradients: Sequence[ir.Value]) -> None:
+    """Makes what :func:`add_gradients` returned the last outputs of `model`, named `<name>_grad` where free."""
+    writer = Emitter(model.graph)
+    for name, gradient in zip(wrt, gradients, strict=True):
+        if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
+            gradient = writer.Identity(gradient)
+        primal = _find(model.graph, name, "wrt")
+        gradient.name = writer.unique_name(f"{name}_grad")
+        gradient.shape, gradient.type = primal.shape, primal.type
+        model.graph.outputs.append(gradient)
 
 
 def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:

@@ -17,7 +17,7 @@ from onnxtrain.onnxblock.model_accessor import ModelAccessor, base
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
 
-__all__ = ["ForwardBlock", "TrainingBlock", "build_forward", "output_names"]
+__all__ = ["ForwardBlock", "TrainingBlock", "build_forward", "output_names", "parameter_protos"]
 
 _T = TypeVar("_T")
 
@@ -130,14 +130,7 @@ class TrainingBlock(Block):
         Raises:
             TrainingStateError: the block has not been built yet.
         """
-        graphs = _built(self._graphs, self)
-        names = set(graphs.trainable)
-        trainable = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n in names]
-        frozen = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n not in names]
-        statistics = [_tensor_proto(n, t) for n, t in graphs.statistics.items()]
-        for tensor in statistics:
-            tensor.metadata_props.append(onnx.StringStringEntryProto(key=STATISTIC_KEY, value="true"))
-        return trainable, frozen + statistics
+        return parameter_protos(_built(self._graphs, self))
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """Returns the training model and the eval model.
@@ -175,6 +168,17 @@ def build_forward(
         outputs = [*output_names(block(*names), doing), *additional_outputs]
         _set_outputs(accessor, outputs, doing)
         return load_model(accessor.to_ir()), outputs
+
+
+def parameter_protos(graphs: TrainingGraphs) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto]]:
+    """Returns the parameters to train and the frozen ones, as :meth:`TrainingBlock.parameters` does."""
+    names = set(graphs.trainable)
+    trainable = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n in names]
+    frozen = [_tensor_proto(n, t) for n, t in graphs.parameters.items() if n not in names]
+    statistics = [_tensor_proto(n, t) for n, t in graphs.statistics.items()]
+    for tensor in statistics:
+        tensor.metadata_props.append(onnx.StringStringEntryProto(key=STATISTIC_KEY, value="true"))
+    return trainable, frozen + statistics
 
 
 def output_names(result: str | Iterable[str], doing: str) -> list[str]:

@@ -22,6 +22,7 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
 from onnxtrain.onnxblock.checkpoint_utils import is_statistic
+from onnxtrain.onnxblock.model_accessor import empty_base
 from onnxtrain.onnxblock.onnxblock import ForwardBlock
 from onnxtrain.optimizers import ParameterSpec, build_optimizer_model
 from onnxtrain.passes import CANONICAL_OPSET, to_proto
@@ -37,6 +38,7 @@ __all__ = [
     "ClippingBlock",
     "OptimizerBlock",
     "RMSprop",
+    "build_optimizer",
 ]
 
 
@@ -127,6 +129,29 @@ class OptimizerBlock(ForwardBlock):
         model.metadata_props[METADATA_KEY] = json.dumps(_manifest(self.optimizer, trainable, frozen, opset))
         base.CopyFrom(to_proto(model))
         return tuple(output.name for output in base.graph.output)
+
+
+def build_optimizer(
+    block: Block, parameters: tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
+) -> tuple[ir.Model, dict[str, Any]]:
+    """Returns the optimizer model that a block builds, and what the manifest says of its optimizer.
+
+    Args:
+        block: an :class:`OptimizerBlock`, or a block that calls one.
+        parameters: the trainable and the frozen ones, which the block is called with.
+
+    Raises:
+        GraphBuildError: the block has built no optimizer model.
+    """
+    with empty_base() as accessor:
+        block(parameters)
+        texts = [entry.value for entry in accessor.model.metadata_props if entry.key == METADATA_KEY]
+        if not texts:
+            raise GraphBuildError(
+                f"building the block {type(block).__name__}: it was given as the optimizer, but has made no "
+                "optimizer model; call a block of onnxblock.optim with the parameters in its build method"
+            )
+        return accessor.to_ir(), json.loads(texts[0])["optimizer"]
 
 
 def _manifest(

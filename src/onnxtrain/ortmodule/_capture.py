@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch._decomp
+import torch._refs  # fills the table of decompositions
+import torch.utils._pytree as pytree
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
@@ -22,32 +29,54 @@ def example_values(graph_module: fx.GraphModule) -> list[Any]:
     return [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
 
 
+# Ops that PyTorch writes with others, which ONNX has; those it has itself are better lowered as they are.
+_DECOMPOSED = (
+    *(
+        "addr",
+        "aminmax",
+        "block_diag",
+        "bucketize",
+        "channel_shuffle",
+        "copysign",
+        "count_nonzero",
+        "deg2rad",
+    ),
+    *("diag_embed", "dist", "dot", "fmax", "fmin", "frac", "heaviside", "index_add"),
+    *("index_copy", "index_fill", "isneginf", "isposinf", "linalg_cross", "logaddexp2", "logit", "nansum"),
+    *("pixel_shuffle", "pixel_unshuffle", "rad2deg", "renorm", "rot90", "signbit", "sinc", "special_entr"),
+    *("special_xlog1py", "take", "trace", "vdot", "xlogy", "_euclidean_dist"),
+)
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    table = torch._decomp.decomposition_table
+    packets = (getattr(torch.ops.aten, name) for name in _DECOMPOSED)
+    overloads = (getattr(packet, overload) for packet in packets for overload in packet.overloads())
+    return {overload: table[overload] for overload in overloads if overload in table}
+
+
 def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Returns the ATen graph of a Dynamo graph.
 
     Its placeholders and outputs are those of `graph_module`. Mutated inputs are written by `aten.copy_` nodes at its
     end (and by `native_batch_norm`, which does so unannounced). Where PyTorch's autograd would stop, because of
-    `detach` or inside `no_grad`, there is a `detach_copy` node.
+    `detach` or inside `no_grad`, there is a `detach` node.
     """
     values = example_values(graph_module)
     _mark_stopped_gradients(graph_module)
-    fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
-    with (
-        torch.no_grad(),
-        torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
-        fake_mode or nullcontext(),
-    ):
-        result = _trace(graph_module, values)
-        if any(_mutates(node) for node in result.graph.nodes):
-            # Composite ops (attention, matmul, losses) come apart below functionalisation, mutations and all.
-            result = _trace(result, values)
-    return result
-
-
-def _trace(graph_module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
-    # Views stay views: random numbers are drawn in the order of the strides that eager PyTorch has.
-    functional = torch.func.functionalize(_Interpreter(graph_module).run, remove="mutations")
-    result = make_fx(functional)(*values)
+    fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), contextlib.nullcontext())
+    traced = make_fx(_functionalized(_Interpreter(graph_module).run), decomposition_table=_decompositions())
+    with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), fake_mode:
+        try:
+            result = traced(*values)
+        except RuntimeError:
+            if not any(isinstance(value, torch.SymInt) for value in values):
+                raise
+            # Some operators, mutating ones above all, work out symbolic sizes only in PyTorch's Python dispatcher.
+            # It is not the first choice because it also takes apart operators that ONNX has.
+            with enable_python_dispatcher():
+                result = traced(*values)
     assert isinstance(result, fx.GraphModule)
     return result
 
@@ -61,13 +90,27 @@ class _Interpreter(fx.Interpreter):
         return super().call_function(_REPLACED.get(target, target), args, kwargs)
 
 
-def _mutates(node: fx.Node) -> bool:
-    """Whether the node mutates something that is not an input of the graph."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
-        return False
-    mutated = node.args[0] if node.args else None
-    return not (isinstance(mutated, fx.Node) and mutated.op == "placeholder")
+def _functionalized(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `run` without mutations, but for those of its arguments, which come last.
+
+    As AOTAutograd does it: unlike `torch.func.functionalize` this knows symbolic sizes, and reaches the mutations
+    inside composite operators.
+    """
+
+    def functional(*args: Any) -> Any:
+        with FunctionalTensorMode():
+            wrapped = [to_fun(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+            outputs = pytree.tree_map_only(torch.Tensor, from_fun, run(*wrapped))
+            mutated = [
+                (arg, from_fun(after))
+                for arg, after in zip(args, wrapped, strict=True)
+                if isinstance(arg, torch.Tensor) and has_data_mutation(after)
+            ]
+        for arg, value in mutated:
+            arg.copy_(value)  # type: ignore[arg-type]
+        return outputs
+
+    return functional
 
 
 def _mark_stopped_gradients(graph_module: fx.GraphModule) -> None:

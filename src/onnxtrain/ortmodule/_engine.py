@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import itertools
 import logging
 import time
@@ -19,6 +18,7 @@ from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
 from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._capture import example_values, functional_graph
+from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
     ORTModuleFallbackException,
@@ -43,21 +43,7 @@ Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 def compile_module(module: torch.nn.Module, options: DebugOptions, report: Report) -> Callable[..., Any]:
     """Returns `module` as a callable whose graphs run in ONNX Runtime, hooks and all."""
-    # Dynamo leaves hooks out of its guards by default: one that came after the first call would not run.
-    torch._dynamo.config.skip_nnmodule_hook_guards = False
-
-    # Not the module itself, whose OptimizedModule would fire global hooks a second time; nor its `_call_impl`: Dynamo
-    # does not capture what PyTorch's own files define, unless it is called from elsewhere.
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return module(*args, **kwargs)
-
-    backend = onnxruntime_backend(options, report)
-    # The graphs of one model do not count against the limit of another one of the same class: beyond it
-    # Dynamo runs PyTorch. Older versions of PyTorch lack the option.
-    isolated = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-    options_of_compile: dict[str, Any] = {"isolate_recompiles": True} if isolated else {}
-    compiled: Callable[..., Any] = torch.compile(function, backend=backend, **options_of_compile)
-    return compiled
+    return capture(module, onnxruntime_backend(options, report))
 
 
 def onnxruntime_backend(

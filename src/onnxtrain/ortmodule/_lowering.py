@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from onnxtrain.emitter import Emitter
+from onnxtrain.passes import infer_shapes
 
 __all__ = [
     "DTYPES",
@@ -46,11 +47,12 @@ class UnsupportedATenOp(Exception):
 
 
 LoweringFunction = Callable[..., Any]
+F = TypeVar("F", bound=LoweringFunction)
 LOWERINGS: dict[str, LoweringFunction] = {}
 """By the op's name without `_copy`: "aten.add.Tensor", or "aten.relu" for all overloads."""
 
 
-def lower(*names: str) -> Callable[[LoweringFunction], LoweringFunction]:
+def lower(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
 
     It is called with the op's own arguments: tensors and symbolic integers are `ir.Value`s, the rest is Python. It
@@ -58,7 +60,7 @@ def lower(*names: str) -> Callable[[LoweringFunction], LoweringFunction]:
     gives are cast.
     """
 
-    def register(function: LoweringFunction) -> LoweringFunction:
+    def register(function: F) -> F:
         for name in names:
             assert name not in LOWERINGS, f"{name} is lowered twice"
             LOWERINGS[name] = function
@@ -222,7 +224,22 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="forward")
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
-    return _GraphLowering(graph_module, model).run()
+    lowered = _GraphLowering(graph_module, model).run()
+    _infer_missing_shapes(model)
+    return lowered
+
+
+def _infer_missing_shapes(model: ir.Model) -> None:
+    """Gives shapes to the values inside the lowering of an op; without them a gradient must broadcast at run time.
+
+    Those that PyTorch knows are kept: it relates symbolic sizes where ONNX gives up.
+    """
+    values = [value for node in model.graph for value in node.outputs]
+    known = {value: value.shape for value in values if value.shape is not None}
+    if len(known) < len(values):
+        infer_shapes(model)
+    for value, shape in known.items():
+        value.shape = shape
 
 
 class _GraphLowering:
@@ -237,6 +254,7 @@ class _GraphLowering:
 
     def run(self) -> Lowered:
         graph_module = self.graph_module
+        self._refuse_mutations()
         graph_module.graph.eliminate_dead_code(is_impure_node=_keeps)
         self._inputs()
         for node in graph_module.graph.nodes:
@@ -248,6 +266,15 @@ class _GraphLowering:
                 raise UnsupportedATenOp(f"{node.op} {node.target}")
         self._outputs()
         return self.result
+
+    def _refuse_mutations(self) -> None:
+        """Only inputs may be written to: what a decomposition writes elsewhere would be lost with its dead result."""
+        for node in self.graph_module.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if schema is None or not schema.is_mutable:
+                continue
+            if str(node.target) != "aten.copy_.default" or node.args[0] not in self.placeholders:
+                raise UnsupportedATenOp(f"{node.target} writes to a tensor that is no input")
 
     def _inputs(self) -> None:
         graph = self.result.model.graph

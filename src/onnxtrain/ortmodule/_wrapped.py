@@ -35,8 +35,13 @@ class Wrapped:
         self._forward: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
-        self.call = compile_module(self.module, self.options, self.report)
+        self.call = self._compile(self.module)
         return self.call(*args, **kwargs)
+
+    # The first call may come from a module that is being captured: what follows is no part of that.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _compile(self, module: torch.nn.Module) -> Callable[..., Any]:
+        return compile_module(module, self.options, self.report)
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Does what `function`, a forward of the module, does; hooks of the module itself do not run."""
@@ -44,7 +49,7 @@ class Wrapped:
             return self.call(*args, **kwargs)
         if self._forward is None or self._forward[0] != function:
             caller = _WithoutHooks(self.module, function)
-            self._forward = (function, compile_module(caller, self.options, self.report))
+            self._forward = (function, self._compile(caller))
         return self._forward[1](*args, **kwargs)
 
 

@@ -12,8 +12,10 @@ from typing import BinaryIO
 _SUFFIX = ".onnxtrain-tmp"
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, *, wait: bool = False) -> bool:
     """Takes the lock that marks a temporary file as in use; the kernel drops it when its process dies.
+
+    Returns whether it is held: not without `wait` if somebody else has it, nor where there are no locks.
 
     Windows needs none: a file that another process has open cannot be removed there.
     """
@@ -22,7 +24,7 @@ def _lock(descriptor: int) -> bool:
     import fcntl
 
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
@@ -35,8 +37,9 @@ def _create_temporary(path: str) -> tuple[str, int]:
         temporary = os.path.join(directory, f".{name}.{os.urandom(6).hex()}{_SUFFIX}")
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
         descriptor = os.open(temporary, flags, 0o666)
-        _lock(descriptor)
-        # Another save may have taken the file for a leftover between its creation and its lock.
+        # Another save may have taken the file for a leftover between its creation and its lock. That save holds
+        # the lock until it has removed the file, so whether the file is there is certain only after it.
+        _lock(descriptor, wait=True)
         if os.path.exists(temporary):
             return temporary, descriptor
         os.close(descriptor)

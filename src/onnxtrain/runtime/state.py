@@ -81,24 +81,37 @@ class Parameter:
 
 
 class Parameters:
-    """The parameters of a checkpoint by name; iterating yields `(name, Parameter)`."""
+    """The parameters of a checkpoint by name; iterating yields `(name, Parameter)`.
 
-    def __init__(self, store: Store, group: Mapping[str, Buffer], kind: str = "Parameter") -> None:
+    BatchNorm running statistics are found by name too (onnxruntime-training held them as frozen parameters),
+    but neither counted nor iterated over: `CheckpointState.statistics` lists them.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        group: Mapping[str, Buffer],
+        kind: str = "Parameter",
+        found_by_name: Mapping[str, Buffer] | None = None,
+    ) -> None:
         """Made by :class:`CheckpointState`, not by users; `kind` is the word for an element in messages."""
         self._store = store
         self._group = group
         self._kind = kind
+        # An empty mapping is not replaced: a Module fills it later.
+        self._groups = (group,) if found_by_name is None else (group, found_by_name)
 
     def __getitem__(self, name: str) -> Parameter:
-        if name not in self._group:
-            raise KeyError(f"{self._kind} {name} not found.")
-        return Parameter(name, self._store, self._group)
+        for group in self._groups:
+            if name in group:
+                return Parameter(name, self._store, group)
+        raise KeyError(f"{self._kind} {name} not found.")
 
     def __setitem__(self, name: str, value: Array) -> None:
         self[name].data = value
 
     def __contains__(self, name: object) -> bool:
-        return name in self._group
+        return any(name in group for group in self._groups)
 
     def __iter__(self) -> Iterator[tuple[str, Parameter]]:
         for name in self._group:
@@ -171,7 +184,7 @@ class CheckpointState:
                 f"CheckpointState received {type(store).__name__}; use CheckpointState.load_checkpoint(path)."
             )
         self._store = store
-        self._parameters = Parameters(store, store.parameters)
+        self._parameters = Parameters(store, store.parameters, found_by_name=store.statistics)
         self._statistics = Parameters(store, store.statistics, "Statistic")
         self._properties = Properties(store)
 

@@ -282,7 +282,7 @@ class Trainer:
         epochs: int = 1,
         batch_size: int | None = None,
         validation: Validation = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Iterable[Callback] | None = (),
         shuffle: bool = True,
         accumulate: int = 1,
         verbose: bool = True,
@@ -315,6 +315,7 @@ class Trainer:
         for name, value in (("epochs", epochs), ("accumulate", accumulate)):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise InputError(f"{name} must be a positive integer, received {value!r}.")
+        called = _callback_list(callbacks)
         data, held_out = self._datasets(inputs, targets, batch_size, validation)
         self._validating = held_out is not None
         plan = Plan(len(data), data.batch_size, int(accumulate), bool(shuffle))
@@ -326,7 +327,7 @@ class Trainer:
             )
         self._position.begin(plan)
         last = self._position.fit_start + int(epochs)
-        FitLoop(self, data, held_out, plan, last, self._schedule, list(callbacks), report).run()
+        FitLoop(self, data, held_out, plan, last, self._schedule, called, report).run()
         return self.history
 
     def _datasets(
@@ -432,3 +433,13 @@ class Trainer:
         """
         names = list(outputs) if outputs is not None else self._run.require_outputs()
         self._run.module.export_model_for_inferencing(path, names)
+
+
+def _callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
+    if callbacks is None:
+        return []
+    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if not all(isinstance(entry, Callback) for entry in given) or isinstance(callbacks, Callback):
+        received = ", ".join(type(entry).__name__ for entry in given)
+        raise InputError(f"callbacks must be a list of callbacks, received {received}.")
+    return given

@@ -1,8 +1,12 @@
 """The lowering table: ATen ops as ONNX ops, one module per family."""
 
 from . import (
+    activation,
     attention,
+    comparison,
     convolution,
+    creation,
+    indexing,
     linalg,
     loss,
     normalization,
@@ -12,11 +16,16 @@ from . import (
     recurrent,
     reduction,
     shape,
+    symbolic,
 )
 
 __all__ = [
+    "activation",
     "attention",
+    "comparison",
     "convolution",
+    "creation",
+    "indexing",
     "linalg",
     "loss",
     "normalization",
@@ -26,4 +35,5 @@ __all__ = [
     "recurrent",
     "reduction",
     "shape",
+    "symbolic",
 ]

@@ -24,7 +24,54 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[ir.Value | None, ...]:
-    """BatchNormalization. In training, PyTorch's op also writes its arguments 3 and 4, the running statistics."""
+    """Also writes its arguments 3 and 4, the running statistics, although its schema does not say so."""
+    y, *after = _batch_norm(low, x, weight, bias, running_mean, running_var, training, momentum, eps)
+    for node, value in zip(low.node.args[3:5], after, strict=True):
+        if value is not None and isinstance(node, fx.Node):
+            value.shape = low.env[node].shape
+            low.env[node] = value
+    return y, None, None
+
+
+@lower("aten._native_batch_norm_legit_functional.default")
+def functional_batch_norm(low: Lowering, *args: Any) -> tuple[ir.Value | None, ...]:
+    """Returns the running statistics after y, mean and inverse deviation."""
+    y, mean, var = _batch_norm(low, *args)
+    return y, None, None, mean if mean is not None else args[3], var if var is not None else args[4]
+
+
+@lower("aten._native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    low: Lowering, x: ir.Value, weight: ir.Value | None, bias: ir.Value | None, training: bool, *args: Any
+) -> tuple[ir.Value | None, ...]:
+    return _batch_norm(low, x, weight, bias, None, None, training, *args)[0], None, None
+
+
+@lower("aten._native_batch_norm_legit_no_training.default")
+def batch_norm_in_inference(
+    low: Lowering,
+    x: ir.Value,
+    weight: ir.Value | None,
+    bias: ir.Value | None,
+    mean: ir.Value,
+    var: ir.Value,
+    *args: Any,
+) -> tuple[ir.Value | None, ...]:
+    return _batch_norm(low, x, weight, bias, mean, var, False, *args)[0], None, None
+
+
+def _batch_norm(
+    low: Lowering,
+    x: ir.Value,
+    weight: ir.Value | None,
+    bias: ir.Value | None,
+    running_mean: ir.Value | None,
+    running_var: ir.Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
+    """Returns y, and the running statistics where training changes them."""
     op = low.op
     if low.uses_result(1) or low.uses_result(2):
         raise low.unsupported("the saved statistics as results")
@@ -36,26 +83,18 @@ def native_batch_norm(
         if low.fake(0).shape[0] == 1 and low.fake(0).dim() > 2:  # what an instance norm comes as
             return op.InstanceNormalization(x, one, zero, epsilon=eps), None, None
         statistics = op.Slice(op.Reshape(x, [-1]), [0], op.dim(x, 1))  # any numbers will do
-        y, _, _ = _in_training(low, x, one, zero, statistics, op.Neg(statistics), eps)
-        return y, None, None
-    _, _, _, mean_node, var_node, *_ = low.node.args
+        return _in_training(low, x, one, zero, statistics, op.Neg(statistics), eps)[0], None, None
     if momentum == 0:
-        y, _, _ = _in_training(low, x, one, zero, op.Mul(running_mean, 0.5), op.Mul(running_var, 0.5), eps)
-        return y, None, None
+        before = op.Mul(running_mean, 0.5), op.Mul(running_var, 0.5)
+        return _in_training(low, x, one, zero, *before, eps)[0], None, None
     # (1 - m) running + m batch = 2 m (running (1 - m) / m + batch) / 2; the batch's variance times n / (n - 1).
     bessel = _bessel(low, x)
     before_mean = op.Mul(running_mean, (1 - momentum) / momentum)
     before_var = op.Div(op.Mul(running_var, (1 - momentum) / momentum), bessel)
     y, mean, var = _in_training(low, x, one, zero, before_mean, before_var, eps)
     scale = 2 * momentum
-    for node, after in (
-        (mean_node, op.Mul(mean, scale)),
-        (var_node, op.Mul(var, op.Mul(bessel, scale) if isinstance(bessel, ir.Value) else scale * bessel)),
-    ):
-        assert isinstance(node, fx.Node)
-        after.shape = low.env[node].shape
-        low.env[node] = after
-    return y, None, None
+    factor = op.Mul(bessel, scale) if isinstance(bessel, ir.Value) else scale * bessel
+    return y, op.Mul(mean, scale), op.Mul(var, factor)
 
 
 def _in_training(

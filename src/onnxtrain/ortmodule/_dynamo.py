@@ -1,0 +1,48 @@
+"""What ORTModule asks of Dynamo so that all of a module is captured, and only once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo import trace_rules
+
+__all__ = ["capture"]
+
+_RECOMPILE_LIMIT = 256
+"""Graphs of one function: the layers after a graph break in a container share the forward of their class."""
+
+
+def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a callable that does what `module(*args, **kwargs)` does, with `backend` for its graphs.
+
+    Changes two settings of Dynamo for the process. Neither changes what other compiled code computes.
+    """
+    # Hooks are not guarded by default: one that comes after the first call would not run.
+    torch._dynamo.config.skip_nnmodule_hook_guards = False
+    _enter_layers()
+    # Not the module itself, whose OptimizedModule would fire global hooks a second time. Hooks of the module are
+    # called as ever, since _call_impl is not captured, only the forward that it calls.
+    compiled: Callable[..., Any] = torch.compile(module._call_impl, backend=backend, **_limits())
+    return compiled
+
+
+def _enter_layers() -> None:
+    """Lets Dynamo capture the forward of PyTorch's own modules.
+
+    By default they are captured only as parts of a caller. After a graph break inside of a Sequential its layers
+    would run in PyTorch, as would a Sequential by itself, and no backend would ever hear of them.
+    """
+    base = Path(inspect.getfile(torch.nn.Module))  # has no layer, but the code that calls hooks
+    layers = [path.as_posix() for path in base.parent.glob("*.py") if path.name != base.name]
+    trace_rules.get_legacy_mod_inlinelist().update(layers)
+
+
+def _limits() -> dict[str, Any]:
+    """Options that keep a model from running in PyTorch because others of its class had many graphs."""
+    wanted = {"isolate_recompiles": True, "recompile_limit": _RECOMPILE_LIMIT}
+    known = inspect.signature(torch.compile).parameters  # PyTorch has them since 2.12
+    return {name: value for name, value in wanted.items() if name in known}

@@ -1,0 +1,131 @@
+"""Activation functions, with the gradients at their kinks that PyTorch gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.ortmodule._lowering import Lowering, lower
+
+
+@lower("aten.relu.default")
+def relu(low: Lowering, x: ir.Value) -> ir.Value:
+    if low.dtype.is_floating_point():
+        return low.op.Relu(x)  # type: ignore[no-any-return]
+    zero = low.tensor(0, low.dtype)
+    return low.tensor(
+        low.op.Max(low.tensor(x, ir.DataType.INT64), low.tensor(zero, ir.DataType.INT64)), low.dtype
+    )
+
+
+@lower("aten.hardtanh.default")
+def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0) -> ir.Value:
+    """Not Clip: on the bounds the gradient is 0 (so it is for relu6)."""
+    op = low.op
+    least, most = low.tensor(min_val, low.dtype), low.tensor(max_val, low.dtype)
+    x = op.Where(op.LessOrEqual(x, least), least, x)
+    return op.Where(op.GreaterOrEqual(x, most), most, x)  # type: ignore[no-any-return]
+
+
+@lower("aten.leaky_relu.default")
+def leaky_relu(low: Lowering, x: ir.Value, negative_slope: Any = 0.01) -> ir.Value:
+    return low.op.LeakyRelu(x, alpha=float(negative_slope))  # type: ignore[no-any-return]
+
+
+@lower("aten.rrelu_with_noise_functional.default")
+def rrelu(
+    low: Lowering,
+    x: ir.Value,
+    noise: ir.Value,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[ir.Value, ir.Value]:
+    if training:
+        raise low.unsupported("random slopes")
+    return low.op.LeakyRelu(x, alpha=(lower + upper) / 2), noise
+
+
+@lower("aten.elu.default")
+def elu(low: Lowering, x: ir.Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> ir.Value:
+    if input_scale != 1:
+        raise low.unsupported(f"input_scale={input_scale}")
+    if scale != 1:
+        return low.op.Selu(x, alpha=float(alpha), gamma=float(scale))  # type: ignore[no-any-return]
+    return low.op.Elu(x, alpha=float(alpha))  # type: ignore[no-any-return]
+
+
+@lower("aten.celu.default")
+def celu(low: Lowering, x: ir.Value, alpha: Any = 1.0) -> ir.Value:
+    return low.op.Celu(x, alpha=float(alpha))  # type: ignore[no-any-return]
+
+
+@lower("aten.gelu.default")
+def gelu(low: Lowering, x: ir.Value, *, approximate: str = "none") -> ir.Value:
+    return low.op.Gelu(x, approximate=approximate)  # type: ignore[no-any-return]
+
+
+@lower("aten.silu.default")
+def silu(low: Lowering, x: ir.Value) -> ir.Value:
+    return low.op.Mul(x, low.op.Sigmoid(x))  # type: ignore[no-any-return]
+
+
+@lower("aten.mish.default")
+def mish(low: Lowering, x: ir.Value) -> ir.Value:
+    return low.op.Mish(x)  # type: ignore[no-any-return]
+
+
+@lower("aten.softplus.default")
+def softplus(low: Lowering, x: ir.Value, beta: Any = 1, threshold: Any = 20) -> ir.Value:
+    """From the threshold on the function is x. From 20 on that makes no difference but in float64."""
+    op = low.op
+    scaled = x if beta == 1 else op.Mul(x, float(beta))
+    result = op.Softplus(scaled) if beta == 1 else op.Div(op.Softplus(scaled), float(beta))
+    if threshold >= 20 and low.dtype != ir.DataType.DOUBLE:
+        return result  # type: ignore[no-any-return]
+    return op.Where(op.Greater(scaled, float(threshold)), x, result)  # type: ignore[no-any-return]
+
+
+@lower("aten.log_sigmoid_forward.default")
+def log_sigmoid(low: Lowering, x: ir.Value) -> tuple[ir.Value, None]:
+    """Returns -softplus(-x). The second result is PyTorch's own residual, which nothing reads here."""
+    return low.op.Neg(low.op.Softplus(low.op.Neg(x))), None
+
+
+@lower("aten.hardswish.default")
+def hardswish(low: Lowering, x: ir.Value) -> ir.Value:
+    return low.op.HardSwish(x)  # type: ignore[no-any-return]
+
+
+@lower("aten.hardsigmoid.default")
+def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
+    return low.op.HardSigmoid(x, alpha=1 / 6, beta=0.5)  # type: ignore[no-any-return]
+
+
+@lower("aten.hardshrink.default")
+def hardshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
+    return low.op.Shrink(x, lambd=float(lambd), bias=0.0)  # type: ignore[no-any-return]
+
+
+@lower("aten.softshrink.default")
+def softshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
+    return low.op.Shrink(x, lambd=float(lambd), bias=float(lambd))  # type: ignore[no-any-return]
+
+
+@lower("aten._prelu_kernel.default")
+def prelu(low: Lowering, x: ir.Value, weight: ir.Value) -> ir.Value:
+    return low.op.PRelu(x, weight)  # type: ignore[no-any-return]
+
+
+@lower("aten.threshold.default")
+def threshold(low: Lowering, x: ir.Value, bound: Any, value: Any) -> ir.Value:
+    below = low.op.LessOrEqual(x, low.tensor(bound, low.dtype))
+    return low.op.Where(below, low.tensor(value, low.dtype), x)  # type: ignore[no-any-return]
+
+
+@lower("aten.glu.default")
+def glu(low: Lowering, x: ir.Value, dim: int = -1) -> ir.Value:
+    left, right = low.op.Split(x, axis=dim, num_outputs=2, _outputs=2)
+    return low.op.Mul(left, low.op.Sigmoid(right))  # type: ignore[no-any-return]

@@ -1,0 +1,32 @@
+"""Comparisons, logic and bits."""
+
+import torch
+
+from ortmodule.aten_case import Case, T
+
+A = torch.tensor([[-7, 7, 0], [5, 0, -1]])
+B = torch.tensor([3, 0, -1])
+BOTH = (A, B)
+
+CASES = [
+    Case("compare", lambda x, y: (x == y, x != y, x < y, x <= y, x > y, x >= y), BOTH),
+    Case("compare_number", lambda x: (x == 0, x != 0.5, x < 1, x <= 0, x > 0.5, x >= 5), (A,)),
+    Case("compare_promoted", lambda i, x: (i > x, x == i, i.int() < i, i.float() > 0), (A, T(3, grad=False))),
+    Case("compare_bools", lambda i: ((i > 0) == (i > 5), (i > 0) < (i > -5), (i > 0) == 1), (A,)),
+    Case("compare_size", lambda i: i < i.shape[0], (A,)),
+    Case(
+        "logical", lambda a, b: (a.logical_and(b), a.logical_or(b), a.logical_xor(b), a.logical_not()), BOTH
+    ),
+    Case("logical_float", lambda x: (x.logical_not(), x.logical_and(x > 0)), (T(4, 5, grad=False),)),
+    Case("bitwise", lambda a, b: (a & b, a | b, a ^ b, ~a, a & 3), BOTH),
+    Case(
+        "bitwise_bool", lambda a, b: ((a > 0) & (b > 0), (a > 0) | (b > 0), (a > 0) ^ (b > 0), ~(a > 0)), BOTH
+    ),
+    Case(
+        "special_numbers",
+        lambda x: (x.isnan(), x.isinf(), x.isfinite()),
+        (torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0]),),
+    ),
+    Case("special_ints", lambda i: (i.isnan(), i.isinf(), i.isfinite()), (A,)),
+    Case("isclose", lambda x: torch.isclose(x, x + 1e-9), (T(4, grad=False),)),
+]

@@ -1,0 +1,60 @@
+"""Reductions, cumulative operations, and order."""
+
+import torch
+
+from ortmodule.aten_case import Case, T
+
+INTS = torch.tensor([[3, -7, 7], [5, 0, 7]])
+TIES = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], requires_grad=True)
+ZEROS = torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 2.0]], requires_grad=True)
+X = T(3, 4, 5)
+
+CASES = [
+    Case("sum", lambda x: (x.sum(), x.sum(1), x.sum((0, -1)), x.sum(-1, keepdim=True)), (X,)),
+    Case("sum_ints", lambda i: (i.sum(), i.int().sum(0), (i > 0).sum(), i.sum(dtype=torch.float32)), (INTS,)),
+    Case("mean", lambda x: (x.mean(), x.mean(1), x.mean((0, -1)), x.mean(-1, keepdim=True)), (X,)),
+    Case("mean_ints", lambda i: i.mean(0, dtype=torch.float32), (INTS,)),
+    Case("sum_scalar", lambda x: x.sum() + x.sum(0), (T(),)),
+    Case("prod", lambda x: (x.prod(), x.prod(1), x.prod(-1, keepdim=True)), (T(3, 4),)),
+    Case("prod_zeros", lambda x: x.prod(1), (ZEROS,)),
+    Case("prod_ints", lambda i: (i.prod(), i.prod(0)), (INTS,)),
+    Case("amax", lambda x: (x.amax(), x.amax(1), x.amax((0, 2), keepdim=True)), (X,)),
+    Case("amin", lambda x: (x.amin(), x.amin(1), x.amin((0, 2), keepdim=True)), (X,)),
+    Case("amax_ties", lambda x: (x.amax(1), x.max(), x.min()), (TIES,)),
+    Case("max", lambda x: (x.max(), x.min()), (X,)),
+    Case("max_dim", lambda x: (*x.max(1), *x.min(-1, keepdim=True)), (X,)),
+    Case("max_dim_ties", lambda x: (*x.max(1), *x.min(1)), (TIES,)),
+    Case("max_ints", lambda i: (i.max(), *i.max(1), i.to(torch.int8).amin(0), (i > 0).amax(1)), (INTS,)),
+    Case("aminmax", lambda x: tuple(torch.aminmax(x, dim=1)), (T(3, 4),)),
+    Case(
+        "argmax", lambda x: (x.argmax(), x.argmax(1), x.argmin(-1, keepdim=True)), (T(3, 4, 5, grad=False),)
+    ),
+    Case("argmax_keepdim", lambda x: (x.argmax(keepdim=True), x.argmin()), (T(3, 4, grad=False),)),
+    Case("argmax_ints", lambda i: (i.argmax(), i.argmin(1), i.to(torch.int16).argmax(0)), (INTS,)),
+    Case("any", lambda i: ((i > 6).any(), (i > 6).any(1), i.any(0, keepdim=True)), (INTS,)),
+    Case("all", lambda i: ((i > 6).all(), (i > -6).all(1), i.all(0)), (INTS,)),
+    Case("count_nonzero", lambda i: (i.count_nonzero(), i.count_nonzero(1)), (INTS,)),
+    Case("var", lambda x: (x.var(), x.var(1), x.var((0, 2), correction=0, keepdim=True)), (X,)),
+    Case("std", lambda x: (x.std(), x.std(1), x.std((0, 2), correction=0, keepdim=True)), (X,)),
+    Case("std_of_constant", lambda x: (x * 0).std(1), (T(3, 4),)),
+    Case("var_mean", lambda x: (*torch.var_mean(x, 1), *torch.var_mean(x)), (X,)),
+    Case("std_mean", lambda x: torch.std_mean(x, (0, 2), keepdim=True), (X,)),
+    Case("norm", lambda x: (x.norm(), x.norm(dim=1), x.norm(1, dim=2, keepdim=True)), (X,)),
+    Case("norm_of_zero", lambda x: (x * 0).norm(dim=1) + (x * 0).norm(3, dim=1), (T(3, 4),)),
+    Case("norm_order", lambda x: torch.linalg.vector_norm(x, 3, dim=(0, 1)), (X,)),
+    Case("norm_inf", lambda x: (x.norm(float("inf"), dim=1), x.norm(-float("inf"))), (X,)),
+    Case("norm_0", lambda x: x.norm(0, dim=1) * x.sum(), (ZEROS,)),
+    Case("normalize", torch.nn.functional.normalize, (X,)),
+    Case("cosine_similarity", torch.nn.functional.cosine_similarity, (T(3, 4), T(3, 4))),
+    Case("logsumexp", lambda x: (x.logsumexp(1), x.logsumexp((0, 2), keepdim=True)), (X,)),
+    Case("cumsum", lambda x: (x.cumsum(1), x.cumsum(-1)), (X,)),
+    Case("cumsum_ints", lambda i: (i.cumsum(1), (i > 0).cumsum(0)), (INTS,)),
+    Case("cumprod", lambda x: (x.cumprod(1), x.cumprod(0)), (X,)),
+    Case("cumprod_zeros", lambda x: x.cumprod(1), (ZEROS,)),
+    Case("topk", lambda x: (*x.topk(2), *x.topk(2, 1, largest=False)), (X,)),
+    Case("sort", lambda x: (*x.sort(), *x.sort(1, descending=True)), (X,)),
+    Case("sort_stable", lambda i: (*torch.sort(i, stable=True, dim=0), i.argsort(1)), (INTS,)),
+    Case("nansum", lambda x: x.nansum(1), (X,)),
+    Case("dist", torch.dist, (T(3, 4), T(3, 4))),
+    Case("trace", torch.trace, (T(4, 4),)),
+]

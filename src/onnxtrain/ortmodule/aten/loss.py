@@ -100,6 +100,25 @@ def binary_cross_entropy(
     return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
 
 
+@lower("aten.binary_cross_entropy_with_logits.default")
+def binary_cross_entropy_with_logits(
+    low: Lowering,
+    x: ir.Value,
+    target: ir.Value,
+    weight: ir.Value | None = None,
+    pos_weight: ir.Value | None = None,
+    reduction: int = 1,
+) -> ir.Value:
+    """(1 - t) x + (1 + (pos_weight - 1) t) log(1 + exp(-x))."""
+    op = low.op
+    x, target = low.tensors(x, target)
+    tail = op.Softplus(op.Neg(x))
+    if pos_weight is not None:
+        tail = op.Mul(op.Add(op.Mul(op.Sub(pos_weight, 1.0), target), 1.0), tail)
+    loss = op.Add(op.Mul(op.Sub(1.0, target), x), tail)
+    return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
+
+
 def _log(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     positive = op.Greater(x, 0.0)

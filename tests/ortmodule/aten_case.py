@@ -32,7 +32,7 @@ class Case:
         name: unique.
         fn: returns a tensor or a tuple of tensors and Python values.
         random: whether it draws random numbers: both sides then start from the same seed.
-        dynamic: whether it also runs with symbolic sizes.
+        dynamic: whether it also runs with symbolic sizes, or of which arguments.
         tolerance: norm-relative, of outputs and gradients against float64.
     """
 
@@ -40,7 +40,7 @@ class Case:
     fn: Callable[..., Any]
     arguments: tuple[Any, ...]
     random: bool = False
-    dynamic: bool = True
+    dynamic: bool | tuple[int, ...] = True
     tolerance: float = 2e-5
 
     def sample(self, dtype: torch.dtype) -> list[Any]:

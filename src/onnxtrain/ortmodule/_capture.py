@@ -17,6 +17,8 @@ from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_m
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
+from onnxtrain.ortmodule.aten.random import DROPOUTS
 from onnxtrain.ortmodule.aten.recurrent import WHOLE_LAYERS
 
 __all__ = ["example_values", "functional_graph"]
@@ -79,9 +81,13 @@ def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
     return result
 
 
+_REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE}
+"""Functions of Dynamo graphs that trace better, or as eager PyTorch runs them, when written in other terms."""
+
+
 class _Interpreter(fx.Interpreter):
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super().call_function(WHOLE_LAYERS.get(target, target), args, kwargs)
+        return super().call_function(_REPLACED.get(target, target), args, kwargs)
 
 
 def _functionalized(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -180,11 +180,11 @@ class Lowering:
         """Returns the ONNX shape of a fake tensor."""
         return ir.Shape([size if isinstance(size, int) else str(size) for size in fake.shape])
 
-    def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor]) -> ir.Value:
-        """Returns a new graph input of the result's dtype and shape that `draw` fills at each call."""
-        value = ir.Value(name=self.op.unique_name("random"), shape=self.shape(self.result))
-        value.type = ir.TensorType(self.dtype)
-        sizes = run_time_sizes(tuple(self.result.shape), self.placeholders)
+    def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
+        """Returns a new graph input of the dtype and shape of a fake tensor that `draw` makes at each call."""
+        value = ir.Value(name=self.op.unique_name("random"), shape=self.shape(like))
+        value.type = ir.TensorType(DTYPES[like.dtype])
+        sizes = run_time_sizes(tuple(like.shape), self.placeholders)
         self.random.append((value, RandomInput(draw, sizes)))
         return value
 

@@ -11,8 +11,10 @@ import torch
 from onnx_ir.passes import common
 
 from onnxtrain.autodiff import expand_path, pull_back
+from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._session import Session
+from onnxtrain.passes import infer_shapes
 
 __all__ = ["Program", "TrainingStep"]
 
@@ -80,6 +82,8 @@ class Program:
             if gradient is not None and (gradient.producer() is None or gradient in gradients):
                 gradient = op.Identity(gradient)
             gradients.append(gradient)
+        if _lacks_types(model.graph):
+            infer_shapes(model)
         return model, list(seeds.values()), gradients
 
     def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:
@@ -116,11 +120,24 @@ class Program:
         return Program(model, [True] * len(present), self.device), _slots(needs, gradients)
 
 
+def _lacks_types(graph: ir.Graph) -> bool:
+    """Whether a saved output has no type yet, or a Scan no shapes, which ONNX Runtime wants to know."""
+    return any(
+        node.op_type == "Scan" or any(value.name and value.type is None for value in node.outputs)
+        for node in graph
+    )
+
+
 def _slots(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tuple[int | None, ...]:
     """Per input, which of the gradients that are there is its own; `gradients` has an entry per needed one."""
     present = [index for index, gradient in enumerate(gradients) if gradient is not None]
     of_needed = iter(present.index(i) if i in present else None for i in range(len(gradients)))
     return tuple(next(of_needed) if need else None for need in needs)
+
+
+def _reads(node: ir.Node) -> list[ir.Value]:
+    """The inputs of a node, and what its subgraphs read from outside."""
+    return [*(value for value in node.inputs if value is not None), *captured_values(node)]
 
 
 def _ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
@@ -132,7 +149,7 @@ def _ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
         if node is None or node in nodes:
             continue
         nodes.add(node)
-        stack += [value.producer() for value in node.inputs if value is not None]
+        stack += [value.producer() for value in _reads(node)]
     return nodes
 
 
@@ -173,7 +190,7 @@ def _boundary(
         elif node is not None and node in forward and not _is_cheap(node):
             residuals[value] = None
         elif node is not None:
-            stack += [v for v in node.inputs if v is not None]
+            stack += _reads(node)
     return list(residuals), read
 
 

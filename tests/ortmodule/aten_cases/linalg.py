@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+
 from ortmodule.aten_case import Case, T
 
 CASES = [
@@ -16,7 +17,9 @@ CASES = [
     Case("addmm", lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), (T(4), T(2, 3), T(3, 4))),
     Case("addmm_beta_zero", lambda c, a, b: torch.addmm(c, a, b, beta=0), (T(4), T(2, 3), T(3, 4))),
     Case(
-        "baddbmm", lambda c, a, b: torch.baddbmm(c, a, b, beta=0.5, alpha=2), (T(3, 5), T(2, 3, 4), T(2, 4, 5))
+        "baddbmm",
+        lambda c, a, b: torch.baddbmm(c, a, b, beta=0.5, alpha=2),
+        (T(3, 5), T(2, 3, 4), T(2, 4, 5)),
     ),
     Case("addbmm", torch.addbmm, (T(3, 5), T(2, 3, 4), T(2, 4, 5))),
     Case("addmv", lambda c, a, b: torch.addmv(c, a, b, alpha=0.5), (T(2), T(2, 3), T(3))),

@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+
 from ortmodule.aten_case import Case, T
 
 
@@ -28,11 +29,17 @@ CASES = [
         partial(_batch_norm_training, momentum=0.7),
         (T(4, 3, 5), *_statistics(3)),
     ),
-    Case("batch_norm_no_statistics", partial(F.batch_norm, running_mean=None, running_var=None, training=True), (T(4, 3, 5),)),
+    Case(
+        "batch_norm_no_statistics",
+        partial(F.batch_norm, running_mean=None, running_var=None, training=True),
+        (T(4, 3, 5),),
+    ),
     Case("batch_norm_eval", F.batch_norm, (T(4, 3, 5, 5), *_statistics(3), T(3), T(3))),
     Case("batch_norm_eval_2d", F.batch_norm, (T(4, 3), *_statistics(3))),
     Case("layer_norm", lambda x, w, b: F.layer_norm(x, (4,), w, b), (T(2, 3, 4), T(4), T(4))),
-    Case("layer_norm_two_axes", lambda x, w, b: F.layer_norm(x, (3, 4), w, b), (T(2, 3, 4), T(3, 4), T(3, 4))),
+    Case(
+        "layer_norm_two_axes", lambda x, w, b: F.layer_norm(x, (3, 4), w, b), (T(2, 3, 4), T(3, 4), T(3, 4))
+    ),
     Case("layer_norm_plain", lambda x: F.layer_norm(x, (x.shape[-1],)), (T(2, 3, 4),)),
     Case("layer_norm_without_bias", lambda x, w: F.layer_norm(x, (4,), w), (T(2, 3, 4), T(4))),
     Case("group_norm", partial(F.group_norm), (T(2, 6, 4, 3), 3, T(6), T(6))),
@@ -44,6 +51,5 @@ CASES = [
     Case("softmax_middle", partial(F.softmax, dim=1), (T(2, 3, 4),)),
     Case("softmax_scalar", partial(torch.softmax, dim=0), (T(),)),
     Case("log_softmax", partial(F.log_softmax, dim=1), (T(2, 3, 4),)),
-
     Case("softmin", partial(F.softmin, dim=0), (T(3, 4),)),
 ]

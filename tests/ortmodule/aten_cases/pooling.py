@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+
 from ortmodule.aten_case import Case, T
 
 
@@ -37,14 +38,19 @@ CASES = [
         (T(2, 3, 6, 7),),
     ),
     Case(
-        "avg_pool2d_divisor", partial(F.avg_pool2d, kernel_size=2, divisor_override=3, padding=1), (T(2, 3, 4, 4),)
+        "avg_pool2d_divisor",
+        partial(F.avg_pool2d, kernel_size=2, divisor_override=3, padding=1),
+        (T(2, 3, 4, 4),),
     ),
     Case("avg_pool3d", partial(F.avg_pool3d, kernel_size=2), (T(1, 2, 4, 4, 6),)),
     Case("adaptive_avg_pool1d_one", partial(F.adaptive_avg_pool1d, output_size=1), (T(2, 3, 7),)),
     Case("adaptive_avg_pool2d_one", partial(F.adaptive_avg_pool2d, output_size=1), (T(2, 3, 5, 7),)),
     Case("adaptive_max_pool2d_one", partial(F.adaptive_max_pool2d, output_size=1), (T(2, 3, 5, 7),)),
     Case(
-        "adaptive_avg_pool2d", partial(F.adaptive_avg_pool2d, output_size=(2, 4)), (T(2, 3, 6, 8),), dynamic=False
+        "adaptive_avg_pool2d",
+        partial(F.adaptive_avg_pool2d, output_size=(2, 4)),
+        (T(2, 3, 6, 8),),
+        dynamic=False,
     ),
     Case(
         "adaptive_avg_pool2d_uneven",
@@ -53,25 +59,35 @@ CASES = [
         dynamic=False,
     ),
     Case(
-        "adaptive_avg_pool3d", partial(F.adaptive_avg_pool3d, output_size=2), (T(1, 3, 4, 6, 2),), dynamic=False
+        "adaptive_avg_pool3d",
+        partial(F.adaptive_avg_pool3d, output_size=2),
+        (T(1, 3, 4, 6, 2),),
+        dynamic=False,
     ),
     Case("adaptive_max_pool1d", partial(F.adaptive_max_pool1d, output_size=2), (T(2, 3, 8),), dynamic=False),
-    Case("adaptive_max_pool2d", partial(F.adaptive_max_pool2d, output_size=2), (T(2, 3, 4, 6),), dynamic=False),
+    Case(
+        "adaptive_max_pool2d", partial(F.adaptive_max_pool2d, output_size=2), (T(2, 3, 4, 6),), dynamic=False
+    ),
     Case("upsample_nearest1d", _interpolate(scale_factor=2), (T(2, 3, 5),)),
     Case("upsample_nearest2d", _interpolate(scale_factor=2), (T(2, 3, 4, 5),)),
     Case("upsample_nearest2d_uneven", _interpolate(size=(7, 3)), (T(2, 3, 4, 5),)),
     Case("upsample_nearest3d", _interpolate(scale_factor=2), (T(1, 2, 3, 2, 2),)),
     Case("upsample_nearest_exact", _interpolate(size=(7, 3), mode="nearest-exact"), (T(2, 3, 4, 5),)),
-    Case("upsample_linear1d", _interpolate(scale_factor=2.5, mode="linear"), (T(2, 3, 5),)),
+    Case("upsample_linear1d", _interpolate(scale_factor=2.5, mode="linear"), (T(2, 3, 5),), dynamic=False),
     Case("upsample_bilinear", _interpolate(scale_factor=2, mode="bilinear"), (T(2, 3, 4, 5),)),
-    Case("upsample_bilinear_uneven", _interpolate(scale_factor=1.75, mode="bilinear"), (T(2, 3, 5, 6),)),
+    Case(
+        "upsample_bilinear_uneven",
+        _interpolate(scale_factor=1.75, mode="bilinear"),
+        (T(2, 3, 5, 6),),
+        dynamic=False,
+    ),
     Case(
         "upsample_bilinear_corners",
         _interpolate(size=(7, 4), mode="bilinear", align_corners=True),
         (T(2, 3, 4, 5),),
     ),
     Case("upsample_bilinear_down", _interpolate(size=(2, 3), mode="bilinear"), (T(2, 3, 6, 6),)),
-    Case("upsample_bicubic", _interpolate(scale_factor=2, mode="bicubic"), (T(2, 3, 4, 5),)),
+    Case("upsample_bicubic", _interpolate(scale_factor=2, mode="bicubic"), (T(2, 3, 4, 5),), dynamic=False),
     Case("upsample_trilinear", _interpolate(scale_factor=2, mode="trilinear"), (T(1, 2, 3, 2, 4),)),
     Case(
         "grid_sample",

@@ -29,14 +29,14 @@ def baddbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1,
 
 @lower("aten.addbmm.default")
 def addbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    """beta c + alpha sum over the batch of a @ b."""
+    """Returns beta c + alpha sum over the batch of a @ b."""
     product = low.op.ReduceSum(low.op.MatMul(a, b), [0], keepdims=0)
     return _scaled_sum(low, c, product, beta, alpha)
 
 
 @lower("aten.addr.default")
 def addr(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    """beta c + alpha a b^T of two vectors."""
+    """Returns beta c + alpha a b^T of two vectors."""
     product = low.op.Mul(low.op.Unsqueeze(a, [1]), b)
     return _scaled_sum(low, c, product, beta, alpha)
 
@@ -69,7 +69,7 @@ def _plus_product(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: An
 
 
 def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha: Any) -> ir.Value:
-    """beta c + alpha product; `c` is not read at all for beta = 0."""
+    """Returns beta c + alpha product; `c` is not read at all for beta = 0."""
     if alpha != 1:
         product = low.op.Mul(product, low.tensor(alpha, low.dtype))
     if beta == 0:

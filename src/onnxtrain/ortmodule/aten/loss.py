@@ -12,7 +12,12 @@ from onnxtrain.ortmodule._lowering import Lowering, lower
 
 @lower("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 def nll_loss(
-    low: Lowering, scores: ir.Value, target: ir.Value, weight: ir.Value | None, reduction: int, ignore_index: int
+    low: Lowering,
+    scores: ir.Value,
+    target: ir.Value,
+    weight: ir.Value | None,
+    reduction: int,
+    ignore_index: int,
 ) -> tuple[ir.Value, None]:
     """NegativeLogLikelihoodLoss, or SoftmaxCrossEntropyLoss after a LogSoftmax over the classes.
 
@@ -69,14 +74,14 @@ def smooth_l1_loss(
 
 
 @lower("aten.huber_loss.default")
-def huber_loss(
-    low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delta: float = 1.0
-) -> ir.Value:
+def huber_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delta: float = 1.0) -> ir.Value:
     """d²/2 where |d| <= delta, delta (|d| - delta/2) elsewhere."""
     op = low.op
     size = op.Abs(_difference(low, x, y))
     large = op.Mul(op.Sub(size, 0.5 * delta), delta)
-    return _reduced(low, op.Where(op.LessOrEqual(size, delta), op.Mul(op.Mul(size, size), 0.5), large), reduction)
+    return _reduced(
+        low, op.Where(op.LessOrEqual(size, delta), op.Mul(op.Mul(size, size), 0.5), large), reduction
+    )
 
 
 @lower("aten.binary_cross_entropy.default")
@@ -92,6 +97,25 @@ def binary_cross_entropy(
     own = op.Mul(target, _log(low, x))
     other = op.Mul(op.Sub(1.0, target), _log(low, op.Sub(1.0, x)))
     loss = op.Neg(op.Add(own, other))
+    return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
+
+
+@lower("aten.binary_cross_entropy_with_logits.default")
+def binary_cross_entropy_with_logits(
+    low: Lowering,
+    x: ir.Value,
+    target: ir.Value,
+    weight: ir.Value | None = None,
+    pos_weight: ir.Value | None = None,
+    reduction: int = 1,
+) -> ir.Value:
+    """(1 - t) x + (1 + (pos_weight - 1) t) log(1 + exp(-x))."""
+    op = low.op
+    x, target = low.tensors(x, target)
+    tail = op.Softplus(op.Neg(x))
+    if pos_weight is not None:
+        tail = op.Mul(op.Add(op.Mul(op.Sub(pos_weight, 1.0), target), 1.0), tail)
+    loss = op.Add(op.Mul(op.Sub(1.0, target), x), tail)
     return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
 
 

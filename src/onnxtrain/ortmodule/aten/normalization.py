@@ -7,6 +7,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
 
@@ -23,7 +24,54 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[ir.Value | None, ...]:
-    """BatchNormalization. In training, PyTorch's op also writes its arguments 3 and 4, the running statistics."""
+    """Also writes its arguments 3 and 4, the running statistics, although its schema does not say so."""
+    y, *after = _batch_norm(low, x, weight, bias, running_mean, running_var, training, momentum, eps)
+    for node, value in zip(low.node.args[3:5], after, strict=True):
+        if value is not None and isinstance(node, fx.Node):
+            value.shape = low.env[node].shape
+            low.env[node] = value
+    return y, None, None
+
+
+@lower("aten._native_batch_norm_legit_functional.default")
+def functional_batch_norm(low: Lowering, *args: Any) -> tuple[ir.Value | None, ...]:
+    """Returns the running statistics after y, mean and inverse deviation."""
+    y, mean, var = _batch_norm(low, *args)
+    return y, None, None, mean if mean is not None else args[3], var if var is not None else args[4]
+
+
+@lower("aten._native_batch_norm_legit.no_stats")
+def batch_norm_without_statistics(
+    low: Lowering, x: ir.Value, weight: ir.Value | None, bias: ir.Value | None, training: bool, *args: Any
+) -> tuple[ir.Value | None, ...]:
+    return _batch_norm(low, x, weight, bias, None, None, training, *args)[0], None, None
+
+
+@lower("aten._native_batch_norm_legit_no_training.default")
+def batch_norm_in_inference(
+    low: Lowering,
+    x: ir.Value,
+    weight: ir.Value | None,
+    bias: ir.Value | None,
+    mean: ir.Value,
+    var: ir.Value,
+    *args: Any,
+) -> tuple[ir.Value | None, ...]:
+    return _batch_norm(low, x, weight, bias, mean, var, False, *args)[0], None, None
+
+
+def _batch_norm(
+    low: Lowering,
+    x: ir.Value,
+    weight: ir.Value | None,
+    bias: ir.Value | None,
+    running_mean: ir.Value | None,
+    running_var: ir.Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
+    """Returns y, and the running statistics where training changes them."""
     op = low.op
     if low.uses_result(1) or low.uses_result(2):
         raise low.unsupported("the saved statistics as results")
@@ -31,22 +79,36 @@ def native_batch_norm(
     zero = bias if bias is not None else _channels(low, x, 0)
     if not training:
         return op.BatchNormalization(x, one, zero, running_mean, running_var, epsilon=eps), None, None
-    zeros = _channels(low, x, 0)
-    # With momentum 0 the running statistics of the result are those of the batch; the variance is biased.
-    y, mean, var = op.BatchNormalization(
-        x, one, zero, zeros, zeros, epsilon=eps, momentum=0.0, training_mode=1, _outputs=3
+    if running_mean is None or running_var is None:
+        if low.fake(0).shape[0] == 1 and low.fake(0).dim() > 2:  # what an instance norm comes as
+            return op.InstanceNormalization(x, one, zero, epsilon=eps), None, None
+        statistics = op.Slice(op.Reshape(x, [-1]), [0], op.dim(x, 1))  # any numbers will do
+        return _in_training(low, x, one, zero, statistics, op.Neg(statistics), eps)[0], None, None
+    if momentum == 0:
+        before = op.Mul(running_mean, 0.5), op.Mul(running_var, 0.5)
+        return _in_training(low, x, one, zero, *before, eps)[0], None, None
+    # (1 - m) running + m batch = 2 m (running (1 - m) / m + batch) / 2; the batch's variance times n / (n - 1).
+    bessel = _bessel(low, x)
+    before_mean = op.Mul(running_mean, (1 - momentum) / momentum)
+    before_var = op.Div(op.Mul(running_var, (1 - momentum) / momentum), bessel)
+    y, mean, var = _in_training(low, x, one, zero, before_mean, before_var, eps)
+    scale = 2 * momentum
+    factor = op.Mul(bessel, scale) if isinstance(bessel, ir.Value) else scale * bessel
+    return y, op.Mul(mean, scale), op.Mul(var, factor)
+
+
+def _in_training(
+    low: Lowering, x: ir.Value, scale: ir.Value, bias: ir.Value, mean: ir.Value, var: ir.Value, eps: float
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Returns y, and the means of the given statistics with those of the batch, whose variance is biased.
+
+    ONNX Runtime writes the results over the statistics it is given: these must be values of their own, neither
+    inputs nor constants.
+    """
+    y, new_mean, new_var = low.op.BatchNormalization(
+        x, scale, bias, mean, var, epsilon=eps, momentum=0.5, training_mode=1, _outputs=3
     )
-    for index, running, batch in ((3, running_mean, mean), (4, running_var, var)):
-        if running is None:
-            continue
-        factor: Any = momentum
-        if index == 4:
-            factor = op.Mul(_bessel(low, x), op.const(momentum, running.dtype))
-        batch.shape = running.shape
-        updated = op.Add(op.Mul(running, 1.0 - momentum), op.Mul(low.tensor(batch, running.dtype), factor))  # type: ignore[arg-type]
-        updated.shape = running.shape
-        low.env[low.node.args[index]] = updated  # type: ignore[index]
-    return y, None, None
+    return y, new_mean, new_var
 
 
 def _channels(low: Lowering, x: ir.Value, number: int) -> ir.Value:
@@ -59,13 +121,13 @@ def _channels(low: Lowering, x: ir.Value, number: int) -> ir.Value:
     return value
 
 
-def _bessel(low: Lowering, x: ir.Value) -> ir.Value:
+def _bessel(low: Lowering, x: ir.Value) -> ir.Value | float:
     """Returns n / (n - 1) for the n numbers that each channel has."""
     shape = low.fake(0).shape
     sizes = [shape[0], *shape[2:]]
     if all(isinstance(size, int) for size in sizes):
         n = math.prod(sizes)
-        return low.op.const(n / (n - 1) if n > 1 else math.inf, low.dtype)
+        return n / (n - 1) if n > 1 else math.inf
     op = low.op
     count = op.Cast(op.Div(op.Size(x), op.Squeeze(op.dim(x, 1))), to=low.dtype)
     return op.Div(count, op.Sub(count, 1.0))  # type: ignore[no-any-return]
@@ -141,7 +203,7 @@ def _over_axis(low: Lowering, function: Any, x: ir.Value, dim: int) -> ir.Value:
 def fused_rms_norm(
     low: Lowering, x: ir.Value, shape: list[Any], weight: ir.Value | None, eps: float | None
 ) -> tuple[ir.Value | None, ...]:
-    """x / sqrt(mean(x²) + eps) * weight over the last axes."""
+    """X / sqrt(mean(x²) + eps) * weight over the last axes."""
     if low.uses_result(1):
         raise low.unsupported("the saved statistics as results")
     op = low.op

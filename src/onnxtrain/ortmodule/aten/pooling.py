@@ -8,8 +8,51 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import torch
+from torch.nn import functional
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+
+__all__ = ["INTERPOLATE"]
+
+
+def _interpolate(
+    x: torch.Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Any:
+    """`torch.nn.functional.interpolate`, which PyTorch's own tracing would take apart."""
+    rank = x.dim() - 2
+    if antialias or recompute_scale_factor or mode not in _UPSAMPLE:
+        return functional.interpolate(
+            x, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
+        )
+    factors: list[Any] = [None] * rank
+    if scale_factor is not None:
+        factors = [float(factor) for factor in _per_axis(scale_factor, rank)]
+        size = [
+            n * int(f) if f.is_integer() else torch.sym_int(n * f)  # type: ignore[no-untyped-call]
+            for n, f in zip(x.shape[2:], factors, strict=True)
+        ]
+    corners = [] if mode.startswith("nearest") else [bool(align_corners)]
+    op = getattr(torch.ops.aten, f"{_UPSAMPLE[mode]}{rank}d")
+    return op.default(x, _per_axis(size, rank), *corners, *factors)
+
+
+_UPSAMPLE = {
+    "nearest": "upsample_nearest",
+    "nearest-exact": "_upsample_nearest_exact",
+    "linear": "upsample_linear",
+    "bilinear": "upsample_bilinear",
+    "bicubic": "upsample_bicubic",
+    "trilinear": "upsample_trilinear",
+}
+INTERPOLATE: dict[Any, Callable[..., Any]] = {functional.interpolate: _interpolate}
+"""By the function in a Dynamo graph: what to trace instead."""
 
 
 @lower("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
@@ -26,6 +69,8 @@ def max_pool(
     rank = len(kernel)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     attributes["dilations"] = _per_axis(dilation, rank)
+    if ceil_mode:
+        _pad_for_last_window(low, attributes)
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.MaxPool(x, **attributes)), None
     if len(low.fake(0).shape) != rank + 2:
@@ -72,6 +117,7 @@ def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[int]) -> ir.Value:
         raise low.unsupported("adaptive pooling of three axes to sizes that do not divide theirs")
     rows, columns = (_averages(n, wanted) for n, wanted in zip(have, size, strict=True))
     by_columns = low.op.MatMul(x, low.op.const(columns.T, low.dtype))
+    by_columns.shape = ir.Shape([*low.shape(low.fake(0))[:-1], size[-1]])
     return low.op.MatMul(low.op.const(rows, low.dtype), by_columns)  # type: ignore[no-any-return]
 
 
@@ -89,7 +135,9 @@ def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.V
     return _batched(low, x, rank, lambda x: low.op.MaxPool(x, kernel_shape=kernel, strides=kernel)), None
 
 
-@lower("aten.upsample_nearest1d.default", "aten.upsample_nearest2d.default", "aten.upsample_nearest3d.default")
+@lower(
+    "aten.upsample_nearest1d.default", "aten.upsample_nearest2d.default", "aten.upsample_nearest3d.default"
+)
 def upsample_nearest(low: Lowering, x: ir.Value, size: list[Any], *scales: float | None) -> ir.Value:
     how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
     return _resize(low, x, size, scales, mode="nearest", **how)
@@ -111,7 +159,9 @@ def upsample_nearest_exact(low: Lowering, x: ir.Value, size: list[Any], *scales:
 def upsample_linear(
     low: Lowering, x: ir.Value, size: list[Any], align_corners: bool, *scales: float | None
 ) -> ir.Value:
-    return _resize(low, x, size, scales, mode="linear", coordinate_transformation_mode=_corners(align_corners))
+    return _resize(
+        low, x, size, scales, mode="linear", coordinate_transformation_mode=_corners(align_corners)
+    )
 
 
 @lower("aten.upsample_bicubic2d.default")
@@ -177,6 +227,19 @@ def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode:
         "pads": [*pads, *pads],
         "ceil_mode": int(ceil_mode),
     }
+
+
+def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
+    """Pads to the windows that PyTorch has in ceil mode, which are fewer than ONNX's if the last is all padding."""
+    rank = len(attributes["kernel_shape"])
+    have, wanted = low.fake(0).shape[-rank:], low.result[0].shape[-rank:]
+    if not all(isinstance(n, int) for n in (*have, *wanted)):
+        return
+    for axis, (n, windows) in enumerate(zip(have, wanted, strict=True)):
+        reach = attributes["dilations"][axis] * (attributes["kernel_shape"][axis] - 1) + 1
+        last = (windows - 1) * attributes["strides"][axis] + reach
+        attributes["pads"][rank + axis] = max(0, last - n - attributes["pads"][axis])
+    attributes["ceil_mode"] = 0
 
 
 def _per_axis(numbers: Any, rank: int) -> list[int]:

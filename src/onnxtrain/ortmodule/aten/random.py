@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch.nn import functional
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+
+__all__ = ["DROPOUTS"]
 
 Fill = Callable[[torch.Tensor], Any]
 
 
-def _filled(low: Lowering, fill: Fill, generator: Any = None) -> ir.Value:
-    """A random input that `fill` writes, into memory of the order that eager PyTorch has there."""
+def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
+    """A random input like `fake` that `fill` writes, into memory of the order that eager PyTorch has there."""
     if generator is not None:
         raise low.unsupported("a generator of its own")
-    fake = low.result
     dtype, device = fake.dtype, fake.device
     order = _memory_order(fake)
 
@@ -26,7 +29,7 @@ def _filled(low: Lowering, fill: Fill, generator: Any = None) -> ir.Value:
         fill(tensor)
         return tensor
 
-    return low.random_input(draw)
+    return low.random_input(draw, fake)
 
 
 def _memory_order(fake: torch.Tensor) -> list[int]:
@@ -46,34 +49,95 @@ def _numbers(low: Lowering, *values: Any) -> None:
 def bernoulli(low: Lowering, x: Any, p: Any = 0.5, generator: Any = None) -> ir.Value:
     """What `torch.nn.functional.dropout` draws."""
     _numbers(low, p)
-    return _filled(low, lambda tensor: tensor.bernoulli_(p), generator)
+    return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p), generator)
+
+
+_LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("bernoulli_like(Tensor x, float p) -> Tensor")  # type: ignore[no-untyped-call]
+
+
+@torch.library.register_fake("onnxtrain::bernoulli_like")  # type: ignore[untyped-decorator]
+def _fake_bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@lower("onnxtrain.bernoulli_like.default")
+def bernoulli_like(low: Lowering, x: ir.Value, p: Any) -> ir.Value:
+    """`torch.empty_like(x).bernoulli_(p)`, in the memory order of `x`, which other traces of it lose."""
+    _numbers(low, p)
+    return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p))
+
+
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """As eager PyTorch computes dropout on the CPU, for symbolic sizes too."""
+    if not training or p == 0 or isinstance(p, torch.SymFloat):
+        return functional.dropout(x, p, training, inplace)
+    if p == 1:  # nothing is drawn
+        return x.mul_(0.0) if inplace else x * 0.0
+    noise = torch.ops.onnxtrain.bernoulli_like(x, 1 - p) / (1 - p)
+    return x.mul_(noise) if inplace else x * noise
+
+
+def _feature_dropout(
+    function: Callable[..., torch.Tensor],
+    rank: int,
+    x: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """Dropout of whole channels; `rank` is that of a batch."""
+    if not training or p == 0 or p == 1 or x.dim() != rank or isinstance(p, torch.SymFloat):
+        return function(x, p, training, inplace)
+    channels = x.new_empty((x.shape[0], x.shape[1], *[1] * (rank - 2)))
+    noise = torch.ops.onnxtrain.bernoulli_like(channels, 1 - p) / (1 - p)
+    return x.mul_(noise) if inplace else x * noise
+
+
+DROPOUTS: dict[Any, Callable[..., Any]] = {
+    functional.dropout: _dropout,
+    functional.dropout1d: partial(_feature_dropout, functional.dropout1d, 3),
+    functional.dropout2d: partial(_feature_dropout, functional.dropout2d, 4),
+    functional.dropout3d: partial(_feature_dropout, functional.dropout3d, 5),
+}
+"""By the function in a Dynamo graph: what to trace instead."""
 
 
 @lower("aten.native_dropout.default")
-def native_dropout(low: Lowering, x: ir.Value, p: float, train: bool | None) -> tuple[ir.Value, ir.Value]:
-    raise low.unsupported("fused dropout, which draws its own numbers")
+def native_dropout(
+    low: Lowering, x: ir.Value, p: Any, train: bool | None
+) -> tuple[ir.Value, ir.Value | None]:
+    """What some traces make of `torch.dropout`, which multiplies by a bernoulli(1 - p) over 1 - p."""
+    _numbers(low, p)
+    if train is False or p == 0:
+        return x, low.op.Cast(low.op.ones_like(x), to=ir.DataType.BOOL) if low.uses_result(1) else None
+    if p == 1:
+        return low.op.Mul(x, 0.0), low.op.Cast(low.op.zeros_like(x), to=ir.DataType.BOOL)
+    noise = _filled(low, low.result[0], lambda tensor: tensor.bernoulli_(1 - p))
+    kept = low.op.Cast(noise, to=ir.DataType.BOOL) if low.uses_result(1) else None
+    return low.op.Mul(x, low.op.Div(noise, 1 - p)), kept
 
 
 @lower("aten.rand.default", "aten.rand_like.default")
 def rand(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
-    return _filled(low, lambda tensor: tensor.uniform_())
+    return _filled(low, low.result, lambda tensor: tensor.uniform_())
 
 
 @lower("aten.uniform.default")
 def uniform(low: Lowering, x: Any, start: Any = 0.0, end: Any = 1.0, generator: Any = None) -> ir.Value:
     _numbers(low, start, end)
-    return _filled(low, lambda tensor: tensor.uniform_(start, end), generator)
+    return _filled(low, low.result, lambda tensor: tensor.uniform_(start, end), generator)
 
 
 @lower("aten.randn.default", "aten.randn_like.default")
 def randn(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
-    return _filled(low, lambda tensor: tensor.normal_())
+    return _filled(low, low.result, lambda tensor: tensor.normal_())
 
 
 @lower("aten.normal.float_float")
 def normal(low: Lowering, mean: Any, std: Any, size: Any, generator: Any = None, **kwargs: Any) -> ir.Value:
     _numbers(low, mean, std)
-    return _filled(low, lambda tensor: tensor.normal_(mean, std), generator)
+    return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
 
 
 @lower("aten.normal_functional.default")
@@ -81,13 +145,13 @@ def normal_functional(
     low: Lowering, x: Any, mean: Any = 0.0, std: Any = 1.0, generator: Any = None
 ) -> ir.Value:
     _numbers(low, mean, std)
-    return _filled(low, lambda tensor: tensor.normal_(mean, std), generator)
+    return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
 
 
 @lower("aten.exponential.default")
 def exponential(low: Lowering, x: Any, rate: Any = 1.0, generator: Any = None) -> ir.Value:
     _numbers(low, rate)
-    return _filled(low, lambda tensor: tensor.exponential_(rate), generator)
+    return _filled(low, low.result, lambda tensor: tensor.exponential_(rate), generator)
 
 
 @lower("aten.randint.default", "aten.randint_like.default")
@@ -109,10 +173,10 @@ def randint_like_low(low: Lowering, like: Any, start: Any, high: Any, **kwargs: 
 
 def _integers(low: Lowering, start: Any, high: Any) -> ir.Value:
     _numbers(low, start, high)
-    return _filled(low, lambda tensor: tensor.random_(start, high))
+    return _filled(low, low.result, lambda tensor: tensor.random_(start, high))
 
 
 @lower("aten.randperm.default")
 def randperm(low: Lowering, n: Any, **kwargs: Any) -> ir.Value:
     dtype, device = low.result.dtype, low.result.device
-    return low.random_input(lambda shape: torch.randperm(shape[0], dtype=dtype, device=device))
+    return low.random_input(lambda shape: torch.randperm(shape[0], dtype=dtype, device=device), low.result)

@@ -17,8 +17,8 @@ from onnxtrain.ortmodule._lowering import Lowering, lower
 
 __all__ = ["WHOLE_LAYERS"]
 
-_LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")
-_LIBRARY.define(
+_LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
     "recurrent_layer(Tensor x, Tensor[] states, Tensor[] weights, str mode, bool bias, bool bidirectional) -> Tensor[]"
 )
 
@@ -26,7 +26,7 @@ _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": 
 """Where PyTorch has each of ONNX's gates: i o f c among i f g o; z r h among r z n."""
 
 
-@torch.library.register_fake("onnxtrain::recurrent_layer")
+@torch.library.register_fake("onnxtrain::recurrent_layer")  # type: ignore[untyped-decorator]
 def _fake_layer(
     x: torch.Tensor,
     states: Sequence[torch.Tensor],
@@ -68,7 +68,8 @@ def _layers(function: Callable[..., Any], *args: Any) -> Any:
 
 
 WHOLE_LAYERS: dict[Any, Callable[..., Any]] = {
-    function: partial(_layers, function) for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+    function: partial(_layers, function)
+    for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 }
 """By the function in a Dynamo graph: what to trace instead."""
 

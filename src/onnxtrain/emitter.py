@@ -19,7 +19,7 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes.constants import mark_constant
 
-__all__ = ["AttributeRef", "Composite", "Emitter", "Operand", "schema_of", "static_dims"]
+__all__ = ["AttributeRef", "Composite", "Emitter", "Operand", "output_dtype", "schema_of", "static_dims"]
 
 Operand = ir.Value | npt.ArrayLike | None
 
@@ -124,7 +124,7 @@ class Emitter:
             schema.outputs, itertools.repeat(schema.outputs[-1])
         )  # the last may be variadic
         for output, formal in zip(outputs, formals, strict=False):
-            dtype = _output_dtype(formal, schema, values, attributes)
+            dtype = output_dtype(formal, schema, values, attributes)
             output.type = ir.TensorType(dtype) if dtype is not None else None
         return outputs[0] if _outputs == 1 else outputs
 
@@ -321,13 +321,16 @@ def _attributes(attributes: Mapping[str, Any]) -> list[ir.Attr]:
     return result
 
 
-def _output_dtype(
+def output_dtype(
     formal: onnx.defs.OpSchema.FormalParameter,
     schema: onnx.defs.OpSchema,
     values: Sequence[ir.Value | None],
     attributes: Mapping[str, Any],
 ) -> ir.DataType | None:
-    """The dtype that the schema gives an output: fixed, set by an attribute, or that of an input of the same type."""
+    """Returns the dtype that a schema gives to an output; None when it cannot be told.
+
+    It is fixed, set by an attribute, or that of an input of the same type.
+    """
     if formal.type_str in _TENSOR_TYPES:
         return _TENSOR_TYPES[formal.type_str]
     if schema.name == "Cast":
@@ -340,6 +343,8 @@ def _output_dtype(
     for value, parameter in zip(values, _formal_inputs(schema), strict=False):
         if parameter.type_str == formal.type_str and value is not None:
             return value.dtype
+    if "stash_type" in schema.attributes:  # statistics of normalisations are float32 unless it says otherwise
+        return ir.DataType(int(attributes.get("stash_type", ir.DataType.FLOAT)))
     return None
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, output_dtype, schema_of
 from onnxtrain.errors import DifferentiationError, NoGradientRule
 
 from ._activity import active_values, captured_values, path_to_leaf
@@ -113,6 +113,14 @@ class _ReverseWalk:
             output = node.outputs[index]
             if not output.name:
                 output.name = self.op.unique_name(f"{node.outputs[0].name}_{name}")
+            if output.type is None and node.domain == "":
+                output.type = self._type_of_output(node, index)
+
+    def _type_of_output(self, node: ir.Node, index: int) -> ir.TensorType | None:
+        schema = schema_of(node.op_type, self.op.opset)
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        dtype = output_dtype(schema.outputs[index], schema, node.inputs, attributes)
+        return None if dtype is None else ir.TensorType(dtype)
 
     def _by_input(self, node: ir.Node, rule: Rule, result: Cotangents) -> list[tuple[int, ir.Value]]:
         """Pairs the cotangents that a rule returned with the indices of the node's inputs."""

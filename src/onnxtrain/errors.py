@@ -16,7 +16,8 @@
     ├── InputError                       wrong dtype, shape, number, name or range of what was passed at run time
     ├── TrainingStateError               calls in the wrong order (step before a gradient, eval without eval model)
     ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
-    └── CompatError (ImportError)        `compat.install()` refuses to shadow the real package
+    ├── CompatError (ImportError)        `compat.install()` refuses to shadow the real package
+    └── ORTModuleFallbackException       why something cannot run in ONNX Runtime; see `onnxtrain.ortmodule`
 
 onnxruntime-training raised RuntimeError for nearly everything, so `except RuntimeError` written for it catches
 all of these. Unknown parameter and property names raise :class:`KeyError`, as on any mapping. Each

@@ -236,7 +236,7 @@ def text(model: nn.Module) -> Any:
 
 @scenario("to")
 def move(model: nn.Module) -> Any:
-    """dtype, device, tensor and memory format; parameters stay the same objects; refused dtypes; returns self."""
+    """dtype, device, tensor; parameters stay the same objects; refused dtypes; returns self."""
     kept = model.frozen
     model(batch())
     same = model.to(torch.float64) is model.to(device="cpu") is model.to(batch().double()) is model

@@ -44,5 +44,5 @@ def _enter_layers() -> None:
 def _limits() -> dict[str, Any]:
     """Options that keep a model from running in PyTorch because others of its class had many graphs."""
     wanted = {"isolate_recompiles": True, "recompile_limit": _RECOMPILE_LIMIT}
-    known = inspect.signature(torch.compile).parameters  # PyTorch has them since 2.12
+    known = inspect.signature(torch.compile).parameters  # older versions of PyTorch lack them
     return {name: value for name, value in wanted.items() if name in known}

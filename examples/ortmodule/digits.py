@@ -9,7 +9,9 @@ def images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Train images, test images (float [n, 1, 8, 8], 0 to 1), train labels, test labels (int64 [n])."""
     data = load_digits()
     pixels = torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16
-    return train_test_split(pixels, torch.tensor(data.target), test_size=0.2, random_state=0, stratify=data.target)
+    return train_test_split(
+        pixels, torch.tensor(data.target), test_size=0.2, random_state=0, stratify=data.target
+    )
 
 
 def tokens() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

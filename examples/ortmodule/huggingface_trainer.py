@@ -40,6 +40,9 @@ def main() -> None:
         intermediate_size=128,
         max_position_embeddings=64,
         num_labels=10,
+        initializer_range=0.1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     model = ORTModule(BertForSequenceClassification(config))
     with tempfile.TemporaryDirectory() as directory:
@@ -58,7 +61,9 @@ def main() -> None:
             ),
             train_dataset=Digits(train_x, train_y),
             eval_dataset=Digits(test_x, test_y),
-            compute_metrics=lambda p: {"accuracy": float((np.argmax(p.predictions, -1) == p.label_ids).mean())},
+            compute_metrics=lambda p: {
+                "accuracy": float((np.argmax(p.predictions, -1) == p.label_ids).mean())
+            },
         )
         trainer.train()
         print(f"test accuracy {trainer.evaluate()['eval_accuracy']:.4f}")

@@ -22,11 +22,11 @@ class Classifier(lightning.LightningModule):
             nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.LayerNorm(128), nn.GELU(), nn.Linear(128, 10))
         )
 
-    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> torch.Tensor:
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:
         x, y = batch
         return nn.functional.cross_entropy(self.net(x), y)
 
-    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], _: int) -> None:
+    def test_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> None:
         x, y = batch
         self.log("test_accuracy", (self.net(x).argmax(1) == y).float().mean())
 
@@ -42,7 +42,11 @@ def main() -> None:
     train_x, test_x, train_y, test_y = images()
     model = Classifier()
     trainer = lightning.Trainer(
-        max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
     trainer.fit(model, DataLoader(TensorDataset(train_x, train_y), batch_size=32, shuffle=True))
     (result,) = trainer.test(model, DataLoader(TensorDataset(test_x, test_y), batch_size=360))

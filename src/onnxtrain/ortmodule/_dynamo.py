@@ -19,10 +19,14 @@ _RECOMPILE_LIMIT = 256
 def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a callable that does what `module(*args, **kwargs)` does, with `backend` for its graphs.
 
-    Changes two settings of Dynamo for the process. Neither changes what other compiled code computes.
+    Changes a few settings of Dynamo for the process. None changes what other compiled code computes.
     """
     # Hooks are not guarded by default: one that comes after the first call would not run.
     torch._dynamo.config.skip_nnmodule_hook_guards = False
+    # A symbolic number has no place among ONNX attributes: another one captures another graph.
+    torch._dynamo.config.specialize_float = True
+    if any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules()):
+        torch._dynamo.config.allow_rnn = True
     _enter_layers()
     # Not the module itself, whose OptimizedModule would fire global hooks a second time. Hooks of the module are
     # called as ever, since _call_impl is not captured, only the forward that it calls.

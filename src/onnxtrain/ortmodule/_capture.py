@@ -30,22 +30,7 @@ def example_values(graph_module: fx.GraphModule) -> list[Any]:
 
 
 # Ops that PyTorch writes with others, which ONNX has; those it has itself are better lowered as they are.
-_DECOMPOSED = (
-    *(
-        "addr",
-        "aminmax",
-        "block_diag",
-        "bucketize",
-        "channel_shuffle",
-        "copysign",
-        "count_nonzero",
-        "deg2rad",
-    ),
-    *("diag_embed", "dist", "dot", "fmax", "fmin", "frac", "heaviside", "index_add"),
-    *("index_copy", "index_fill", "isneginf", "isposinf", "linalg_cross", "logaddexp2", "logit", "nansum"),
-    *("pixel_shuffle", "pixel_unshuffle", "rad2deg", "renorm", "rot90", "signbit", "sinc", "special_entr"),
-    *("special_xlog1py", "take", "trace", "vdot", "xlogy", "_euclidean_dist"),
-)
+_DECOMPOSED = ["_euclidean_dist", "_weight_norm_interface", "addr", "aminmax", "block_diag", "bucketize", "channel_shuffle", "copysign", "count_nonzero", "deg2rad", "diag_embed", "dist", "dot", "fmax", "fmin", "frac", "heaviside", "index_add", "index_copy", "index_fill", "isneginf", "isposinf", "linalg_cross", "logaddexp2", "logit", "nansum", "pixel_shuffle", "pixel_unshuffle", "rad2deg", "renorm", "rot90", "signbit", "sinc", "special_entr", "special_xlog1py", "take", "trace", "vdot", "xlogy"]
 
 
 @functools.cache
@@ -60,8 +45,7 @@ def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Returns the ATen graph of a Dynamo graph.
 
     Its placeholders and outputs are those of `graph_module`. Mutated inputs are written by `aten.copy_` nodes at its
-    end (and by `native_batch_norm`, which does so unannounced). Where PyTorch's autograd would stop, because of
-    `detach` or inside `no_grad`, there is a `detach` node.
+    end. Where PyTorch's autograd would stop, because of `detach` or inside `no_grad`, there is a `detach` node.
     """
     values = example_values(graph_module)
     _mark_stopped_gradients(graph_module)

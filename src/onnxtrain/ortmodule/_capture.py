@@ -30,7 +30,47 @@ def example_values(graph_module: fx.GraphModule) -> list[Any]:
 
 
 # Ops that PyTorch writes with others, which ONNX has; those it has itself are better lowered as they are.
-_DECOMPOSED = ["_euclidean_dist", "_weight_norm_interface", "addr", "aminmax", "block_diag", "bucketize", "channel_shuffle", "copysign", "count_nonzero", "deg2rad", "diag_embed", "dist", "dot", "fmax", "fmin", "frac", "heaviside", "index_add", "index_copy", "index_fill", "isneginf", "isposinf", "linalg_cross", "logaddexp2", "logit", "nansum", "pixel_shuffle", "pixel_unshuffle", "rad2deg", "renorm", "rot90", "signbit", "sinc", "special_entr", "special_xlog1py", "take", "trace", "vdot", "xlogy"]
+_DECOMPOSED = (
+    "_euclidean_dist",
+    "_weight_norm_interface",
+    "addr",
+    "aminmax",
+    "block_diag",
+    "bucketize",
+    "channel_shuffle",
+    "copysign",
+    "count_nonzero",
+    "deg2rad",
+    "diag_embed",
+    "dist",
+    "dot",
+    "fmax",
+    "fmin",
+    "frac",
+    "heaviside",
+    "index_add",
+    "index_copy",
+    "index_fill",
+    "isneginf",
+    "isposinf",
+    "linalg_cross",
+    "logaddexp2",
+    "logit",
+    "nansum",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "rad2deg",
+    "renorm",
+    "rot90",
+    "signbit",
+    "sinc",
+    "special_entr",
+    "special_xlog1py",
+    "take",
+    "trace",
+    "vdot",
+    "xlogy",
+)
 
 
 @functools.cache

@@ -81,7 +81,7 @@ CASES = [
         "index_copy", lambda x, i, y: x.index_copy(1, i.abs() * 1, y), (X, torch.tensor([0, 2]), T(3, 2, 5))
     ),
     Case("index_fill", lambda x, i: x.index_fill(1, i.abs(), 2.0), (X, I)),
-    Case("one_hot", lambda p: torch.nn.functional.one_hot(p, 5), (PLACES,)),
+    Case("one_hot_alone", lambda p: torch.nn.functional.one_hot(p, 5), (PLACES,)),
     Case("slice_scatter", lambda x, y: torch.slice_scatter(x, y, 1, 1, 3), (X, T(3, 2, 5))),
     Case("select_scatter", lambda x, y: torch.select_scatter(x, y, 1, 0), (X, T(3, 5))),
 ]

@@ -77,5 +77,4 @@ CASES = [
     ),
     Case("kl_div", partial(F.kl_div, reduction="batchmean"), (T(3, 4), T(3, 4, low=0.1, high=1))),
     Case("kl_div_log_target", partial(F.kl_div, reduction="sum", log_target=True), (T(3, 4), T(3, 4))),
-    Case("cosine_similarity", F.cosine_similarity, (T(3, 4), T(3, 4)), dynamic=False),
 ]

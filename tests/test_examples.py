@@ -1,0 +1,50 @@
+"""The examples run, where the package that they are for is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples" / "ortmodule"
+SOURCE = Path(__file__).parents[1] / "src"
+
+
+def run(script: str, *arguments: str) -> str:
+    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
+    completed = subprocess.run(
+        [sys.executable, script, *arguments],
+        cwd=FOLDER,
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    return completed.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("script", "packages", "epochs", "accuracy"),
+    [
+        ("plain_pytorch.py", [], 3, 0.95),
+        ("huggingface_trainer.py", ["transformers", "accelerate"], 5, 0.6),
+        ("lightning_module.py", ["lightning"], 4, 0.9),
+    ],
+)
+def test_example_learns_in_onnxruntime(script: str, packages: list[str], epochs: int, accuracy: float) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    printed = run(script, "--epochs", str(epochs))
+    last = re.findall(r"test accuracy (\d\.\d+)", printed)[-1]
+    assert float(last) >= accuracy, printed
+    report = printed[printed.index("graph    mode") :]
+    assert "ONNX Runtime" in report
+    assert "PyTorch" not in report, report

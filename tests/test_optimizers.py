@@ -44,6 +44,7 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "empty": (0,),
     "one.weight": (1, 1, 1),
     "blocks/0": (2, 3, 2),
+    "pointwise": (4, 3, 1, 1),
 }
 STEPS = 20
 LEARNING_RATES = [

@@ -18,6 +18,7 @@ from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
     TrainingModePass,
+    TransposedProductPass,
     infer_shapes,
     promote_initializers,
 )
@@ -106,6 +107,7 @@ def build_training_graphs(
     for graph_model in (training, evaluation):
         _order_inputs(graph_model)
         promote_initializers(graph_model, [*order, *statistics])
+    TransposedProductPass()(training)
     CleanupPass(keep=set())(training)
     IsolateStatisticsPass()(training)
     infer_shapes(training)

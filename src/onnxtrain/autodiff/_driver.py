@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, output_dtype, schema_of
 from onnxtrain.errors import DifferentiationError, NoGradientRule
 
+from ._accumulate import add_up
 from ._activity import active_values, captured_values, path_to_leaf
 from ._broadcast import sum_to_shape_of
 from ._node import NodeView, where
@@ -65,9 +66,7 @@ class _ReverseWalk:
         parts = self._contributions.get(value)
         if not parts:
             return None
-        total = parts[0]
-        for part in parts[1:]:
-            total = self.op.Add(total, part)
+        total = add_up(self.op, parts)
         total.shape = total.shape if len(parts) == 1 else value.shape
         self._contributions[value] = [total]
         return total

@@ -30,10 +30,15 @@ def log_softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: Attrib
 
 @composite("GeluGradient", ["x", "ct"])
 def gelu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """GELU: ct * (Φ(x) + x φ(x)), with the distribution Φ and density φ of the standard normal."""
-    distribution = op.Add(op.Mul(op.Erf(op.Mul(x, math.sqrt(0.5))), 0.5), 0.5)
-    density = op.Mul(op.Exp(op.Mul(op.Mul(x, x), -0.5)), 1 / math.sqrt(2 * math.pi))
-    return op.Mul(ct, op.Add(distribution, op.Mul(x, density)))  # type: ignore[no-any-return]
+    """GELU: ct * (Φ(x) + x φ(x)), with the distribution Φ and density φ of the standard normal.
+
+    With s = x / sqrt(2): Φ(x) = erf(s) / 2 + 1/2, which is what HardSigmoid computes in one pass, as it never
+    has to clamp; x φ(x) = s exp(-s²) / sqrt(π), the factor inside the exponential, where it costs nothing.
+    """
+    s = op.Mul(x, math.sqrt(0.5))
+    distribution = op.HardSigmoid(op.Erf(s), alpha=0.5, beta=0.5)
+    density = op.Exp(op.Sub(-0.5 * math.log(math.pi), op.Mul(s, s)))
+    return op.Mul(ct, op.Add(distribution, op.Mul(s, density)))  # type: ignore[no-any-return]
 
 
 @composite("GeluTanhGradient", ["x", "ct"])

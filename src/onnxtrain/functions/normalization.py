@@ -27,10 +27,17 @@ def _standardize(
     op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
     """Returns x̂ and r."""
+    centered, inverse = _center(op, x, axes, epsilon)
+    return op.Mul(centered, inverse), inverse
+
+
+def _center(
+    op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef
+) -> tuple[ir.Value, ir.Value]:
+    """Returns x - mean(x) and r."""
     centered = op.Sub(x, op.ReduceMean(x, list(axes), keepdims=1))
     variance = op.ReduceMean(op.Mul(centered, centered), list(axes), keepdims=1)
-    inverse = op.Reciprocal(op.Sqrt(op.Add(variance, op.number(epsilon, x))))
-    return op.Mul(centered, inverse), inverse
+    return centered, op.Reciprocal(op.Sqrt(op.Add(variance, op.number(epsilon, x))))
 
 
 @composite("BatchNormalizationGradient", ["ct", "x", "scale"], {"epsilon": ir.AttributeType.FLOAT}, outputs=3)
@@ -40,15 +47,16 @@ def batch_normalization_gradient(
     """Training BatchNormalization: cotangents of x, scale and bias.
 
     ct, x: `[batch, channels, *spatial]`; scale: `[channels]`. The statistics are those of x over batch and
-    positions.
+    positions. x̂ = r * (x - mean(x)) is never computed: its factor r goes to the numbers per channel.
     """
     flat, axes = op.Reshape(ct, [0, 0, -1]), [0, 2]
-    standard, inverse = _standardize(op, op.Reshape(x, [0, 0, -1]), axes, epsilon)
+    centered, inverse = _center(op, op.Reshape(x, [0, 0, -1]), axes, epsilon)
     ct_bias = op.ReduceSum(flat, axes, keepdims=1)
-    ct_scale = op.ReduceSum(op.Mul(flat, standard), axes, keepdims=1)
+    ct_scale = op.Mul(op.ReduceSum(op.Mul(flat, centered), axes, keepdims=1), inverse)
     share = op.Reciprocal(op.Cast(op.Div(op.Size(x), op.Size(scale)), to=ct.dtype))
-    centered = op.Sub(op.Sub(flat, op.Mul(ct_bias, share)), op.Mul(standard, op.Mul(ct_scale, share)))
-    ct_x = op.Mul(centered, op.Mul(inverse, op.Unsqueeze(scale, [1])))
+    along = op.Mul(op.Mul(ct_scale, share), inverse)
+    free = op.Sub(op.Sub(flat, op.Mul(ct_bias, share)), op.Mul(centered, along))
+    ct_x = op.Mul(free, op.Mul(inverse, op.Unsqueeze(scale, [1])))
     return (
         op.Reshape(ct_x, op.Shape(x)),
         op.Reshape(ct_scale, [-1]),

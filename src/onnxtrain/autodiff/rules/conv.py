@@ -9,11 +9,21 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, not_yet, vjp
-from onnxtrain.autodiff.rules._windows import Windows, pad, scatter_windows, tap_slices, windows_of
+from onnxtrain.autodiff.rules._windows import (
+    Windows,
+    pad,
+    scatter_windows,
+    spatial_sizes,
+    tap_slices,
+    windows_of,
+)
 from onnxtrain.emitter import Emitter
 
 _FEW_CHANNELS = 16
 """Below this many channels per group, one product over all taps beats one per tap (measured on CPU)."""
+
+_FEW_COLUMNS = 32
+"""Up to this many windows in a row, products of rows beat products of taps in depthwise convolution (measured)."""
 
 
 @vjp("Conv", wrt=("X", "W", "B"))
@@ -24,7 +34,7 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     group = n.attr("group")
     return {
         "X": scatter_windows(op, ct, n.W, w, n.X, group) if n.needs("X") else None,
-        "W": _kernel_cotangent(op, ct, pad(op, n.X, w), w, shape, group) if n.needs("W") else None,
+        "W": _kernel_cotangent(op, ct, n.X, w, shape, group) if n.needs("W") else None,
         "B": _sum_over_positions(op, n, ct) if n.needs("B") else None,
     }
 
@@ -35,12 +45,11 @@ def conv_transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = n.static(n.W)
     w = _transposed_windows(n, shape[2:])
     group = n.attr("group")
-    padded = pad(op, ct, w) if n.needs("X") or n.needs("W") else ct
     # As many windows as X has positions: runtimes refuse output_padding of a stride or more.
     attributes = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
     return {
-        "X": op.Conv(padded, n.W, **attributes) if n.needs("X") else None,
-        "W": _kernel_cotangent(op, n.X, padded, w, shape, group) if n.needs("W") else None,
+        "X": op.Conv(pad(op, ct, w), n.W, **attributes) if n.needs("X") else None,
+        "W": _kernel_cotangent(op, n.X, ct, w, shape, group) if n.needs("W") else None,
         "B": _sum_over_positions(op, n, ct) if n.needs("B") else None,
     }
 
@@ -72,27 +81,27 @@ def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
 
 
 def _kernel_cotangent(
-    op: Emitter, windowed: ir.Value, padded: ir.Value, w: Windows, shape: Sequence[int], group: int
+    op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int], group: int
 ) -> ir.Value:
-    """Returns dW[m, c, t] = sum_(batch, o) windowed[m, o] * padded[c, o * stride + t * dilation].
+    """Returns dW[m, c, t] = sum_(batch, o) windowed[m, o] * value[c, o * stride + t * dilation - pad].
 
     As matrix products over slices of the padded value: faster on CPU than Conv of transposed operands.
 
     Args:
         op: emitter.
         windowed: `[batch, M, *counts]`.
-        padded: `[batch, C, *spatial]`, padding included.
+        value: `[batch, C, *spatial]`, without padding.
         w: the windows.
         shape: of the result, `[M, C / group, *kernel]`.
         group: number of groups of channels; row m sees the channels of its group only.
     """
     rows, columns, taps = shape[0] // group, shape[1], w.kernel
     if rows == columns == 1:
-        axes = [0, *range(2, 2 + len(taps))]
-        slices = tap_slices(op, padded, w)
-        sums = [op.ReduceSum(op.Mul(windowed, x), axes, keepdims=0) for x in slices]
-        result = op.Transpose(op.Reshape(_concat(op, sums, 0), [-1, shape[0]]), perm=[1, 0])
+        result = _depthwise_by_rows(op, windowed, value, w, group)
+        if result is None:
+            result = _depthwise_by_taps(op, windowed, pad(op, value, w), w, group)
         return op.Reshape(result, list(shape))  # type: ignore[no-any-return]
+    padded = pad(op, value, w)
     left = _as_matrices(op, windowed, rows, group)
     slices = tap_slices(op, _split_groups(op, padded, columns, group), w)
     if columns < _FEW_CHANNELS:
@@ -104,6 +113,50 @@ def _kernel_cotangent(
     result = op.Reshape(result, [shape[0], *taps, columns])
     rank = len(shape)
     return op.Transpose(result, perm=[0, rank - 1, *range(1, rank - 1)])  # type: ignore[no-any-return]
+
+
+def _depthwise_by_taps(
+    op: Emitter, windowed: ir.Value, padded: ir.Value, w: Windows, channels: int
+) -> ir.Value:
+    """Returns dW of a depthwise convolution, `[channels, taps]`: a product and a sum for each tap."""
+    axes = [0, *range(2, 2 + len(w.kernel))]
+    sums = [op.ReduceSum(op.Mul(windowed, x), axes, keepdims=0) for x in tap_slices(op, padded, w)]
+    return op.Transpose(op.Reshape(_concat(op, sums, 0), [-1, channels]), perm=[1, 0])  # type: ignore[no-any-return]
+
+
+def _depthwise_by_rows(
+    op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, channels: int
+) -> ir.Value | None:
+    """Returns dW of a depthwise convolution, `[channels, taps]`: a matrix product for each row of taps.
+
+    For the taps t of all axes but the last, G[c, o, i] = sum windowed[c, ..., o] * value_t[c, ..., i] over batch
+    and the other axes. Tap j of the last axis has read i = o * stride + j * dilation for window o, so its gradient
+    is the sum of a diagonal of G: a column, once the rows of G are `stride` longer and wrapped around. Padding of
+    the last axis is that of G, which is far smaller than the value.
+
+    One entry of G in `size / taps` is wanted, and still this takes half the time where rows are short. Returns None
+    where they are long, or of a length that only the run time knows.
+    """
+    count, size = (sizes[-1] if (sizes := spatial_sizes(v)) else None for v in (windowed, value))
+    if count is None or size is None or count > _FEW_COLUMNS:
+        return None
+    if not isinstance(w.begins, tuple) or not isinstance(w.ends, tuple):
+        return None
+    pads, stride, extent = [w.begins[-1], w.ends[-1]], w.strides[-1], w.extents[-1]
+    width = size + sum(pads)
+    # All axes but the last; `pad` is told of the last one too.
+    others = Windows(w.kernel[:-1], w.strides[:-1], w.dilations[:-1], (*w.begins[:-1], 0), (*w.ends[:-1], 0))
+    swap = [1, 0, *range(2, 2 + len(w.kernel))]
+    left = op.Transpose(op.Reshape(op.Transpose(windowed, perm=swap), [channels, -1, count]), perm=[0, 2, 1])
+    rows = []
+    for x in tap_slices(op, pad(op, op.Transpose(value, perm=swap), others), others):
+        product = op.MatMul(left, op.Reshape(x, [channels, -1, size]))
+        padded = op.Pad(product, pads, None, [2]) if any(pads) else product
+        wrapped = op.Pad(op.Reshape(padded, [channels, count * width]), [0, count * stride], None, [1])
+        skewed = op.Reshape(wrapped, [channels, count, width + stride])
+        diagonals = op.Slice(skewed, [0], [extent], [2], [w.dilations[-1]])
+        rows.append(op.ReduceSum(diagonals, [1], keepdims=0))
+    return _concat(op, rows, 1)
 
 
 def _split_groups(op: Emitter, value: ir.Value, channels: int, group: int) -> ir.Value:

@@ -1,0 +1,80 @@
+"""Adding up the contributions to one cotangent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, static_dims
+
+__all__ = ["add_up"]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A contribution that is zero outside a range along one axis: `content` with zeros before and after it.
+
+    `size` is that of the axis, zeros included.
+    """
+
+    padded: ir.Value
+    content: ir.Value
+    axis: int
+    size: int
+    before: int
+    after: int
+
+
+def add_up(op: Emitter, parts: Sequence[ir.Value]) -> ir.Value:
+    """Returns the sum of contributions of one shape and dtype.
+
+    Reading a value piece by piece (Slice, Gather of single entries: query, key and value of an attention, the
+    gates of a recurrent cell) gives one contribution per piece, zero everywhere else. Pieces that fill the value
+    are joined, at a third of the cost of adding up their padded forms.
+    """
+    joined = _join(op, [part for value in parts if (part := _as_part(value)) is not None])
+    if joined is not None:
+        content, covered = joined
+        parts = [content, *(value for value in parts if value not in covered)]
+    total = parts[0]
+    for value in parts[1:]:
+        total = op.Add(total, value)
+    return total
+
+
+def _join(op: Emitter, parts: Sequence[_Part]) -> tuple[ir.Value, list[ir.Value]] | None:
+    """Returns the pieces joined, and the contributions that they make up; None unless they fill the value."""
+    ordered = sorted(parts, key=lambda part: part.before)
+    if len(ordered) < 2 or len({part.axis for part in ordered}) != 1:
+        return None
+    ends = [0, *(part.size - part.after for part in ordered)]
+    if [part.before for part in ordered] != ends[:-1] or ends[-1] != ordered[0].size:
+        return None
+    joined = op.Concat(*(part.content for part in ordered), axis=ordered[0].axis)
+    return joined, [part.padded for part in ordered]
+
+
+def _as_part(value: ir.Value) -> _Part | None:
+    """Returns a contribution as content and zeros around it; None unless that is what it is."""
+    node = value.producer()
+    if node is None or node.op_type != "Pad" or node.domain != "" or "mode" in node.attributes:
+        return None
+    content, pads, fill, axes = [*node.inputs, None, None, None][:4]
+    sizes = static_dims(value)
+    if content is None or pads is None or pads.const_value is None or fill is not None or sizes is None:
+        return None
+    along = list(range(len(sizes)))
+    if axes is not None:
+        if axes.const_value is None:
+            return None
+        along = axes.const_value.numpy().tolist()
+    before, after = pads.const_value.numpy().reshape(2, -1).tolist()
+    padded = [i for i in range(len(along)) if before[i] or after[i]]
+    if len(padded) != 1 or min(*before, *after) < 0:
+        return None
+    index = padded[0]
+    axis = along[index] % len(sizes)
+    size = sizes[axis]
+    return None if size is None else _Part(value, content, axis, size, before[index], after[index])

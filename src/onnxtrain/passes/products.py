@@ -1,0 +1,77 @@
+"""Transpose the factors of a matrix product instead of the product."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+__all__ = ["TransposedProductPass"]
+
+_SWAP = (1, 0)
+
+
+class TransposedProductPass(ir.passes.InPlacePass):
+    """Rewrite (A B)^T as B^T A^T where one of the factors is a transposed matrix already.
+
+    `x @ W.T`, as exporters write linear layers, has the gradient (x^T ct)^T of W. Transposing the product costs a
+    pass over a matrix of W's size in every step, while transposed factors are read as they are: runtimes merge them
+    into the product.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; the transposes left over are for CleanupPass to remove."""
+        modified = False
+        for node in tuple(model.graph):
+            product = _product(node)
+            if product is None:
+                continue
+            factors = [_transposed(model.graph, node, factor) for factor in reversed(product.inputs)]
+            node.op_type = "MatMul"
+            node.attributes.clear()
+            node.resize_inputs(2)
+            for index, factor in enumerate(factors):
+                node.replace_input_with(index, factor)
+            modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _product(node: ir.Node) -> ir.Node | None:
+    """Returns the product that `node` transposes, if nothing else reads it and a factor of it is transposed."""
+    if not _is_transpose(node):
+        return None
+    value = node.inputs[0]
+    product = value.producer() if value is not None else None
+    if product is None or product.op_type != "MatMul" or product.domain != "":
+        return None
+    if len(product.outputs[0].uses()) != 1 or product.outputs[0].is_graph_output():
+        return None
+    # The product is a matrix and so is this factor: the other one must be a matrix too.
+    return product if any(_is_transpose(factor.producer()) for factor in product.inputs if factor) else None
+
+
+def _is_transpose(node: ir.Node | None) -> bool:
+    """Whether `node` transposes a matrix."""
+    if node is None or node.op_type != "Transpose" or node.domain != "":
+        return False
+    permutation = node.attributes.get("perm")
+    return permutation is not None and tuple(permutation.as_ints()) == _SWAP
+
+
+def _transposed(graph: ir.Graph, before: ir.Node, factor: ir.Value | None) -> ir.Value:
+    """Returns the transpose of a matrix: what it is the transpose of, or else of a new node."""
+    assert factor is not None
+    producer = factor.producer()
+    if producer is not None and _is_transpose(producer):
+        source = producer.inputs[0]
+        assert source is not None
+        return source
+    output = ir.Value(name=f"{before.outputs[0].name}_factor", type=factor.type)
+    transpose = ir.Node(
+        "",
+        "Transpose",
+        [factor],
+        [ir.AttrInt64s("perm", _SWAP)],
+        outputs=[output],
+        name=f"{before.name}_factor",
+    )
+    graph.insert_before(before, transpose)
+    return output

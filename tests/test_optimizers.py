@@ -443,7 +443,8 @@ def _one_parameter_against_torch(
 
 
 _rates = st.floats(2**-20, 1.0, width=32)
-_betas = st.tuples(st.floats(0, 0.999), st.floats(0, 0.99999))
+# Nothing between zero and 1e-5: ONNX Runtime drops a product with a float64 constant that is one in float32.
+_betas = st.tuples(*(st.just(0.0) | st.floats(1e-5, most) for most in (0.999, 0.99999)))
 _decays = st.just(0.0) | st.floats(0, 0.5)
 _seeds = st.integers(0, 2**16)
 

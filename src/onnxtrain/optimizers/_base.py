@@ -111,7 +111,5 @@ def bias_correction(op: Emitter, beta: float, step: ir.Value, like: ir.Value) ->
     if beta == 0:
         return op.const(1.0, like=like)
     count = op.Cast(step, to=like.dtype)
-    if beta < 0.5:  # nothing to lose there, and the runtime's tanh is flat beyond 9
-        return op.Sub(1.0, op.Pow(op.const(beta, like=like), count))  # type: ignore[no-any-return]
     tanh = op.Tanh(op.Mul(count, op.const(math.log(beta) / 2, like=like)))
     return op.Div(op.Mul(tanh, -2.0), op.Sub(1.0, tanh))  # type: ignore[no-any-return]

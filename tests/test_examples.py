@@ -38,7 +38,9 @@ def run(script: str, *arguments: str) -> str:
         ("lightning_module.py", ["lightning"], 4, 0.9),
     ],
 )
-def test_example_learns_in_onnxruntime(script: str, packages: list[str], epochs: int, accuracy: float) -> None:
+def test_example_learns_in_onnxruntime(
+    script: str, packages: list[str], epochs: int, accuracy: float
+) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from onnxtrain.ortmodule._engine import onnxruntime_backend
+from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 
 pytestmark = pytest.mark.torch
 
-STEPS = 10
+STEPS = 20
 
 
 class ResidualBlock(nn.Module):
@@ -165,16 +165,14 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], tuple[int, ...
 """Model, shape of its input, shape of the labels (three classes)."""
 
 
-def _train(
-    model: nn.Module, forward: Callable[..., torch.Tensor], inputs: torch.Tensor, labels: torch.Tensor
-) -> list[torch.Tensor]:
+def _train(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
     """Returns the losses, then the parameters and buffers after all steps, in float64."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(7)
     losses = []
     for _ in range(STEPS):
         optimizer.zero_grad()
-        loss = functional.cross_entropy(forward(inputs), labels)
+        loss = functional.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
@@ -197,9 +195,10 @@ def test_trains_as_eager_pytorch(name: str) -> None:
     plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
 
     torch._dynamo.reset()
-    compiled = torch.compile(model, backend=onnxruntime_backend(fallback=False), fullgraph=True)
-    with torch._dynamo.config.patch(allow_rnn=True):
-        got = _train(model, compiled, inputs, labels)
-    eager = _train(plain, plain, inputs, labels)
-    want = _train(exact, exact, inputs.double(), labels)
+    wrapped = ORTModule(model, DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    got = _train(wrapped, inputs, labels)
+    eager = _train(plain, inputs, labels)
+    want = _train(exact, inputs.double(), labels)
     assert _error(got, want) <= 3 * _error(eager, want) + 1e-6
+    assert wrapped.report().runs_in_onnxruntime
+    assert len(wrapped.report().graphs) == 1

@@ -24,7 +24,12 @@ from typing import Any
 from nets import NETS, write_artifacts
 
 HERE = Path(__file__).parent
-ENGINES = {"torch": "engine_torch", "torch.compile": "engine_torch_compile", "onnxtrain": "engine_onnxtrain"}
+ENGINES = {
+    "torch": "engine_torch",
+    "torch.compile": "engine_torch_compile",
+    "onnxtrain": "engine_onnxtrain",
+    "ORTModule": "engine_ortmodule",
+}
 TOLERANCE = 2e-3
 """Largest relative difference of losses: AdamW's first steps turn rounding of tiny gradients into full steps."""
 HALVES = ("gradients_ms", "update_ms")

@@ -98,6 +98,19 @@ def mobilenet() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, CLASSES))
 
 
+class Recurrent(nn.Module):
+    """An LSTM over the sequence, classified from its last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(64, 128, batch_first=True)
+        self.head = nn.Linear(128, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(x)
+        return self.head(states[:, -1])
+
+
 def _images(batch: int, size: int) -> Callable[[np.random.Generator], np.ndarray]:
     return lambda rng: rng.normal(size=(batch, 3, size, size)).astype(np.float32)
 
@@ -107,6 +120,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Callable[[np.random.Generator], n
     "cnn": (cnn, _images(32, 32)),
     "encoder": (Encoder, lambda rng: rng.integers(0, 1000, (8, 128))),
     "mobilenet": (mobilenet, _images(32, 64)),
+    "lstm": (Recurrent, lambda rng: rng.normal(size=(16, 64, 64)).astype(np.float32)),
 }
 
 

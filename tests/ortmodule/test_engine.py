@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from pathlib import Path
 from typing import Any
@@ -338,3 +339,90 @@ def test_tied_parameters() -> None:
     ours, plain = pair(Tied())
     assert ours.first.weight is ours.second.weight
     assert_same_step(ours, plain, torch.randn(3, 4))
+
+
+@dataclasses.dataclass
+class Result:
+    """A custom output."""
+
+    score: torch.Tensor
+    note: str
+    size: int
+
+
+class WithDataclass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor) -> Result:
+        return Result(self.linear(x), "fine", len(x))
+
+
+def test_dataclass_output() -> None:
+    ours, plain = pair(WithDataclass())
+    x = torch.randn(3, 4)
+    got, want = ours(x), plain(x)
+    assert isinstance(got, Result)
+    assert (got.note, got.size) == ("fine", 3)
+    torch.testing.assert_close(got.score, want.score)
+    got.score.sum().backward()
+    assert ours.linear.weight.grad is not None
+
+
+def test_parameters_may_be_updated_loaded_and_replaced() -> None:
+    ours, plain = pair(mlp())
+    x = torch.randn(3, 4)
+    assert_same_step(ours, plain, x)
+    for module in (ours, plain):
+        torch.optim.SGD(module.parameters(), lr=0.5).step()
+    assert_same_step(ours, plain, x)
+    state = {name: torch.full_like(value, 0.25) for name, value in plain.state_dict().items()}
+    for module in (ours, plain):
+        module.load_state_dict(state)
+    assert_same_step(ours, plain, x)
+    for module in (ours, plain):
+        module[0].weight = nn.Parameter(torch.full((8, 4), 0.5))
+    assert_same_step(ours, plain, x)
+    assert ours.report().runs_in_onnxruntime
+
+
+def test_all_batch_sizes() -> None:
+    ours, plain = pair(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)))
+    for batch in (3, 5, 7, 1, 0, 2):
+        assert_same_step(ours, plain, torch.randn(batch, 4))
+    assert ours.report().runs_in_onnxruntime
+    assert len(ours.report()) <= 4
+
+
+def test_batch_norm_statistics_are_those_of_pytorch() -> None:
+    ours, plain = pair(nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU()))
+    for batch in (4, 6, 5):
+        assert_same_step(ours, plain, torch.randn(batch, 2, 6, 6))
+    for name, buffer in plain.named_buffers():
+        torch.testing.assert_close(ours.get_buffer(name), buffer, msg=name)
+    for module in (ours, plain):
+        module.eval()
+    x = torch.randn(2, 2, 6, 6)
+    torch.testing.assert_close(ours(x), plain(x))
+
+
+def _writer(log: list[str], kind: str) -> Any:
+    return lambda layer, *rest: log.append(f"{kind} {layer.__class__.__name__}")
+
+
+def test_hooks_on_root_and_submodules() -> None:
+    ours, plain = pair(mlp())
+    logs: list[list[str]] = [[], []]
+    for module, log in zip((ours, plain), logs, strict=True):
+        module.register_forward_hook(lambda layer, args, out: out * 2)
+        for layer in (module, module[1]):
+            layer.register_forward_pre_hook(_writer(log, "before"))
+            layer.register_forward_hook(_writer(log, "after"))
+            layer.register_full_backward_hook(_writer(log, "backward"))
+        x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+        module(x).sum().backward()
+        module[1].register_forward_hook(lambda layer, args, out: out + 1)  # after the first call
+        log.append(str(round(float(module(x).sum().detach()), 4)))
+    assert logs[0] == logs[1]
+    assert len(logs[0]) >= 10

@@ -223,6 +223,40 @@ class Emitter:
         output.shape = like.shape
         return output
 
+    def pad(
+        self,
+        value: ir.Value,
+        pads: ir.Value | Sequence[int],
+        axes: Sequence[int],
+        rank: int,
+        constant: Operand = None,
+        mode: str | None = None,
+    ) -> ir.Value:
+        """Returns `value`, of `rank` axes, padded along some of them.
+
+        Pad's own input for axes is not used. ONNX Runtime (1.31 at least) overlooks it when it moves a Transpose past
+        a Pad, and the optimized graph fails.
+
+        Args:
+            value: what to pad.
+            pads: places before each of `axes`, then after each, int64 [2 * len(axes)].
+            axes: non-negative.
+            rank: of `value`.
+            constant: scalar to pad with; zero by default.
+            mode: as the attribute of Pad.
+        """
+        if list(axes) != list(range(rank)):
+            places = np.array([*axes, *(axis + rank for axis in axes)], dtype=np.int64)
+            everywhere = np.zeros(2 * rank, dtype=np.int64)
+            known = pads.const_value if isinstance(pads, ir.Value) else np.array(pads, dtype=np.int64)
+            if known is not None:
+                everywhere[places] = known.numpy() if isinstance(known, ir.TensorProtocol) else known
+                pads = self.const(everywhere)
+            else:
+                pads = self.ScatterElements(everywhere, places, pads, axis=0)
+        fill = () if constant is None else (constant,)
+        return self.Pad(value, pads, *fill, mode=mode)  # type: ignore[no-any-return]
+
     def zeros_like(self, value: ir.Value) -> ir.Value:
         """Returns zeros of the shape and dtype of `value`."""
         return self._filled(value, 0)

@@ -63,4 +63,15 @@ CASES = [
     Case("meshgrid", lambda x, y: torch.meshgrid(x, y, indexing="ij"), (T(3), T(4))),
     Case("diff", lambda x: x.diff(dim=1), (T(3, 4),)),
     Case("einsum", lambda x, y: torch.einsum("bij,kj->bik", x, y), (X, T(2, 5))),
+    # ONNX Runtime moves transposes past a Pad.
+    Case(
+        "pad_between_transposes",
+        lambda x: F.pad(x.transpose(1, 2), (0, 1)).transpose(1, 2).neg().transpose(1, 2),
+        (T(2, 3, 4, 5),),
+    ),
+    Case(
+        "pad_all_between_transposes",
+        lambda x: F.pad(x.transpose(1, 2), (0, 1, 2, 3, 1, 0, 2, 2)).transpose(1, 2).neg().transpose(1, 2),
+        (T(2, 3, 4, 5),),
+    ),
 ]

@@ -47,7 +47,7 @@ def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
     else:
         index = op.Where(op.Less(index, op.const(0)), op.Add(index, size), index)
         pads = op.Concat(index, op.Sub(op.Sub(size, index), op.const(1)), axis=0)
-    return op.Pad(op.Unsqueeze(ct, [axis]), pads, None, [axis])  # type: ignore[no-any-return]
+    return op.pad(op.Unsqueeze(ct, [axis]), pads, [axis], n.rank(n.data))
 
 
 @vjp("GatherElements", wrt=("data",))

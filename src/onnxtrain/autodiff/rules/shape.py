@@ -111,7 +111,7 @@ def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     strides = {axis: abs(step) for axis, step in zip(axes, steps, strict=True) if abs(step) > 1}
     if strides:
         ct = _spread(op, ct, output, strides)
-    return op.Pad(ct, _slice_pads(op, n, axes, steps), None, axes)  # type: ignore[no-any-return]
+    return op.pad(ct, _slice_pads(op, n, axes, steps), axes, data.shape.rank())
 
 
 def _axes_and_steps(n: NodeView) -> tuple[list[int] | None, list[int] | None]:
@@ -135,7 +135,8 @@ def _spread(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]
     zeros = [strides[axis] - 1 for axis in axes]
     assert output.shape is not None
     factors = [strides.get(axis, 1) for axis in range(output.shape.rank())]
-    padded = op.Pad(op.Unsqueeze(ct, inner), [0] * len(axes) + zeros, None, inner)
+    rank = output.shape.rank() + len(inner)
+    padded = op.pad(op.Unsqueeze(ct, inner), [0] * len(axes) + zeros, inner, rank)
     merged = op.Reshape(padded, op.Mul(op.shape_of(output), factors), allowzero=1)
     # The zeros after the last element may reach beyond the data.
     return op.Slice(merged, [0] * len(axes), [-count for count in zeros], axes)  # type: ignore[no-any-return]

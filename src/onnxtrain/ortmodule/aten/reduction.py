@@ -205,7 +205,7 @@ def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Va
         return op.ReduceProd(rows, [axis + 1], keepdims=0)  # type: ignore[no-any-return]
     shift = 1
     while shift < size:
-        before = op.Pad(x, [shift, -shift], one, [axis])
+        before = op.pad(x, [shift, -shift], [axis], len(low.fake(0).shape), one)
         x = op.Mul(x, before)
         shift *= 2
     return x

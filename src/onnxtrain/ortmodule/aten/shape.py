@@ -289,7 +289,8 @@ def constant_pad(low: Lowering, x: ir.Value, pad: Sequence[Any], value: Any = 0)
         return x
     pads, axes = _pads(low, pad)
     zero = isinstance(value, int | float | bool) and not value
-    return low.op.Pad(x, pads, None if zero else low.tensor(value, low.dtype), axes)  # type: ignore[no-any-return]
+    fill = None if zero else low.tensor(value, low.dtype)
+    return low.op.pad(x, pads, axes, len(low.fake(0).shape), fill)
 
 
 @lower(*(f"aten.{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2, 3)))
@@ -298,4 +299,4 @@ def border_pad(low: Lowering, x: ir.Value, padding: Sequence[Any]) -> ir.Value:
         raise low.unsupported(f"negative padding {list(padding)}")
     pads, axes = _pads(low, padding)
     mode = "reflect" if "reflection" in str(low.node.target) else "edge"
-    return low.op.Pad(x, pads, None, axes, mode=mode)  # type: ignore[no-any-return]
+    return low.op.pad(x, pads, axes, len(low.fake(0).shape), mode=mode)

@@ -66,6 +66,12 @@ def llama() -> nn.Module:
     return transformers.LlamaForCausalLM(config)
 
 
+def llama_checkpointed() -> nn.Module:
+    model = llama()
+    model.gradient_checkpointing_enable()
+    return model
+
+
 def t5() -> nn.Module:
     config = transformers.T5Config(
         vocab_size=TOKENS,
@@ -154,6 +160,7 @@ SETTINGS = {
     "bert": Setting(bert, classified_text, sgd),
     "gpt2": Setting(gpt2, text, sgd),
     "llama": Setting(llama, text, adamw),
+    "llama_checkpointed": Setting(llama_checkpointed, text, adamw),
     "t5": Setting(t5, translated_text, adamw),
     "vit": Setting(vit, images, sgd),
 }
@@ -216,6 +223,7 @@ def _pytorch_ops(model: nn.Module, batch: Batch) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_trains_as_eager_pytorch(name: str) -> None:
     """No graph may fall back. Dropout draws the same in both precisions, so float64 judges it too."""

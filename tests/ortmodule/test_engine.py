@@ -426,3 +426,9 @@ def test_hooks_on_root_and_submodules() -> None:
         log.append(str(round(float(module(x).sum().detach()), 4)))
     assert logs[0] == logs[1]
     assert len(logs[0]) >= 10
+
+
+def test_a_gradient_that_is_zero_everywhere_is_zero_and_not_none() -> None:
+    ours, plain = pair(Between(torch.floor))
+    assert_same_step(ours, plain, torch.randn(3, 4))
+    assert torch.equal(ours.first.weight.grad, torch.zeros(4, 4))

@@ -192,7 +192,7 @@ def _output(kind: str, value: Any, args: tuple[Any, ...], results: tuple[torch.T
         return value
     if kind == "placeholder":
         return args[value]
-    return int(results[value].item()) if kind == "integer" else results[value]
+    return results[value].item() if kind == "integer" else results[value]
 
 
 class _FirstCall:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -14,7 +14,7 @@ from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._session import Session
-from onnxtrain.passes import infer_shapes
+from onnxtrain.passes import infer_shapes, is_stop_gradient
 
 __all__ = ["Program", "TrainingStep"]
 
@@ -76,8 +76,14 @@ class Program:
             target = by_name[name]
             seeds[target] = ir.Value(name=op.unique_name(f"{name}_ct"), shape=target.shape, type=target.type)
         model.graph.inputs.extend(seeds.values())
+        leaves = [by_name[name] for name in wanted]
+        linked = _linked(seeds)
         gradients: list[ir.Value | None] = []
-        for gradient in pull_back(op, seeds, [by_name[name] for name in wanted]):
+        for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
+            if (
+                gradient is None and leaf in linked
+            ):  # behind sign or floor: zero, and not nothing, as PyTorch has it
+                gradient = op.zeros_like(leaf)
             # A runtime wants no input, constant or repeated value as an output.
             if gradient is not None and (gradient.producer() is None or gradient in gradients):
                 gradient = op.Identity(gradient)
@@ -118,6 +124,21 @@ class Program:
         present = [gradient for gradient in gradients if gradient is not None]
         model = _cut(joint, list(joint.graph.inputs), present)
         return Program(model, [True] * len(present), self.device), _slots(needs, gradients)
+
+
+def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:
+    """What the targets depend on through floating-point values, whether or not a gradient comes through."""
+    linked: set[ir.Value] = set()
+    stack = list(targets)
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if value in linked or (value.dtype is not None and not value.dtype.is_floating_point()):
+            continue
+        linked.add(value)
+        if node is not None and not is_stop_gradient(node):
+            stack += [source for source in node.inputs if source is not None]
+    return linked
 
 
 def _lacks_types(graph: ir.Graph) -> bool:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnxruntime as ort
 import torch
 from torch import fx
 
@@ -120,6 +121,11 @@ def _common_device(graph_module: fx.GraphModule) -> torch.device:
         raise ORTModuleDeviceException(
             f"its tensors are on {names}; ONNX Runtime sessions run on one CPU or CUDA device"
         )
+    if "cuda" in kinds and "CUDAExecutionProvider" not in ort.get_available_providers():
+        raise ORTModuleDeviceException(
+            f"its tensors are on {next(iter(devices))}, and this onnxruntime has no CUDA provider; "
+            "install onnxruntime-gpu in its place"
+        )
     return next(iter(devices), torch.device("cpu"))
 
 
@@ -179,7 +185,8 @@ class CompiledGraph:
         lowered = self._lowered
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in lowered.inputs]
         for random in lowered.random:
-            tensors.append(random.draw(random.sizes(args)))
+            # Drawn on the CPU everywhere: on a GPU the numbers are as random, but not those of eager PyTorch.
+            tensors.append(random.draw(random.sizes(args)).to(self.program.device))
         results = call(self.program, tensors) if lowered.model.graph.outputs else ()
         for placeholder, output in lowered.mutated:
             with torch.no_grad():

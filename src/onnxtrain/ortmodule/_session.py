@@ -34,8 +34,8 @@ class Session:
     def __init__(self, model: ir.Model, device: torch.device) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = _SILENT
-        # PyTorch's own threads compute between two runs: spinning would take the cores away from them.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # PyTorch's own threads compute between two runs: spinning on would take the cores away from them.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         options.intra_op_num_threads = torch.get_num_threads()
         self._device = device
         if device.type == "cpu" and has_bfloat16(model):

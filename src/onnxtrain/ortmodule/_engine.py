@@ -185,8 +185,9 @@ class CompiledGraph:
         lowered = self._lowered
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in lowered.inputs]
         for random in lowered.random:
-            # Drawn on the CPU everywhere: on a GPU the numbers are as random, but not those of eager PyTorch.
-            tensors.append(random.draw(random.sizes(args)).to(self.program.device))
+            drawn = random.draw(random.sizes(args))
+            # On a GPU the numbers are as random, but not those of eager PyTorch, which draws them there.
+            tensors.append(drawn if self.program.device.type == "cpu" else drawn.to(self.program.device))
         results = call(self.program, tensors) if lowered.model.graph.outputs else ()
         for placeholder, output in lowered.mutated:
             with torch.no_grad():

@@ -19,7 +19,16 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes.constants import mark_constant
 
-__all__ = ["AttributeRef", "Composite", "Emitter", "Operand", "output_dtype", "schema_of", "static_dims"]
+__all__ = [
+    "AttributeRef",
+    "Composite",
+    "Emitter",
+    "Operand",
+    "find_value",
+    "output_dtype",
+    "schema_of",
+    "static_dims",
+]
 
 Operand = ir.Value | npt.ArrayLike | None
 
@@ -55,6 +64,13 @@ def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
     if value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+
+def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
+    """Returns the input, initializer or node output of that name, None when the graph has no such value."""
+    computed = (value for node in graph for value in node.outputs)
+    known = itertools.chain(graph.inputs, graph.initializers.values(), computed)
+    return next((value for value in known if value.name == name), None)
 
 
 @dataclass(frozen=True)

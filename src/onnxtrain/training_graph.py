@@ -11,7 +11,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from onnxtrain.autodiff import add_gradients, append_outputs
-from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY
 from onnxtrain.passes import (
@@ -176,13 +176,9 @@ def _make_scalar(model: ir.Model) -> None:
 
 
 def _named(model: ir.Model, name: str) -> ir.Value:
-    for value in (*model.graph.inputs, *model.graph.initializers.values()):
-        if value.name == name:
-            return value
-    for node in model.graph:
-        for value in node.outputs:
-            if value.name == name:
-                return value
+    value = find_value(model.graph, name)
+    if value is not None:
+        return value
     outputs = ", ".join(str(v.name) for v in model.graph.outputs)
     raise GraphBuildError(
         f"building the training graph: the model has no value {name!r} to return; its outputs are {outputs}"

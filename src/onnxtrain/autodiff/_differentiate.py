@@ -9,7 +9,7 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
     IsolateStatisticsPass,
@@ -167,13 +167,9 @@ def _check_request(target: ir.Value, leaves: Sequence[ir.Value], cotangent: str 
 
 
 def _find(graph: ir.Graph, name: str, role: str) -> ir.Value:
-    for value in (*graph.inputs, *graph.initializers.values()):
-        if value.name == name:
-            return value
-    for node in graph:
-        for value in node.outputs:
-            if value.name == name:
-                return value
+    value = find_value(graph, name)
+    if value is not None:
+        return value
     known = [str(v.name) for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)]
     raise DifferentiationError(
         f"differentiating: {role} names {name!r}, which is not a value of the graph; "

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, find_value
 from onnxtrain.errors import GraphBuildError
 
 from ._base import LABELS_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
@@ -133,14 +133,9 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
 
 
 def _find(graph: ir.Graph, name: str, loss: Loss) -> ir.Value:
-    values = [
-        *graph.inputs,
-        *graph.initializers.values(),
-        *(value for node in graph for value in node.outputs),
-    ]
-    for value in values:
-        if value.name == name:
-            return value
+    value = find_value(graph, name)
+    if value is not None:
+        return value
     raise GraphBuildError(
         f"attaching {type(loss).__name__}: {name!r} is no value of the graph; its outputs are "
         f"{', '.join(str(value.name) for value in graph.outputs)}"

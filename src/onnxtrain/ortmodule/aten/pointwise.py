@@ -35,20 +35,22 @@ def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
     return tuple(low.tensor(value, dtype) for value in values)
 
 
-@lower("aten.add.Tensor", "aten.add.Scalar")
-def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
+def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Value, ir.Value]:
+    """The operands a and alpha * b."""
     a, b = _operands(low, a, b)
     if isinstance(alpha, ir.Value) or alpha != 1:
         b = low.op.Mul(b, low.tensor(alpha, b.dtype))
-    return low.op.Add(a, b)  # type: ignore[no-any-return]
+    return a, b
+
+
+@lower("aten.add.Tensor", "aten.add.Scalar")
+def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
+    return low.op.Add(*_scaled_operands(low, a, b, alpha))  # type: ignore[no-any-return]
 
 
 @lower("aten.sub.Tensor", "aten.sub.Scalar")
 def sub(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
-    a, b = _operands(low, a, b)
-    if isinstance(alpha, ir.Value) or alpha != 1:
-        b = low.op.Mul(b, low.tensor(alpha, b.dtype))
-    return low.op.Sub(a, b)  # type: ignore[no-any-return]
+    return low.op.Sub(*_scaled_operands(low, a, b, alpha))  # type: ignore[no-any-return]
 
 
 @lower("aten.rsub.Tensor", "aten.rsub.Scalar")

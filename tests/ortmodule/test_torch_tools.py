@@ -207,6 +207,8 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
             f"module.{name}" for name, _ in plain.named_parameters()
         ]
         gradients(parallel)
+        # A reducer that outlives its process group can wait for the group's thread with the GIL in its hand.
+        del parallel
     finally:
         torch.distributed.destroy_process_group()
     for name, gradient in gradients(plain).items():
@@ -214,7 +216,8 @@ def test_distributed_data_parallel(tmp_path: Path) -> None:
 
 
 def test_many_models_of_one_class() -> None:
-    """Each has its own graphs, and none runs into Dynamo's limit of recompilations of one function."""
+    """Each has its own graphs, and none runs into Dynamo's limits of recompilations of one function."""
+    torch._dynamo.config.accumulated_recompile_limit = 8  # wherever the process got to, ORTModule lifts it
     for _ in range(12):
         plain, model = pair()
         assert_same_gradients(model, plain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     torch._dynamo.config.skip_nnmodule_hook_guards = False
     # A symbolic number has no place among ONNX attributes: another one captures another graph.
     torch._dynamo.config.specialize_float = True
+    # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
+    torch._dynamo.config.accumulated_recompile_limit = sys.maxsize
     if any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules()):
         torch._dynamo.config.allow_rnn = True
     _enter_layers()

@@ -67,6 +67,12 @@ def test_version(run: Any) -> None:
     assert (result.code, result.out) == (0, "onnxtrain 0.1.0\n")
 
 
+def test_python_m_is_the_command_line() -> None:
+    command = [sys.executable, "-m", "onnxtrain", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "onnxtrain 0.1.0\n")
+
+
 def test_help_lists_the_commands(run: Any) -> None:
     result = run("--help")
     assert result.code == 0

@@ -385,7 +385,6 @@ def _keeps(node: fx.Node) -> bool:
     return (
         node.op in ("placeholder", "output")
         or "copy_." in name
-        or "native_batch_norm" in name
         or any(
             word in name
             for word in ("bernoulli", "rand", "normal", "uniform", "native_dropout", "exponential")

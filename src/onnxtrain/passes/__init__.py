@@ -9,7 +9,7 @@ from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
 from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_model
-from onnxtrain.passes.mode import Mode, TrainingModePass, running_statistics
+from onnxtrain.passes.mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.products import TransposedProductPass
@@ -38,11 +38,11 @@ __all__ = [
     "inline_schema_functions",
     "is_constant",
     "is_stop_gradient",
+    "is_training_batch_norm",
     "lift_constants",
     "load_model",
     "mark_constant",
     "promote_initializers",
-    "running_statistics",
     "save_model",
     "settle_shapes",
     "to_proto",

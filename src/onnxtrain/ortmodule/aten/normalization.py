@@ -7,30 +7,8 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
-
-
-@lower("aten.native_batch_norm.default")
-def native_batch_norm(
-    low: Lowering,
-    x: ir.Value,
-    weight: ir.Value | None,
-    bias: ir.Value | None,
-    running_mean: ir.Value | None,
-    running_var: ir.Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[ir.Value | None, ...]:
-    """Also writes its arguments 3 and 4, the running statistics, although its schema does not say so."""
-    y, *after = _batch_norm(low, x, weight, bias, running_mean, running_var, training, momentum, eps)
-    for node, value in zip(low.node.args[3:5], after, strict=True):
-        if value is not None and isinstance(node, fx.Node):
-            value.shape = low.env[node].shape
-            low.env[node] = value
-    return y, None, None
 
 
 @lower("aten._native_batch_norm_legit_functional.default")

@@ -12,6 +12,7 @@ from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_m
 from onnxtrain.passes.mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
+from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import TransposedProductPass
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
@@ -27,6 +28,7 @@ __all__ = [
     "IsolateStatisticsPass",
     "Mode",
     "ModelSource",
+    "ReluAfterMaxPoolPass",
     "TrainingModePass",
     "TransposedProductPass",
     "canonicalize",

@@ -24,8 +24,8 @@ class RMSNorm(nn.Module):
         RuntimeError: from `forward`, when the last axis of the input has another size.
 
     Example:
-        >>> RMSNorm(2)(torch.tensor([[3.0, -3.0]])).tolist()
-        [[1.0, -1.0]]
+        >>> RMSNorm(4)(torch.tensor([[3.0, -3.0, 3.0, 3.0]])).tolist()
+        [[1.0, -1.0, 1.0, 1.0]]
     """
 
     def __init__(self, dim: int, eps: float = 1e-8) -> None:

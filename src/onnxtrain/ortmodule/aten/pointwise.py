@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.ortmodule import _formulas
 from onnxtrain.ortmodule._lowering import Lowering, lower
 
 __all__ = ["stop_gradient", "truncated"]
@@ -210,23 +211,13 @@ def log_of_base(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.log1p.default")
 def log1p(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns log u + (x - (u - 1)) / u, u = 1 + x: the second term gives back what rounding u lost.
-
-    It has no gradient: that of the first term is that of log1p. It is 0 where it is not a number (u = 0 or infinite).
-    """
-    op = low.op
-    x = low.tensor(x, low.dtype)
-    u = op.Add(x, 1.0)
-    lost = stop_gradient(low, op.Div(op.Sub(x, op.Sub(u, 1.0)), u))
-    return op.Add(op.Log(u), op.Where(op.IsNaN(lost), 0.0, lost))  # type: ignore[no-any-return]
+    main, lost = _formulas.log1p_terms(low.op, low.tensor(x, low.dtype))
+    return low.op.Add(main, stop_gradient(low, lost))  # type: ignore[no-any-return]
 
 
 @lower("aten.expm1.default")
 def expm1(low: Lowering, x: ir.Value) -> ir.Value:
-    """exp(x) - 1 = tanh(x / 2) (exp(x) + 1), without cancellation at 0."""
-    op = low.op
-    x = low.tensor(x, low.dtype)
-    return op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0))  # type: ignore[no-any-return]
+    return _formulas.expm1(low.op, low.tensor(x, low.dtype))
 
 
 @lower("aten.atan2.default")

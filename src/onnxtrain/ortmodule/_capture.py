@@ -44,8 +44,6 @@ _DECOMPOSED = (
     "diag_embed",
     "dist",
     "dot",
-    "fmax",
-    "fmin",
     "frac",
     "heaviside",
     "index_add",

@@ -148,20 +148,17 @@ def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.hardshrink.default")
 def hardshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
+    """Not Shrink, which makes 0 of NaN."""
     op = low.op
-    if low.is_double:
-        inside = op.And(op.GreaterOrEqual(x, -float(lambd)), op.LessOrEqual(x, float(lambd)))
-        return op.Where(inside, 0.0, x)  # type: ignore[no-any-return]
-    return op.Shrink(x, lambd=float(lambd), bias=0.0)  # type: ignore[no-any-return]
+    inside = op.And(op.GreaterOrEqual(x, -float(lambd)), op.LessOrEqual(x, float(lambd)))
+    return op.Where(inside, 0.0, x)  # type: ignore[no-any-return]
 
 
 @lower("aten.softshrink.default")
 def softshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
     op, bound = low.op, float(lambd)
-    if low.is_double:
-        left = op.Where(op.Less(x, -bound), op.Add(x, bound), op.Mul(x, 0.0))
-        return op.Where(op.Greater(x, bound), op.Sub(x, bound), left)  # type: ignore[no-any-return]
-    return op.Shrink(x, lambd=bound, bias=bound)  # type: ignore[no-any-return]
+    left = op.Where(op.Less(x, -bound), op.Add(x, bound), op.Mul(x, 0.0))
+    return op.Where(op.Greater(x, bound), op.Sub(x, bound), left)  # type: ignore[no-any-return]
 
 
 @lower("aten._prelu_kernel.default")

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule.aten.order import with_nan
 
 
 @lower("aten.native_batch_norm.default")
@@ -255,7 +256,9 @@ def softmax(low: Lowering, x: ir.Value, dim: int, half_to_float: Any = False) ->
 
 @lower("aten._log_softmax.default", "aten.log_softmax.int")
 def log_softmax(low: Lowering, x: ir.Value, dim: int, half_to_float: Any = False) -> ir.Value:
-    return _over_axis(low, low.op.LogSoftmax, x, dim)
+    """In float64 ONNX Runtime's kernel returns numbers for rows with NaN."""
+    y = _over_axis(low, low.op.LogSoftmax, x, dim)
+    return with_nan(low, y, low.tensor(x, low.dtype), dim) if low.is_double and low.fake(0).dim() else y
 
 
 def _over_axis(low: Lowering, function: Any, x: ir.Value, dim: int) -> ir.Value:

@@ -189,7 +189,10 @@ for _aten, _onnx in _UNARY.items():
 def magnitude_or_sign(low: Lowering, x: ir.Value) -> ir.Value:
     if low.dtype == BOOL:
         return x
-    return low.op.Abs(x) if "abs" in str(low.node.target) else low.op.Sign(x)  # type: ignore[no-any-return]
+    if "abs" in str(low.node.target):
+        return low.op.Abs(x)  # type: ignore[no-any-return]
+    sign = low.op.Sign(x)
+    return low.op.Where(low.op.IsNaN(x), 0.0, sign) if _is_float(x) else sign  # type: ignore[no-any-return]
 
 
 @lower("aten.neg.default")
@@ -246,7 +249,9 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     a, b = (op.Abs(x) for x in low.tensors(a, b))
     larger, smaller = op.Max(a, b), op.Min(a, b)
     ratio = op.Div(smaller, op.Where(op.Equal(larger, 0.0), 1.0, larger))
-    return op.Mul(larger, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1.0)))  # type: ignore[no-any-return]
+    length = op.Mul(larger, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1.0)))
+    infinite = op.Or(op.IsInf(a), op.IsInf(b))
+    return op.Where(infinite, math.inf, length)  # type: ignore[no-any-return]
 
 
 @lower("aten.logaddexp.default")
@@ -318,6 +323,18 @@ def extremum(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
         first = low.op.Greater(a, b) if largest else low.op.Less(a, b)
         return select(low, first, a, b)
     return low.op.Max(a, b) if largest else low.op.Min(a, b)  # type: ignore[no-any-return]
+
+
+@lower("aten.fmax.default", "aten.fmin.default", "prims.fmax.default", "prims.fmin.default")
+def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Where one is NaN, the other one."""
+    a, b = low.tensors(a, b)
+    larger = low.op.Max if "fmax" in str(low.node.target) else low.op.Min
+    if not _is_float(a):
+        return larger(a, b)  # type: ignore[no-any-return]
+    a_nan, b_nan = low.op.IsNaN(a), low.op.IsNaN(b)
+    a, b = low.op.Where(a_nan, b, a), low.op.Where(b_nan, a, b)
+    return larger(a, b)  # type: ignore[no-any-return]
 
 
 def select(low: Lowering, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 
 import onnx_ir as ir
 
@@ -32,11 +32,14 @@ _REFUSING = frozenset({"GRU", "LSTM"})
 """Operators whose CPU kernels take float64 when a session is made, and fail when it runs."""
 
 
-def has_float64(model: ir.Model) -> bool:
-    """Returns whether any value of the main graph is float64, but for scalars: what sizes are computed with."""
-    graph = model.graph
-    values = (*graph.inputs, *graph.initializers.values(), *(v for node in graph for v in node.outputs))
-    return any(_is_double(value) and (value.shape is None or len(value.shape) > 0) for value in values)
+def has_float64(model: ir.Model, op_types: Container[str] | None = None) -> bool:
+    """Returns whether any node, or any of these ops, has a float64 result, other than the scalars that sizes become."""
+    return any(
+        _is_double(value) and (value.shape is None or len(value.shape) > 0)
+        for node in model.graph
+        if op_types is None or node.op_type in op_types
+        for value in node.outputs
+    )
 
 
 def expand_float64(model: ir.Model) -> ir.Model:

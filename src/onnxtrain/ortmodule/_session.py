@@ -45,6 +45,7 @@ class Session:
             model = widen_bfloat16(model)
         if device.type == "cpu" and has_float64(model):
             model = expand_float64(model)
+        if has_float64(model, ("MatMul", "ReduceMean")):
             # Beyond that it fuses scales and epsilons into attributes, which are float32.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         proto = ir.to_proto(model).SerializeToString()

@@ -17,6 +17,7 @@ from . import (
     recurrent,
     reduction,
     shape,
+    special,
     symbolic,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "recurrent",
     "reduction",
     "shape",
+    "special",
     "symbolic",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -87,3 +88,15 @@ def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha:
     if _symbolic(beta) or beta != 1:
         c = low.op.Mul(c, low.tensor(beta, low.dtype))
     return low.op.Add(c, product)  # type: ignore[no-any-return]
+
+
+@lower("aten._cdist_forward.default")
+def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any = None) -> ir.Value:
+    """The norms of all differences of a row of `a` and a row of `b`."""
+    op = low.op
+    difference = op.Sub(op.Unsqueeze(a, [-2]), op.Unsqueeze(b, [-3]))
+    if p in (1, 2):
+        return op.emit(f"ReduceL{int(p)}", difference, [-1], keepdims=0)  # type: ignore[no-any-return]
+    if p == math.inf:
+        return op.ReduceMax(op.Abs(difference), [-1], keepdims=0)  # type: ignore[no-any-return]
+    raise low.unsupported(f"distances of order {p}")

@@ -154,6 +154,12 @@ def exp2(low: Lowering, x: ir.Value) -> ir.Value:
     return low.op.Pow(*low.tensors(2.0, x))  # type: ignore[no-any-return]
 
 
+@lower("aten.ldexp.Tensor")
+def ldexp(low: Lowering, x: ir.Value, exponent: ir.Value) -> ir.Value:
+    x, exponent = low.tensors(x, exponent)
+    return low.op.Mul(x, low.op.Pow(low.tensor(2.0, low.dtype), exponent))  # type: ignore[no-any-return]
+
+
 _UNARY = {
     "sqrt": "Sqrt",
     "reciprocal": "Reciprocal",
@@ -193,6 +199,22 @@ def magnitude_or_sign(low: Lowering, x: ir.Value) -> ir.Value:
         return low.op.Abs(x)  # type: ignore[no-any-return]
     sign = low.op.Sign(x)
     return low.op.Where(low.op.IsNaN(x), 0.0, sign) if _is_float(x) else sign  # type: ignore[no-any-return]
+
+
+@lower("aten.signbit.default")
+def signbit(low: Lowering, x: ir.Value) -> ir.Value:
+    """The sign of a zero shows in its reciprocal."""
+    op = low.op
+    if not _is_float(x):
+        return op.Less(low.tensor(x, ir.DataType.INT64), op.const(0))  # type: ignore[no-any-return]
+    return op.Less(op.Where(op.Equal(x, 0.0), op.Reciprocal(x), x), 0.0)  # type: ignore[no-any-return]
+
+
+@lower("aten.copysign.Tensor", "aten.copysign.Scalar")
+def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
+    x, y = low.tensors(x, y)
+    size = low.op.Abs(x)
+    return low.op.Where(signbit(low, y), low.op.Neg(size), size)  # type: ignore[no-any-return]
 
 
 @lower("aten.neg.default")

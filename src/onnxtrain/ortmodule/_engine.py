@@ -106,6 +106,8 @@ def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
         compiled.prepare(needs)
     except UnsupportedATenOp as error:
         raise ORTModuleONNXModelException(str(error)) from error
+    except ORTModuleFallbackException:
+        raise
     except OnnxTrainError as error:
         raise ORTModuleONNXModelException(f"building the gradient failed: {error}") from error
     except Exception as error:

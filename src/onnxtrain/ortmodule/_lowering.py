@@ -129,6 +129,11 @@ class Lowering:
         value = self.result
         return DTYPES[(value[0] if isinstance(value, tuple | list) else value).dtype]
 
+    @property
+    def is_double(self) -> bool:
+        """Whether the (first) result is float64: then numbers must not be attributes, which ONNX keeps in float32."""
+        return self.dtype == ir.DataType.DOUBLE
+
     def fake(self, index: int) -> Any:
         """PyTorch's fake tensor of the node's argument `index`."""
         argument = self.node.args[index]

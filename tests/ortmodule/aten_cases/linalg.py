@@ -26,4 +26,7 @@ CASES = [
     Case("addr", lambda c, a, b: torch.addr(c, a, b, beta=2), (T(2, 3), T(2), T(3))),
     Case("bilinear_form", F.bilinear, (T(2, 3), T(2, 4), T(5, 3, 4), T(5))),
     Case("einsum_batch", lambda a, b: torch.einsum("bij,bkj->bik", a, b), (T(2, 3, 4), T(2, 5, 4))),
+    Case("cdist", lambda a, b: (torch.cdist(a, b), torch.cdist(a, b, 1.0)), (T(2, 3, 4), T(2, 5, 4))),
+    Case("cdist_inf", lambda a, b: torch.cdist(a, b, float("inf")), (T(3, 4), T(5, 4))),
+    Case("cdist_of_itself", lambda a: torch.cdist(a, a), (T(3, 4),), tolerance=1e-4),  # of equal points
 ]

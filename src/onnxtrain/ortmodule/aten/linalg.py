@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
@@ -17,9 +19,18 @@ def matmul(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 @lower("aten.addmm.default")
 def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
     """Gemm, which skips `c` for beta = 0, as PyTorch does."""
-    if not low.dtype.is_floating_point() or isinstance(alpha, ir.Value) or isinstance(beta, ir.Value):
+    if not low.dtype.is_floating_point() or _symbolic(alpha, beta) or _rounded(low, alpha, beta):
         return _plus_product(low, c, a, b, beta, alpha)
     return low.op.Gemm(a, b, c, alpha=float(alpha), beta=float(beta))  # type: ignore[no-any-return]
+
+
+def _rounded(low: Lowering, *numbers: float) -> bool:
+    """Whether numbers lose digits as attributes, which are float32."""
+    return low.is_double and any(float(np.float32(number)) != number for number in numbers)
+
+
+def _symbolic(*numbers: Any) -> bool:
+    return any(isinstance(number, ir.Value) for number in numbers)
 
 
 @lower("aten.baddbmm.default", "aten.addmv.default")
@@ -70,10 +81,22 @@ def _plus_product(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: An
 
 def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha: Any) -> ir.Value:
     """Returns beta c + alpha product; `c` is not read at all for beta = 0."""
-    if alpha != 1:
+    if _symbolic(alpha) or alpha != 1:
         product = low.op.Mul(product, low.tensor(alpha, low.dtype))
-    if beta == 0:
+    if not _symbolic(beta) and beta == 0:
         return product
-    if beta != 1:
+    if _symbolic(beta) or beta != 1:
         c = low.op.Mul(c, low.tensor(beta, low.dtype))
     return low.op.Add(c, product)  # type: ignore[no-any-return]
+
+
+@lower("aten._cdist_forward.default")
+def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any = None) -> ir.Value:
+    """The norms of all differences of a row of `a` and a row of `b`."""
+    op = low.op
+    difference = op.Sub(op.Unsqueeze(a, [-2]), op.Unsqueeze(b, [-3]))
+    if p in (1, 2):
+        return op.emit(f"ReduceL{int(p)}", difference, [-1], keepdims=0)  # type: ignore[no-any-return]
+    if p == math.inf:
+        return op.ReduceMax(op.Abs(difference), [-1], keepdims=0)  # type: ignore[no-any-return]
+    raise low.unsupported(f"distances of order {p}")

@@ -11,6 +11,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from onnxtrain.ortmodule._engine import compile_module
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
+from onnxtrain.ortmodule._watch import watched
 
 __all__ = ["BoundForward", "Wrapped"]
 
@@ -41,7 +42,8 @@ class Wrapped:
     # The first call may come from a module that is being captured: what follows is no part of that.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compile(self, module: torch.nn.Module) -> Callable[..., Any]:
-        return compile_module(module, self.options, self.report)
+        compiled = compile_module(module, self.options, self.report)
+        return watched(compiled, self.report, self.options.fallback_policy)
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Does what `function`, a forward of the module, does; hooks of the module itself do not run."""

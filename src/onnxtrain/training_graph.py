@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff import add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.fusion import RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY
 from onnxtrain.passes import (
     CleanupPass,
@@ -101,6 +102,7 @@ def build_training_graphs(
 
     statistics = _chain_statistics(forward, selection.statistics)
     order = [name for name in forward.graph.initializers if name in selection.parameters]
+    RMSNormFusionPass(selection.parameters)(forward)
     training, gradients = add_gradients(forward, loss, selection.trainable)
     append_outputs(training, selection.trainable, gradients)
     training.graph.outputs.extend(_named(training, output) for output in statistics.values())

@@ -50,15 +50,18 @@ class RINorm(nn.Module):
         """Returns x, `[batch, ..., input_dim]`, normalised by its own statistics, and keeps them."""
         self._check("forward", x, axis=-1)
         axes = tuple(range(1, x.ndim - 1))
-        variance, mean = torch.var_mean(x, dim=axes, keepdim=True, unbiased=False)
-        self.mean = stop_gradient(mean)
-        self.stdev = stop_gradient(torch.sqrt(variance + self.eps))
-        return self._normalize(x, self.mean, self.stdev)
+        mean = stop_gradient(x.detach().mean(dim=axes, keepdim=True))
+        centered = x - mean
+        fixed = centered.detach()
+        stdev = stop_gradient(((fixed * fixed).mean(dim=axes, keepdim=True) + self.eps).sqrt())
+        self.mean, self.stdev = mean, stdev
+        return self._scale(centered, stdev)
 
     def transform(self, x: torch.Tensor) -> torch.Tensor:
         """Returns x, `[batch, ..., input_dim]`, normalised by the statistics of the last `forward`."""
         self._check("transform", x, axis=-1)
-        return self._normalize(x, *self._statistics("transform"))
+        mean, stdev = self._statistics("transform")
+        return self._scale(x - mean, stdev)
 
     def inverse(self, x: torch.Tensor) -> torch.Tensor:
         """Returns x, `[batch, length, input_dim, params]`, in the units that the last `forward` was given."""
@@ -74,9 +77,11 @@ class RINorm(nn.Module):
         """Returns the arguments."""
         return f"{self.input_dim}, eps={self.eps}, affine={self.affine}"
 
-    def _normalize(self, x: torch.Tensor, mean: torch.Tensor, stdev: torch.Tensor) -> torch.Tensor:
-        x = (x - mean) / stdev
-        return x * self.affine_weight + self.affine_bias if self.affine else x
+    def _scale(self, centered: torch.Tensor, stdev: torch.Tensor) -> torch.Tensor:
+        if not self.affine:
+            return centered / stdev
+        # The quotient has one number per series, so that the series themselves are multiplied once.
+        return torch.addcmul(self.affine_bias, centered, self.affine_weight / stdev)
 
     def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
         if self.mean is None or self.stdev is None:

@@ -11,7 +11,7 @@ __all__ = ["RMSNorm"]
 
 
 class RMSNorm(nn.Module):
-    """y = x / max(rms(x), eps) * g with rms(x) = ||x|| / sqrt(dim) over the last axis (Zhang and Sennrich, 2019).
+    """Y = x / max(rms(x), eps) * g with rms(x) = ||x|| / sqrt(dim) over the last axis (Zhang and Sennrich, 2019).
 
     `eps` bounds the root mean square from below. That is not `torch.nn.RMSNorm`, which adds it to the mean square:
     where rms(x) > eps the result here has a root mean square of exactly 1.

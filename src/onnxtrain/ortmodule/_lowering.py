@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from onnxtrain.emitter import Emitter
-from onnxtrain.passes import infer_shapes
+from onnxtrain.fusion import RMSNormFusionPass
+from onnxtrain.passes import infer_shapes, mark_stop_gradient
 
 __all__ = [
     "DTYPES",
@@ -143,7 +144,7 @@ class Lowering:
         result.shape = value.shape
         node = result.producer()
         assert node is not None
-        node.metadata_props["pkg.torch.onnx.fx_node"] = "aten.detach.default"
+        mark_stop_gradient(node)
         return result
 
     def unsupported(self, why: str) -> UnsupportedATenOp:
@@ -226,6 +227,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
     lowered = _GraphLowering(graph_module, model).run()
     _infer_missing_shapes(model)
+    RMSNormFusionPass()(model)
     return lowered
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxtrain.passes.canonical import canonicalize
-from onnxtrain.passes.cleanup import CleanupPass, is_stop_gradient
+from onnxtrain.passes.cleanup import CleanupPass
 from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
@@ -16,6 +16,7 @@ from onnxtrain.passes.products import TransposedProductPass
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
+from onnxtrain.passes.stop_gradient import is_stop_gradient, mark_stop_gradient, mark_stopped_gradients
 from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "lift_constants",
     "load_model",
     "mark_constant",
+    "mark_stop_gradient",
+    "mark_stopped_gradients",
     "promote_initializers",
     "running_statistics",
     "save_model",

@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.passes import mark_stop_gradient
 
 __all__ = ["stop_gradient", "truncated"]
 
@@ -21,7 +22,7 @@ def stop_gradient(low: Lowering, x: ir.Value) -> ir.Value:
     result: ir.Value = low.op.Identity(x)
     node = result.producer()
     assert node is not None
-    node.metadata_props["pkg.torch.onnx.fx_node"] = "aten.detach.default"
+    mark_stop_gradient(node)
     return result
 
 

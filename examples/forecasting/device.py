@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-from protocol import TASKS, WARMUP, Series, Task, Windows, batches, steps_per_epoch
+from protocol import TASKS, Series, Windows, batches, schedule
 
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 
@@ -19,8 +19,8 @@ from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
 def fit(module: Module, optimizer: Optimizer, windows: Windows, epochs: int, seed: int) -> None:
     """Trains on the training part, as `train.py` does at the desk."""
     contexts, horizons = windows.of("train")
-    total = epochs * steps_per_epoch(len(contexts))
-    scheduler = LinearLRScheduler(optimizer, WARMUP, total, windows.task.learning_rate)
+    warmup, total = schedule(len(contexts), epochs)
+    scheduler = LinearLRScheduler(optimizer, warmup, total, windows.task.learning_rate)
     module.train()
     for indices in batches(len(contexts), epochs, seed):
         module(contexts[indices], horizons[indices])
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     series = Series.load(options.folder / "series.npz")
-    task: Task = TASKS[series.name]
+    task = TASKS[series.name]
     windows, epochs = Windows(series, task), options.epochs or task.epochs
     if options.action == "train":
         forecasts = train(options.folder, windows, epochs, options.seed)

@@ -115,3 +115,9 @@ def batches(count: int, epochs: int, seed: int) -> Iterator[np.ndarray]:
 
 def steps_per_epoch(count: int) -> int:
     return -(-count // BATCH)
+
+
+def schedule(count: int, epochs: int) -> tuple[int, int]:
+    """Steps in which the learning rate rises, and steps in all; after the first it falls to zero."""
+    total = epochs * steps_per_epoch(count)
+    return min(WARMUP, total // 4), total

@@ -11,7 +11,7 @@ import numpy as np
 import series
 import torch
 from model import NORMS, Forecaster
-from protocol import TASKS, WARMUP, Task, Windows, batches, steps_per_epoch
+from protocol import TASKS, Task, Windows, batches, schedule
 
 from onnxtrain.ortmodule import ORTModule
 
@@ -24,20 +24,17 @@ def make_model(task: Task, norm: str, seed: int) -> Forecaster:
 def fit(model: torch.nn.Module, windows: Windows, epochs: int, seed: int) -> None:
     """Trains on the training part; on the device `device.py` does the same."""
     contexts, horizons = (torch.from_numpy(array) for array in windows.of("train"))
-    task, total = windows.task, epochs * steps_per_epoch(len(contexts))
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay, foreach=False
-    )
-    # The formula of LinearLRScheduler: up in WARMUP steps, then down to zero.
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(step / WARMUP, max(0, total - step) / (total - WARMUP))
+    task, (warmup, total) = windows.task, schedule(len(contexts), epochs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(  # by the formula of LinearLRScheduler
+        optimizer, lambda step: step / warmup if step < warmup else (total - step) / (total - warmup)
     )
     model.train()
     for indices in batches(len(contexts), epochs, seed):
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(contexts[indices]), horizons[indices]).backward()
         optimizer.step()
-        schedule.step()
+        scheduler.step()
 
 
 def forecast(model: torch.nn.Module, windows: Windows, part: str) -> np.ndarray:

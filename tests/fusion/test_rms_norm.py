@@ -49,6 +49,10 @@ TOTAL = node("Add", "mean epsilon", "total")
 ROOT = node("Sqrt", "total", "s")
 RECIPROCAL = node("Reciprocal", "s", "r")
 PRODUCT = node("Mul", "x r", "z")
+REST = [TOTAL, ROOT, RECIPROCAL, PRODUCT, LAST]
+OVER_ROOT = node("Div", "x s", "z")
+ONE_OVER = node("Div", "one s", "r")
+TURNED = node("Mul", "r x", "z")
 
 FUSED = {
     "darts": (FLOORED, [NORM, SCALED, CLIPPED, QUOTIENT, LAST]),
@@ -66,9 +70,9 @@ FUSED = {
         INVERSE,
         [node("Pow", "x two", "square"), MEAN, TOTAL, ROOT, RECIPROCAL, PRODUCT, node("Mul", "g z", "y")],
     ),
-    "square as a product": (INVERSE, [SQUARE, MEAN, TOTAL, ROOT, RECIPROCAL, PRODUCT, LAST]),
-    "over the root": (INVERSE, [SQUARE, MEAN, node("Add", "epsilon mean", "total"), ROOT, node("Div", "x s", "z"), LAST]),
-    "one over the root": (INVERSE, [SQUARE, MEAN, TOTAL, ROOT, node("Div", "one s", "r"), node("Mul", "r x", "z"), LAST]),
+    "square as a product": (INVERSE, [SQUARE, MEAN, *REST]),
+    "over the root": (INVERSE, [SQUARE, MEAN, node("Add", "epsilon mean", "total"), ROOT, OVER_ROOT, LAST]),
+    "one over the root": (INVERSE, [SQUARE, MEAN, TOTAL, ROOT, ONE_OVER, TURNED, LAST]),
     "powers": (INVERSE, [SQUARE, MEAN, TOTAL, node("Pow", "total minus_half", "r"), PRODUCT, LAST]),
     "power one half": (INVERSE, [SQUARE, MEAN, TOTAL, node("Pow", "total half", "s"), node("Div", "x s", "z"), LAST]),
 }  # fmt: skip
@@ -84,9 +88,9 @@ LEFT_ALONE = {
     "floor of run time": [NORM, SCALED, node("Clip", "rms v", "m"), QUOTIENT, LAST],
     "a scale for each position": [NORM, SCALED, CLIPPED, QUOTIENT, node("Mul", "z h", "y")],
     "quotient read elsewhere": [NORM, SCALED, CLIPPED, QUOTIENT, LAST, node("Exp", "z", "w")],
-    "a cube": [node("Mul", "x square", "cube"), node("ReduceMean", "cube axis", "mean", keepdims=1), TOTAL, ROOT, RECIPROCAL, PRODUCT, LAST],
+    "a cube": [node("Mul", "x square", "cube"), node("ReduceMean", "cube axis", "mean", keepdims=1), *REST],
     "no epsilon": [SQUARE, MEAN, node("Sqrt", "mean", "s"), RECIPROCAL, PRODUCT, LAST],
-    "axis dropped": [SQUARE, node("ReduceMean", "square second", "mean", keepdims=0), TOTAL, ROOT, RECIPROCAL, PRODUCT, LAST],
+    "axis dropped": [SQUARE, node("ReduceMean", "square second", "mean", keepdims=0), *REST],
 }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ class RINorm(nn.Module):
         if not self.affine:
             return centered / stdev
         # The quotient has one number per series, so that the series themselves are multiplied once.
-        return torch.addcmul(self.affine_bias, centered, self.affine_weight / stdev)
+        return centered * (self.affine_weight / stdev) + self.affine_bias
 
     def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
         if self.mean is None or self.stdev is None:

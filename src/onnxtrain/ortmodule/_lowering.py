@@ -179,7 +179,7 @@ class Lowering:
 
     def shape(self, fake: torch.Tensor) -> ir.Shape:
         """Returns the ONNX shape of a fake tensor."""
-        return ir.Shape([size if isinstance(size, int) else str(size) for size in fake.shape])
+        return ir.Shape([_dimension(size) for size in fake.shape])
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
         """Returns a new graph input of the dtype and shape of a fake tensor that `draw` makes at each call."""
@@ -188,6 +188,12 @@ class Lowering:
         sizes = run_time_sizes(tuple(like.shape), self.placeholders)
         self.random.append((value, RandomInput(draw, sizes)))
         return value
+
+
+def _dimension(size: int | torch.SymInt) -> int | str:
+    """A size as a number, also where a guard has found out that a symbol stands for one, or as a name."""
+    known = size if isinstance(size, int) else size.node.maybe_as_int()
+    return str(size) if known is None else int(known)
 
 
 def run_time_sizes(

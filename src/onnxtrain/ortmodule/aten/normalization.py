@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from torch import fx
@@ -144,14 +145,22 @@ def native_layer_norm(
 ) -> tuple[ir.Value | None, ...]:
     op = low.op
     if weight is None:
-        weight = op.Expand(op.const(1.0, low.dtype), low.ints(shape))
-        weight.shape = ir.Shape([*(x.shape or ())][-len(shape) :])
+        weight = _ones(low, x, shape)
     inputs = (x, weight) if bias is None else (x, weight, bias)
     attributes = {"axis": -len(shape), "epsilon": eps}
     if low.uses_result(1) or low.uses_result(2):
         y, mean, inverse = op.LayerNormalization(*inputs, **attributes, _outputs=3)
         return y, mean, inverse
     return op.LayerNormalization(*inputs, **attributes), None, None
+
+
+def _ones(low: Lowering, x: ir.Value, shape: list[Any]) -> ir.Value:
+    """Returns the scale of a layer norm that has none, over the last axes of x."""
+    if all(isinstance(size, int) for size in shape):
+        return low.op.const(np.ones(shape), low.dtype)
+    ones: ir.Value = low.op.Expand(low.op.const(1.0, low.dtype), low.ints(shape))
+    ones.shape = ir.Shape([*(x.shape or ())][-len(shape) :])
+    return ones
 
 
 @lower("aten.native_group_norm.default")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,21 @@ def test_a_model_of_darts_trains_in_onnxruntime_as_without(name: str) -> None:
     assert not np.array_equal(state["rin.affine_weight"].numpy(), np.ones(1, np.float32))
     for key, value in reference.items():
         np.testing.assert_allclose(state[key].numpy(), value.numpy(), rtol=0, atol=1e-4, err_msg=key)
+
+
+# Lightning asks for pinned memory, of which PyTorch says that it is of no use here.
+@pytest.mark.filterwarnings("ignore:.pin_memory. argument is set as true:UserWarning")
+def test_the_documented_way_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "forecasting.md").read_text(encoding="utf-8")
+    (block,) = (text for text in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if "darts" in text)
+    known, later = co2()
+    namespace: dict[str, Any] = {"series": known, "__name__": "documented"}
+    exec(compile(block, "docs/forecasting.md", "exec"), namespace)
+    assert namespace["model"].model.report().runs_in_onnxruntime
+    error = np.abs(namespace["forecast"].values() - later.values()[:24]).mean()
+    seasonal_naive = np.abs(np.tile(known.values()[-12:], (2, 1)) - later.values()[:24]).mean()
+    assert error < seasonal_naive
 
 
 class TiDEInONNXRuntime(models.TiDEModel):

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
 from onnxtrain.fusion import RMSNormFusionPass
@@ -30,6 +31,7 @@ CONSTANTS = {
     "root": N**0.5,
     "floor": 1e-3,
     "epsilon": 1e-5,
+    "floor32": np.array(1 / 1024, np.float32),
 }
 _NAMES = {np.float64: "double", np.float32: "float"}
 
@@ -76,6 +78,11 @@ FUSED = {
     "powers": (INVERSE, [SQUARE, MEAN, TOTAL, node("Pow", "total minus_half", "r"), PRODUCT, LAST]),
     "power one half": (INVERSE, [SQUARE, MEAN, TOTAL, node("Pow", "total half", "s"), node("Div", "x s", "z"), LAST]),
 }  # fmt: skip
+
+FUSED["numbers like others"] = (
+    FLOORED,
+    [NORM, SCALED, node("CastLike", "floor32 norm", "f"), node("Clip", "rms f", "m"), QUOTIENT, LAST],
+)
 
 LEFT_ALONE = {
     "another axis": [node("ReduceL2", "x second", "norm", keepdims=1), SCALED, CLIPPED, QUOTIENT, LAST],
@@ -128,6 +135,7 @@ def feeds(dtype=np.float64):
 def fused(proto: onnx.ModelProto, parameters=()) -> ir.Model:
     result = canonicalize(load_model(proto))
     RMSNormFusionPass(parameters)(result)
+    RemoveUnusedNodesPass()(result)
     return result
 
 

@@ -155,6 +155,9 @@ class RMSNormFusionPass(ir.passes.InPlacePass):
 
     def _number(self, value: ir.Value | None) -> float | None:
         """Returns the number that a value always has."""
+        node = value.producer() if value is not None else None
+        if node is not None and _is(node, "Cast"):  # what a float64 graph reads a float32 constant through
+            value = node.inputs[0]
         if value is None or value.is_graph_input() or value.name in self._parameters:
             return None
         tensor = ir.convenience.get_const_tensor(value)

@@ -16,9 +16,9 @@ except ModuleNotFoundError as error:
         "importing onnxtrain.nn: PyTorch is not installed; pip install 'onnxtrain[torch]'", name="torch"
     ) from error
 
+from onnxtrain.nn._export import stop_gradient
 from onnxtrain.nn._layer_norm import LayerNorm, LayerNormNoBias
 from onnxtrain.nn._rin_norm import RINorm
 from onnxtrain.nn._rms_norm import RMSNorm
-from onnxtrain.nn._stop_gradient import stop_gradient
 
 __all__ = ["LayerNorm", "LayerNormNoBias", "RINorm", "RMSNorm", "stop_gradient"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from onnxtrain.nn._stop_gradient import is_tracing, stop_gradient
+from onnxtrain.nn._export import exact, is_tracing, stop_gradient
 
 __all__ = ["RINorm"]
 
@@ -53,7 +53,7 @@ class RINorm(nn.Module):
         mean = stop_gradient(x.detach().mean(dim=axes, keepdim=True))
         centered = x - mean
         fixed = centered.detach()
-        stdev = stop_gradient(((fixed * fixed).mean(dim=axes, keepdim=True) + self.eps).sqrt())
+        stdev = stop_gradient(((fixed * fixed).mean(dim=axes, keepdim=True) + exact(self.eps, x)).sqrt())
         self.mean, self.stdev = mean, stdev
         return self._scale(centered, stdev)
 
@@ -68,9 +68,11 @@ class RINorm(nn.Module):
         self._check("inverse", x, axis=-2)
         mean, stdev = self._statistics("inverse")
         if self.affine:
-            x = x - self.affine_bias.unsqueeze(-1)
-            # eps² keeps a weight of zero from dividing by zero, as in the paper's own code.
-            x = x / (self.affine_weight.unsqueeze(-1) + self.eps * self.eps)
+            # What exporters find computed from parameters alone they replace by a constant, which then gets no
+            # gradient: here everything depends on the statistics. eps² keeps a weight of zero from dividing by
+            # zero, as in darts.
+            stdev = 1 / (self.affine_weight / stdev + exact(self.eps * self.eps, x) / stdev)
+            mean = mean - self.affine_bias * stdev
         return x * stdev.unsqueeze(-1) + mean.unsqueeze(-1)
 
     def extra_repr(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from onnxtrain.nn._stop_gradient import is_tracing
+from onnxtrain.nn._export import exact, is_tracing
 
 __all__ = ["RMSNorm"]
 
@@ -41,8 +41,8 @@ class RMSNorm(nn.Module):
                 f"RMSNorm: the last axis of the input must have size {self.g.shape[0]}, the argument dim; "
                 f"received shape {tuple(x.shape)}"
             )
-        rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * self.scale
-        y: torch.Tensor = x / rms.clamp(min=self.eps) * self.g
+        rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * exact(self.scale, x)
+        y: torch.Tensor = x / rms.clamp(min=exact(self.eps, x)) * self.g
         return y
 
     def extra_repr(self) -> str:

@@ -17,7 +17,12 @@ from onnxtrain.passes.products import TransposedProductPass
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
-from onnxtrain.passes.stop_gradient import is_stop_gradient, mark_stop_gradient, mark_stopped_gradients
+from onnxtrain.passes.stop_gradient import (
+    is_stop_gradient,
+    lost_detaches,
+    mark_stop_gradient,
+    mark_stopped_gradients,
+)
 from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = [
@@ -44,6 +49,7 @@ __all__ = [
     "is_training_batch_norm",
     "lift_constants",
     "load_model",
+    "lost_detaches",
     "mark_constant",
     "mark_stop_gradient",
     "mark_stopped_gradients",

@@ -1,15 +1,22 @@
-"""A `detach` that is still there in an exported ONNX graph."""
+"""What exporters to ONNX would lose otherwise."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["is_tracing", "stop_gradient"]
+__all__ = ["exact", "is_tracing", "stop_gradient"]
 
 
 def is_tracing() -> bool:
     """Returns whether TorchScript is tracing, where a size is a tensor and must not be compared."""
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
+def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
+    """Returns a number, as a tensor where an exporter would round it: the one of Dynamo writes float32."""
+    if like.dtype == torch.float64 and torch.compiler.is_exporting():
+        return torch.tensor(number, dtype=like.dtype, device=like.device)
+    return number
 
 
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:

@@ -46,4 +46,8 @@ CASES = [
     Case("median_nan", lambda x: (x.median(), x.median(1)[0]), (NANS,)),
     Case("kthvalue", lambda x: (*x.kthvalue(2), *x.kthvalue(3, 0, keepdim=True)), (X,)),
     Case("kthvalue_nan", lambda x: x.kthvalue(2, 0)[0], (NANS_ONLY,)),
+    Case("unique", lambda i: torch.unique(i, return_inverse=True, return_counts=True), (INTS,)),
+    Case(
+        "unique_small", lambda i: (torch.unique(i > 0), torch.unique(i.int()), torch.unique(i * 0.5)), (INTS,)
+    ),
 ]

@@ -205,3 +205,17 @@ def _ordered(
     key = low.stopped(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
     return op.GatherElements(x, indices, axis=axis), indices
+
+
+@lower("aten._unique2.default")
+def unique(
+    low: Lowering, x: ir.Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[ir.Value, ...]:
+    """Always sorted, as PyTorch's own are."""
+    op = low.op
+    if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS or x.dtype == ir.DataType.INT32:
+        x = low.tensor(x, ir.DataType.INT64)
+    values, _, inverse, counts = op.Unique(op.Reshape(x, [-1]), sorted=1, _outputs=4)
+    if low.fake(0).dim() != 1:
+        inverse = op.reshape_like(inverse, x)
+    return values, inverse, counts

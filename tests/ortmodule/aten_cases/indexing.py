@@ -54,6 +54,22 @@ CASES = [
     Case("scatter_add", lambda x, p, y: x.scatter_add(1, p, y), (T(2, 4), PLACES, T(2, 3))),
     Case("scatter_ints", lambda p: torch.zeros(2, 4, dtype=torch.int64).scatter(1, p, 1), (PLACES,)),
     *(_reduce(how, own) for how in ("sum", "mean", "prod", "amax", "amin") for own in (True, False)),
+    *(
+        Case(
+            f"scatter_reduce_ints_{how}_{own}",
+            lambda p, how=how, own=own: (p + 5).scatter_reduce(1, p, p * p - 3, how, include_self=own),
+            (PLACES,),
+        )
+        for how in ("sum", "prod", "amax", "amin")
+        for own in (True, False)
+    ),
+    Case("fold", lambda x: torch.nn.functional.fold(x, (4, 5), 2), (T(2, 8, 12),), dynamic=False),
+    Case(
+        "unfold_windows",
+        lambda x: torch.nn.functional.unfold(x, 2, stride=2),
+        (T(2, 3, 4, 6),),
+        dynamic=False,
+    ),
     Case("index_put", _written(lambda y, i, v: y.index_put_((i,), v)), (X, I, T(4, 5))),
     Case("index_put_two", _written(lambda y, i, v: y.index_put_((i, i), v)), (X, I, T(3, 5))),
     Case(

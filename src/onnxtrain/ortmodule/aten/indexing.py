@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -211,7 +212,7 @@ def scatter_with(
     return _scatter(low, x, dim, index, source, {"add": "add", "multiply": "mul"}[reduce])
 
 
-_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
+_NEUTRAL: dict[str, float] = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
@@ -228,10 +229,14 @@ def scatter_reduce(
 ) -> ir.Value:
     """Where entries of `x` are not to count, the neutral element of the reduction takes their place first."""
     op = low.op
+    neutral_number = _NEUTRAL[reduce]
     if not low.dtype.is_floating_point():
-        raise low.unsupported(f"of {low.dtype}")
+        if low.dtype not in (INT64, ir.DataType.INT32) or reduce == "mean":
+            raise low.unsupported(f"{reduce} of {low.dtype}")
+        bounds = np.iinfo(low.dtype.numpy())
+        neutral_number = int(min(max(neutral_number, bounds.min), bounds.max))
     if not include_self:
-        neutral = op.Expand(low.tensor(_NEUTRAL[reduce], low.dtype), op.shape_of(index))
+        neutral = op.Expand(low.tensor(neutral_number, low.dtype), op.shape_of(index))
         x = op.ScatterElements(x, index, neutral, axis=axis_of(low, dim))
     total = _scatter(low, x, dim, index, source, _REDUCTIONS[reduce])
     if reduce != "mean":

@@ -300,6 +300,52 @@ def test_data_dependent_branch() -> None:
     assert ours.report().runs_in_onnxruntime
 
 
+def _positive_rows(h: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(h[h.sum(1) > 0])
+
+
+def _doubled_where_positive(h: torch.Tensor) -> torch.Tensor:
+    h = h.clone()
+    positive = h > 0
+    h[positive] = torch.sin(h[positive])
+    return h
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("function", [_positive_rows, _doubled_where_positive])
+def test_masks(function: Any, captured: bool) -> None:
+    """Their sizes depend on the data: Dynamo breaks the graph there, or is asked not to."""
+    ours, plain = pair(Between(function))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured):
+        for batch in (6, 8, 7):
+            assert_same_step(ours, plain, torch.randn(batch, 4))
+        x = (
+            torch.zeros(3, 4) - 1e3 * plain.first.weight.detach().sum(0).sign()
+        )  # likely no positive row at all
+        assert_same_step(ours, plain, x)
+    assert ours.report().runs_in_onnxruntime
+    assert not captured or len(ours.report()) <= 3
+
+
+def _dropped_rows(h: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(h[h.sum(1) > 0], 0.5)
+
+
+def test_random_numbers_of_a_size_that_depends_on_data_are_pytorchs() -> None:
+    plain = Between(_dropped_rows)
+    ours = ORTModule(copy.deepcopy(plain))
+    x, outputs = torch.randn(9, 4), []
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for module in (ours, plain):
+            torch.manual_seed(1)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                outputs.append(module(x))
+            if module is ours:
+                assert any("depends on the data" in str(warning.message) for warning in caught)
+    torch.testing.assert_close(*outputs)
+
+
 def _checkpointed(h: torch.Tensor) -> torch.Tensor:
     return torch.utils.checkpoint.checkpoint(lambda t: torch.tanh(t * 2), h, use_reentrant=False)
 

@@ -98,7 +98,7 @@ def test_computes_in_float64_or_says_why_not(case: Case) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(case.fn, backend=onnxruntime_backend(fallback=False), fullgraph=True)
     try:
-        with torch._dynamo.config.patch(allow_rnn=True):
+        with torch._dynamo.config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True):
             outputs, gradients = _values_and_gradients(compiled, case.sample(torch.float64))
     except Exception as error:
         reason = getattr(error, "inner_exception", error)

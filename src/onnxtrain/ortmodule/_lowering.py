@@ -191,6 +191,10 @@ class Lowering:
         value = ir.Value(name=self.op.unique_name("random"), shape=self.shape(like))
         value.type = ir.TensorType(DTYPES[like.dtype])
         sizes = run_time_sizes(tuple(like.shape), self.placeholders)
+        if sizes is None:
+            raise self.unsupported(
+                f"random numbers of the shape {list(like.shape)}, which depends on the data"
+            )
         self.random.append((value, RandomInput(draw, sizes)))
         return value
 
@@ -203,8 +207,11 @@ def _dimension(size: int | torch.SymInt) -> int | str:
 
 def run_time_sizes(
     shape: Sequence[Any], placeholders: Sequence[fx.Node]
-) -> Callable[[Sequence[Any]], tuple[int, ...]]:
-    """Returns the function that gives the sizes of a symbolic shape, from the arguments of the graph."""
+) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
+    """Returns the function that gives the sizes of a symbolic shape, from the arguments of the graph.
+
+    None where these do not tell them: how many elements of a mask are true, for example.
+    """
     if all(isinstance(size, int) for size in shape):
         fixed = tuple(int(size) for size in shape)
         return lambda arguments: fixed
@@ -217,6 +224,8 @@ def run_time_sizes(
             if expression is not None and expression.is_Symbol:
                 sources.setdefault(expression, (index, axis))
     expressions = [size if isinstance(size, int) else size.node.expr for size in shape]
+    if any(not e.free_symbols <= sources.keys() for e in expressions if not isinstance(e, int)):
+        return None
 
     def evaluate(arguments: Sequence[Any]) -> tuple[int, ...]:
         values = {

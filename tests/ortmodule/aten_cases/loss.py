@@ -82,4 +82,10 @@ CASES = [
     ),
     Case("kl_div", partial(F.kl_div, reduction="batchmean"), (T(3, 4), T(3, 4, low=0.1, high=1))),
     Case("kl_div_log_target", partial(F.kl_div, reduction="sum", log_target=True), (T(3, 4), T(3, 4))),
+    Case("triplet_margin_loss", F.triplet_margin_loss, (T(3, 4), T(3, 4), T(3, 4))),
+    Case("soft_margin_loss", lambda x, y: F.soft_margin_loss(x, y.sign()), (T(3, 4), T(3, 4, grad=False))),
+    Case("multi_margin_loss", F.multi_margin_loss, (T(4, 5), _LABELS)),
+    Case(
+        "cosine_embedding_loss", lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(3)), (T(3, 4), T(3, 4))
+    ),
 ]

@@ -10,6 +10,7 @@ TIES = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], requires_grad=True)
 NANS = torch.tensor([[1.0, NAN, 3.0], [NAN, 2.0, NAN], [-INF, INF, NAN], [2.0, INF, 1.0], [NAN, -INF, INF]])
 # For order, which puts NaN and infinity in one place.
 NANS_ONLY = NANS.nan_to_num(NAN, 7.0, -7.0)
+GRID = torch.tensor([[-1.5, -1.0, -0.5, 0.0], [0.5, 1.0, 1.5, 2.0]])  # on the bounds of bins
 X = T(3, 4, 5)
 
 CASES = [
@@ -46,4 +47,27 @@ CASES = [
     Case("median_nan", lambda x: (x.median(), x.median(1)[0]), (NANS,)),
     Case("kthvalue", lambda x: (*x.kthvalue(2), *x.kthvalue(3, 0, keepdim=True)), (X,)),
     Case("kthvalue_nan", lambda x: x.kthvalue(2, 0)[0], (NANS_ONLY,)),
+    Case("unique", lambda i: torch.unique(i, return_inverse=True, return_counts=True), (INTS,)),
+    Case(
+        "unique_small", lambda i: (torch.unique(i > 0), torch.unique(i.int()), torch.unique(i * 0.5)), (INTS,)
+    ),
+    Case(
+        "searchsorted",
+        lambda x: torch.searchsorted(torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype), x),
+        (GRID,),
+    ),
+    Case(
+        "searchsorted_right",
+        lambda x: torch.searchsorted(
+            torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype), x, side="right", out_int32=True
+        ),
+        (GRID,),
+    ),
+    Case(
+        "searchsorted_rows",
+        lambda x, y: torch.searchsorted(x.sort(1)[0], y),
+        (T(3, 4, grad=False), T(3, 2, grad=False)),
+    ),
+    Case("bucketize", lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype)), (GRID,)),
+    Case("histc", lambda x: (torch.histc(x, 4, -1.0, 1.0), torch.histc(x, 3, 0, 2)), (GRID,)),
 ]

@@ -100,3 +100,35 @@ def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any =
     if p == math.inf:
         return op.ReduceMax(op.Abs(difference), [-1], keepdims=0)  # type: ignore[no-any-return]
     raise low.unsupported(f"distances of order {p}")
+
+
+@lower("aten._grouped_mm.default", "transformers.grouped_mm_fallback.default")
+def grouped_mm(
+    low: Lowering, a: ir.Value, b: ir.Value, offs: Any = None, bias: Any = None, out_dtype: Any = None
+) -> ir.Value:
+    """The rows of `a` before `offs[0]` times `b[0]`, those from there to before `offs[1]` times `b[1]`, ...
+
+    a: [rows, k]; b: [groups, k, n]; offs: [groups]. Rows behind the last group are zero, where PyTorch leaves them
+    undefined.
+    """
+    op = low.op
+    groups = low.fake(1).shape[0]
+    if offs is None or bias is not None or len(low.fake(0).shape) != 2 or len(low.fake(1).shape) != 3:
+        raise low.unsupported("other than [rows, k] by [groups, k, n]")
+    if not isinstance(groups, int):
+        raise low.unsupported("a symbolic number of groups")
+    ends = low.tensor(offs, ir.DataType.INT64)
+    sizes = op.Sub(op.Concat(ends, op.Shape(a, start=0, end=1), axis=0), op.Concat([0], ends, axis=0))
+    parts = op.Split(a, sizes, axis=0, _outputs=groups + 1)
+    (_, k), (_, n) = low.shape(low.fake(0)), low.shape(low.result)
+    products = []
+    for group, part in enumerate(parts[:-1]):
+        part.shape = ir.Shape([f"rows of {part.name}", k])
+        factor = op.Gather(b, group)
+        factor.shape = ir.Shape([k, n])
+        products.append(op.MatMul(part, factor))
+        products[-1].shape = ir.Shape([part.shape[0], n])
+    rest = parts[-1]
+    behind = op.Concat(op.Shape(rest, start=0, end=1), op.dim(b, -1), axis=0)
+    nothing = op.Expand(op.const(0.0, low.dtype), behind)
+    return op.Concat(*products, nothing, axis=0)  # type: ignore[no-any-return]

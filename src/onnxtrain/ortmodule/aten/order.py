@@ -205,3 +205,53 @@ def _ordered(
     key = low.stopped(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
     return op.GatherElements(x, indices, axis=axis), indices
+
+
+@lower("aten._unique2.default")
+def unique(
+    low: Lowering, x: ir.Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[ir.Value, ...]:
+    """Always sorted, as PyTorch's own are."""
+    op = low.op
+    if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS or x.dtype == ir.DataType.INT32:
+        x = low.tensor(x, ir.DataType.INT64)
+    values, _, inverse, counts = op.Unique(op.Reshape(x, [-1]), sorted=1, _outputs=4)
+    if low.fake(0).dim() != 1:
+        inverse = op.reshape_like(inverse, x)
+    return values, inverse, counts
+
+
+@lower("aten.searchsorted.Tensor", "aten.searchsorted.Scalar")
+def searchsorted(
+    low: Lowering,
+    ordered: ir.Value,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: ir.Value | None = None,
+) -> ir.Value:
+    """How many elements of the last axis of `ordered` lie before each value; equal ones too with `right`."""
+    op = low.op
+    if sorter is not None:
+        ordered = op.GatherElements(ordered, sorter, axis=-1)
+    values = low.tensor(values, ordered.dtype or low.dtype)
+    values = op.Unsqueeze(values, [-1])
+    if len(low.fake(0).shape) > 1:
+        ordered = op.Unsqueeze(ordered, [-2])
+    before = op.LessOrEqual(ordered, values) if right or side == "right" else op.Less(ordered, values)
+    return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)  # type: ignore[no-any-return]
+
+
+@lower("aten.histc.default")
+def histc(low: Lowering, x: ir.Value, bins: int = 100, min: Any = 0, max: Any = 0) -> ir.Value:
+    """Numbers of elements per bin of equal width; the last bin has the upper bound too."""
+    op = low.op
+    if min == max:
+        raise low.unsupported("a range that depends on the data")
+    flat = op.Reshape(x, [-1])
+    place = op.Floor(op.Div(op.Mul(op.Sub(flat, float(min)), float(bins)), float(max) - float(min)))
+    place = op.Where(op.Equal(flat, float(max)), float(bins - 1), place)
+    numbers = low.op.const([[float(i)] for i in range(bins)], low.dtype)
+    return op.ReduceSum(op.Cast(op.Equal(numbers, place), to=low.dtype), [1], keepdims=0)  # type: ignore[no-any-return]

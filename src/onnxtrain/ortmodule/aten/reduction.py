@@ -99,9 +99,9 @@ def var_mean(
     return spread, low.op.Squeeze(center, list(range(len(low.fake(0).shape))) if axes is None else axes)
 
 
-@lower("aten.norm.Scalar")
-def norm(low: Lowering, x: ir.Value, p: Any = 2) -> ir.Value:
-    return vector_norm(low, x, p)
+@lower("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
+def norm(low: Lowering, x: ir.Value, p: Any = 2, dim: Any = None, keepdim: bool = False) -> ir.Value:
+    return vector_norm(low, x, 2 if p is None else p, dim, keepdim)
 
 
 @lower("aten.linalg_vector_norm.default")

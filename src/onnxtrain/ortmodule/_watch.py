@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, GeneratorType, TracebackType
 from typing import Any
 
 import torch
@@ -67,15 +67,18 @@ class _Watched:
         watch = self._watch
         _push(watch)
         try:
-            return self._call(*args, **kwargs)
+            result = self._call(*args, **kwargs)
         except Exception as error:
             watch.found.clear()  # a call that raises is never captured
             _capture_again(error.__traceback__)
             raise
         finally:
             _pop(None)
-            if watch.found:
-                watch.publish()
+        if type(result) is GeneratorType:  # its code runs after the call
+            watch.found[result.__qualname__, "what the generator computes"] = None
+        if watch.found:
+            watch.publish()
+        return result
 
 
 def _capture_again(trace: TracebackType | None) -> None:

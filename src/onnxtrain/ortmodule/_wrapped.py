@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.modules.module import _has_any_global_hook
 
 from onnxtrain.ortmodule._engine import compile_module
@@ -37,6 +38,10 @@ class Wrapped:
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
         self.call = self._compile(self.module)
+        if any(_is_lazy(layer) for layer in self.module.modules()):
+            # Dynamo gives their parameters shapes, unless it takes sizes that other models varied for symbolic ones.
+            with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+                return self.call(*args, **kwargs)
         return self.call(*args, **kwargs)
 
     # The first call may come from a module that is being captured: what follows is no part of that.
@@ -53,6 +58,10 @@ class Wrapped:
             caller = _WithoutHooks(self.module, function)
             self._forward = (function, self._compile(caller))
         return self._forward[1](*args, **kwargs)
+
+
+def _is_lazy(layer: torch.nn.Module) -> bool:
+    return isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()  # type: ignore[misc]
 
 
 class BoundForward:

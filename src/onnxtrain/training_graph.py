@@ -13,10 +13,12 @@ import onnx_ir as ir
 from onnxtrain.autodiff import add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.fusion import RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
+    ReluAfterMaxPoolPass,
     TrainingModePass,
     TransposedProductPass,
     infer_shapes,
@@ -89,6 +91,7 @@ def build_training_graphs(
     _set_outputs(forward, [loss, *additional_outputs])
     _make_scalar(forward)
     CleanupPass(keep={name for name, _ in float_initializers(forward)})(forward)
+    ReluAfterMaxPoolPass()(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
     selection = select_parameters(forward, requires_grad, frozen)
@@ -101,6 +104,7 @@ def build_training_graphs(
 
     statistics = _chain_statistics(forward, selection.statistics)
     order = [name for name in forward.graph.initializers if name in selection.parameters]
+    RMSNormFusionPass(selection.parameters)(forward)
     training, gradients = add_gradients(forward, loss, selection.trainable)
     append_outputs(training, selection.trainable, gradients)
     training.graph.outputs.extend(_named(training, output) for output in statistics.values())

@@ -134,6 +134,25 @@ def test_gradients_of_inputs_and_second_derivatives() -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [nn.GELU(), nn.Softmax(-1), nn.LayerNorm(4), nn.Mish(), nn.RMSNorm(4)],
+    ids=lambda layer: repr(layer),
+)
+def test_second_derivatives_of_layers(layer: nn.Module) -> None:
+    """As of a gradient penalty."""
+    ours, plain = pair(nn.Sequential(nn.Linear(4, 4), layer))
+    exact = copy.deepcopy(plain).double()
+    x, results = torch.randn(5, 4), []
+    for module, inputs in ((ours, x), (exact, x.double())):
+        leaf = inputs.requires_grad_()
+        (first,) = torch.autograd.grad((module(leaf) ** 3).sum(), leaf, create_graph=True)
+        ((first.norm(dim=1) - 1) ** 2).sum().backward()
+        results.append([leaf.grad, *(p.grad for p in module.parameters())])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-5)
+
+
 def test_backward_twice() -> None:
     ours, _ = pair(mlp())
     out = ours(torch.randn(3, 4)).sum()

@@ -14,7 +14,7 @@ from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._session import Session
-from onnxtrain.passes import infer_shapes, is_stop_gradient
+from onnxtrain.passes import infer_shapes, inline_functions, is_stop_gradient, lift_constants, settle_shapes
 
 __all__ = ["Program", "TrainingStep"]
 
@@ -122,7 +122,9 @@ class Program:
         """
         joint, _, gradients = self._joint(needs)
         present = [gradient for gradient in gradients if gradient is not None]
-        model = _cut(joint, list(joint.graph.inputs), present)
+        # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
+        model = inline_functions(_cut(joint, list(joint.graph.inputs), present))
+        settle_shapes(lift_constants(model))
         return Program(model, [True] * len(present), self.device), _slots(needs, gradients)
 
 

@@ -7,13 +7,18 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
-from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.functions import (
+    DOMAIN,
     batch_normalization_gradient,
+    floored_rms_normalization,
+    floored_rms_normalization_gradient,
     group_normalization_gradient,
+    inverse_rms_normalization,
+    inverse_rms_normalization_gradient,
     layer_normalization_gradient,
     rms_normalization_gradient,
 )
@@ -63,24 +68,51 @@ def group_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return _as_inputs(op, n, dict(zip(("X", "scale", "bias"), grads, strict=True)))
 
 
-@vjp("LayerNormalization", wrt=("X", "Scale", "B"), saves=("Mean", "InvStdDev"))
-def layer_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+@vjp(
+    "LayerNormalization",
+    wrt=("X", "Scale", "B"),
+    outputs=("Y", "Mean", "InvStdDev"),
+    saves=("Mean", "InvStdDev"),
+)
+def layer_normalization(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
     """Y = x̂ * Scale + B, x̂ standardised over the axes from `axis` on."""
     axis = n.axis(n.X, n.attr("axis"))
-    ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.Scale, axis))
-    mean, inverse = n.out.Mean, n.out.InvStdDev
-    if n.X.dtype == ir.DataType.DOUBLE:  # the saved statistics are float32
+    x, mean, inverse = n.X, n.out.Mean, n.out.InvStdDev
+    if x.dtype == ir.DataType.DOUBLE:  # the saved statistics are float32
         mean, inverse = _statistics(op, n, axis)
-    grads = op.call(layer_normalization_gradient, ct, x, scale, mean, inverse, _outputs=3)
-    return _as_inputs(
-        op,
-        n,
-        {
-            "X": grads[0],
-            "Scale": _summed(op, n, grads[1], n.Scale, axis),
-            "B": _summed(op, n, grads[2], n.B, axis) if n.needs("B") else None,
-        },
-    )
+    grads: dict[str, ir.Value | None] = {}
+    ct, *of_statistics = cts
+    if ct is not None:
+        ct, wide, scale = _wide(op, ct, x, _full_scale(op, n, n.Scale, axis))
+        ct_x, ct_scale, ct_bias = op.call(
+            layer_normalization_gradient, ct, wide, scale, mean, inverse, _outputs=3
+        )
+        grads["X"] = ct_x
+        grads["Scale"] = _summed(op, n, ct_scale, n.Scale, axis)
+        grads["B"] = _summed(op, n, ct_bias, n.B, axis) if n.needs("B") else None
+    if any(statistic is not None for statistic in of_statistics):
+        (wide,) = _wide(op, x)
+        more = _through_statistics(op, wide, mean, inverse, *of_statistics)
+        grads["X"] = more if ct is None else op.Add(grads["X"], more)
+    return _as_inputs(op, n, grads)
+
+
+def _through_statistics(
+    op: Emitter,
+    x: ir.Value,
+    mean: ir.Value,
+    inverse: ir.Value,
+    ct_mean: ir.Value | None,
+    ct_inverse: ir.Value | None,
+) -> ir.Value:
+    """Returns (ct_mean - ct_inverse r³ (x - mean)) / count, as mean = sum(x) / count and r = (var + epsilon)^(-1/2)."""
+    count = op.Cast(op.Div(op.Size(x), op.Size(mean)), to=x.dtype)
+    zero = op.zeros_like(mean)
+    terms = op.Expand(zero if ct_mean is None else op.Cast(ct_mean, to=x.dtype), op.shape_of(x))
+    if ct_inverse is not None:
+        factor = op.Mul(op.Cast(ct_inverse, to=x.dtype), op.Mul(op.Mul(inverse, inverse), inverse))
+        terms = op.Sub(terms, op.Mul(factor, op.Sub(x, mean)))
+    return op.Div(terms, count)  # type: ignore[no-any-return]
 
 
 @vjp("RMSNormalization", wrt=("X", "scale"))
@@ -90,6 +122,29 @@ def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.scale, axis))
     grads = op.call(rms_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=2)
     return _as_inputs(op, n, {"X": grads[0], "scale": _summed(op, n, grads[1], n.scale, axis)})
+
+
+def floored_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x / max(rms, floor) * scale, rms = factor * ||x|| over the last axis, which is the second output."""
+    operands = _wide(op, ct, n.x, n.scale, n.out.rms, n.factor, n.floor)
+    grads = op.call(floored_rms_normalization_gradient, *operands, _outputs=2)
+    return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
+
+
+def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x * r * scale, r = 1 / sqrt(mean(x²) + epsilon) over the last axis, which is the second output."""
+    operands = _wide(op, ct, n.x, n.scale, n.out.inverse)
+    grads = op.call(inverse_rms_normalization_gradient, *operands, _outputs=2)
+    return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
+
+
+for _composite, _saved, _rule in (
+    (floored_rms_normalization, "rms", floored_rms_norm),
+    (inverse_rms_normalization, "inverse", inverse_rms_norm),
+):
+    for _name in _composite.function_names:
+        _signature = Signature(_composite.inputs, ("y", _saved))
+        vjp(_name, domain=DOMAIN, wrt=("x", "scale"), saves=(_saved,), signature=_signature)(_rule)
 
 
 @vjp("MeanVarianceNormalization", wrt=("X",))

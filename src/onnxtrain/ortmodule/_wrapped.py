@@ -61,7 +61,7 @@ class Wrapped:
 
 
 def _is_lazy(layer: torch.nn.Module) -> bool:
-    return isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()  # type: ignore[misc]
+    return isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()
 
 
 class BoundForward:

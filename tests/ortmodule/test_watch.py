@@ -182,3 +182,19 @@ def test_a_forward_that_is_a_generator() -> None:
         steps = list(model(torch.ones(1, 3)))
     assert len(steps) == 2
     assert not model.report().runs_in_onnxruntime
+
+
+def test_a_number_that_differs_in_each_call_is_told_of() -> None:
+    class Annealed(nn.Linear):
+        beta = 0.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.beta += 0.125
+            return x * self.beta
+
+    model = ORTModule(Annealed(3, 3))
+    for _ in range(64):
+        model(torch.ones(1))
+    with pytest.warns(UserWarning, match="captured 64 times"):
+        model(torch.ones(1))
+    assert model(torch.ones(1)) == 66 / 8

@@ -66,6 +66,7 @@ def onnxruntime_backend(
     def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
+        _warn_of_many_captures()
         plain = copy.copy(graph_module)
         plain.graph = copy.deepcopy(graph_module.graph)
         try:
@@ -77,6 +78,7 @@ def onnxruntime_backend(
             calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
             record = GraphRecord(name, "inference", "-", calls, fallback_reason=str(error))
             return _FirstCall(plain.forward, report, record, start)
+        compiled.plain = plain.forward
         if options.save_onnx:
             compiled.save(options, name)
         return _FirstCall(compiled, report, compiled.record(name), start)
@@ -87,6 +89,21 @@ def onnxruntime_backend(
         return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend
+
+
+_MANY = 64
+
+
+def _warn_of_many_captures() -> None:
+    """Warns, once per function, that its calls spend their time on captures; at 256 Dynamo would capture no more."""
+    current = torch._guards.CompileContext.current_compile_id()
+    if current is not None and current.frame_compile_id == _MANY:
+        warnings.warn(
+            f"ORTModule: a function has been captured {_MANY} times. A number or a string that is another one in each "
+            "call (an argument, or an attribute that counts or anneals) does that: make it a tensor. "
+            "TORCH_LOGS=recompiles in the environment names it",
+            stacklevel=2,
+        )
 
 
 def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
@@ -114,7 +131,7 @@ def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
     except OnnxTrainError as error:
         raise ORTModuleONNXModelException(f"building the gradient failed: {error}") from error
     except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime"):
+        if not _is_of_onnxruntime(error):
             raise
         raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
     return compiled
@@ -145,6 +162,10 @@ def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
     return flags
 
 
+def _is_of_onnxruntime(error: Exception) -> bool:
+    return type(error).__module__.startswith("onnxruntime")
+
+
 def _carries_gradient(value: Any) -> bool:
     """Whether an input, when the graph is done, is a result of it that has a gradient: `x.mul_(weight)`."""
     return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
@@ -159,6 +180,9 @@ class CompiledGraph:
         carries_gradient: per input of the graph, whether what is written to it may have a gradient.
         device: of the tensors.
         aliases: the outputs that share the memory of inputs.
+
+    Attributes:
+        plain: the graph in PyTorch, which says it in PyTorch's words when ONNX Runtime rejects the numbers.
     """
 
     def __init__(
@@ -171,6 +195,7 @@ class CompiledGraph:
     ) -> None:
         self._lowered = lowered
         self._aliases = aliases
+        self.plain: Callable[..., Any] | None = None
         self._needs: tuple[bool, ...] | None = None
         self._copied: list[int] = []
         differentiable = [False] * len(lowered.model.graph.outputs)
@@ -223,7 +248,12 @@ class CompiledGraph:
             drawn = random.draw(random.sizes(args))
             # On a GPU the numbers are as random, but not those of eager PyTorch, which draws them there.
             tensors.append(drawn if self.program.device.type == "cpu" else drawn.to(self.program.device))
-        results = call(self.program, tensors) if lowered.model.graph.outputs else ()
+        try:
+            results = call(self.program, tensors) if lowered.model.graph.outputs else ()
+        except Exception as error:
+            if _is_of_onnxruntime(error) and self.plain is not None:
+                self.plain(*args)  # an index out of range raises what PyTorch raises
+            raise
         for placeholder, output in lowered.mutated:
             with torch.set_grad_enabled(results[output].requires_grad):
                 args[placeholder].copy_(results[output])

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch._dynamo.exc import TorchRuntimeError
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -91,9 +92,15 @@ class _Watched:
         try:
             result = self._call(*args, **kwargs)
         except Exception as error:
-            watch.found.clear()  # a call that raises is never captured
             _capture_again(error.__traceback__)
-            raise
+            try:
+                if isinstance(
+                    error, TorchRuntimeError
+                ):  # PyTorch's own, in Dynamo's words: say it in PyTorch's
+                    self._plain(*args, **kwargs)
+                raise
+            finally:
+                watch.found.clear()  # a call that raises is never captured
         finally:
             _pop(None)
         if type(result) is GeneratorType:  # its code runs after the call

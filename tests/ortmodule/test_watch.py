@@ -166,3 +166,35 @@ def test_a_hook_inside_of_a_loop() -> None:
         model(torch.ones(1, 3)).sum().backward()
     assert len(log) == 1
     assert {graph.engine for graph in model.report()} == {"ONNX Runtime", "PyTorch"}
+
+
+def test_a_forward_that_is_a_generator() -> None:
+    """Its code runs when the caller asks for the items."""
+
+    class Steps(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Iterator[torch.Tensor]:  # type: ignore[override]
+            for _ in range(2):
+                x = super().forward(x)
+                yield x
+
+    model = ORTModule(Steps(3, 3))
+    with pytest.warns(UserWarning, match=r"what the generator computes in .*Steps\.forward"):
+        steps = list(model(torch.ones(1, 3)))
+    assert len(steps) == 2
+    assert not model.report().runs_in_onnxruntime
+
+
+def test_a_number_that_differs_in_each_call_is_told_of() -> None:
+    class Annealed(nn.Linear):
+        beta = 0.0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.beta += 0.125
+            return x * self.beta
+
+    model = ORTModule(Annealed(3, 3))
+    for _ in range(64):
+        model(torch.ones(1))
+    with pytest.warns(UserWarning, match="captured 64 times"):
+        model(torch.ones(1))
+    assert model(torch.ones(1)) == 66 / 8

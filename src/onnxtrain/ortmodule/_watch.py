@@ -14,18 +14,20 @@ import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, GeneratorType, TracebackType
 from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch._dynamo.exc import TorchRuntimeError
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import FallbackPolicy
 from onnxtrain.ortmodule._report import GraphRecord, Report
 
-__all__ = ["watched"]
+__all__ = ["being_traced", "watched"]
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
@@ -35,6 +37,8 @@ _DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
 _OWN = f"{Path(__file__).parent}{os.sep}"
 _push = torch._C._push_on_torch_dispatch_stack  # `with` would keep books that a compiled call does not need
 _pop = torch._C._pop_torch_dispatch_stack
+_dispatch_mode = torch._C._get_dispatch_mode
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 _inside = threading.local()
 
 _MOVES_DATA = frozenset({
@@ -45,37 +49,65 @@ _MOVES_DATA = frozenset({
 """Operators that copy or make data; reading a number for an `if` or a log is no part of the model's arithmetic."""
 
 
-def watched(call: Callable[..., Any], report: Report, policy: FallbackPolicy) -> Callable[..., Any]:
+def watched(
+    call: Callable[..., Any], plain: Callable[..., Any], report: Report, policy: FallbackPolicy
+) -> Callable[..., Any]:
     """Returns `call`, which warns of what PyTorch computes in it, once per place in the code, and reports it.
 
     Args:
         call: a compiled module.
+        plain: the module: what is traced or exported is its code.
         report: gets one record per place.
         policy: whether that is allowed; if not, such a call raises ORTModuleTorchModelException when it is done.
     """
-    return _Watched(call, _Watch(report, policy)).run
+    return _Watched(call, plain, _Watch(report, policy)).run
+
+
+def being_traced() -> bool:
+    """Whether the call is for a tool that wants to know what a module computes, and not the numbers.
+
+    They are `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, and tensors without memory.
+    """
+    return (
+        torch._C._is_tracing()
+        or torch.compiler.is_exporting()
+        or is_fx_symbolic_tracing()
+        or _dispatch_mode(_FAKE) is not None
+    )
 
 
 class _Watched:
-    def __init__(self, call: Callable[..., Any], watch: _Watch) -> None:
+    def __init__(self, call: Callable[..., Any], plain: Callable[..., Any], watch: _Watch) -> None:
         self._call = call
+        self._plain = plain
         self._watch = watch
 
     # It may be called from a module that is being captured, which must not take this for its own code.
     @torch._dynamo.decorators.skip
     def run(self, *args: Any, **kwargs: Any) -> Any:
+        if being_traced():
+            return self._plain(*args, **kwargs)
         watch = self._watch
         _push(watch)
         try:
-            return self._call(*args, **kwargs)
+            result = self._call(*args, **kwargs)
         except Exception as error:
-            watch.found.clear()  # a call that raises is never captured
             _capture_again(error.__traceback__)
-            raise
+            try:
+                if isinstance(
+                    error, TorchRuntimeError
+                ):  # PyTorch's own, in Dynamo's words: say it in PyTorch's
+                    self._plain(*args, **kwargs)
+                raise
+            finally:
+                watch.found.clear()  # a call that raises is never captured
         finally:
             _pop(None)
-            if watch.found:
-                watch.publish()
+        if type(result) is GeneratorType:  # its code runs after the call
+            watch.found[result.__qualname__, "what the generator computes"] = None
+        if watch.found:
+            watch.publish()
+        return result
 
 
 def _capture_again(trace: TracebackType | None) -> None:

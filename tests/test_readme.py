@@ -12,7 +12,7 @@ import pytest
 import models
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/fine-tuning.md", "docs/ortmodule.md"]
+PAGES = ["README.md", "docs/fine-tuning.md", "docs/ortmodule.md", "docs/layer-norms.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 

@@ -222,3 +222,25 @@ def test_darts_layer_at_the_front_has_the_gradients_of_torch(tmp_path):
         (tmp_path / exporter).mkdir()
         net = drawn(nn.Sequential(Layer("RINorm").theirs(), Layer("RMSNorm").theirs())).double()
         assert_gradients_of_torch(net, exporter, torch.float64, tmp_path / exporter, 1e-6)
+
+
+class ThereAndBack(Net):
+    """forward and inverse of RINorm, which both darts' class and this one have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer.inverse(torch.tanh(super().forward(x)).unsqueeze(-1)).squeeze(-1)
+
+
+@each_exporter
+def test_forward_and_inverse_in_float32(exporter, tmp_path):
+    assert_gradients_of_torch(ThereAndBack(Layer("RINorm").ours()), exporter, torch.float32, tmp_path, 3e-6)
+
+
+def test_darts_inverse_has_the_gradients_of_torch_without_optimizer(tmp_path):
+    """With it, what `inverse` computes from parameters alone is a constant of the exported graph."""
+    net = ThereAndBack(Layer("RINorm").theirs())
+    assert_gradients_of_torch(net, "dynamo-unoptimized", torch.float32, tmp_path, 3e-6)
+    exported_names = {
+        i.name for i in exported(net, sampled((3, 5, SIZE), torch.float32), "dynamo").graph.initializer
+    }
+    assert {name for name in exported_names if name.startswith(("view", "unsqueeze", "add"))}

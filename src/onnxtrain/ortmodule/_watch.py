@@ -21,13 +21,14 @@ import torch
 from torch._C._dynamo import eval_frame
 from torch._dynamo.exc import TorchRuntimeError
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import FallbackPolicy
 from onnxtrain.ortmodule._report import GraphRecord, Report
 
-__all__ = ["being_traced", "watched"]
+__all__ = ["being_traced", "has_hooks", "watched"]
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
@@ -50,7 +51,7 @@ _MOVES_DATA = frozenset({
 
 
 def watched(
-    call: Callable[..., Any], plain: Callable[..., Any], report: Report, policy: FallbackPolicy
+    call: Callable[..., Any], plain: torch.nn.Module, report: Report, policy: FallbackPolicy
 ) -> Callable[..., Any]:
     """Returns `call`, which warns of what PyTorch computes in it, once per place in the code, and reports it.
 
@@ -76,8 +77,19 @@ def being_traced() -> bool:
     )
 
 
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of the module calls hooks, of its own or global ones."""
+    own = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
 class _Watched:
-    def __init__(self, call: Callable[..., Any], plain: Callable[..., Any], watch: _Watch) -> None:
+    def __init__(self, call: Callable[..., Any], plain: torch.nn.Module, watch: _Watch) -> None:
         self._call = call
         self._plain = plain
         self._watch = watch
@@ -94,9 +106,9 @@ class _Watched:
         except Exception as error:
             _capture_again(error.__traceback__)
             try:
-                if isinstance(
-                    error, TorchRuntimeError
-                ):  # PyTorch's own, in Dynamo's words: say it in PyTorch's
+                # PyTorch's error in Dynamo's words: say it in PyTorch's. Hooks of the module itself, which are not
+                # captured, have been called and are not called again.
+                if isinstance(error, TorchRuntimeError) and not has_hooks(self._plain):
                     self._plain(*args, **kwargs)
                 raise
             finally:

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.nn.modules.module import _has_any_global_hook
 
 from onnxtrain.ortmodule._engine import compile_module
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
-from onnxtrain.ortmodule._watch import being_traced, watched
+from onnxtrain.ortmodule._watch import being_traced, has_hooks, watched
 
 __all__ = ["BoundForward", "Wrapped"]
 
@@ -54,7 +53,7 @@ class Wrapped:
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Does what `function`, a forward of the module, does; hooks of the module itself do not run."""
-        if function == self.module.forward and not _has_hooks(self.module):
+        if function == self.module.forward and not has_hooks(self.module):
             return self.call(*args, **kwargs)
         if being_traced():
             return function(*args, **kwargs)
@@ -108,13 +107,3 @@ class _WithoutHooks(torch.nn.Module):
     # Global hooks, which see every module, must not see this one.
     _call_impl = forward
     __call__ = forward
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    own = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]

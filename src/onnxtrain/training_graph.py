@@ -18,6 +18,7 @@ from onnxtrain.losses import LABELS_KEY, TARGET_KEY
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
+    ReluAfterMaxPoolPass,
     TrainingModePass,
     TransposedProductPass,
     infer_shapes,
@@ -91,6 +92,7 @@ def build_training_graphs(
     _set_outputs(forward, [loss, *additional_outputs])
     _make_scalar(forward)
     CleanupPass(keep={name for name, _ in float_initializers(forward)})(forward)
+    ReluAfterMaxPoolPass()(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
     selection = select_parameters(forward, requires_grad, frozen)

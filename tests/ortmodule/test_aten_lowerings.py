@@ -78,7 +78,7 @@ def test_lowering_matches_eager(case: Case, dynamic: bool) -> None:
     arguments = case.sample(torch.float32)
     if dynamic:
         _mark_dynamic(arguments if case.dynamic is True else [arguments[i] for i in case.dynamic or ()])
-    with torch._dynamo.config.patch(allow_rnn=True):
+    with torch._dynamo.config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True):
         outputs, gradients = _values_and_gradients(compiled, arguments)
     reference = torch.float32 if case.random else torch.float64
     expected, expected_gradients = _values_and_gradients(case.fn, case.sample(reference))

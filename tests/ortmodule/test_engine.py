@@ -134,6 +134,25 @@ def test_gradients_of_inputs_and_second_derivatives() -> None:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [nn.GELU(), nn.Softmax(-1), nn.LayerNorm(4), nn.Mish(), nn.RMSNorm(4)],
+    ids=lambda layer: repr(layer),
+)
+def test_second_derivatives_of_layers(layer: nn.Module) -> None:
+    """As of a gradient penalty."""
+    ours, plain = pair(nn.Sequential(nn.Linear(4, 4), layer))
+    exact = copy.deepcopy(plain).double()
+    x, results = torch.randn(5, 4), []
+    for module, inputs in ((ours, x), (exact, x.double())):
+        leaf = inputs.requires_grad_()
+        (first,) = torch.autograd.grad((module(leaf) ** 3).sum(), leaf, create_graph=True)
+        ((first.norm(dim=1) - 1) ** 2).sum().backward()
+        results.append([leaf.grad, *(p.grad for p in module.parameters())])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-5)
+
+
 def test_backward_twice() -> None:
     ours, _ = pair(mlp())
     out = ours(torch.randn(3, 4)).sum()
@@ -279,6 +298,52 @@ def test_data_dependent_branch() -> None:
     for _ in range(4):
         assert_same_step(ours, plain, torch.randn(3, 4))
     assert ours.report().runs_in_onnxruntime
+
+
+def _positive_rows(h: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(h[h.sum(1) > 0])
+
+
+def _doubled_where_positive(h: torch.Tensor) -> torch.Tensor:
+    h = h.clone()
+    positive = h > 0
+    h[positive] = torch.sin(h[positive])
+    return h
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("function", [_positive_rows, _doubled_where_positive])
+def test_masks(function: Any, captured: bool) -> None:
+    """Their sizes depend on the data: Dynamo breaks the graph there, or is asked not to."""
+    ours, plain = pair(Between(function))
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured):
+        for batch in (6, 8, 7):
+            assert_same_step(ours, plain, torch.randn(batch, 4))
+        x = (
+            torch.zeros(3, 4) - 1e3 * plain.first.weight.detach().sum(0).sign()
+        )  # likely no positive row at all
+        assert_same_step(ours, plain, x)
+    assert ours.report().runs_in_onnxruntime
+    assert not captured or len(ours.report()) <= 3
+
+
+def _dropped_rows(h: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.dropout(h[h.sum(1) > 0], 0.5)
+
+
+def test_random_numbers_of_a_size_that_depends_on_data_are_pytorchs() -> None:
+    plain = Between(_dropped_rows)
+    ours = ORTModule(copy.deepcopy(plain))
+    x, outputs = torch.randn(9, 4), []
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for module in (ours, plain):
+            torch.manual_seed(1)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                outputs.append(module(x))
+            if module is ours:
+                assert any("depends on the data" in str(warning.message) for warning in caught)
+    torch.testing.assert_close(*outputs)
 
 
 def _checkpointed(h: torch.Tensor) -> torch.Tensor:
@@ -432,3 +497,41 @@ def test_a_gradient_that_is_zero_everywhere_is_zero_and_not_none() -> None:
     ours, plain = pair(Between(torch.floor))
     assert_same_step(ours, plain, torch.randn(3, 4))
     assert torch.equal(ours.first.weight.grad, torch.zeros(4, 4))
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+
+    def forward(self, indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.embedding(indices), labels)
+
+
+@pytest.mark.parametrize(
+    ("indices", "labels", "error"),
+    [
+        ([1, 9], [0, 1], IndexError),  # no row of the embedding
+        ([1, 2], [0, 7], IndexError),  # no class
+        ([1, 2], [0], ValueError),  # another batch size
+        ([1.0, 2.0], [0, 1], RuntimeError),
+    ],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_bad_data_raises_what_eager_pytorch_raises(
+    indices: list[float], labels: list[int], error: type[Exception], first: bool
+) -> None:
+    plain = Loss()
+    model = ORTModule(plain)
+    good = torch.tensor([1, 2]), torch.tensor([0, 1])
+    if not first:
+        model(*good)
+    bad = torch.tensor(indices), torch.tensor(labels)
+    with pytest.raises(error) as theirs:
+        plain(*bad)
+    with pytest.raises(error) as mine:
+        model(*bad)
+    assert type(mine.value) is type(theirs.value)
+    assert str(mine.value) == str(theirs.value)
+    torch.testing.assert_close(model(*good), plain(*good))
+    assert model.report().runs_in_onnxruntime

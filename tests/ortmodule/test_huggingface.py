@@ -72,6 +72,41 @@ def llama_checkpointed() -> nn.Module:
     return model
 
 
+def mixtral() -> nn.Module:
+    """A mixture of experts: tokens are sorted by expert, and multiplied group by group."""
+    config = transformers.MixtralConfig(
+        vocab_size=TOKENS,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        output_router_logits=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return transformers.MixtralForCausalLM(config)
+
+
+def mamba() -> nn.Module:
+    """A selective state space, which is an associative scan under vmap."""
+    config = transformers.MambaConfig(
+        vocab_size=TOKENS,
+        hidden_size=16,
+        state_size=4,
+        num_hidden_layers=1,
+        conv_kernel=3,
+        time_step_rank=4,
+        pad_token_id=0,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    return transformers.MambaForCausalLM(config)
+
+
 def t5() -> nn.Module:
     config = transformers.T5Config(
         vocab_size=TOKENS,
@@ -121,6 +156,11 @@ def text(batch: int, length: int) -> Batch:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
 
 
+def text_without_padding(batch: int, length: int) -> Batch:
+    ids = torch.randint(1, TOKENS, (batch, length))
+    return {"input_ids": ids, "labels": ids}
+
+
 def translated_text(batch: int, length: int) -> Batch:
     """The labels are longer than the input."""
     labels = torch.randint(1, TOKENS, (batch, length + 2))
@@ -161,6 +201,8 @@ SETTINGS = {
     "gpt2": Setting(gpt2, text, sgd),
     "llama": Setting(llama, text, adamw),
     "llama_checkpointed": Setting(llama_checkpointed, text, adamw),
+    "mamba": Setting(mamba, text_without_padding, adamw),
+    "mixtral": Setting(mixtral, text, adamw),
     "t5": Setting(t5, translated_text, adamw),
     "vit": Setting(vit, images, sgd),
 }
@@ -173,6 +215,7 @@ MEMORY_AND_NOISE = frozenset(
     {
         *("as_strided", "bernoulli_", "detach", "empty", "empty_like", "empty_permuted", "empty_strided"),
         *("fill_", "ones_like", "view", "zero_", "zeros"),
+        *("resolve_conj", "resolve_neg", "to"),  # nothing but calls: what they would do has names of its own
     }
 )
 """All that PyTorch does in a step: it allocates, draws for dropout, and starts the backward pass with a one."""
@@ -224,6 +267,8 @@ def _pytorch_ops(model: nn.Module, batch: Batch) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
+# It asks for the version of PyTorch, which does not change.
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_trains_as_eager_pytorch(name: str) -> None:
     """No graph may fall back. Dropout draws the same in both precisions, so float64 judges it too."""
@@ -233,6 +278,9 @@ def test_trains_as_eager_pytorch(name: str) -> None:
     batches = [setting.batch(*size) for size in SIZES]
     plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
 
+    for module in exact.modules():
+        if hasattr(module, "config"):  # the grouped product of experts knows no float64
+            module.config._experts_implementation = "eager"
     torch._dynamo.reset()
     wrapped = ORTModule(model, DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
     got = _train(wrapped, setting, batches)

@@ -38,32 +38,35 @@ _DECOMPOSED = (
     "block_diag",
     "bucketize",
     "channel_shuffle",
-    "copysign",
+    "col2im",
     "count_nonzero",
     "deg2rad",
     "diag_embed",
     "dist",
     "dot",
-    "fmax",
-    "fmin",
     "frac",
     "heaviside",
+    "im2col",
     "index_add",
     "index_copy",
     "index_fill",
+    "index_reduce",
     "isneginf",
     "isposinf",
     "linalg_cross",
     "logaddexp2",
     "logit",
+    "multi_margin_loss",
+    "multilabel_margin_loss_forward",
+    "mvlgamma",
     "nansum",
     "pixel_shuffle",
     "pixel_unshuffle",
     "rad2deg",
     "renorm",
     "rot90",
-    "signbit",
     "sinc",
+    "soft_margin_loss",
     "special_entr",
     "special_xlog1py",
     "take",
@@ -86,8 +89,12 @@ def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
 
     Its placeholders and outputs are those of `graph_module`. Mutated inputs are written by `aten.copy_` nodes at its
     end. Where PyTorch's autograd would stop, because of `detach` or inside `no_grad`, there is a `detach` node.
+
+    Raises:
+        NotImplementedError: the graph takes derivatives itself.
     """
     values = example_values(graph_module)
+    _refuse_derivatives(graph_module)
     _mark_stopped_gradients(graph_module)
     fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), contextlib.nullcontext())
     traced = make_fx(_functionalized(_Interpreter(graph_module).run), decomposition_table=_decompositions())
@@ -140,18 +147,43 @@ def _functionalized(run: Callable[..., Any]) -> Callable[..., Any]:
 def _mark_stopped_gradients(graph_module: fx.GraphModule) -> None:
     """Detaches what Dynamo found not to require a gradient although something that it was computed from does.
 
-    `torch.no_grad` regions leave no trace in an ATen graph, and `detach` is lost among the aliases.
+    `torch.no_grad` regions leave no trace in an ATen graph, and `detach` is lost among the aliases. What Dynamo says
+    of values inside `torch.vmap` is not true: there the causes themselves are looked for.
     """
+    enabled = True
     for node in list(graph_module.graph.nodes):
         value = node.meta.get("example_value")
-        if node.op in ("placeholder", "output") or not _is_float(value) or value.requires_grad:
+        if node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+        if node.op in ("placeholder", "output") or not _is_float(value):
             continue
-        if any(_requires_grad(source) for source in node.all_input_nodes):
-            with graph_module.graph.inserting_after(node):
-                stopped = graph_module.graph.call_method("detach", (node,))
-            stopped.meta["example_value"] = value
-            node.replace_all_uses_with(stopped, delete_user_cb=lambda user, new=stopped: user is not new)
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            stopped = not enabled or node.target in ("detach", "detach_", torch.detach)
+        else:
+            stopped = not value.requires_grad and any(
+                _requires_grad(source) for source in node.all_input_nodes
+            )
+        if stopped:
+            _detach(graph_module.graph, node)
     graph_module.recompile()
+
+
+def _detach(graph: fx.Graph, node: fx.Node) -> None:
+    with graph.inserting_after(node):
+        stopped = graph.call_method("detach", (node,))
+    stopped.meta["example_value"] = node.meta["example_value"]
+    node.replace_all_uses_with(stopped, delete_user_cb=lambda user: user is not stopped)
+
+
+_DERIVATIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
+
+
+def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
+    """Raises where the graph takes derivatives: traced without autograd they would come out wrong."""
+    if any(getattr(node.target, "__name__", "") in _DERIVATIVES for node in graph_module.graph.nodes):
+        raise NotImplementedError(
+            "torch.func.grad, vjp, jvp and what is made of them, as a part of the graph"
+        )
 
 
 def _is_float(value: Any) -> bool:

@@ -129,6 +129,11 @@ class Lowering:
         value = self.result
         return DTYPES[(value[0] if isinstance(value, tuple | list) else value).dtype]
 
+    @property
+    def is_double(self) -> bool:
+        """Whether the (first) result is float64: then numbers must not be attributes, which ONNX keeps in float32."""
+        return self.dtype == ir.DataType.DOUBLE
+
     def fake(self, index: int) -> Any:
         """PyTorch's fake tensor of the node's argument `index`."""
         argument = self.node.args[index]
@@ -186,6 +191,10 @@ class Lowering:
         value = ir.Value(name=self.op.unique_name("random"), shape=self.shape(like))
         value.type = ir.TensorType(DTYPES[like.dtype])
         sizes = run_time_sizes(tuple(like.shape), self.placeholders)
+        if sizes is None:
+            raise self.unsupported(
+                f"random numbers of the shape {list(like.shape)}, which depends on the data"
+            )
         self.random.append((value, RandomInput(draw, sizes)))
         return value
 
@@ -198,8 +207,11 @@ def _dimension(size: int | torch.SymInt) -> int | str:
 
 def run_time_sizes(
     shape: Sequence[Any], placeholders: Sequence[fx.Node]
-) -> Callable[[Sequence[Any]], tuple[int, ...]]:
-    """Returns the function that gives the sizes of a symbolic shape, from the arguments of the graph."""
+) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
+    """Returns the function that gives the sizes of a symbolic shape, from the arguments of the graph.
+
+    None where these do not tell them: how many elements of a mask are true, for example.
+    """
     if all(isinstance(size, int) for size in shape):
         fixed = tuple(int(size) for size in shape)
         return lambda arguments: fixed
@@ -212,6 +224,8 @@ def run_time_sizes(
             if expression is not None and expression.is_Symbol:
                 sources.setdefault(expression, (index, axis))
     expressions = [size if isinstance(size, int) else size.node.expr for size in shape]
+    if any(not e.free_symbols <= sources.keys() for e in expressions if not isinstance(e, int)):
+        return None
 
     def evaluate(arguments: Sequence[Any]) -> tuple[int, ...]:
         values = {
@@ -393,7 +407,6 @@ def _keeps(node: fx.Node) -> bool:
     return (
         node.op in ("placeholder", "output")
         or "copy_." in name
-        or "native_batch_norm" in name
         or any(
             word in name
             for word in ("bernoulli", "rand", "normal", "uniform", "native_dropout", "exponential")

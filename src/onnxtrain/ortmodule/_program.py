@@ -122,7 +122,7 @@ class Program:
         """
         joint, _, gradients = self._joint(needs)
         present = [gradient for gradient in gradients if gradient is not None]
-        # The composite ops in it have no rules: their bodies do.
+        # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
         model = inline_functions(_cut(joint, list(joint.graph.inputs), present))
         settle_shapes(lift_constants(model))
         return Program(model, [True] * len(present), self.device), _slots(needs, gradients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,8 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
+from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
+from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.passes import has_bfloat16, widen_bfloat16
 
 __all__ = ["Session"]
@@ -40,9 +43,16 @@ class Session:
         self._device = device
         if device.type == "cpu" and has_bfloat16(model):
             model = widen_bfloat16(model)
-        session = ort.InferenceSession(
-            ir.to_proto(model).SerializeToString(), options, providers=_providers(device)
-        )
+        if device.type == "cpu" and has_float64(model):
+            model = expand_float64(model)
+        if has_float64(model, ("MatMul", "ReduceMean")):
+            # Beyond that it fuses scales and epsilons into attributes, which are float32.
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        proto = ir.to_proto(model).SerializeToString()
+        try:
+            session = ort.InferenceSession(proto, options, providers=_providers(device))
+        except binding.NotImplemented as error:
+            raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
         self._session = session  # keeps the native one alive
         self._native = session._sess
         self.nodes = model.graph.num_nodes()
@@ -74,6 +84,24 @@ def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:
     if device.type == "cuda":
         return [("CUDAExecutionProvider", {"device_id": str(device.index or 0)}), "CPUExecutionProvider"]
     return ["CPUExecutionProvider"]
+
+
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'")
+
+
+def _missing_kernel(model: ir.Model, message: str) -> str:
+    """Returns ONNX Runtime's message with the dtypes, which it does not tell."""
+    found = _NO_KERNEL.search(message)
+    if found is None:
+        return f"ONNX Runtime cannot run the graph: {message}"
+    op_type, name = found.groups()
+    nodes = [node for node in model.graph if node.op_type == op_type and name in ("", node.name)]
+    values = [value for node in nodes for value in node.inputs] or list(model.graph.inputs)
+    dtypes = {
+        value.dtype.numpy().name: None for value in values if value is not None and value.dtype is not None
+    }
+    where = f" (node '{name}')" if name else ""
+    return f"ONNX Runtime has no kernel of {op_type} for {', '.join(dtypes)}{where}"
 
 
 def _push(feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:

@@ -9,9 +9,10 @@ from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
 from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_model
-from onnxtrain.passes.mode import Mode, TrainingModePass, running_statistics
+from onnxtrain.passes.mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
+from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import TransposedProductPass
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
@@ -33,6 +34,7 @@ __all__ = [
     "IsolateStatisticsPass",
     "Mode",
     "ModelSource",
+    "ReluAfterMaxPoolPass",
     "TrainingModePass",
     "TransposedProductPass",
     "canonicalize",
@@ -44,6 +46,7 @@ __all__ = [
     "inline_schema_functions",
     "is_constant",
     "is_stop_gradient",
+    "is_training_batch_norm",
     "lift_constants",
     "load_model",
     "lost_detaches",
@@ -51,7 +54,6 @@ __all__ = [
     "mark_stop_gradient",
     "mark_stopped_gradients",
     "promote_initializers",
-    "running_statistics",
     "save_model",
     "settle_shapes",
     "to_proto",

@@ -42,4 +42,9 @@ CASES = [
     *_activation("glu_dim", lambda x: F.glu(x, 0)),
     Case("prelu", F.prelu, (T(2, 3, 4), T(3))),
     Case("prelu_single", F.prelu, (T(2, 3, 4), T(1))),
+    Case(
+        "shrink_nan",
+        lambda x: (F.hardshrink(x), F.softshrink(x)),
+        (torch.tensor([float("nan"), -float("inf"), 0.5, 3.0]),),
+    ),
 ]

@@ -28,5 +28,6 @@ CASES = [
         (torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0]),),
     ),
     Case("special_ints", lambda i: (i.isnan(), i.isinf(), i.isfinite()), (A,)),
+    Case("isin", lambda a, b: (torch.isin(a, b), torch.isin(a, b[:1], invert=True)), BOTH),
     Case("isclose", lambda x: torch.isclose(x, x + 1e-9), (T(4, grad=False),)),
 ]

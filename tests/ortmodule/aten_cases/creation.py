@@ -41,4 +41,15 @@ CASES = [
     Case(
         "position_ids", lambda i: torch.arange(i.shape[1], device=i.device).unsqueeze(0).expand_as(i), (INTS,)
     ),
+    Case(
+        "arange_fractions_of_sizes",
+        lambda x: x * torch.arange(x.shape[1], -1, -1.0)[: x.shape[1]],
+        (T(3, 4),),
+    ),
+    Case("arange_steps_to_sizes", lambda x: x * torch.arange(0.5, x.shape[1], 0.5)[: x.shape[1]], (T(3, 4),)),
+    Case(
+        "sum_of_sizes",
+        lambda x, y, z: torch.cat((x, y, z)).view(x.shape[0] + y.shape[0] + z.shape[0], 2, 2),
+        (T(3, 4), T(2, 4), T(5, 4)),
+    ),
 ]

@@ -54,6 +54,22 @@ CASES = [
     Case("scatter_add", lambda x, p, y: x.scatter_add(1, p, y), (T(2, 4), PLACES, T(2, 3))),
     Case("scatter_ints", lambda p: torch.zeros(2, 4, dtype=torch.int64).scatter(1, p, 1), (PLACES,)),
     *(_reduce(how, own) for how in ("sum", "mean", "prod", "amax", "amin") for own in (True, False)),
+    *(
+        Case(
+            f"scatter_reduce_ints_{how}_{own}",
+            lambda p, how=how, own=own: (p + 5).scatter_reduce(1, p, p * p - 3, how, include_self=own),
+            (PLACES,),
+        )
+        for how in ("sum", "prod", "amax", "amin")
+        for own in (True, False)
+    ),
+    Case("fold", lambda x: torch.nn.functional.fold(x, (4, 5), 2), (T(2, 8, 12),), dynamic=False),
+    Case(
+        "unfold_windows",
+        lambda x: torch.nn.functional.unfold(x, 2, stride=2),
+        (T(2, 3, 4, 6),),
+        dynamic=False,
+    ),
     Case("index_put", _written(lambda y, i, v: y.index_put_((i,), v)), (X, I, T(4, 5))),
     Case("index_put_two", _written(lambda y, i, v: y.index_put_((i, i), v)), (X, I, T(3, 5))),
     Case(
@@ -65,6 +81,23 @@ CASES = [
     Case("set_apart", _written(lambda y, i, v: y.__setitem__((i, slice(None), i), v)), (X, I, T(3, 4))),
     Case("set_mask", _written(lambda y: y.__setitem__(y > 1, 0.5)), (X,)),
     Case("set_row_mask", _written(lambda y, i: y.__setitem__(i > 0, 0.5)), (X, I)),
+    Case("set_mask_values", _written(lambda y, i, v: y.__setitem__(i > 0, v)), (X, I, T(1, 4, 5))),
+    Case("set_mask_broadcast", _written(lambda y, v: y.__setitem__(y > 1, v)), (X, T())),
+    Case("set_row_mask_broadcast", _written(lambda y, i, v: y.__setitem__(i >= 0, v)), (X, I, T(5))),
+    Case("set_mask_from", _written(lambda y, z: y.__setitem__(y > 1, z[y > 1])), (X, X)),
+    Case("add_mask", _written(lambda y, v: y.index_put_((y > 1,), v, accumulate=True)), (X, T())),
+    Case("mask", lambda x: (x[x > 0.5], x[x > 9]), (X,)),
+    Case("mask_rows", lambda x, i: x[i > 0] * 2, (X, I)),
+    Case("mask_columns", lambda x: x[:, x.sum((0, 2)) > 0], (X,)),
+    Case("mask_two_axes", lambda x: x[x.sum(2) > 0].exp(), (X,)),
+    Case("mask_after_index", lambda x: x[:, 1][x[:, 1] > 0], (X,)),
+    Case("mask_then_mean", lambda x: (x[x > 0] ** 2).mean() + x.masked_select(x < 0).sum(), (X,)),
+    Case("mask_size", lambda x: x * x[x > 0].numel(), (X,)),
+    Case("masked_select_broadcast", lambda x, i: x.masked_select(i[:, None, None] > 0), (X, I)),
+    Case("masked_scatter", lambda x, y: x.masked_scatter(x > 0, y), (X, T(3, 4, 6))),
+    Case("nonzero", lambda x: (x > 0.5).nonzero(), (X,)),
+    Case("nonzero_index", lambda x: x[(x.sum(2) > 0).nonzero(as_tuple=True)].sum(0), (X,)),
+    Case("where_condition", lambda x: x[torch.where(x > 0.5)], (X,)),
     Case("set_slice", _set((slice(None), slice(1, 3))), (X, T(3, 2, 5))),
     Case("set_slice_number", _written(lambda y: y.__setitem__(slice(0, 2), 1.0)), (X,)),
     Case("set_slice_to_the_end", _set((Ellipsis, slice(-2, None))), (X, T(3, 4, 2))),

@@ -23,6 +23,11 @@ def _each_reduction(name, fn, arguments):
 CASES = [
     *_each_reduction("cross_entropy", F.cross_entropy, (T(4, 5), _LABELS)),
     *_each_reduction("cross_entropy_weight", F.cross_entropy, (T(4, 5), _IGNORED, T(5, low=0.5, grad=False))),
+    Case(
+        "cross_entropy_nan",
+        partial(F.cross_entropy, reduction="none"),
+        (torch.tensor([[1.0, float("nan"), 3.0], [1.0, 2.0, 0.5]]), torch.tensor([0, 1])),
+    ),
     Case("cross_entropy_ignore", F.cross_entropy, (T(4, 5), _IGNORED)),
     Case("cross_entropy_ignore_index", partial(F.cross_entropy, ignore_index=2), (T(4, 5), _LABELS)),
     Case("cross_entropy_image", F.cross_entropy, (T(2, 5, 3, 4), _IMAGE_LABELS)),
@@ -77,4 +82,10 @@ CASES = [
     ),
     Case("kl_div", partial(F.kl_div, reduction="batchmean"), (T(3, 4), T(3, 4, low=0.1, high=1))),
     Case("kl_div_log_target", partial(F.kl_div, reduction="sum", log_target=True), (T(3, 4), T(3, 4))),
+    Case("triplet_margin_loss", F.triplet_margin_loss, (T(3, 4), T(3, 4), T(3, 4))),
+    Case("soft_margin_loss", lambda x, y: F.soft_margin_loss(x, y.sign()), (T(3, 4), T(3, 4, grad=False))),
+    Case("multi_margin_loss", F.multi_margin_loss, (T(4, 5), _LABELS)),
+    Case(
+        "cosine_embedding_loss", lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(3)), (T(3, 4), T(3, 4))
+    ),
 ]

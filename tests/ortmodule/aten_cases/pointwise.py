@@ -143,6 +143,16 @@ CASES = [
     Case("logit", torch.logit, (T(4, 5, low=0.1, high=0.9),)),
     Case("sinc", torch.sinc, (T(4, 5, low=0.2),)),
     Case("hypot", torch.hypot, (T(4, 5), T(5))),
+    Case("hypot_inf", lambda x: torch.hypot(x, x.flip(0)), (SPECIAL,)),
+    Case("sign_nan", torch.sign, (SPECIAL,)),
+    Case("fmax", lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (T(4, 5), T(5))),
+    Case("fmax_nan", lambda x: (torch.fmax(x, x.flip(0)), torch.fmin(x, x.flip(0))), (SPECIAL,)),
+    Case(
+        "copysign", lambda x, y: (torch.copysign(x, y), torch.copysign(x, -1.5)), (T(4, 5), T(5, grad=False))
+    ),
+    Case("signbit", torch.signbit, (torch.tensor([-1.0, -0.0, 0.0, 2.0, -INF]),)),
+    Case("signbit_ints", torch.signbit, (INTS,)),
+    Case("ldexp", torch.ldexp, (T(4, 5), T(5, low=-9, high=9))),
     Case("frac", torch.frac, (T(4, 5),)),
     Case("deg2rad", torch.deg2rad, (T(4, 5),)),
     Case("heaviside", lambda x: torch.heaviside(x, x.new_full((), 0.5)), (torch.tensor([-1.0, 0.0, 2.0]),)),

@@ -68,24 +68,51 @@ def group_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return _as_inputs(op, n, dict(zip(("X", "scale", "bias"), grads, strict=True)))
 
 
-@vjp("LayerNormalization", wrt=("X", "Scale", "B"), saves=("Mean", "InvStdDev"))
-def layer_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+@vjp(
+    "LayerNormalization",
+    wrt=("X", "Scale", "B"),
+    outputs=("Y", "Mean", "InvStdDev"),
+    saves=("Mean", "InvStdDev"),
+)
+def layer_normalization(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
     """Y = x̂ * Scale + B, x̂ standardised over the axes from `axis` on."""
     axis = n.axis(n.X, n.attr("axis"))
-    ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.Scale, axis))
-    mean, inverse = n.out.Mean, n.out.InvStdDev
-    if n.X.dtype == ir.DataType.DOUBLE:  # the saved statistics are float32
+    x, mean, inverse = n.X, n.out.Mean, n.out.InvStdDev
+    if x.dtype == ir.DataType.DOUBLE:  # the saved statistics are float32
         mean, inverse = _statistics(op, n, axis)
-    grads = op.call(layer_normalization_gradient, ct, x, scale, mean, inverse, _outputs=3)
-    return _as_inputs(
-        op,
-        n,
-        {
-            "X": grads[0],
-            "Scale": _summed(op, n, grads[1], n.Scale, axis),
-            "B": _summed(op, n, grads[2], n.B, axis) if n.needs("B") else None,
-        },
-    )
+    grads: dict[str, ir.Value | None] = {}
+    ct, *of_statistics = cts
+    if ct is not None:
+        ct, wide, scale = _wide(op, ct, x, _full_scale(op, n, n.Scale, axis))
+        ct_x, ct_scale, ct_bias = op.call(
+            layer_normalization_gradient, ct, wide, scale, mean, inverse, _outputs=3
+        )
+        grads["X"] = ct_x
+        grads["Scale"] = _summed(op, n, ct_scale, n.Scale, axis)
+        grads["B"] = _summed(op, n, ct_bias, n.B, axis) if n.needs("B") else None
+    if any(statistic is not None for statistic in of_statistics):
+        (wide,) = _wide(op, x)
+        more = _through_statistics(op, wide, mean, inverse, *of_statistics)
+        grads["X"] = more if ct is None else op.Add(grads["X"], more)
+    return _as_inputs(op, n, grads)
+
+
+def _through_statistics(
+    op: Emitter,
+    x: ir.Value,
+    mean: ir.Value,
+    inverse: ir.Value,
+    ct_mean: ir.Value | None,
+    ct_inverse: ir.Value | None,
+) -> ir.Value:
+    """Returns (ct_mean - ct_inverse r³ (x - mean)) / count, as mean = sum(x) / count and r = (var + epsilon)^(-1/2)."""
+    count = op.Cast(op.Div(op.Size(x), op.Size(mean)), to=x.dtype)
+    zero = op.zeros_like(mean)
+    terms = op.Expand(zero if ct_mean is None else op.Cast(ct_mean, to=x.dtype), op.shape_of(x))
+    if ct_inverse is not None:
+        factor = op.Mul(op.Cast(ct_inverse, to=x.dtype), op.Mul(op.Mul(inverse, inverse), inverse))
+        terms = op.Sub(terms, op.Mul(factor, op.Sub(x, mean)))
+    return op.Div(terms, count)  # type: ignore[no-any-return]
 
 
 @vjp("RMSNormalization", wrt=("X", "scale"))

@@ -10,12 +10,14 @@ from . import (
     linalg,
     loss,
     normalization,
+    order,
     pointwise,
     pooling,
     random,
     recurrent,
     reduction,
     shape,
+    special,
     symbolic,
 )
 
@@ -29,11 +31,13 @@ __all__ = [
     "linalg",
     "loss",
     "normalization",
+    "order",
     "pointwise",
     "pooling",
     "random",
     "recurrent",
     "reduction",
     "shape",
+    "special",
     "symbolic",
 ]

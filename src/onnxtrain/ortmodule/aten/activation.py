@@ -1,11 +1,16 @@
-"""Activation functions, with the gradients at their kinks that PyTorch gives."""
+"""Activation functions, with the gradients at their kinks that PyTorch gives.
+
+In float64 they are written out: ONNX Runtime has few of the kernels, and ONNX keeps attributes in float32.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain.ortmodule import _formulas
 from onnxtrain.ortmodule._lowering import Lowering, lower
 
 
@@ -30,7 +35,15 @@ def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0
 
 @lower("aten.leaky_relu.default")
 def leaky_relu(low: Lowering, x: ir.Value, negative_slope: Any = 0.01) -> ir.Value:
+    if low.is_double:
+        return _sloped(low, x, negative_slope)
     return low.op.LeakyRelu(x, alpha=float(negative_slope))  # type: ignore[no-any-return]
+
+
+def _sloped(low: Lowering, x: ir.Value, slope: Any) -> ir.Value:
+    """Returns x where it is positive, slope * x elsewhere."""
+    op = low.op
+    return op.Where(op.Greater(x, 0.0), x, op.Mul(x, slope))  # type: ignore[no-any-return]
 
 
 @lower("aten.rrelu_with_noise_functional.default")
@@ -45,13 +58,15 @@ def rrelu(
 ) -> tuple[ir.Value, ir.Value]:
     if training:
         raise low.unsupported("random slopes")
-    return low.op.LeakyRelu(x, alpha=(lower + upper) / 2), noise
+    return leaky_relu(low, x, (lower + upper) / 2), noise
 
 
 @lower("aten.elu.default")
 def elu(low: Lowering, x: ir.Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> ir.Value:
     if input_scale != 1:
         raise low.unsupported(f"input_scale={input_scale}")
+    if low.is_double:
+        return _exponential(low, x, float(alpha), float(scale), 1.0)
     if scale != 1:
         return low.op.Selu(x, alpha=float(alpha), gamma=float(scale))  # type: ignore[no-any-return]
     return low.op.Elu(x, alpha=float(alpha))  # type: ignore[no-any-return]
@@ -59,11 +74,30 @@ def elu(low: Lowering, x: ir.Value, alpha: Any = 1, scale: Any = 1, input_scale:
 
 @lower("aten.celu.default")
 def celu(low: Lowering, x: ir.Value, alpha: Any = 1.0) -> ir.Value:
+    if low.is_double:
+        return _exponential(low, x, float(alpha), 1.0, float(alpha))
     return low.op.Celu(x, alpha=float(alpha))  # type: ignore[no-any-return]
+
+
+def _exponential(low: Lowering, x: ir.Value, alpha: float, scale: float, width: float) -> ir.Value:
+    """Returns scale x where x is positive, scale alpha (exp(x / width) - 1) elsewhere."""
+    op = low.op
+    positive = op.Greater(x, 0.0)
+    left = _formulas.expm1(op, op.Div(op.Where(positive, 0.0, x), width))  # of no number that could overflow
+    return op.Where(positive, op.Mul(x, scale), op.Mul(left, scale * alpha))  # type: ignore[no-any-return]
 
 
 @lower("aten.gelu.default")
 def gelu(low: Lowering, x: ir.Value, *, approximate: str = "none") -> ir.Value:
+    """X (1 + erf(x / sqrt(2))) / 2, or x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) / 2."""
+    op = low.op
+    if low.is_double:
+        if approximate == "none":
+            part = op.Erf(op.Mul(x, math.sqrt(0.5)))
+        else:
+            cubic = op.Mul(op.Add(op.Mul(op.Mul(x, x), 0.044715), 1.0), x)
+            part = op.Tanh(op.Mul(cubic, math.sqrt(2 / math.pi)))
+        return op.Mul(op.Mul(x, 0.5), op.Add(part, 1.0))  # type: ignore[no-any-return]
     return low.op.Gelu(x, approximate=approximate)  # type: ignore[no-any-return]
 
 
@@ -74,6 +108,8 @@ def silu(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.mish.default")
 def mish(low: Lowering, x: ir.Value) -> ir.Value:
+    if low.is_double:
+        return low.op.Mul(x, low.op.Tanh(low.op.Softplus(x)))  # type: ignore[no-any-return]
     return low.op.Mish(x)  # type: ignore[no-any-return]
 
 
@@ -96,26 +132,39 @@ def log_sigmoid(low: Lowering, x: ir.Value) -> tuple[ir.Value, None]:
 
 @lower("aten.hardswish.default")
 def hardswish(low: Lowering, x: ir.Value) -> ir.Value:
-    return low.op.HardSwish(x)  # type: ignore[no-any-return]
+    op = low.op
+    if low.is_double:
+        middle = op.Where(op.Greater(x, -3.0), op.Mul(x, op.Div(op.Add(x, 3.0), 6.0)), op.Mul(x, 0.0))
+        return op.Where(op.Less(x, 3.0), middle, x)  # type: ignore[no-any-return]
+    return op.HardSwish(x)  # type: ignore[no-any-return]
 
 
 @lower("aten.hardsigmoid.default")
 def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
+    if low.is_double:
+        return low.op.Div(hardtanh(low, low.op.Add(x, 3.0), 0.0, 6.0), 6.0)  # type: ignore[no-any-return]
     return low.op.HardSigmoid(x, alpha=1 / 6, beta=0.5)  # type: ignore[no-any-return]
 
 
 @lower("aten.hardshrink.default")
 def hardshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
-    return low.op.Shrink(x, lambd=float(lambd), bias=0.0)  # type: ignore[no-any-return]
+    """Not Shrink, which makes 0 of NaN."""
+    op = low.op
+    inside = op.And(op.GreaterOrEqual(x, -float(lambd)), op.LessOrEqual(x, float(lambd)))
+    return op.Where(inside, 0.0, x)  # type: ignore[no-any-return]
 
 
 @lower("aten.softshrink.default")
 def softshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
-    return low.op.Shrink(x, lambd=float(lambd), bias=float(lambd))  # type: ignore[no-any-return]
+    op, bound = low.op, float(lambd)
+    left = op.Where(op.Less(x, -bound), op.Add(x, bound), op.Mul(x, 0.0))
+    return op.Where(op.Greater(x, bound), op.Sub(x, bound), left)  # type: ignore[no-any-return]
 
 
 @lower("aten._prelu_kernel.default")
 def prelu(low: Lowering, x: ir.Value, weight: ir.Value) -> ir.Value:
+    if low.is_double:
+        return _sloped(low, x, weight)
     return low.op.PRelu(x, weight)  # type: ignore[no-any-return]
 
 

@@ -89,3 +89,14 @@ def is_special(low: Lowering, x: ir.Value) -> ir.Value:
     if x.dtype is None or not x.dtype.is_floating_point():
         return low.op.Expand(low.op.const(False), low.op.shape_of(x))  # type: ignore[no-any-return]
     return low.op.IsNaN(x) if "isnan" in str(low.node.target) else low.op.IsInf(x)  # type: ignore[no-any-return]
+
+
+@lower("aten.isin.Tensor_Tensor")
+def isin(
+    low: Lowering, x: ir.Value, among: ir.Value, *, assume_unique: bool = False, invert: bool = False
+) -> ir.Value:
+    op = low.op
+    left, right = compared(low, x, among)
+    equal = op.Equal(op.Unsqueeze(left, [-1]), op.Reshape(right, [-1]))
+    found = op.Greater(op.ReduceSum(op.Cast(equal, to=ir.DataType.FLOAT), [-1], keepdims=0), 0.0)
+    return op.Not(found) if invert else found  # type: ignore[no-any-return]

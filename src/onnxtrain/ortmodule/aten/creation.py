@@ -85,7 +85,8 @@ def arange(low: Lowering, *bounds: Any, **_: Any) -> ir.Value:
         b.dtype == ir.DataType.INT64 if isinstance(b, ir.Value) else isinstance(b, int) for b in bounds
     )
     if not integers:
-        raise low.unsupported("a fractional range with a symbolic bound")
+        numbers = low.op.Range(*(low.tensor(bound, ir.DataType.DOUBLE) for bound in (start, end, step)))
+        return low.tensor(numbers, low.dtype)
     return low.op.Range(*(low.int_scalar(bound) for bound in (start, end, step)))  # type: ignore[no-any-return]
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -27,12 +28,11 @@ class _Positions:
 
     def __init__(self, low: Lowering, data_rank: int, indices: Sequence[ir.Value | None], fakes: Any) -> None:
         op = low.op
-        if any(fake is not None and fake.dtype in (torch.bool, torch.uint8) for fake in fakes):
-            raise low.unsupported("with a mask the size of the result depends on the data")
+        indices, fakes = _without_masks(low, indices, fakes)
         self.axes = [axis for axis, index in enumerate(indices) if index is not None]
         self.data_rank = data_rank
         values = [low.tensor(indices[axis], INT64) for axis in self.axes]
-        shapes = [tuple(map(str, fakes[axis].shape)) for axis in self.axes]
+        shapes = [tuple(map(str, fakes[axis])) for axis in self.axes]
         self.rank = max(map(len, shapes))
         if len(set(shapes)) > 1:
             common = values[0]
@@ -60,6 +60,27 @@ class _Positions:
         return [*others[: self.at], *range(self.rank), *others[self.at :]]
 
 
+def _without_masks(
+    low: Lowering, indices: Sequence[ir.Value | None], fakes: Any
+) -> tuple[list[ir.Value | None], list[Any]]:
+    """Returns index tensors, one per axis, and their shapes: a mask stands for the positions at which it is true."""
+    values: list[ir.Value | None] = []
+    shapes: list[Any] = []
+    for value, fake in zip(indices, fakes, strict=True):
+        if value is None or fake.dtype not in (torch.bool, torch.uint8):
+            values.append(value)
+            shapes.append(None if fake is None else fake.shape)
+            continue
+        rank = len(fake.shape)
+        if rank == 0:
+            raise low.unsupported("a mask of one number")
+        places = low.op.NonZero(low.tensor(value, ir.DataType.BOOL))  # [rank, count]
+        rows = low.op.Split(places, axis=0, num_outputs=rank, _outputs=rank) if rank > 1 else (places,)
+        values += [low.op.Squeeze(row, [0]) for row in rows]
+        shapes += [(f"true in {value.name}",)] * rank
+    return values, shapes
+
+
 def _fakes(low: Lowering, argument: int) -> list[Any]:
     nodes: Any = low.node.args[argument]
     return [None if node is None else node.meta["val"] for node in nodes]
@@ -82,7 +103,8 @@ def index_put(
 ) -> ir.Value:
     op = low.op
     fakes = _fakes(low, 1)
-    if len(fakes) == 1 and fakes[0] is not None and fakes[0].dtype == torch.bool:
+    one_value = all(isinstance(size, int) and size == 1 for size in low.fake(2).shape)
+    if one_value and len(fakes) == 1 and fakes[0] is not None and fakes[0].dtype == torch.bool:
         return _masked_put(low, x, indices[0], values, accumulate)
     positions = _Positions(low, len(low.fake(0).shape), indices, fakes)
     data = positions.axes_first(low, x)
@@ -99,16 +121,48 @@ def index_put(
 
 
 def _masked_put(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumulate: bool) -> ir.Value:
-    """One value written wherever a mask says; more than one would be taken in the order of the mask."""
+    """One value written wherever a mask says."""
     op = low.op
-    fake, rank = low.fake(2), len(low.fake(0).shape)
-    if any(not isinstance(size, int) or size != 1 for size in fake.shape):
-        raise low.unsupported("a mask and several values")
+    rank = len(low.fake(0).shape)
     value = op.Reshape(low.tensor(values, low.dtype), op.const([1] * rank) if rank else [])
     missing = list(range(len(_fakes(low, 1)[0].shape), rank))
     mask = op.Unsqueeze(mask, missing) if missing else mask
     written = op.Add(x, value) if accumulate else value
     return op.Where(mask, written, x)  # type: ignore[no-any-return]
+
+
+@lower("aten.nonzero.default")
+def nonzero(low: Lowering, x: ir.Value) -> ir.Value:
+    if not low.fake(0).shape:
+        raise low.unsupported("of one number")
+    return transposed(low, low.op.NonZero(low.tensor(x, ir.DataType.BOOL)), [1, 0])
+
+
+@lower("aten.masked_select.default")
+def masked_select(low: Lowering, x: ir.Value, mask: ir.Value) -> ir.Value:
+    x, mask = _broadcast(low, x, mask)
+    return low.op.GatherND(x, low.op.Transpose(low.op.NonZero(mask), perm=[1, 0]))  # type: ignore[no-any-return]
+
+
+@lower("aten.masked_scatter.default")
+def masked_scatter(low: Lowering, x: ir.Value, mask: ir.Value, source: ir.Value) -> ir.Value:
+    """The n-th place where the mask is true takes the n-th element of the source."""
+    x, mask = _broadcast(low, x, mask)
+    places = low.op.Transpose(low.op.NonZero(mask), perm=[1, 0])
+    count = low.op.Shape(places, start=0, end=1)
+    taken = low.op.Slice(low.op.Reshape(source, [-1]), [0], count, [0])
+    return low.op.ScatterND(x, places, taken)  # type: ignore[no-any-return]
+
+
+def _broadcast(low: Lowering, x: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Returns both in their common shape, of at least one axis."""
+    first, second = low.fake(0), low.fake(1)
+    if tuple(map(str, first.shape)) != tuple(map(str, second.shape)):
+        shape = low.op.Shape(low.op.Where(mask, x, x))
+        x, mask = low.op.Expand(x, shape), low.op.Expand(mask, shape)
+    if not (first.shape or second.shape):
+        x, mask = low.op.Reshape(x, [1]), low.op.Reshape(mask, [1])
+    return x, mask
 
 
 @lower("aten.index_select.default")
@@ -158,7 +212,7 @@ def scatter_with(
     return _scatter(low, x, dim, index, source, {"add": "add", "multiply": "mul"}[reduce])
 
 
-_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
+_NEUTRAL: dict[str, float] = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
@@ -175,10 +229,14 @@ def scatter_reduce(
 ) -> ir.Value:
     """Where entries of `x` are not to count, the neutral element of the reduction takes their place first."""
     op = low.op
+    neutral_number = _NEUTRAL[reduce]
     if not low.dtype.is_floating_point():
-        raise low.unsupported(f"of {low.dtype}")
+        if low.dtype not in (INT64, ir.DataType.INT32) or reduce == "mean":
+            raise low.unsupported(f"{reduce} of {low.dtype}")
+        bounds = np.iinfo(low.dtype.numpy())
+        neutral_number = int(min(max(neutral_number, bounds.min), bounds.max))
     if not include_self:
-        neutral = op.Expand(low.tensor(_NEUTRAL[reduce], low.dtype), op.shape_of(index))
+        neutral = op.Expand(low.tensor(neutral_number, low.dtype), op.shape_of(index))
         x = op.ScatterElements(x, index, neutral, axis=axis_of(low, dim))
     total = _scatter(low, x, dim, index, source, _REDUCTIONS[reduce])
     if reduce != "mean":

@@ -1,4 +1,7 @@
-"""Normalisations."""
+"""Normalisations.
+
+In float64 they are written out: ONNX keeps epsilon in float32, and GroupNormalization computes in it.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import torch
-from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
-
-
-@lower("aten.native_batch_norm.default")
-def native_batch_norm(
-    low: Lowering,
-    x: ir.Value,
-    weight: ir.Value | None,
-    bias: ir.Value | None,
-    running_mean: ir.Value | None,
-    running_var: ir.Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[ir.Value | None, ...]:
-    """Also writes its arguments 3 and 4, the running statistics, although its schema does not say so."""
-    y, *after = _batch_norm(low, x, weight, bias, running_mean, running_var, training, momentum, eps)
-    for node, value in zip(low.node.args[3:5], after, strict=True):
-        if value is not None and isinstance(node, fx.Node):
-            value.shape = low.env[node].shape
-            low.env[node] = value
-    return y, None, None
+from onnxtrain.ortmodule.aten.order import with_nan
 
 
 @lower("aten._native_batch_norm_legit_functional.default")
@@ -78,6 +60,8 @@ def _batch_norm(
         raise low.unsupported("the saved statistics as results")
     one = weight if weight is not None else _channels(low, x, 1)
     zero = bias if bias is not None else _channels(low, x, 0)
+    if low.is_double:
+        return _exact_batch_norm(low, x, one, zero, running_mean, running_var, training, momentum, eps)
     if not training:
         return op.BatchNormalization(x, one, zero, running_mean, running_var, epsilon=eps), None, None
     if running_mean is None or running_var is None:
@@ -96,6 +80,61 @@ def _batch_norm(
     scale = 2 * momentum
     factor = op.Mul(bessel, scale) if isinstance(bessel, ir.Value) else scale * bessel
     return y, op.Mul(mean, scale), op.Mul(var, factor)
+
+
+def _exact_batch_norm(
+    low: Lowering,
+    x: ir.Value,
+    scale: ir.Value,
+    bias: ir.Value,
+    running_mean: ir.Value | None,
+    running_var: ir.Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
+    """What `_batch_norm` returns, from means."""
+    op, rank = low.op, len(low.fake(0).shape)
+    axes = [0, *range(2, rank)]
+    if not training:
+        assert running_mean is not None
+        assert running_var is not None
+        center, spread = (_over_channels(low, value, rank) for value in (running_mean, running_var))
+        y = op.Div(op.Sub(x, center), op.Sqrt(op.Add(spread, eps)))
+        return _scaled(low, y, scale, bias, rank), None, None
+    y, mean, var = _standardized(low, x, axes, eps)
+    y = _scaled(low, y, scale, bias, rank)
+    if running_mean is None or running_var is None or momentum == 0:
+        return y, None, None
+    # The statistics are no part of what is differentiated: their updates are buffers.
+    var = op.Mul(var, _bessel(low, x))
+    updated = [
+        op.Add(op.Mul(old, 1 - momentum), op.Mul(low.stopped(op.Squeeze(new, axes)), momentum))
+        for old, new in ((running_mean, mean), (running_var, var))
+    ]
+    return y, updated[0], updated[1]
+
+
+def _standardized(
+    low: Lowering, x: ir.Value, axes: list[int], eps: float
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Returns (x - mean) / sqrt(variance + eps) over some axes, the mean and the biased variance, with these axes."""
+    op = low.op
+    mean = op.ReduceMean(x, axes, keepdims=1)
+    deviation = op.Sub(x, mean)
+    var = op.ReduceMean(op.Mul(deviation, deviation), axes, keepdims=1)
+    return op.Div(deviation, op.Sqrt(op.Add(var, eps))), mean, var
+
+
+def _scaled(low: Lowering, y: ir.Value, scale: ir.Value, bias: ir.Value, rank: int) -> ir.Value:
+    """Returns y scaled and shifted by numbers per channel."""
+    scale, bias = (_over_channels(low, value, rank) for value in (scale, bias))
+    return low.op.Add(low.op.Mul(y, scale), bias)  # type: ignore[no-any-return]
+
+
+def _over_channels(low: Lowering, vector: ir.Value, rank: int) -> ir.Value:
+    """Returns a number per channel in a shape that broadcasts to [batch, channels, *spatial]."""
+    return low.op.Unsqueeze(vector, list(range(1, rank - 1))) if rank > 2 else vector
 
 
 def _in_training(
@@ -144,6 +183,11 @@ def native_layer_norm(
     eps: float,
 ) -> tuple[ir.Value | None, ...]:
     op = low.op
+    if low.is_double:
+        y, mean, var = _standardized(low, x, list(range(-len(shape), 0)), eps)
+        y = y if weight is None else op.Mul(y, weight)
+        y = y if bias is None else op.Add(y, bias)
+        return y, mean, op.Reciprocal(op.Sqrt(op.Add(var, eps)))
     if weight is None:
         weight = _ones(low, x, shape)
     inputs = (x, weight) if bias is None else (x, weight, bias)
@@ -180,6 +224,9 @@ def native_group_norm(
     op, rank = low.op, len(low.fake(0).shape)
     weight = weight if weight is not None else _channels(low, x, 1)
     bias = bias if bias is not None else _channels(low, x, 0)
+    if low.is_double:
+        y, *_ = _standardized(low, op.Reshape(x, [0, group, -1]), [2], eps)
+        return _scaled(low, op.reshape_like(y, x), weight, bias, rank), None, None
     if rank > 2:
         return op.GroupNormalization(x, weight, bias, epsilon=eps, num_groups=group), None, None
     planes = op.Unsqueeze(x, [2])
@@ -196,7 +243,9 @@ def softmax(low: Lowering, x: ir.Value, dim: int, half_to_float: Any = False) ->
 
 @lower("aten._log_softmax.default", "aten.log_softmax.int")
 def log_softmax(low: Lowering, x: ir.Value, dim: int, half_to_float: Any = False) -> ir.Value:
-    return _over_axis(low, low.op.LogSoftmax, x, dim)
+    """In float64 ONNX Runtime's kernel returns numbers for rows with NaN."""
+    y = _over_axis(low, low.op.LogSoftmax, x, dim)
+    return with_nan(low, y, low.tensor(x, low.dtype), dim) if low.is_double and low.fake(0).dim() else y
 
 
 def _over_axis(low: Lowering, function: Any, x: ir.Value, dim: int) -> ir.Value:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.ortmodule import _formulas
 from onnxtrain.ortmodule._lowering import Lowering, lower
 from onnxtrain.passes import mark_stop_gradient
 
@@ -154,6 +155,12 @@ def exp2(low: Lowering, x: ir.Value) -> ir.Value:
     return low.op.Pow(*low.tensors(2.0, x))  # type: ignore[no-any-return]
 
 
+@lower("aten.ldexp.Tensor")
+def ldexp(low: Lowering, x: ir.Value, exponent: ir.Value) -> ir.Value:
+    x, exponent = low.tensors(x, exponent)
+    return low.op.Mul(x, low.op.Pow(low.tensor(2.0, low.dtype), exponent))  # type: ignore[no-any-return]
+
+
 _UNARY = {
     "sqrt": "Sqrt",
     "reciprocal": "Reciprocal",
@@ -189,7 +196,26 @@ for _aten, _onnx in _UNARY.items():
 def magnitude_or_sign(low: Lowering, x: ir.Value) -> ir.Value:
     if low.dtype == BOOL:
         return x
-    return low.op.Abs(x) if "abs" in str(low.node.target) else low.op.Sign(x)  # type: ignore[no-any-return]
+    if "abs" in str(low.node.target):
+        return low.op.Abs(x)  # type: ignore[no-any-return]
+    sign = low.op.Sign(x)
+    return low.op.Where(low.op.IsNaN(x), 0.0, sign) if _is_float(x) else sign  # type: ignore[no-any-return]
+
+
+@lower("aten.signbit.default")
+def signbit(low: Lowering, x: ir.Value) -> ir.Value:
+    """The sign of a zero shows in its reciprocal."""
+    op = low.op
+    if not _is_float(x):
+        return op.Less(low.tensor(x, ir.DataType.INT64), op.const(0))  # type: ignore[no-any-return]
+    return op.Less(op.Where(op.Equal(x, 0.0), op.Reciprocal(x), x), 0.0)  # type: ignore[no-any-return]
+
+
+@lower("aten.copysign.Tensor", "aten.copysign.Scalar")
+def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
+    x, y = low.tensors(x, y)
+    size = low.op.Abs(x)
+    return low.op.Where(signbit(low, y), low.op.Neg(size), size)  # type: ignore[no-any-return]
 
 
 @lower("aten.neg.default")
@@ -211,23 +237,13 @@ def log_of_base(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.log1p.default")
 def log1p(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns log u + (x - (u - 1)) / u, u = 1 + x: the second term gives back what rounding u lost.
-
-    It has no gradient: that of the first term is that of log1p. It is 0 where it is not a number (u = 0 or infinite).
-    """
-    op = low.op
-    x = low.tensor(x, low.dtype)
-    u = op.Add(x, 1.0)
-    lost = stop_gradient(low, op.Div(op.Sub(x, op.Sub(u, 1.0)), u))
-    return op.Add(op.Log(u), op.Where(op.IsNaN(lost), 0.0, lost))  # type: ignore[no-any-return]
+    main, lost = _formulas.log1p_terms(low.op, low.tensor(x, low.dtype))
+    return low.op.Add(main, stop_gradient(low, lost))  # type: ignore[no-any-return]
 
 
 @lower("aten.expm1.default")
 def expm1(low: Lowering, x: ir.Value) -> ir.Value:
-    """exp(x) - 1 = tanh(x / 2) (exp(x) + 1), without cancellation at 0."""
-    op = low.op
-    x = low.tensor(x, low.dtype)
-    return op.Mul(op.Tanh(op.Mul(x, 0.5)), op.Add(op.Exp(x), 1.0))  # type: ignore[no-any-return]
+    return _formulas.expm1(low.op, low.tensor(x, low.dtype))
 
 
 @lower("aten.atan2.default")
@@ -256,7 +272,9 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     a, b = (op.Abs(x) for x in low.tensors(a, b))
     larger, smaller = op.Max(a, b), op.Min(a, b)
     ratio = op.Div(smaller, op.Where(op.Equal(larger, 0.0), 1.0, larger))
-    return op.Mul(larger, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1.0)))  # type: ignore[no-any-return]
+    length = op.Mul(larger, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1.0)))
+    infinite = op.Or(op.IsInf(a), op.IsInf(b))
+    return op.Where(infinite, math.inf, length)  # type: ignore[no-any-return]
 
 
 @lower("aten.logaddexp.default")
@@ -328,6 +346,18 @@ def extremum(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
         first = low.op.Greater(a, b) if largest else low.op.Less(a, b)
         return select(low, first, a, b)
     return low.op.Max(a, b) if largest else low.op.Min(a, b)  # type: ignore[no-any-return]
+
+
+@lower("aten.fmax.default", "aten.fmin.default", "prims.fmax.default", "prims.fmin.default")
+def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Where one is NaN, the other one."""
+    a, b = low.tensors(a, b)
+    larger = low.op.Max if "fmax" in str(low.node.target) else low.op.Min
+    if not _is_float(a):
+        return larger(a, b)  # type: ignore[no-any-return]
+    a_nan, b_nan = low.op.IsNaN(a), low.op.IsNaN(b)
+    a, b = low.op.Where(a_nan, b, a), low.op.Where(b_nan, a, b)
+    return larger(a, b)  # type: ignore[no-any-return]
 
 
 def select(low: Lowering, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:

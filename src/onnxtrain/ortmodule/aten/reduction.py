@@ -1,4 +1,4 @@
-"""Reductions, cumulative operations, and order."""
+"""Reductions and cumulative operations."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
 from onnxtrain.ortmodule.aten.comparison import as_bool
+from onnxtrain.ortmodule.aten.order import axes_of, reduced_extremum
 from onnxtrain.ortmodule.aten.shape import axis_of
-
-SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8)
-
-
-def _axes(low: Lowering, dim: Any) -> list[int] | None:
-    """The axes to reduce, from PyTorch's argument; None for all, which an empty list means too."""
-    if dim is None or (isinstance(dim, list | tuple) and not dim) or not low.fake(0).shape:
-        return None
-    return [axis_of(low, d) for d in (dim if isinstance(dim, list | tuple) else [dim])]
 
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
-    axes = _axes(low, dim)
+    axes = axes_of(low, dim)
     return low.op.emit(op_type, x, axes, keepdims=int(keepdim))  # type: ignore[no-any-return]
 
 
@@ -41,42 +33,6 @@ def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
     return _reduce(low, "ReduceProd", low.tensor(x, low.dtype), dim, keepdim)
 
 
-@lower("aten.amax.default", "aten.amin.default", "aten.max.default", "aten.min.default")
-def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
-    """Elements that reach the extremum share the gradient evenly, as in PyTorch."""
-    largest = str(low.node.target).split(".")[1].endswith("max")
-    if low.dtype in SMALL_INTEGERS:
-        x = low.tensor(x, ir.DataType.INT32)
-    return _reduce(low, "ReduceMax" if largest else "ReduceMin", x, dim, keepdim)
-
-
-@lower("aten.max.dim", "aten.min.dim")
-def extremum_with_index(low: Lowering, x: ir.Value, dim: int, keepdim: bool = False) -> Any:
-    """By TopK, which gives the gradient to the one element that was chosen, as PyTorch does."""
-    op = low.op
-    if not low.fake(0).shape:
-        return op.Identity(x), op.const(0)
-    if x.dtype == ir.DataType.BOOL:
-        x = low.tensor(x, ir.DataType.INT32)
-    axis = axis_of(low, dim)
-    largest = int(str(low.node.target) == "aten.max.dim")
-    values, indices = op.TopK(x, [1], axis=axis, largest=largest, _outputs=2)
-    return (values, indices) if keepdim else (op.Squeeze(values, [axis]), op.Squeeze(indices, [axis]))
-
-
-@lower("aten.argmax.default", "aten.argmin.default")
-def arg_extremum(low: Lowering, x: ir.Value, dim: int | None = None, keepdim: bool = False) -> ir.Value:
-    op = low.op
-    if x.dtype in SMALL_INTEGERS:
-        x = low.tensor(x, ir.DataType.INT32)
-    op_type = "ArgMax" if "argmax" in str(low.node.target) else "ArgMin"
-    rank = len(low.fake(0).shape)
-    if dim is None or rank == 0:
-        index = op.emit(op_type, op.Reshape(x, [-1]), axis=0, keepdims=0)
-        return op.Reshape(index, [1] * rank) if keepdim and rank else index  # type: ignore[no-any-return]
-    return op.emit(op_type, x, axis=axis_of(low, dim), keepdims=int(keepdim))  # type: ignore[no-any-return]
-
-
 @lower("aten.any", "aten.all")
 def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
     reduction = "ReduceMax" if str(low.node.target).startswith("aten.any") else "ReduceMin"
@@ -88,7 +44,7 @@ def _variance(
 ) -> tuple[ir.Value, ir.Value]:
     """The variance, and the mean with the reduced axes kept."""
     op = low.op
-    axes = _axes(low, dim)
+    axes = axes_of(low, dim)
     center = op.ReduceMean(x, axes, keepdims=1)
     deviation = op.Sub(x, center)
     correction = 1 if correction is None else correction
@@ -139,13 +95,13 @@ def var_mean(
         spread = _root(low, spread, 0.5)
     if keepdim or not low.fake(0).shape:
         return spread, center
-    axes = _axes(low, dim)
+    axes = axes_of(low, dim)
     return spread, low.op.Squeeze(center, list(range(len(low.fake(0).shape))) if axes is None else axes)
 
 
-@lower("aten.norm.Scalar")
-def norm(low: Lowering, x: ir.Value, p: Any = 2) -> ir.Value:
-    return vector_norm(low, x, p)
+@lower("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
+def norm(low: Lowering, x: ir.Value, p: Any = 2, dim: Any = None, keepdim: bool = False) -> ir.Value:
+    return vector_norm(low, x, 2 if p is None else p, dim, keepdim)
 
 
 @lower("aten.linalg_vector_norm.default")
@@ -163,7 +119,8 @@ def vector_norm(
     if ord in (1, 2):
         return _reduce(low, f"ReduceL{int(ord)}", x, dim, keepdim)
     if abs(ord) == math.inf:
-        return _reduce(low, "ReduceMax" if ord > 0 else "ReduceMin", op.Abs(x), dim, keepdim)
+        kind = "ReduceMax" if ord > 0 else "ReduceMin"
+        return reduced_extremum(low, kind, op.Abs(x), axes_of(low, dim), keepdim)
     if ord == 0:
         return _reduce(low, "ReduceSum", op.Cast(op.Not(op.Equal(x, 0.0)), to=low.dtype), dim, keepdim)
     if ord < 1:
@@ -209,34 +166,3 @@ def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Va
         x = op.Mul(x, before)
         shift *= 2
     return x
-
-
-@lower("aten.topk.default")
-def topk(
-    low: Lowering,
-    x: ir.Value,
-    k: Any,
-    dim: int = -1,
-    largest: bool = True,
-    sorted: bool = True,
-) -> Any:
-    if not low.fake(0).shape:
-        return low.op.Identity(x), low.op.const(0)
-    axis = axis_of(low, dim)
-    return low.op.TopK(x, low.ints(k), axis=axis, largest=int(largest), sorted=int(sorted), _outputs=2)
-
-
-@lower("aten.sort.default", "aten.sort.stable")
-def sort(low: Lowering, x: ir.Value, *args: Any, stable: Any = None, **keywords: Any) -> Any:
-    """By TopK of all elements, which keeps the order of equal ones."""
-    return _sorted(low, x, *args, **keywords)
-
-
-def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False) -> Any:
-    op = low.op
-    if not low.fake(0).shape:
-        return op.Identity(x), op.const(0)
-    if x.dtype == ir.DataType.BOOL:
-        x = low.tensor(x, ir.DataType.INT32)
-    axis = axis_of(low, dim)
-    return op.TopK(x, op.dim(x, axis), axis=axis, largest=int(descending), _outputs=2)

@@ -57,6 +57,17 @@ def _arithmetic(op_type: str) -> Callable[..., Any]:
     return lambda low, *values: low.op.emit(op_type, *_common(low, *values))
 
 
+def _sum(low: Lowering, terms: Any) -> Any:
+    total, *rest = terms
+    for term in rest:
+        both_known = not (isinstance(total, ir.Value) or isinstance(term, ir.Value))
+        total = total + term if both_known else low.op.Add(*_common(low, total, term))
+    return total
+
+
+lower("sym_sum")(_sum)
+
+
 def _floordiv(low: Lowering, a: Any, b: Any) -> Any:
     a, b = _common(low, a, b)
     if a.dtype == DOUBLE:

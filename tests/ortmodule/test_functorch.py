@@ -1,0 +1,72 @@
+"""torch.vmap and torch.func in a module: the first is captured, derivatives are PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from onnxtrain.ortmodule import ORTModule
+from ortmodule.test_engine import Between, assert_same_step, pair
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def _outer(h: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda row: torch.outer(row, row.sin()))(h).sum(-1)
+
+
+def _detached(h: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda row: row * row.detach().sin())(h)
+
+
+def _without_grad(h: torch.Tensor) -> torch.Tensor:
+    def scaled(row: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = row.exp()
+        return row * scale
+
+    return torch.vmap(scaled)(h)
+
+
+def _nested(h: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(torch.vmap(lambda a, b: a * b.tanh()), in_dims=(0, 1))(h, h.t())
+
+
+@pytest.mark.parametrize("function", [_outer, _detached, _without_grad, _nested])
+def test_vmap(function: Any) -> None:
+    ours, plain = pair(Between(function))
+    for batch in (3, 5):
+        assert_same_step(ours, plain, torch.randn(batch, 4))
+    assert ours.report().runs_in_onnxruntime
+
+
+def _jacobian(h: torch.Tensor) -> torch.Tensor:
+    return torch.func.jacrev(lambda v: torch.sin(v) * v.sum())(h[0]).sum() * h
+
+
+def _gradient(h: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(torch.func.grad(lambda row: (row.sin() * row).sum()))(h)
+
+
+def _directional(h: torch.Tensor) -> torch.Tensor:
+    return torch.func.jvp(torch.sin, (h,), (h * 2,))[1]
+
+
+# PyTorch loads its formulas of forward-mode derivatives by it.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("function", [_jacobian, _gradient, _directional])
+def test_derivatives_in_a_module_are_pytorchs(function: Any) -> None:
+    plain = Between(function)
+    ours = ORTModule(copy.deepcopy(plain))
+    with pytest.warns(UserWarning, match=r"runs in PyTorch: .*torch\.func\.grad"):
+        assert_same_step(ours, plain, torch.randn(3, 4))
+    assert ours.report().fallbacks

@@ -13,7 +13,7 @@ from onnxtrain.passes.mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
-from onnxtrain.passes.products import TransposedProductPass
+from onnxtrain.passes.products import ColumnVectorPass, TransposedProductPass
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
@@ -30,6 +30,7 @@ __all__ = [
     "MAX_IR_VERSION",
     "MAX_OPSET",
     "CleanupPass",
+    "ColumnVectorPass",
     "FoldConstantsPass",
     "IsolateStatisticsPass",
     "Mode",

@@ -12,6 +12,7 @@ from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import inline_schema_functions
 from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
 from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
+from onnxtrain.passes.products import ColumnVectorPass
 from onnxtrain.passes.shapes import settle_shapes
 from onnxtrain.passes.stop_gradient import mark_stopped_gradients
 
@@ -48,7 +49,10 @@ def canonicalize(model: ir.Model) -> ir.Model:
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
         _check_converted(model, opset)
-    return mark_stopped_gradients(settle_shapes(lift_constants(model)))
+    model = settle_shapes(lift_constants(model))
+    if ColumnVectorPass()(model).modified:
+        lift_constants(model)
+    return mark_stopped_gradients(model)
 
 
 def _checkable_proto(model: ir.Model) -> onnx.ModelProto:

@@ -18,6 +18,7 @@ from torch import fx
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
 from onnxtrain.ortmodule._autograd import call
+from onnxtrain.ortmodule._breaks import PACKED_SEQUENCE, break_reason, ends_in_packed_sequence
 from onnxtrain.ortmodule._capture import example_values, functional_graph
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
@@ -62,6 +63,15 @@ def onnxruntime_backend(
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
     numbers = itertools.count()
 
+    def note_packed_sequence() -> None:
+        error = ORTModuleTorchModelException(PACKED_SEQUENCE)
+        if not policy.allows(error):
+            raise error
+        record = GraphRecord("packed", "inference", "-", 1, fallback_reason=PACKED_SEQUENCE)
+        if all(known.name != record.name for known in report):
+            warnings.warn(f"ORTModule: {PACKED_SEQUENCE}", stacklevel=2)
+            report.record(record)
+
     def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
@@ -74,13 +84,23 @@ def onnxruntime_backend(
                 raise
             warnings.warn(f"ORTModule: {name} runs in PyTorch: {error}", stacklevel=2)
             calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
-            record = GraphRecord(name, "inference", "-", calls, fallback_reason=str(error))
+            record = GraphRecord(
+                name,
+                "inference",
+                "-",
+                calls,
+                fallback_reason=str(error),
+                break_reason=break_reason(graph_module),
+            )
             return _FirstCall(plain.forward, report, record, start)
         if options.save_onnx:
             compiled.save(options, name)
-        return _FirstCall(compiled, report, compiled.record(name), start)
+        record = dataclasses.replace(compiled.record(name), break_reason=break_reason(graph_module))
+        return _FirstCall(compiled, report, record, start)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        if ends_in_packed_sequence(graph_module):
+            note_packed_sequence()
         if not has_custom_function(graph_module):
             return compile_graph(graph_module)
         return split_at_custom_functions(graph_module, compile_graph).forward

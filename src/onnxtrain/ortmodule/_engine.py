@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import onnxruntime as ort
@@ -120,7 +120,7 @@ def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
-        compiled = CompiledGraph(lower_graph(functional), outputs, device)
+        compiled = CompiledGraph(lower_graph(functional), outputs, device, _intermediate(graph_module))
         compiled.prepare(needs)
     except UnsupportedATenOp as error:
         raise ORTModuleONNXModelException(str(error)) from error
@@ -160,17 +160,43 @@ def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
     return flags
 
 
-class CompiledGraph:
-    """One captured graph: takes what Dynamo passes, returns what the graph returns."""
+def _intermediate(graph_module: fx.GraphModule) -> set[int]:
+    """Returns which placeholders are results of differentiable operations: these PyTorch lets be written to."""
+    return {
+        index
+        for index, value in enumerate(example_values(graph_module))
+        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+    }
 
-    def __init__(self, lowered: Lowered, requires_grad: Sequence[bool], device: torch.device) -> None:
+
+class CompiledGraph:
+    """One captured graph: takes what Dynamo passes, returns what the graph returns.
+
+    Args:
+        lowered: the graph.
+        requires_grad: per output of the captured graph.
+        device: of the tensors.
+        intermediate: the placeholders that take part in PyTorch's autograd and are no leaves.
+    """
+
+    def __init__(
+        self,
+        lowered: Lowered,
+        requires_grad: Sequence[bool],
+        device: torch.device,
+        intermediate: Container[int] = (),
+    ) -> None:
         self._lowered = lowered
         self._needs: tuple[bool, ...] | None = None
         differentiable = [False] * len(lowered.model.graph.outputs)
         for (kind, index), flag in zip(lowered.outputs, requires_grad, strict=True):
             if kind == "tensor":
                 differentiable[index] = flag
-        self.program = Program(lowered.model, differentiable, device)
+        written = {place: output for place, output in lowered.mutated if place in intermediate}
+        for output in written.values():
+            differentiable[output] = True
+        overwritten = [i for i, place in enumerate(lowered.inputs) if place in written]
+        self.program = Program(lowered.model, differentiable, device, overwritten)
 
     def prepare(self, requires_grad: Sequence[bool]) -> None:
         """Makes the sessions, so that what ONNX Runtime cannot run is known before the first call."""
@@ -212,7 +238,8 @@ class CompiledGraph:
             tensors.append(drawn if self.program.device.type == "cpu" else drawn.to(self.program.device))
         results = call(self.program, tensors) if lowered.model.graph.outputs else ()
         for placeholder, output in lowered.mutated:
-            with torch.no_grad():
+            tracked = results[output].requires_grad and not args[placeholder].is_leaf
+            with torch.set_grad_enabled(tracked):
                 args[placeholder].copy_(results[output])
         return tuple(_output(kind, value, args, results) for kind, value in lowered.outputs)
 

@@ -67,6 +67,12 @@ def test_version(run: Any) -> None:
     assert (result.code, result.out) == (0, "onnxtrain 0.1.0\n")
 
 
+def test_python_m_is_the_command_line() -> None:
+    command = [sys.executable, "-m", "onnxtrain", "--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "onnxtrain 0.1.0\n")
+
+
 def test_help_lists_the_commands(run: Any) -> None:
     result = run("--help")
     assert result.code == 0
@@ -90,7 +96,7 @@ def test_errors_are_one_message(run: Any, tmp_path: Path) -> None:
 
 
 def test_debug_shows_the_traceback(mlp: Path) -> None:
-    command = [sys.executable, "-m", "onnxtrain.cli", "--debug", "check", str(mlp) + ".none"]
+    command = [sys.executable, "-m", "onnxtrain", "--debug", "check", str(mlp) + ".none"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, **FLAGS)
     assert result.returncode == 1
     assert "Traceback" in result.stderr
@@ -182,7 +188,7 @@ def test_ctrl_c_saves_and_training_goes_on(mlp: Path, data: Path, tmp_path: Path
     """Interrupted by a real signal and continued, against a run without interruption."""
     options = ["--data", data, "--epochs", "400", "--batch-size", "2", "--seed", "3"]
     first = ["--loss", "cross_entropy", "--output", tmp_path / "run"]
-    command = [sys.executable, "-u", "-m", "onnxtrain.cli", "train", mlp, *options, *first]
+    command = [sys.executable, "-u", "-m", "onnxtrain", "train", mlp, *options, *first]
     process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, **FLAGS)
     assert process.stderr is not None
     assert process.stderr.readline().startswith("epoch   1/400")
@@ -332,7 +338,7 @@ def test_check_of_an_embedding_with_named_dimension(run: Any, tmp_path: Path) ->
 
 def test_output_into_a_closed_pipe_is_no_error() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "onnxtrain.cli", "ops"],
+        [sys.executable, "-m", "onnxtrain", "ops"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         **FLAGS,

@@ -126,6 +126,26 @@ def test_ortmodule_comes_from_onnxtrain_where_it_is_there(statement: str, tmp_pa
     assert check(f"{INSTALL}{extend}{statement}\nprint(ORTModule.__module__)") == "onnxtrain.ortmodule"
 
 
+def test_torch_ort_is_ortmodule() -> None:
+    check(
+        f"{INSTALL}from torch_ort import ORTModule, DebugOptions, LogLevel\nimport torch_ort, onnxtrain.ortmodule\n"
+        "assert torch_ort is onnxtrain.ortmodule and ORTModule is torch_ort.ORTModule\n"
+        "import sys\nonnxtrain.compat.uninstall()\nassert 'torch_ort' not in sys.modules"
+    )
+
+
+def test_installed_torch_ort_stays_and_finds_ours(tmp_path: Path) -> None:
+    package = tmp_path / "torch_ort"
+    package.mkdir()
+    (package / "__init__.py").write_text("from onnxruntime.training.ortmodule import ORTModule as Found\n")
+    check(
+        f"{INSTALL}import torch_ort, onnxtrain.ortmodule, sys\n"
+        "assert torch_ort.Found is onnxtrain.ortmodule.ORTModule and torch_ort.__name__ == 'torch_ort'\n"
+        "onnxtrain.compat.uninstall()\nassert 'torch_ort' in sys.modules",
+        tmp_path,
+    )
+
+
 def test_ortmodule_without_torch_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "ortmodule.py").write_text("import torch_that_is_not_there\n")
     extend = f"import onnxtrain\nonnxtrain.__path__ = [{str(tmp_path)!r}, *onnxtrain.__path__]\n"

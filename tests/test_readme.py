@@ -12,7 +12,7 @@ import pytest
 import models
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/fine-tuning.md", "docs/ortmodule.md"]
+PAGES = ["README.md", "docs/fine-tuning.md", "docs/ortmodule.md", "docs/layer-norms.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
@@ -44,7 +44,16 @@ def test_block_runs(text: str, page: str, workplace: dict[str, object]) -> None:
     exec(compile(text, page, "exec"), {"__name__": "__main__", **namespace})
 
 
-@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "docs/README.md", "docs/command-line.md"])
+OTHER_PAGES = [
+    "CONTRIBUTING.md",
+    "docs/README.md",
+    "docs/command-line.md",
+    "docs/forecasting.md",
+    "examples/forecasting/README.md",
+]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHER_PAGES])
 def test_links_lead_somewhere(page: str) -> None:
     path = ROOT / page
     for target in LINK.findall(path.read_text(encoding="utf-8")):

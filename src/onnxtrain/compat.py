@@ -7,6 +7,7 @@
 
     from onnxruntime.training import artifacts, onnxblock           # onnxtrain.artifacts, onnxtrain.onnxblock
     from onnxruntime.training.api import CheckpointState, Module    # onnxtrain.api
+    from torch_ort import ORTModule                                 # onnxtrain.ortmodule
 
 The modules are the same objects under a second name, imported when they are first asked for: a device that
 has only what `onnxtrain.api` needs can use `onnxruntime.training.api`.
@@ -20,7 +21,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import distributions
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ from onnxtrain.errors import CompatError
 __all__ = ["install", "uninstall"]
 
 _OLD, _NEW = "onnxruntime.training", "onnxtrain"
+_TORCH_ORT = "torch_ort"
 _MODULES = ("api", "artifacts", "onnxblock", "ortmodule")
 _INNER_MODULES = {
     "api": {
@@ -49,7 +51,8 @@ _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
 def install() -> None:
     """Makes `onnxruntime.training` and its modules api, artifacts, onnxblock and ortmodule importable.
 
-    Calling it again does nothing.
+    So is `torch_ort`, the other name of ortmodule; where torch-ort itself is installed, it stays, and finds our
+    ORTModule. Calling it again does nothing.
 
     Raises:
         CompatError: the real package is installed; it must not be shadowed.
@@ -79,7 +82,7 @@ def uninstall() -> None:
     if _FINDER not in sys.meta_path:
         return
     sys.meta_path.remove(_FINDER)
-    for name in [name for name in sys.modules if _is_old(name)]:
+    for name in [name for name, module in sys.modules.items() if _is_old(name) or _is_alias(name, module)]:
         del sys.modules[name]
     runtime = sys.modules.get("onnxruntime")
     if runtime is not None and "training" in vars(runtime):
@@ -105,13 +108,24 @@ def _is_old(name: str) -> bool:
     return name == _OLD or name.startswith(_OLD + ".")
 
 
+def _is_alias(name: str, module: ModuleType) -> bool:
+    return name == _TORCH_ORT and module.__name__ != name
+
+
+def _new_name(old: str) -> str:
+    return f"{_NEW}.ortmodule" if old == _TORCH_ORT else _NEW + old.removeprefix(_OLD)
+
+
 class _Finder(MetaPathFinder):
     """Finds the old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not _is_old(fullname):
+        if fullname == _TORCH_ORT:
+            if PathFinder.find_spec(fullname, path, target) is not None:
+                return None
+        elif not _is_old(fullname):
             return None
         return ModuleSpec(fullname, _AliasLoader(), is_package=fullname == _OLD)
 
@@ -127,7 +141,7 @@ class _AliasLoader(Loader):
         if name == _OLD:
             return
         # The import system takes the module from sys.modules after this call.
-        sys.modules[name] = _import_new(name, _NEW + name.removeprefix(_OLD))
+        sys.modules[name] = _import_new(name, _new_name(name))
         for inner, home in _INNER_MODULES.get(name.removeprefix(f"{_OLD}."), {}).items():
             sys.modules[f"{name}.{inner}"] = importlib.import_module(f"{_NEW}.{home}")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.passes import is_constant
+from onnxtrain.passes import is_constant, is_training_batch_norm
 
 __all__ = ["Selection", "batch_norms", "float_initializers", "is_float", "select_parameters"]
 
@@ -136,7 +136,7 @@ def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
 def batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
     """Returns all BatchNormalization nodes in order, and whether each is in training mode."""
     nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]
-    return [(node, node.attributes.get_int("training_mode", 0) == 1) for node in nodes]
+    return [(node, is_training_batch_norm(node)) for node in nodes]
 
 
 def _statistics_in_training(model: ir.Model) -> set[str]:

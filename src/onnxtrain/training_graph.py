@@ -10,16 +10,19 @@ from typing import Any, Literal
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff import add_gradients, append_outputs
+from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.fusion import RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
+    ReluAfterMaxPoolPass,
     TrainingModePass,
     TransposedProductPass,
     infer_shapes,
+    lost_detaches,
     promote_initializers,
 )
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
@@ -89,10 +92,12 @@ def build_training_graphs(
     _set_outputs(forward, [loss, *additional_outputs])
     _make_scalar(forward)
     CleanupPass(keep={name for name, _ in float_initializers(forward)})(forward)
+    ReluAfterMaxPoolPass()(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
     selection = select_parameters(forward, requires_grad, frozen)
     _warn_of_inference_mode(forward, batch_norm)
+    _warn_of_lost_detaches(forward, selection.trainable)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
 
     evaluation = forward.clone()
@@ -101,6 +106,7 @@ def build_training_graphs(
 
     statistics = _chain_statistics(forward, selection.statistics)
     order = [name for name in forward.graph.initializers if name in selection.parameters]
+    RMSNormFusionPass(selection.parameters)(forward)
     training, gradients = add_gradients(forward, loss, selection.trainable)
     append_outputs(training, selection.trainable, gradients)
     training.graph.outputs.extend(_named(training, output) for output in statistics.values())
@@ -141,6 +147,19 @@ def _warn_of_inference_mode(model: ir.Model, batch_norm: BatchNormMode) -> None:
             "%d Dropout node(s) were exported in inference mode and drop nothing. Pass "
             "batch_norm='training' to train with dropout, or batch_norm='inference' to confirm.",
             dropouts,
+        )
+
+
+def _warn_of_lost_detaches(model: ir.Model, trainable: Sequence[str]) -> None:
+    leaves = [model.graph.initializers[name] for name in trainable]
+    active = active_values(model.graph, [model.graph.outputs[0]], leaves)
+    nodes = [repr(node.name or node.outputs[0].name) for node in lost_detaches(model.graph, active)]
+    if nodes:
+        _log.warning(
+            "The PyTorch model calls detach(), of which the exporter's optimizer has left nothing at %s: the "
+            "gradients here flow on where PyTorch's stop. Export with optimize=False, or write "
+            "onnxtrain.nn.stop_gradient(x) for x.detach().",
+            ", ".join(nodes[:5]) + (", ..." if len(nodes) > 5 else ""),
         )
 
 

@@ -154,6 +154,41 @@ def _(bench: Bench) -> None:
     load(bench, "optimizer model", bench.sgd / "optimizer_model.onnx")
 
 
+def save_delta(bench: Bench, state: CheckpointState) -> Path:
+    path = bench.directory / "delta"
+    CheckpointState.save_checkpoint(state, path, trainable_only=True)
+    return path
+
+
+@case("delta without its checkpoint")
+def _(bench: Bench) -> None:
+    CheckpointState.load_checkpoint(save_delta(bench, bench.state))
+
+
+@case("delta is truncated")
+def _(bench: Bench) -> None:
+    path = save_delta(bench, bench.state)
+    truncate(path, lambda: CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=path))
+
+
+@case("delta is a full checkpoint")
+def _(bench: Bench) -> None:
+    CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=bench.run / "checkpoint")
+
+
+@case("delta of another model")
+def _(bench: Bench) -> None:
+    path = save_delta(bench, CheckpointState.load_checkpoint(bench.other / "checkpoint"))
+    CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=path)
+
+
+@case("delta trained on top of other values")
+def _(bench: Bench) -> None:
+    arrays = {name: parameter.data + 1 for name, parameter in bench.state.parameters}
+    path = save_delta(bench, CheckpointState.from_arrays(arrays, trainable=["w2", "b2"]))
+    CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=path)
+
+
 @case("checkpoint cannot be written")
 def _(bench: Bench) -> None:
     CheckpointState.save_checkpoint(bench.state, bench.directory / "nowhere" / "checkpoint")

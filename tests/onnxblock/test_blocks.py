@@ -87,8 +87,8 @@ def test_block_computes_what_numpy_does(case: Case, dtype: type, opset: int) -> 
 
 def test_every_documented_block_is_there() -> None:
     documented = (
-        "Abs Add Block Cast Clip Constant Div InputLike LabelEncoder Linear Log Mul Neg PassThrough Pow "
-        "ReduceAllL2 ReduceMean ReduceSum SequenceConstruct Sigmoid Sub"
+        "Abs Add Block Cast Clip Constant Div InputLike LabelEncoder LayerNorm LayerNormNoBias Linear Log "
+        "Mul Neg PassThrough Pow RINorm RMSNorm ReduceAllL2 ReduceMean ReduceSum SequenceConstruct Sigmoid Sub"
     )
     assert set(documented.split()) == set(blocks.__all__)
 

@@ -314,17 +314,21 @@ def _doubled_where_positive(h: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("function", [_positive_rows, _doubled_where_positive])
 def test_masks(function: Any, captured: bool) -> None:
-    """Their sizes depend on the data: Dynamo breaks the graph there, or is asked not to."""
-    ours, plain = pair(Between(function))
-    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured):
-        for batch in (6, 8, 7):
-            assert_same_step(ours, plain, torch.randn(batch, 4))
-        x = (
-            torch.zeros(3, 4) - 1e3 * plain.first.weight.detach().sum(0).sign()
-        )  # likely no positive row at all
-        assert_same_step(ours, plain, x)
-    assert ours.report().runs_in_onnxruntime
-    assert not captured or len(ours.report()) <= 3
+    """Their sizes depend on the data: Dynamo breaks the graph there, and PyTorch selects, or is asked not to."""
+    plain = Between(function)
+    ours = ORTModule(copy.deepcopy(plain))
+    none_positive = torch.zeros(3, 4) - 1e3 * plain.first.weight.detach().sum(0).sign()  # likely
+    with (
+        torch._dynamo.config.patch(capture_dynamic_output_shape_ops=captured),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        for x in (*(torch.randn(batch, 4) for batch in (6, 8, 7)), none_positive):
+            assert_same_step(ours, plain, x)
+    said = [str(w.message) for w in caught if "ORTModule" in str(w.message)]
+    assert ours.report().runs_in_onnxruntime == captured
+    assert all("aten.index" in message for message in said)
+    assert bool(said) != captured
 
 
 def _dropped_rows(h: torch.Tensor) -> torch.Tensor:
@@ -497,3 +501,41 @@ def test_a_gradient_that_is_zero_everywhere_is_zero_and_not_none() -> None:
     ours, plain = pair(Between(torch.floor))
     assert_same_step(ours, plain, torch.randn(3, 4))
     assert torch.equal(ours.first.weight.grad, torch.zeros(4, 4))
+
+
+class Loss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+
+    def forward(self, indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.embedding(indices), labels)
+
+
+@pytest.mark.parametrize(
+    ("indices", "labels", "error"),
+    [
+        ([1, 9], [0, 1], IndexError),  # no row of the embedding
+        ([1, 2], [0, 7], IndexError),  # no class
+        ([1, 2], [0], ValueError),  # another batch size
+        ([1.0, 2.0], [0, 1], RuntimeError),
+    ],
+)
+@pytest.mark.parametrize("first", [False, True])
+def test_bad_data_raises_what_eager_pytorch_raises(
+    indices: list[float], labels: list[int], error: type[Exception], first: bool
+) -> None:
+    plain = Loss()
+    model = ORTModule(plain)
+    good = torch.tensor([1, 2]), torch.tensor([0, 1])
+    if not first:
+        model(*good)
+    bad = torch.tensor(indices), torch.tensor(labels)
+    with pytest.raises(error) as theirs:
+        plain(*bad)
+    with pytest.raises(error) as mine:
+        model(*bad)
+    assert type(mine.value) is type(theirs.value)
+    assert str(mine.value) == str(theirs.value)
+    torch.testing.assert_close(model(*good), plain(*good))
+    assert model.report().runs_in_onnxruntime

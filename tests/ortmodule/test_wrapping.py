@@ -6,12 +6,14 @@ import copy
 import inspect
 import io
 import pickle
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import onnxtrain.errors
 from onnxtrain.ortmodule import (
@@ -352,3 +354,69 @@ def test_exceptions_belong_to_both_trees(kind: type[Exception], builtin: type[Ex
     assert issubclass(kind, ORTModuleFallbackException)
     assert issubclass(kind, onnxtrain.errors.OnnxTrainError)
     assert issubclass(kind, builtin)
+
+
+class Scaled(nn.Linear):
+    def __call__(self, x: torch.Tensor, factor: float = 2.0) -> torch.Tensor:
+        return super().__call__(x) * factor
+
+
+def test_a_call_of_the_class_itself() -> None:
+    plain = Scaled(3, 2)
+    model = ORTModule(plain)
+    x = torch.randn(4, 3)
+    torch.testing.assert_close(model(x, factor=3.0), plain(x, factor=3.0))
+    torch.testing.assert_close(model(x), plain(x))
+    assert model.report().runs_in_onnxruntime
+
+
+def test_lazy_parameters_after_other_models_varied_the_sizes() -> None:
+    torch.manual_seed(0)
+    for size in (2, 3, 4):
+        ORTModule(nn.Sequential(nn.Linear(size, size)))(torch.randn(size, size))
+    first, second = torch.randn(7, 6), torch.randn(5, 6)
+    results = []
+    for wrap in (lambda module: module, ORTModule):
+        torch.manual_seed(0)  # Dynamo puts the generator back to where it was before it made the parameters
+        model = wrap(nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d()))
+        results.append([model(first), model(second), *model.state_dict().values()])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def traced(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.jit.trace(model, x)(x)
+
+
+def scripted(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.jit.script(model)(x)
+
+
+def exported(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    program = torch.export.export(model, (x,))
+    assert list(program.state_dict) == ["weight", "bias"]
+    return program.module()(x)
+
+
+def rewritten(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return make_fx(model)(x)(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("tool", [traced, scripted, exported, rewritten])
+@pytest.mark.parametrize("called_before", [False, True])
+def test_tools_that_write_down_the_module(
+    tool: Callable[[nn.Module, torch.Tensor], torch.Tensor], called_before: bool
+) -> None:
+    """They see the wrapped module, whether or not it has been called; calls still run in ONNX Runtime."""
+    model = ORTModule(nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    if called_before:
+        model(x)
+    torch.testing.assert_close(tool(model, x), model.module(x))
+    model(x)
+    assert model.report().runs_in_onnxruntime
+
+
+def test_tensors_without_memory() -> None:
+    with FakeTensorMode():
+        assert ORTModule(nn.Linear(3, 2))(torch.randn(4, 3)).shape == (4, 2)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx
 import onnx.reference
+import onnx_ir as ir
 import onnxruntime as ort
 from onnx import helper, numpy_helper
 
@@ -67,3 +68,9 @@ def mlp(opset: int = 21) -> onnx.ModelProto:
         {"w1": normal(3, 4), "b1": normal(4, seed=1), "w2": normal(4, 2, seed=2), "b2": normal(2, seed=3)},
         opset=opset,
     )
+
+
+def running_statistics(model: ir.Model) -> list[tuple[ir.Value, ir.Value]]:
+    """Running statistics of the BatchNormalization nodes, each with the output that has it after the update."""
+    nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and len(node.outputs) == 3]
+    return [(node.inputs[i + 2], node.outputs[i]) for node in nodes for i in (1, 2)]

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
-from onnxtrain.passes import TrainingModePass, canonicalize, load_model, running_statistics, to_proto
-from passes._models import build, info, normal, run
+from onnxtrain.passes import TrainingModePass, canonicalize, load_model, to_proto
+from passes._models import build, info, normal, run, running_statistics
 
 X = normal(4, 3, 5)
 TENSORS = {

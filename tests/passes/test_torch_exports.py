@@ -15,10 +15,9 @@ from onnxtrain.passes import (
     canonicalize,
     is_stop_gradient,
     load_model,
-    running_statistics,
     to_proto,
 )
-from passes._models import run
+from passes._models import run, running_statistics
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")

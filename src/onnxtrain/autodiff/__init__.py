@@ -1,6 +1,7 @@
 """Reverse-mode automatic differentiation of ONNX graphs."""
 
 from . import rules as _rules  # registers every rule
+from ._activity import active_values
 from ._coverage import OpCoverage, coverage
 from ._differentiate import add_gradients, append_outputs, differentiate, expand_path
 from ._driver import pull_back
@@ -11,6 +12,7 @@ __all__ = [
     "NodeView",
     "OpCoverage",
     "Signature",
+    "active_values",
     "add_gradients",
     "append_outputs",
     "coverage",

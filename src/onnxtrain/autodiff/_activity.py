@@ -29,13 +29,16 @@ def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Valu
     """Returns the values that depend on one of `wrt` and that one of `of` depends on, through differentiable ops."""
     leaves = set(wrt)
     dependent = set(leaves)
-    for node in graph:
-        if isinstance(rule_for(node), NonDifferentiable) or is_stop_gradient(node):
-            continue
+    passing = [
+        node
+        for node in graph
+        if not (isinstance(rule_for(node), NonDifferentiable) or is_stop_gradient(node))
+    ]
+    for node in passing:
         if any(value in dependent for value in _reads(node)):
             dependent.update(value for value in node.outputs if _carries_gradient(value))
     reaching = set(of)
-    for node in reversed(graph):
+    for node in reversed(passing):
         if any(value in reaching for value in node.outputs):
             reaching.update(value for value in _reads(node) if _carries_gradient(value))
     return dependent & reaching

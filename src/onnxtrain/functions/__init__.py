@@ -24,6 +24,12 @@ from .optimizer import (
     rmsprop_step,
     sgd_step,
 )
+from .rms_norm import (
+    floored_rms_normalization,
+    floored_rms_normalization_gradient,
+    inverse_rms_normalization,
+    inverse_rms_normalization_gradient,
+)
 
 __all__ = [
     "COMPOSITES",
@@ -34,9 +40,13 @@ __all__ = [
     "adamw_step",
     "batch_normalization_gradient",
     "composite",
+    "floored_rms_normalization",
+    "floored_rms_normalization_gradient",
     "gelu_gradient",
     "gelu_tanh_gradient",
     "group_normalization_gradient",
+    "inverse_rms_normalization",
+    "inverse_rms_normalization_gradient",
     "layer_normalization_gradient",
     "log_softmax_gradient",
     "mish_gradient",

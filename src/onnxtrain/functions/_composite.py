@@ -53,6 +53,11 @@ class CompositeOp:
     def __repr__(self) -> str:
         return f"{DOMAIN}::{self.name}"
 
+    @property
+    def function_names(self) -> tuple[str, ...]:
+        """Names of its functions, one for each dtype."""
+        return tuple(f"{self.name}_{dtype}" for dtype in _DTYPE_NAMES.values())
+
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
         """Returns the function that computes this op in `dtype`, written with ops of `opset`."""
         return self._cached(dtype, opset).clone()

@@ -111,15 +111,25 @@ def layer_normalization_gradient(
     ct and x have one shape, scale that of their last axes, the normalised ones; mean and inv_std_dev are the
     outputs of the forward node, one number for each position of the axes before.
     """
-    matrix = op.Concat([-1], op.Unsqueeze(op.Size(scale), [0]), axis=0)
+    size = op.Unsqueeze(op.Size(scale), [0])
+    matrix = op.Concat([-1], size, axis=0)
     rows, inverse = op.Reshape(ct, matrix), op.Reshape(inv_std_dev, [-1, 1])
-    standard = op.Mul(op.Sub(op.Reshape(x, matrix), op.Reshape(mean, [-1, 1])), inverse)
-    ct_x = _through_standardize(op, op.Mul(rows, op.Reshape(scale, [-1])), standard, inverse, 1)
+    centered = op.Sub(op.Reshape(x, matrix), op.Reshape(mean, [-1, 1]))
+    product = op.Mul(rows, centered)
+    # Sums over rows and columns as matrix products: they read once what a product and a sum read and write.
+    share = op.Reciprocal(op.Cast(size, to=ct.dtype))
+    weights = op.Mul(op.Reshape(scale, [-1, 1]), share)
+    along = op.Mul(op.Mul(op.MatMul(product, weights), inverse), inverse)
+    free = op.Sub(
+        op.Sub(op.Mul(rows, op.Reshape(scale, [-1])), op.Mul(centered, along)), op.MatMul(rows, weights)
+    )
+    across = op.Reshape(inverse, [1, -1])
+    ones = op.Expand(op.const(1.0, like=ct), op.Shape(across))
     shape = op.Shape(scale)
     return (
-        op.Reshape(ct_x, op.Shape(x)),
-        op.Reshape(op.ReduceSum(op.Mul(rows, standard), [0], keepdims=0), shape),
-        op.Reshape(op.ReduceSum(rows, [0], keepdims=0), shape),
+        op.Reshape(op.Mul(free, inverse), op.Shape(x)),
+        op.Reshape(op.MatMul(across, product), shape),
+        op.Reshape(op.MatMul(ones, rows), shape),
     )
 
 

@@ -1,7 +1,7 @@
-"""Blocks of one ONNX op each, to compose others from.
+"""Blocks of one ONNX op each, to compose others from, and layers.
 
 Number arguments (exponents, bounds, constants) take the dtype of the input they are used with; they are
-constants of the model, not parameters. The weights of :class:`Linear` are parameters.
+constants of the model, not parameters. The weights of :class:`Linear` and of the normalisations are parameters.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import TARGET_KEY
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
+from onnxtrain.onnxblock._norms import LayerNorm, LayerNormNoBias, RINorm, RMSNorm
 
 __all__ = [
     "Abs",
@@ -30,12 +31,16 @@ __all__ = [
     "Div",
     "InputLike",
     "LabelEncoder",
+    "LayerNorm",
+    "LayerNormNoBias",
     "Linear",
     "Log",
     "Mul",
     "Neg",
     "PassThrough",
     "Pow",
+    "RINorm",
+    "RMSNorm",
     "ReduceAllL2",
     "ReduceMean",
     "ReduceSum",

@@ -5,17 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import fx
 
-__all__ = ["PACKED_SEQUENCE", "break_reason", "ends_in_packed_sequence"]
-
-PACKED_SEQUENCE = (
-    "a recurrent layer is called with a packed sequence, whose batch sizes Dynamo does not follow; "
-    "pad the sequences, or mask the loss, to run it in ONNX Runtime"
-)
-
-_RECURRENT = Path(torch.nn.modules.rnn.__file__)
+__all__ = ["break_reason"]
 
 
 def break_reason(graph_module: fx.GraphModule) -> str | None:
@@ -28,15 +20,6 @@ def break_reason(graph_module: fx.GraphModule) -> str | None:
     text = explanation.removeprefix("Explanation: ") if explanation else lines[0]
     frame = _last_frame(reason)
     return text if frame is None else f"{Path(frame.filename).name}:{frame.lineno}: {text}"
-
-
-def ends_in_packed_sequence(graph_module: fx.GraphModule) -> bool:
-    """Whether the graph ends inside a recurrent layer of PyTorch, as only those with a packed sequence do."""
-    reason: Any = getattr(graph_module, "compile_subgraph_reason", None)
-    if reason is None or not reason.graph_break:
-        return False
-    frame = _last_frame(reason)
-    return frame is not None and Path(frame.filename) == _RECURRENT
 
 
 def _last_frame(reason: Any) -> Any:

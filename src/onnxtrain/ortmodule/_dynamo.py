@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
@@ -33,8 +34,36 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     _enter_layers()
     # Not the module itself, whose OptimizedModule would fire global hooks a second time. Hooks of the module are
     # called as ever, since _call_impl is not captured, only the forward that it calls.
-    compiled: Callable[..., Any] = torch.compile(module._call_impl, backend=backend, **_limits())
+    own_call = type(module).__call__ is not torch.nn.Module.__call__
+    function = MethodType(type(module).__call__, module) if own_call else module._call_impl
+    compiled: Callable[..., Any] = torch.compile(function, backend=backend, **_limits())
+    if any(isinstance(layer, _WITH_FAST_PATH) for layer in module.modules()):
+        return _WithoutFastPath(compiled).run
     return compiled
+
+
+_WITH_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
+
+
+class _WithoutFastPath:
+    """Calls without the kernels that PyTorch has for whole layers in inference, and ONNX has not.
+
+    They compute what the layers' operators compute, with one exception that eager PyTorch has between training and
+    inference, too: at padded positions `TransformerEncoder` returns zeros.
+    """
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    @torch._dynamo.decorators.skip
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        settings = torch.backends.mha
+        before = settings._is_fastpath_enabled
+        settings._is_fastpath_enabled = False
+        try:
+            return self._call(*args, **kwargs)
+        finally:
+            settings._is_fastpath_enabled = before
 
 
 def _enter_layers() -> None:

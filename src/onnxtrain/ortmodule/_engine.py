@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnxruntime as ort
@@ -17,8 +17,9 @@ from torch import fx
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
+from onnxtrain.ortmodule._aliases import Aliases, split_aliases
 from onnxtrain.ortmodule._autograd import call
-from onnxtrain.ortmodule._breaks import PACKED_SEQUENCE, break_reason, ends_in_packed_sequence
+from onnxtrain.ortmodule._breaks import break_reason
 from onnxtrain.ortmodule._capture import example_values, functional_graph
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
@@ -32,7 +33,7 @@ from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy
 from onnxtrain.ortmodule._program import Program
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._split import has_custom_function, split_at_custom_functions
-from onnxtrain.passes import save_model
+from onnxtrain.passes import ReluAfterMaxPoolPass, save_model
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
@@ -63,18 +64,10 @@ def onnxruntime_backend(
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
     numbers = itertools.count()
 
-    def note_packed_sequence() -> None:
-        error = ORTModuleTorchModelException(PACKED_SEQUENCE)
-        if not policy.allows(error):
-            raise error
-        record = GraphRecord("packed", "inference", "-", 1, fallback_reason=PACKED_SEQUENCE)
-        if all(known.name != record.name for known in report):
-            warnings.warn(f"ORTModule: {PACKED_SEQUENCE}", stacklevel=2)
-            report.record(record)
-
     def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
+        _warn_of_many_captures()
         plain = copy.copy(graph_module)
         plain.graph = copy.deepcopy(graph_module.graph)
         try:
@@ -93,14 +86,13 @@ def onnxruntime_backend(
                 break_reason=break_reason(graph_module),
             )
             return _FirstCall(plain.forward, report, record, start)
+        compiled.plain = plain.forward
         if options.save_onnx:
             compiled.save(options, name)
         record = dataclasses.replace(compiled.record(name), break_reason=break_reason(graph_module))
         return _FirstCall(compiled, report, record, start)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        if ends_in_packed_sequence(graph_module):
-            note_packed_sequence()
         if not has_custom_function(graph_module):
             return compile_graph(graph_module)
         return split_at_custom_functions(graph_module, compile_graph).forward
@@ -108,11 +100,28 @@ def onnxruntime_backend(
     return backend
 
 
+_MANY = 64
+
+
+def _warn_of_many_captures() -> None:
+    """Warns, once per function, that its calls spend their time on captures; at 256 Dynamo would capture no more."""
+    current = torch._guards.CompileContext.current_compile_id()
+    if current is not None and current.frame_compile_id == _MANY:
+        warnings.warn(
+            f"ORTModule: a function has been captured {_MANY} times. A number or a string that is another one in each "
+            "call (an argument, or an attribute that counts or anneals) does that: make it a tensor. "
+            "TORCH_LOGS=recompiles in the environment names it",
+            stacklevel=2,
+        )
+
+
 def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
     """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph."""
     device = _common_device(graph_module)
-    outputs = _outputs_requiring_grad(graph_module)
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in example_values(graph_module)]
+    aliases = split_aliases(graph_module)
+    outputs = _outputs_requiring_grad(graph_module)
+    carries = [_carries_gradient(value) for value in example_values(graph_module)]
     try:
         functional = functional_graph(graph_module)
     except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
@@ -120,7 +129,9 @@ def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
-        compiled = CompiledGraph(lower_graph(functional), outputs, device, _intermediate(graph_module))
+        lowered = lower_graph(functional)
+        ReluAfterMaxPoolPass()(lowered.model)
+        compiled = CompiledGraph(lowered, outputs, carries, device, aliases)
         compiled.prepare(needs)
     except UnsupportedATenOp as error:
         raise ORTModuleONNXModelException(str(error)) from error
@@ -129,7 +140,7 @@ def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
     except OnnxTrainError as error:
         raise ORTModuleONNXModelException(f"building the gradient failed: {error}") from error
     except Exception as error:
-        if not type(error).__module__.startswith("onnxruntime"):
+        if not _is_of_onnxruntime(error):
             raise
         raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
     return compiled
@@ -160,13 +171,13 @@ def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
     return flags
 
 
-def _intermediate(graph_module: fx.GraphModule) -> set[int]:
-    """Returns which placeholders are results of differentiable operations: these PyTorch lets be written to."""
-    return {
-        index
-        for index, value in enumerate(example_values(graph_module))
-        if isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
-    }
+def _is_of_onnxruntime(error: Exception) -> bool:
+    return type(error).__module__.startswith("onnxruntime")
+
+
+def _carries_gradient(value: Any) -> bool:
+    """Whether an input, when the graph is done, is a result of it that has a gradient: `x.mul_(weight)`."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
 
 
 class CompiledGraph:
@@ -174,28 +185,36 @@ class CompiledGraph:
 
     Args:
         lowered: the graph.
-        requires_grad: per output of the captured graph.
+        requires_grad: per output of the graph, whether it does.
+        carries_gradient: per input of the graph, whether what is written to it may have a gradient.
         device: of the tensors.
-        intermediate: the placeholders that take part in PyTorch's autograd and are no leaves.
+        aliases: the outputs that share the memory of inputs.
+
+    Attributes:
+        plain: the graph in PyTorch, which says it in PyTorch's words when ONNX Runtime rejects the numbers.
     """
 
     def __init__(
         self,
         lowered: Lowered,
         requires_grad: Sequence[bool],
+        carries_gradient: Sequence[bool],
         device: torch.device,
-        intermediate: Container[int] = (),
+        aliases: Aliases | None,
     ) -> None:
         self._lowered = lowered
+        self._aliases = aliases
+        self.plain: Callable[..., Any] | None = None
         self._needs: tuple[bool, ...] | None = None
+        self._copied: list[int] = []
         differentiable = [False] * len(lowered.model.graph.outputs)
         for (kind, index), flag in zip(lowered.outputs, requires_grad, strict=True):
             if kind == "tensor":
                 differentiable[index] = flag
-        written = {place: output for place, output in lowered.mutated if place in intermediate}
-        for output in written.values():
-            differentiable[output] = True
-        overwritten = [i for i, place in enumerate(lowered.inputs) if place in written]
+        for placeholder, index in lowered.mutated:
+            differentiable[index] |= carries_gradient[placeholder]
+        written = {place for place, _ in lowered.mutated if carries_gradient[place]}
+        overwritten = [index for index, place in enumerate(lowered.inputs) if place in written]
         self.program = Program(lowered.model, differentiable, device, overwritten)
 
     def prepare(self, requires_grad: Sequence[bool]) -> None:
@@ -206,7 +225,9 @@ class CompiledGraph:
         needs = tuple([requires_grad[index] for index in lowered.inputs] + [False] * len(lowered.random))
         if any(needs) and self.program.seeds:
             self._needs = needs
-            self.program.training_step(needs)
+            saved = self.program.training_step(needs).saved_inputs
+            changed = {placeholder for placeholder, _ in lowered.mutated}
+            self._copied = [i for i in saved if i < len(lowered.inputs) and lowered.inputs[i] in changed]
         else:
             _ = self.program.inference
 
@@ -232,16 +253,23 @@ class CompiledGraph:
         """Runs the graph, writes mutated inputs back, and returns its outputs."""
         lowered = self._lowered
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in lowered.inputs]
+        for index in self._copied:  # backward wants what was there before the graph changed it
+            tensors[index] = tensors[index].clone()
         for random in lowered.random:
             drawn = random.draw(random.sizes(args))
             # On a GPU the numbers are as random, but not those of eager PyTorch, which draws them there.
             tensors.append(drawn if self.program.device.type == "cpu" else drawn.to(self.program.device))
-        results = call(self.program, tensors) if lowered.model.graph.outputs else ()
+        try:
+            results = call(self.program, tensors) if lowered.model.graph.outputs else ()
+        except Exception as error:
+            if _is_of_onnxruntime(error) and self.plain is not None:
+                self.plain(*args)  # an index out of range raises what PyTorch raises
+            raise
         for placeholder, output in lowered.mutated:
-            tracked = results[output].requires_grad and not args[placeholder].is_leaf
-            with torch.set_grad_enabled(tracked):
+            with torch.set_grad_enabled(results[output].requires_grad):
                 args[placeholder].copy_(results[output])
-        return tuple(_output(kind, value, args, results) for kind, value in lowered.outputs)
+        outputs = tuple(_output(kind, value, args, results) for kind, value in lowered.outputs)
+        return outputs if self._aliases is None else self._aliases.fill(outputs, args)
 
 
 def _output(kind: str, value: Any, args: tuple[Any, ...], results: tuple[torch.Tensor, ...]) -> Any:

@@ -55,11 +55,11 @@ def expand_float64(model: ir.Model) -> ir.Model:
             raise ORTModuleONNXModelException(
                 f"ONNX Runtime's CPU provider has no kernel of {node.op_type} for float64 (node '{node.name}')"
             )
-    if model.functions:  # gradients of activations, which use such operators
-        model = infer_shapes(inline_functions(model.clone()))
-    if not any(_lacking(model)):
+    # Gradients of activations use such operators inside of their functions.
+    expanded = infer_shapes(inline_functions(model.clone())) if model.functions else model.clone()
+    if not any(_lacking(expanded)):
         return model
-    model = model.clone()
+    model = expanded
     graph = model.graph
     op = Emitter(graph, functions=model.functions)
     for node in list(_lacking(model)):

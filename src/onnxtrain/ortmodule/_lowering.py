@@ -13,7 +13,8 @@ import torch
 from torch import fx
 
 from onnxtrain.emitter import Emitter
-from onnxtrain.passes import infer_shapes
+from onnxtrain.fusion import RMSNormFusionPass
+from onnxtrain.passes import infer_shapes, mark_stop_gradient
 
 __all__ = [
     "DTYPES",
@@ -148,7 +149,7 @@ class Lowering:
         result.shape = value.shape
         node = result.producer()
         assert node is not None
-        node.metadata_props["pkg.torch.onnx.fx_node"] = "aten.detach.default"
+        mark_stop_gradient(node)
         return result
 
     def unsupported(self, why: str) -> UnsupportedATenOp:
@@ -183,7 +184,7 @@ class Lowering:
 
     def shape(self, fake: torch.Tensor) -> ir.Shape:
         """Returns the ONNX shape of a fake tensor."""
-        return ir.Shape([size if isinstance(size, int) else str(size) for size in fake.shape])
+        return ir.Shape([_dimension(size) for size in fake.shape])
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
         """Returns a new graph input of the dtype and shape of a fake tensor that `draw` makes at each call."""
@@ -196,6 +197,12 @@ class Lowering:
             )
         self.random.append((value, RandomInput(draw, sizes)))
         return value
+
+
+def _dimension(size: int | torch.SymInt) -> int | str:
+    """A size as a number, also where a guard has found out that a symbol stands for one, or as a name."""
+    known = size if isinstance(size, int) else size.node.maybe_as_int()
+    return str(size) if known is None else int(known)
 
 
 def run_time_sizes(
@@ -240,6 +247,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
     lowered = _GraphLowering(graph_module, model).run()
     _infer_missing_shapes(model)
+    RMSNormFusionPass()(model)
     return lowered
 
 
@@ -399,7 +407,6 @@ def _keeps(node: fx.Node) -> bool:
     return (
         node.op in ("placeholder", "output")
         or "copy_." in name
-        or "native_batch_norm" in name
         or any(
             word in name
             for word in ("bernoulli", "rand", "normal", "uniform", "native_dropout", "exponential")

@@ -106,6 +106,10 @@ class ORTModule(torch.nn.Module):
             f"use model.register_module({name!r}, ...), or model.module.add_module"
         )
 
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """What `torch.jit.script` compiles: the wrapped module."""
+        return _of(self).module
+
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise ORTModuleTorchModelException(_DATA_PARALLEL)
 

@@ -14,7 +14,7 @@ from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._session import Session
-from onnxtrain.passes import infer_shapes, inline_functions, is_stop_gradient
+from onnxtrain.passes import infer_shapes, inline_functions, is_stop_gradient, lift_constants, settle_shapes
 
 __all__ = ["Program", "TrainingStep"]
 
@@ -129,10 +129,9 @@ class Program:
         """
         joint, _, gradients = self._joint(needs)
         present = [gradient for gradient in gradients if gradient is not None]
-        model = _cut(joint, list(joint.graph.inputs), present)
-        # The composite ops of gradients have no gradient themselves, but their bodies have. Rules may ask for ranks,
-        # also of what other rules have written.
-        model = infer_shapes(inline_functions(model))
+        # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
+        model = inline_functions(_cut(joint, list(joint.graph.inputs), present))
+        settle_shapes(lift_constants(model))
         return Program(model, [True] * len(present), self.device), _slots(needs, gradients)
 
 

@@ -40,9 +40,11 @@ def split_at_custom_functions(
             numbers[node] = number
     whole = split_module(graph_module, graph_module, lambda node: numbers[node], keep_original_order=True)
     for name, part in list(whole.named_children()):
-        if isinstance(part, fx.GraphModule) and name.startswith("submod_") and not has_custom_function(part):
-            _return_tuple(part)
-            setattr(whole, name, _Part(compile_part(part), part))
+        if not isinstance(part, fx.GraphModule) or not name.startswith("submod_"):
+            continue
+        _return_tuple(part)
+        run = part.forward if has_custom_function(part) else compile_part(part)
+        setattr(whole, name, _Part(run, part))
     return whole
 
 

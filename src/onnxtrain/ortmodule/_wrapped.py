@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from onnxtrain.ortmodule._engine import compile_module
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
+from onnxtrain.ortmodule._watch import being_traced, has_hooks, watched
 
 __all__ = ["BoundForward", "Wrapped"]
 
@@ -35,22 +36,35 @@ class Wrapped:
         self._forward: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+        if being_traced():  # torch.compile would return the module as it is, for good
+            return self.module(*args, **kwargs)
         self.call = self._compile(self.module)
+        if any(_is_lazy(layer) for layer in self.module.modules()):
+            # Dynamo gives their parameters shapes, unless it takes sizes that other models varied for symbolic ones.
+            with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+                return self.call(*args, **kwargs)
         return self.call(*args, **kwargs)
 
     # The first call may come from a module that is being captured: what follows is no part of that.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compile(self, module: torch.nn.Module) -> Callable[..., Any]:
-        return compile_module(module, self.options, self.report)
+        compiled = compile_module(module, self.options, self.report)
+        return watched(compiled, module, self.report, self.options.fallback_policy)
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Does what `function`, a forward of the module, does; hooks of the module itself do not run."""
-        if function == self.module.forward and not _has_hooks(self.module):
+        if function == self.module.forward and not has_hooks(self.module):
             return self.call(*args, **kwargs)
+        if being_traced():
+            return function(*args, **kwargs)
         if self._forward is None or self._forward[0] != function:
             caller = _WithoutHooks(self.module, function)
             self._forward = (function, self._compile(caller))
         return self._forward[1](*args, **kwargs)
+
+
+def _is_lazy(layer: torch.nn.Module) -> bool:
+    return isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()
 
 
 class BoundForward:
@@ -93,13 +107,3 @@ class _WithoutHooks(torch.nn.Module):
     # Global hooks, which see every module, must not see this one.
     _call_impl = forward
     __call__ = forward
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    own = (
-        module._forward_hooks,
-        module._forward_pre_hooks,
-        module._backward_hooks,
-        module._backward_pre_hooks,
-    )
-    return any(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from onnxtrain.passes.canonical import canonicalize
-from onnxtrain.passes.cleanup import CleanupPass, is_stop_gradient
+from onnxtrain.passes.cleanup import CleanupPass
 from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
 from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_model
-from onnxtrain.passes.mode import Mode, TrainingModePass, running_statistics
+from onnxtrain.passes.mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
+from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import TransposedProductPass
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
+from onnxtrain.passes.stop_gradient import (
+    is_stop_gradient,
+    lost_detaches,
+    mark_stop_gradient,
+    mark_stopped_gradients,
+)
 from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = [
@@ -27,6 +34,7 @@ __all__ = [
     "IsolateStatisticsPass",
     "Mode",
     "ModelSource",
+    "ReluAfterMaxPoolPass",
     "TrainingModePass",
     "TransposedProductPass",
     "canonicalize",
@@ -38,11 +46,14 @@ __all__ = [
     "inline_schema_functions",
     "is_constant",
     "is_stop_gradient",
+    "is_training_batch_norm",
     "lift_constants",
     "load_model",
+    "lost_detaches",
     "mark_constant",
+    "mark_stop_gradient",
+    "mark_stopped_gradients",
     "promote_initializers",
-    "running_statistics",
     "save_model",
     "settle_shapes",
     "to_proto",

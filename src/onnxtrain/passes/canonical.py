@@ -13,6 +13,7 @@ from onnxtrain.passes.inline_schema import inline_schema_functions
 from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
 from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
 from onnxtrain.passes.shapes import settle_shapes
+from onnxtrain.passes.stop_gradient import mark_stopped_gradients
 
 __all__ = ["canonicalize"]
 
@@ -22,8 +23,9 @@ def canonicalize(model: ir.Model) -> ir.Model:
 
     Canonical form: opset 21 with IR 10, or opset 22 to 26; no model-local functions; no initializer among the
     graph inputs; tensors of Constant nodes are initializers of the main graph (`is_constant` tells them
-    from parameters); dtypes and shapes are annotated as far as they can be inferred. Names of inputs, outputs
-    and initializers, and the order of initializers, stay.
+    from parameters); dtypes and shapes are annotated as far as they can be inferred; gradients stop at the
+    Identity nodes that `is_stop_gradient` knows. Names of inputs, outputs and initializers, and the order of
+    initializers, stay.
 
     Args:
         model: What :func:`onnxtrain.passes.load_model` returns.
@@ -46,7 +48,7 @@ def canonicalize(model: ir.Model) -> ir.Model:
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
         _check_converted(model, opset)
-    return settle_shapes(lift_constants(model))
+    return mark_stopped_gradients(settle_shapes(lift_constants(model)))
 
 
 def _checkable_proto(model: ir.Model) -> onnx.ModelProto:

@@ -9,8 +9,9 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.passes.constants import is_constant
+from onnxtrain.passes.stop_gradient import is_stop_gradient
 
-__all__ = ["CleanupPass", "is_stop_gradient"]
+__all__ = ["CleanupPass"]
 
 # Two of them with equal inputs still give different values.
 _RANDOM = frozenset(
@@ -26,15 +27,6 @@ _RANDOM = frozenset(
 )
 _RemoveUnusedFunctions: Callable[[], ir.passes.PassBase] = common.RemoveUnusedFunctionsPass  # untyped there
 _SMALL = 1024  # elements; larger constants are not worth comparing
-
-
-def is_stop_gradient(node: ir.Node) -> bool:
-    """Return whether `node` is the Identity that torch's exporter leaves of a `detach()`."""
-    return (
-        node.op_type == "Identity"
-        and node.domain == ""
-        and any("aten.detach" in text for text in node.metadata_props.values())
-    )
 
 
 class CleanupPass(ir.passes.InPlacePass):

@@ -66,11 +66,12 @@ class FoldConstantsPass(ir.passes.InPlacePass):
 
     Constants are what `is_constant` says, integer and boolean initializers, and the static dimensions of a
     shape, also where others are symbolic. Parameters are not touched. It needs inferred
-    shapes, and lets more of them be inferred.
+    shapes, and lets more of them be inferred. A CastLike becomes a Cast.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fold in place."""
+        modified = _settle_casts(model)
         known = _constants(model)
         folded: list[ir.Node] = []
         for node in model.graph:
@@ -80,7 +81,6 @@ class FoldConstantsPass(ir.passes.InPlacePass):
             known[node.outputs[0]] = value
             if not np.any(_is_unknown(value)) and not node.outputs[0].is_graph_output():
                 folded.append(node)
-        modified = False
         removable = set(folded)
         for node in folded:
             output = node.outputs[0]
@@ -88,6 +88,20 @@ class FoldConstantsPass(ir.passes.InPlacePass):
                 _replace(model, output, known[output])
                 modified = True
         return ir.passes.PassResult(model, modified | _remove_unused(model, folded, known))
+
+
+def _settle_casts(model: ir.Model) -> bool:
+    """Turn CastLike into Cast where the dtype is known: the result no longer depends on a computed value."""
+    modified = False
+    for node in model.graph:
+        like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None
+        if like is None or like.dtype is None:
+            continue
+        node.op_type = "Cast"
+        node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
+        node.resize_inputs(1)
+        modified = True
+    return modified
 
 
 def _constants(model: ir.Model) -> dict[ir.Value, Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.constants import mark_constant
 
-__all__ = ["Mode", "TrainingModePass", "running_statistics"]
+__all__ = ["Mode", "TrainingModePass", "is_training_batch_norm"]
 
 Mode = Literal["as_exported", "training", "inference"]
 """What becomes of an op that behaves differently in training."""
@@ -70,20 +70,8 @@ class TrainingModePass(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified)
 
 
-def running_statistics(model: ir.Model) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Yield (running statistic, updated statistic) of each training BatchNormalization of the main graph.
-
-    A statistic shared by several nodes comes once per node.
-    """
-    for node in model.graph:
-        if is_training_batch_norm(node):
-            for source, target in STATISTICS:
-                before = node.inputs[source]
-                if before is not None and len(node.outputs) > target and node.outputs[target].name:
-                    yield before, node.outputs[target]
-
-
 def is_training_batch_norm(node: ir.Node) -> bool:
+    """Return whether `node` is a BatchNormalization that normalises by the statistics of the batch."""
     return (
         node.op_type == "BatchNormalization"
         and node.domain == ""

@@ -1,28 +1,23 @@
 """Checkpoint files: one safetensors file per checkpoint (`docs/architecture.md`, "The checkpoint").
 
-Written here with plain file operations, so that tensors go to the disk without a copy; verified on reading by
-the safetensors package. Files of onnxruntime-training are recognised by their identifier and read as well.
+Files of onnxruntime-training are recognised by their identifier and read as well.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
-
-import numpy as np
-from safetensors import SafetensorError, safe_open
+from collections.abc import Mapping
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime import dtypes
-from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.runtime.legacy_checkpoint import IDENTIFIER, read_legacy_checkpoint
 from onnxtrain.runtime.manifest import Signature, fingerprint
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
+from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
 
 FORMAT = "onnxtrain-checkpoint"
+DELTA_FORMAT = "onnxtrain-checkpoint-delta"
 VERSION = "1"
 _PARAMETER, _STATISTIC = "parameter", "statistic"
 
@@ -32,42 +27,30 @@ def signatures(buffers: Mapping[str, Buffer]) -> list[Signature]:
     return [(name, b.dtype.name, b.shape) for name, b in buffers.items()]
 
 
-def _metadata(store: Store, optimizer: OptimizerProgress | None, nominal: bool) -> dict[str, str]:
-    metadata = {
-        "format": FORMAT,
+def store_fingerprint(store: Store) -> str:
+    """Returns the fingerprint of the model that `store` belongs to."""
+    return fingerprint(signatures(store.parameters), signatures(store.statistics))
+
+
+def common_metadata(store: Store, file_format: str, with_optimizer: bool) -> dict[str, str]:
+    """Returns the metadata that checkpoints and deltas share."""
+    progress = store.optimizer if with_optimizer else None
+    return {
+        "format": file_format,
         "version": VERSION,
-        "fingerprint": fingerprint(signatures(store.parameters), signatures(store.statistics)),
+        "fingerprint": store_fingerprint(store),
         "trainable": json.dumps([n for n in store.parameters if n in store.trainable]),
-        "order": json.dumps(list(store.parameters)),
         "properties": json.dumps(store.properties),
-        "optimizer": json.dumps(optimizer and vars(optimizer)),
-        "nominal": json.dumps(nominal),
+        "optimizer": json.dumps(progress and vars(progress)),
     }
-    if nominal:
-        metadata["shapes"] = json.dumps(
-            {n: [b.dtype.name, list(b.shape)] for n, b in store.parameters.items()}
-        )
-    return metadata
 
 
-def _write(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors."""
-    # Widest elements first keeps every tensor aligned to its element size.
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.storage.itemsize)
-    header: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
-    for key, buffer in ordered:
-        begin, end = end, end + buffer.size * buffer.dtype.storage.itemsize
-        header[key] = {
-            "dtype": buffer.dtype.safetensors,
-            "shape": list(buffer.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for _, buffer in ordered:
-        file.write(buffer.read().reshape(-1).view(np.uint8).data)
+def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimizer: bool) -> dict[str, Buffer]:
+    """Returns `parameters` and the statistics of `store`, on request its moments, by their keys in a file."""
+    groups = {_STATISTIC: store.statistics, _PARAMETER: parameters}
+    if with_optimizer:
+        groups |= store.moments
+    return {f"{kind}/{name}": buffer for kind, group in groups.items() for name, buffer in group.items()}
 
 
 def write_checkpoint(
@@ -94,43 +77,17 @@ def write_checkpoint(
     where = f"Saving the checkpoint '{os.fspath(uri)}'"
     nominal = nominal or (bool(store.parameters) and len(store.undefined()) == len(store.parameters))
     store.require_shapes(where)
-    tensors = {f"{_STATISTIC}/{name}": b for name, b in store.statistics.items()}
-    if not nominal:
+    metadata = common_metadata(store, FORMAT, include_optimizer_state and not nominal)
+    metadata |= {"order": json.dumps(list(store.parameters)), "nominal": json.dumps(nominal)}
+    if nominal:
+        metadata["shapes"] = json.dumps(
+            {n: [b.dtype.name, list(b.shape)] for n, b in store.parameters.items()}
+        )
+        tensors = tensors_by_key({}, store, with_optimizer=False)
+    else:
         store.require_defined(where)
-        tensors.update({f"{_PARAMETER}/{name}": b for name, b in store.parameters.items()})
-    with_optimizer = include_optimizer_state and not nominal
-    if with_optimizer:
-        for moment, group in store.moments.items():
-            tensors.update({f"{moment}/{name}": b for name, b in group.items()})
-    try:
-        with replace_file(uri) as file:
-            _write(file, tensors, _metadata(store, store.optimizer if with_optimizer else None, nominal))
-    except OSError as error:
-        raise CheckpointError(
-            f"{where} failed: {error}. A checkpoint that was there before is unchanged; check that the "
-            "directory exists, is writable and has room."
-        ) from error
-
-
-def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer:
-    dtype = dtypes.BY_SAFETENSORS.get(entry["dtype"])
-    if dtype is None:
-        raise ValueError(f"element type {entry['dtype']} is not supported")
-    begin, end = entry["data_offsets"]
-    file.seek(start + begin)
-    flat = np.fromfile(file, dtype.storage, (end - begin) // dtype.storage.itemsize)
-    return Buffer(flat.reshape(entry["shape"]), dtype)
-
-
-def _group(tensors: Mapping[str, Buffer]) -> dict[str, dict[str, Buffer]]:
-    """Returns the tensors by the part of their key before the first slash, then by name."""
-    groups: dict[str, dict[str, Buffer]] = {_PARAMETER: {}, _STATISTIC: {}}
-    for key, buffer in tensors.items():
-        kind, slash, name = key.partition("/")
-        if not slash:
-            raise ValueError(f"unexpected tensor '{key}'")
-        groups.setdefault(kind, {})[name] = buffer
-    return groups
+        tensors = tensors_by_key(store.parameters, store, include_optimizer_state)
+    write_tensors(uri, tensors, metadata, where)
 
 
 def _properties(text: str) -> dict[str, int | float | str]:
@@ -140,79 +97,79 @@ def _properties(text: str) -> dict[str, int | float | str]:
     return dict(properties)
 
 
-def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
-    """Builds a store from the content of a file; ValueError or KeyError if it does not hang together."""
-    if metadata.get("format") != FORMAT:
-        raise ValueError("it is a safetensors file, but not a checkpoint of onnxtrain")
+def _progress(text: str) -> OptimizerProgress | None:
+    progress = json.loads(text)
+    if progress is None:
+        return None
+    return OptimizerProgress(
+        int(progress["step"]), float(progress["learning_rate"]), float(progress["initial_learning_rate"])
+    )
+
+
+def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
+    """Returns what a checkpoint or a delta holds; ValueError or KeyError if it does not hang together."""
     if metadata["version"] != VERSION:
         raise ValueError(
             f"it has version {metadata['version']}, this onnxtrain reads {VERSION}; upgrade onnxtrain"
         )
-    moments = _group(tensors)
-    parameters, statistics = moments.pop(_PARAMETER), moments.pop(_STATISTIC)
-    if json.loads(metadata["nominal"]):
+    groups: dict[str, dict[str, Buffer]] = {_PARAMETER: {}, _STATISTIC: {}}
+    for key, buffer in tensors.items():
+        kind, slash, name = key.partition("/")
+        if not slash:
+            raise ValueError(f"unexpected tensor '{key}'")
+        groups.setdefault(kind, {})[name] = buffer
+    parameters, statistics = groups.pop(_PARAMETER), groups.pop(_STATISTIC)
+    if json.loads(metadata.get("nominal", "false")):
         for name, (dtype, shape) in json.loads(metadata["shapes"]).items():
             parameters[name] = Buffer.zeros(dtypes.BY_NAME[dtype], shape, defined=False)
-    order, trainable = json.loads(metadata["order"]), set(json.loads(metadata["trainable"]))
+    trainable = json.loads(metadata["trainable"])
+    order = json.loads(metadata["order"]) if "order" in metadata else trainable
     if sorted(order) != sorted(parameters):
         raise ValueError("the list of parameters does not match the tensors")
-    if not trainable <= set(order):
+    if not set(trainable) <= set(order):
         raise ValueError("a trainable parameter is missing")
-    for group in moments.values():
+    for group in groups.values():
         if any(name not in parameters or b.shape != parameters[name].shape for name, b in group.items()):
             raise ValueError("optimizer state does not match the parameters")
-    progress = json.loads(metadata["optimizer"])
-    store = Store(
+    return Store(
         parameters={name: parameters[name] for name in order},
-        trainable=trainable,
+        trainable=set(trainable),
         statistics=statistics,
-        moments=moments,
-        optimizer=None
-        if progress is None
-        else OptimizerProgress(
-            int(progress["step"]), float(progress["learning_rate"]), float(progress["initial_learning_rate"])
-        ),
+        moments=groups,
+        optimizer=_progress(metadata["optimizer"]),
         properties=_properties(metadata["properties"]),
     )
+
+
+def _assemble(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
+    if metadata.get("format") != FORMAT:
+        raise ValueError("it is a safetensors file, but not a checkpoint of onnxtrain")
+    if not {"order", "nominal"} <= metadata.keys():
+        raise ValueError("its list of parameters is missing")
+    store = parse_store(metadata, tensors)
     expected = metadata.get("fingerprint")
-    if expected and expected != fingerprint(signatures(store.parameters), signatures(store.statistics)):
+    if expected and expected != store_fingerprint(store):
         raise ValueError("the fingerprint does not match the tensors")
     return store
-
-
-@contextlib.contextmanager
-def _verification(source: str) -> Iterator[None]:
-    """Turns whatever a damaged file leads to into a CheckpointError."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise CheckpointError(f"Checkpoint verification failed. There is no file {source}.") from error
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
-        detail = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(
-            f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt or "
-            "no checkpoint; restore it from another one, or generate the artifacts again."
-        ) from error
 
 
 def read_checkpoint(uri: str | os.PathLike[str]) -> Store:
     """Returns the content of a checkpoint file: ours or onnxruntime-training's, told apart by its start.
 
     Raises:
-        CheckpointError: Missing, truncated, corrupt, or no checkpoint.
+        CheckpointError: Missing, truncated, corrupt, no checkpoint, or a delta without its base.
     """
     path = os.fspath(uri)
     source = f"'{path}'"
-    with _verification(source):
+    with verification(source):
         with open(path, "rb") as file:
             head = file.read(8)
             if head[4:] == IDENTIFIER:
                 return read_legacy_checkpoint(head + file.read(), source)
-        with safe_open(path, framework="numpy"):  # verifies header, offsets and file size
-            pass
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__", None) or {}
-            tensors = {key: _read_tensor(file, 8 + length, entry) for key, entry in header.items()}
+        metadata, tensors = read_tensors(path)
+        if metadata.get("format") == DELTA_FORMAT:
+            raise CheckpointError(
+                f"Loading {source}: it is a delta, which holds the trained parameters only. Load it on top of "
+                "the full checkpoint it was trained from: CheckpointState.load_checkpoint(full, delta=...)."
+            )
         return _assemble(metadata, tensors)

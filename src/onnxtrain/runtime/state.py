@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
+from onnxtrain.runtime.delta import read_delta, write_delta
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.store import Buffer, Store, to_storage
 
@@ -189,13 +190,24 @@ class CheckpointState:
         self._properties = Properties(store)
 
     @classmethod
-    def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
+    def load_checkpoint(
+        cls, checkpoint_uri: str | os.PathLike[str], *, delta: str | os.PathLike[str] | None = None
+    ) -> CheckpointState:
         """Returns the state in a checkpoint file, of onnxtrain or of onnxruntime-training.
 
+        Args:
+            checkpoint_uri: Path of a full checkpoint.
+            delta: Path of a file that `save_checkpoint(..., trainable_only=True)` has written: its trained
+                parameters, statistics, properties and optimizer state (none, if it was saved without) take
+                the place of those in the checkpoint. Its other parameters must have the values that they
+                had when the delta was trained.
+
         Raises:
-            CheckpointError: Missing, truncated, corrupt, or no checkpoint.
+            CheckpointError: Missing, truncated, corrupt, or no checkpoint; a delta of another model, or
+                trained on top of other values.
         """
-        return cls(read_checkpoint(checkpoint_uri))
+        store = read_checkpoint(checkpoint_uri)
+        return cls(store if delta is None else read_delta(delta, store, checkpoint_uri))
 
     @classmethod
     def save_checkpoint(
@@ -205,6 +217,7 @@ class CheckpointState:
         include_optimizer_state: bool = False,
         *,
         nominal: bool = False,
+        trainable_only: bool = False,
     ) -> None:
         """Saves `state` to a file, which is replaced whole or not at all, even if the process is killed.
 
@@ -214,13 +227,24 @@ class CheckpointState:
             include_optimizer_state: Also save moments, step count and learning rate; loading then resumes
                 exactly.
             nominal: Save only names, dtypes and shapes of the parameters.
+            trainable_only: Save a delta: trained parameters, statistics and properties, and a digest of the
+                frozen parameters. `load_checkpoint(full_checkpoint, delta=...)` loads it.
 
         Raises:
             CheckpointError: The file cannot be written, or some parameters have no data yet.
+            ValueError: Both `nominal` and `trainable_only`.
         """
-        write_checkpoint(
-            state._store, checkpoint_uri, include_optimizer_state=include_optimizer_state, nominal=nominal
-        )
+        if nominal and trainable_only:
+            raise ValueError(
+                "Saving a checkpoint: nominal leaves the parameters out, trainable_only saves the trained "
+                "ones; choose one of the two."
+            )
+        if trainable_only:
+            write_delta(state._store, checkpoint_uri, include_optimizer_state=include_optimizer_state)
+        else:
+            write_checkpoint(
+                state._store, checkpoint_uri, include_optimizer_state=include_optimizer_state, nominal=nominal
+            )
 
     @classmethod
     def from_arrays(

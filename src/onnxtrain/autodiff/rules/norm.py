@@ -7,13 +7,18 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
-from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.functions import (
+    DOMAIN,
     batch_normalization_gradient,
+    floored_rms_normalization,
+    floored_rms_normalization_gradient,
     group_normalization_gradient,
+    inverse_rms_normalization,
+    inverse_rms_normalization_gradient,
     layer_normalization_gradient,
     rms_normalization_gradient,
 )
@@ -117,6 +122,29 @@ def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.scale, axis))
     grads = op.call(rms_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=2)
     return _as_inputs(op, n, {"X": grads[0], "scale": _summed(op, n, grads[1], n.scale, axis)})
+
+
+def floored_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x / max(rms, floor) * scale, rms = factor * ||x|| over the last axis, which is the second output."""
+    operands = _wide(op, ct, n.x, n.scale, n.out.rms, n.factor, n.floor)
+    grads = op.call(floored_rms_normalization_gradient, *operands, _outputs=2)
+    return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
+
+
+def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x * r * scale, r = 1 / sqrt(mean(x²) + epsilon) over the last axis, which is the second output."""
+    operands = _wide(op, ct, n.x, n.scale, n.out.inverse)
+    grads = op.call(inverse_rms_normalization_gradient, *operands, _outputs=2)
+    return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
+
+
+for _composite, _saved, _rule in (
+    (floored_rms_normalization, "rms", floored_rms_norm),
+    (inverse_rms_normalization, "inverse", inverse_rms_norm),
+):
+    for _name in _composite.function_names:
+        _signature = Signature(_composite.inputs, ("y", _saved))
+        vjp(_name, domain=DOMAIN, wrt=("x", "scale"), saves=(_saved,), signature=_signature)(_rule)
 
 
 @vjp("MeanVarianceNormalization", wrt=("X",))

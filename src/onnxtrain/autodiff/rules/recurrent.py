@@ -149,15 +149,15 @@ def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangen
         to_o = op.Mul(tanh_c, _sigmoid_slope(op, o))
         to_f = op.Mul(c_prev, _sigmoid_slope(op, f))
         to_g = op.Mul(i, op.Sub(1.0, op.Mul(g, g)))
+        to_gates = op.Concat(to_i, to_o, to_f, to_g, axis=-1)
 
         def step(body: Emitter, states: States, values: States) -> tuple[ir.Value, States]:
-            (ct_h, ct_c), (to_c, to_i, to_o, to_f, to_g, f) = states, values
+            (ct_h, ct_c), (to_c, to_gates, f) = states, values
             ct_c = body.Add(ct_c, body.Mul(ct_h, to_c))
-            parts = [body.Mul(ct_c, to_i), body.Mul(ct_h, to_o), body.Mul(ct_c, to_f), body.Mul(ct_c, to_g)]
-            gates = body.Concat(*parts, axis=-1)
+            gates = body.Mul(body.Concat(ct_c, ct_h, ct_c, ct_c, axis=-1), to_gates)
             return gates, [body.MatMul(gates, layer.r), body.Mul(ct_c, f)]
 
-        gates, states = _scan_back(op, n, layer, [to_c, to_i, to_o, to_f, to_g, f], step)
+        gates, states = _scan_back(op, n, layer, [to_c, to_gates, f], step)
         return _Gradients(gates, [(gates, layer.h_prev)], states)
 
     return _layer(op, n, cts, gradients)

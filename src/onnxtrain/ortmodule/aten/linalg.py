@@ -13,7 +13,18 @@ from onnxtrain.ortmodule._lowering import Lowering, lower
 
 @lower("aten.mm.default", "aten.bmm.default", "aten.matmul.default", "aten.mv.default", "aten.dot.default")
 def matmul(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    return low.op.MatMul(*low.tensors(a, b))  # type: ignore[no-any-return]
+    left, right = low.tensors(a, b)
+    return _product(low, left, right, low.fake(1).dim())
+
+
+def _product(low: Lowering, a: ir.Value, b: ir.Value, rank: int) -> ir.Value:
+    """The product of `a` and a `b` of this rank; a vector on the right becomes a column.
+
+    ONNX Runtime (1.31.1) merges a transposed `a` into the product, and computes a wrong one where `b` is a vector.
+    """
+    if rank > 1:
+        return low.op.MatMul(a, b)  # type: ignore[no-any-return]
+    return low.op.Squeeze(low.op.MatMul(a, low.op.Unsqueeze(b, [-1])), [-1])  # type: ignore[no-any-return]
 
 
 @lower("aten.addmm.default")
@@ -76,7 +87,7 @@ def trilinear(
 
 
 def _plus_product(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any, alpha: Any) -> ir.Value:
-    return _scaled_sum(low, c, low.op.MatMul(a, b), beta, alpha)
+    return _scaled_sum(low, c, _product(low, a, b, low.fake(2).dim()), beta, alpha)
 
 
 def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha: Any) -> ir.Value:

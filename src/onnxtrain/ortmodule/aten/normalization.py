@@ -8,33 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
-from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
 from onnxtrain.ortmodule.aten.order import with_nan
-
-
-@lower("aten.native_batch_norm.default")
-def native_batch_norm(
-    low: Lowering,
-    x: ir.Value,
-    weight: ir.Value | None,
-    bias: ir.Value | None,
-    running_mean: ir.Value | None,
-    running_var: ir.Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[ir.Value | None, ...]:
-    """Also writes its arguments 3 and 4, the running statistics, although its schema does not say so."""
-    y, *after = _batch_norm(low, x, weight, bias, running_mean, running_var, training, momentum, eps)
-    for node, value in zip(low.node.args[3:5], after, strict=True):
-        if value is not None and isinstance(node, fx.Node):
-            value.shape = low.env[node].shape
-            low.env[node] = value
-    return y, None, None
 
 
 @lower("aten._native_batch_norm_legit_functional.default")
@@ -210,14 +189,22 @@ def native_layer_norm(
         y = y if bias is None else op.Add(y, bias)
         return y, mean, op.Reciprocal(op.Sqrt(op.Add(var, eps)))
     if weight is None:
-        weight = op.Expand(op.const(1.0, low.dtype), low.ints(shape))
-        weight.shape = ir.Shape([*(x.shape or ())][-len(shape) :])
+        weight = _ones(low, x, shape)
     inputs = (x, weight) if bias is None else (x, weight, bias)
     attributes = {"axis": -len(shape), "epsilon": eps}
     if low.uses_result(1) or low.uses_result(2):
         y, mean, inverse = op.LayerNormalization(*inputs, **attributes, _outputs=3)
         return y, mean, inverse
     return op.LayerNormalization(*inputs, **attributes), None, None
+
+
+def _ones(low: Lowering, x: ir.Value, shape: list[Any]) -> ir.Value:
+    """Returns the scale of a layer norm that has none, over the last axes of x."""
+    if all(isinstance(size, int) for size in shape):
+        return low.op.const(np.ones(shape), low.dtype)
+    ones: ir.Value = low.op.Expand(low.op.const(1.0, low.dtype), low.ints(shape))
+    ones.shape = ir.Shape([*(x.shape or ())][-len(shape) :])
+    return ones
 
 
 @lower("aten.native_group_norm.default")

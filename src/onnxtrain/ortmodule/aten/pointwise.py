@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule import _formulas
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.passes import mark_stop_gradient
 
 __all__ = ["select", "stop_gradient", "truncated"]
 
@@ -22,7 +23,7 @@ def stop_gradient(low: Lowering, x: ir.Value) -> ir.Value:
     result: ir.Value = low.op.Identity(x)
     node = result.producer()
     assert node is not None
-    node.metadata_props["pkg.torch.onnx.fx_node"] = "aten.detach.default"
+    mark_stop_gradient(node)
     return result
 
 

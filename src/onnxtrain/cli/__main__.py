@@ -1,5 +1,0 @@
-"""`python -m onnxtrain.cli`."""
-
-from onnxtrain.cli import main
-
-main()

@@ -1,0 +1,109 @@
+"""Root mean square normalisations as one op forward and one backward (Zhang and Sennrich, 2019).
+
+Both divide each row of x by a number: y = x * r * scale, with r = 1 / rms(x) in two variants. With the cotangent
+ct of y and s = sum(ct * x * scale) over the row, the cotangents are those of a product and of r:
+
+    ct_x = ct * scale * r - x * r³ * share * s
+    ct_scale = sum over rows of ct * x * r
+
+where dr/dx = -r³ * share * x. Only one product of the size of x is needed beside ct_x itself; both sums are matrix
+products with it.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+
+from ._composite import composite
+
+__all__ = [
+    "floored_rms_normalization",
+    "floored_rms_normalization_gradient",
+    "inverse_rms_normalization",
+    "inverse_rms_normalization_gradient",
+]
+
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+@composite("FlooredRMSNormalization", ["x", "scale", "factor", "floor"], outputs=2)
+def floored_rms_normalization(
+    op: Emitter, x: ir.Value, scale: ir.Value, factor: ir.Value, floor: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Y = x / max(rms, floor) * scale and rms = factor * ||x||, the norm over the last axis.
+
+    x: `[..., n]`; scale: `[n]`; factor, usually 1 / sqrt(n), and floor: scalars; rms: `[..., 1]`.
+    """
+    wide, wide_scale, wide_factor, wide_floor = _wide(op, x, scale, factor, floor)
+    rms = op.Mul(op.ReduceL2(wide, [-1], keepdims=1), wide_factor)
+    y = op.Mul(op.Mul(wide, op.Reciprocal(op.Max(rms, wide_floor))), wide_scale)
+    return _narrow(op, y, x), _narrow(op, rms, x)
+
+
+@composite("FlooredRMSNormalizationGradient", ["ct", "x", "scale", "rms", "factor", "floor"], outputs=2)
+def floored_rms_normalization_gradient(
+    op: Emitter,
+    ct: ir.Value,
+    x: ir.Value,
+    scale: ir.Value,
+    rms: ir.Value,
+    factor: ir.Value,
+    floor: ir.Value,
+) -> tuple[ir.Value, ir.Value]:
+    """FlooredRMSNormalization: cotangents of x and scale.
+
+    A row whose rms is below the floor is divided by a constant. At the floor the gradient is that of the norm, and
+    of a row of zeros it is that of the constant, as in torch.clamp and torch.norm.
+    """
+    share = op.Where(op.GreaterOrEqual(rms, floor), op.Mul(factor, factor), 0.0)
+    return _gradient(op, ct, x, scale, op.Reciprocal(op.Max(rms, floor)), share)
+
+
+@composite("InverseRMSNormalization", ["x", "scale", "epsilon"], outputs=2)
+def inverse_rms_normalization(
+    op: Emitter, x: ir.Value, scale: ir.Value, epsilon: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Y = x * r * scale and r = 1 / sqrt(mean(x²) + epsilon), the mean over the last axis.
+
+    As RMSNormalization of opset 23, with r for the gradient. x: `[..., n]`; scale: `[n]`; epsilon: scalar;
+    r: `[..., 1]`.
+    """
+    wide, wide_scale, wide_epsilon = _wide(op, x, scale, epsilon)
+    square = op.ReduceMean(op.Mul(wide, wide), [-1], keepdims=1)
+    inverse = op.Reciprocal(op.Sqrt(op.Add(square, wide_epsilon)))
+    y = op.Mul(op.Mul(wide, inverse), wide_scale)
+    return _narrow(op, y, x), _narrow(op, inverse, x)
+
+
+@composite("InverseRMSNormalizationGradient", ["ct", "x", "scale", "inverse"], outputs=2)
+def inverse_rms_normalization_gradient(
+    op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """InverseRMSNormalization: cotangents of x and scale."""
+    share = op.Reciprocal(op.Cast(op.Size(scale), to=x.dtype))
+    return _gradient(op, ct, x, scale, inverse, share)
+
+
+def _gradient(
+    op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, inverse: ir.Value, share: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    """Returns the cotangents of x and scale; inverse is r, `[..., 1]`, and share is a scalar or of its shape."""
+    matrix = op.Concat([-1], op.Unsqueeze(op.Size(scale), [0]), axis=0)
+    product = op.Mul(ct, x)
+    along = op.MatMul(product, op.Unsqueeze(scale, [1]))
+    # One factor r at a time: r³ alone leaves the range of float32 where x is large.
+    slope = op.Mul(op.Mul(op.Mul(op.Mul(along, inverse), inverse), inverse), share)
+    ct_x = op.Sub(op.Mul(op.Mul(ct, scale), inverse), op.Mul(x, slope))
+    ct_scale = op.MatMul(op.Reshape(inverse, [1, -1]), op.Reshape(product, matrix))
+    return ct_x, op.Reshape(ct_scale, op.Shape(scale))
+
+
+def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:
+    """Returns the values in float32 where they are narrower, as sums of squares leave the range of float16."""
+    return [op.Cast(v, to=ir.DataType.FLOAT) if v.dtype in _NARROW else v for v in values]
+
+
+def _narrow(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
+    return op.Cast(value, to=like.dtype) if like.dtype in _NARROW else value

@@ -1,0 +1,100 @@
+"""Reversible instance normalisation."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from onnxtrain.nn._export import exact, is_tracing, stop_gradient
+
+__all__ = ["RINorm"]
+
+
+class RINorm(nn.Module):
+    """y = (x - mean(x)) / stdev(x) * affine_weight + affine_bias, undone by `inverse` (Kim et al., ICLR 2022).
+
+    Mean and stdev = sqrt(var + eps), with the biased variance, are those of each series: over all axes but the first
+    (batch) and the last (targets). They are constants to the gradient. `forward` keeps them for `transform` and
+    `inverse` as the attributes `mean` and `stdev`; they are no part of the state dict.
+
+    Args:
+        input_dim: size of the last axis of the input.
+        eps: what is added to the variance.
+        affine: whether a scale and a bias of each target are learned.
+
+    Raises:
+        RuntimeError: an input does not fit `input_dim`, or `transform` or `inverse` come before `forward`.
+
+    Example:
+        >>> norm, x = RINorm(1), torch.tensor([[[2.0], [4.0]]])
+        >>> y = norm(x)
+        >>> norm.inverse(y.unsqueeze(-1)).squeeze(-1).allclose(x)
+        True
+    """
+
+    mean: torch.Tensor | None
+    stdev: torch.Tensor | None
+
+    def __init__(self, input_dim: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self.input_dim = input_dim
+        self.eps = eps
+        self.affine = affine
+        self.mean = None
+        self.stdev = None
+        if affine:
+            self.affine_weight = nn.Parameter(torch.ones(input_dim))
+            self.affine_bias = nn.Parameter(torch.zeros(input_dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x, `[batch, ..., input_dim]`, normalised by its own statistics, and keeps them."""
+        self._check("forward", x, axis=-1)
+        axes = tuple(range(1, x.ndim - 1))
+        mean = stop_gradient(x.detach().mean(dim=axes, keepdim=True))
+        centered = x - mean
+        fixed = centered.detach()
+        stdev = stop_gradient(((fixed * fixed).mean(dim=axes, keepdim=True) + exact(self.eps, x)).sqrt())
+        self.mean, self.stdev = mean, stdev
+        return self._scale(centered, stdev)
+
+    def transform(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x, `[batch, ..., input_dim]`, normalised by the statistics of the last `forward`."""
+        self._check("transform", x, axis=-1)
+        mean, stdev = self._statistics("transform")
+        return self._scale(x - mean, stdev)
+
+    def inverse(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns x, `[batch, length, input_dim, params]`, in the units that the last `forward` was given."""
+        self._check("inverse", x, axis=-2)
+        mean, stdev = self._statistics("inverse")
+        if self.affine:
+            # What exporters find computed from parameters alone they replace by a constant, which then gets no
+            # gradient: here everything depends on the statistics. eps² keeps a weight of zero from dividing by
+            # zero, as in darts.
+            stdev = 1 / (self.affine_weight / stdev + exact(self.eps * self.eps, x) / stdev)
+            mean = mean - self.affine_bias * stdev
+        return x * stdev.unsqueeze(-1) + mean.unsqueeze(-1)
+
+    def extra_repr(self) -> str:
+        """Returns the arguments."""
+        return f"{self.input_dim}, eps={self.eps}, affine={self.affine}"
+
+    def _scale(self, centered: torch.Tensor, stdev: torch.Tensor) -> torch.Tensor:
+        if not self.affine:
+            return centered / stdev
+        # The quotient has one number per series, so that the series themselves are multiplied once.
+        return centered * (self.affine_weight / stdev) + self.affine_bias
+
+    def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.mean is None or self.stdev is None:
+            raise RuntimeError(
+                f"RINorm.{method}: there are no statistics yet; call the layer on the input series first"
+            )
+        return self.mean, self.stdev
+
+    def _check(self, method: str, x: torch.Tensor, axis: int) -> None:
+        if self.affine and not is_tracing() and x.shape[axis] != self.input_dim:
+            raise RuntimeError(
+                f"RINorm.{method}: axis {axis} of the input must have size {self.input_dim}, the argument "
+                f"input_dim; received shape {tuple(x.shape)}"
+            )

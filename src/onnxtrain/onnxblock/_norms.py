@@ -1,0 +1,255 @@
+"""The normalisation layers of `onnxtrain.nn` as blocks: the same formulas, parameters and initial values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.onnxblock import _graft
+from onnxtrain.onnxblock._block import Block
+
+__all__ = ["LayerNorm", "LayerNormNoBias", "RINorm", "RMSNorm"]
+
+_LAYER_NORMALIZATION_OPSET = 17
+_AXES_AS_INPUT_OPSET = 18
+
+
+class _Norm(Block):
+    """What the layers share: checks of the input, and parameters that start as ones or zeros."""
+
+    def _checked(self, name: str, sizes: Sequence[int], params: int = 0) -> ir.Value:
+        """Returns the value `name`, whose axes before the last `params` must have these sizes."""
+        value = self._describe(name)
+        if value.dtype is None or not value.dtype.is_floating_point():
+            raise GraphBuildError(f"{self._doing}: its input is {value.dtype}; pass a floating-point value")
+        dims = static_dims(value)
+        if dims is None:
+            raise GraphBuildError(f"{self._doing}: the rank of {name!r} is unknown; declare its shape")
+        end = len(dims) - params
+        found = dims[max(end - len(sizes), 0) : end]
+        if len(found) < len(sizes) or any(d not in (None, s) for d, s in zip(found, sizes, strict=True)):
+            place = "last axes" if not params else f"axes before the last {params}"
+            raise GraphBuildError(
+                f"{self._doing}: the {place} of {name!r} must have the sizes {list(sizes)}; its shape is "
+                f"{value.shape}"
+            )
+        return value
+
+    def _parameter(self, name: str, sizes: Sequence[int], number: float, dtype: ir.DataType | None) -> str:
+        assert dtype is not None
+        array = np.full(tuple(sizes), number, dtype.numpy())
+        return _graft.declare(self.base, ir.serde.serialize_tensor(ir.Tensor(array, dtype=dtype, name=name)))
+
+
+class LayerNorm(_Norm):
+    """(x - mean) / sqrt(variance + eps) · weight + bias over the last axes, with new parameters weight and bias.
+
+    Args:
+        input_size: size of the last axis, or the sizes of the last axes.
+        eps: added to the variance.
+        elementwise_affine: whether there are parameters.
+        bias: whether there is a bias among them.
+    """
+
+    def __init__(
+        self,
+        input_size: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self._sizes = [input_size] if isinstance(input_size, int) else list(input_size)
+        self._eps = float(eps)
+        self._affine = elementwise_affine
+        self._bias = bias and elementwise_affine
+
+    def build(self, input_name: str) -> str:
+        """Appends the layer to a value [..., *input_size]; returns the name of its result."""
+        opset = _graft.opset_of(self.base, "")
+        if opset < _LAYER_NORMALIZATION_OPSET:
+            raise GraphBuildError(
+                f"{self._doing}: LayerNormalization came with opset {_LAYER_NORMALIZATION_OPSET}, the base model "
+                f"imports {opset}; convert it with onnx.version_converter"
+            )
+        dtype = self._checked(input_name, self._sizes).dtype
+        names = []
+        if self._affine:
+            names.append(self._parameter("layer_norm.weight", self._sizes, 1, dtype))
+        if self._bias:
+            names.append(self._parameter("layer_norm.bias", self._sizes, 0, dtype))
+
+        def write(op: Emitter, x: ir.Value, *parameters: ir.Value) -> ir.Value:
+            inputs = parameters or (op.const(np.ones(self._sizes), dtype),)
+            result: ir.Value = op.LayerNormalization(x, *inputs, axis=-len(self._sizes), epsilon=self._eps)
+            return result
+
+        return self._append(write, input_name, *names)
+
+
+class LayerNormNoBias(LayerNorm):
+    """(x - mean) / sqrt(variance + eps) over the last axes, without parameters.
+
+    Args:
+        input_size: size of the last axis, or the sizes of the last axes.
+        eps: added to the variance.
+    """
+
+    def __init__(self, input_size: int | Sequence[int], eps: float = 1e-5) -> None:
+        super().__init__(input_size, eps, elementwise_affine=False)
+
+
+class RMSNorm(_Norm):
+    """x / max(rms, eps) · g with rms = ||x|| / sqrt(dim) over the last axis, with a new parameter g.
+
+    In the training model this is one op, and so is its gradient.
+
+    Args:
+        dim: size of the last axis.
+        eps: what a root mean square at least counts as.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-8) -> None:
+        super().__init__()
+        self._dim = dim
+        self._eps = float(eps)
+
+    def build(self, input_name: str) -> str:
+        """Appends the layer to a value [..., dim]; returns the name of its result."""
+        x = self._checked(input_name, [self._dim])
+
+        def write(op: Emitter, x: ir.Value, g: ir.Value) -> ir.Value:
+            norm = _reduce(op, "ReduceL2", x, [_rank(x) - 1])
+            floored = op.Clip(op.Mul(norm, self._dim**-0.5), op.const(self._eps, like=x))
+            result: ir.Value = op.Mul(op.Div(x, floored), g)
+            return result
+
+        return self._append(write, input_name, self._parameter("rms_norm.g", [self._dim], 1, x.dtype))
+
+
+class RINorm(_Norm):
+    """(x - mean) / stdev · affine_weight + affine_bias, undone by `inverse`, with these two as new parameters.
+
+    Mean and stdev = sqrt(variance + eps) are those of each series: over all axes but the first and the last. They
+    are constants to the gradient. `transform` and `inverse` are blocks that use those of the last call:
+    `norm.transform(name)` does to another value what the layer did, `norm.inverse(name)` takes a value
+    [batch, length, input_dim, params] back to the units of the layer's input.
+
+    Args:
+        input_dim: size of the last axis.
+        eps: added to the variance.
+        affine: whether there are parameters.
+    """
+
+    def __init__(self, input_dim: int, eps: float = 1e-5, affine: bool = True) -> None:
+        super().__init__()
+        self._dim = input_dim
+        self._eps = float(eps)
+        self._affine = affine
+        self._names: list[str] = []
+        self.transform = _Transform(self)
+        self.inverse = _Inverse(self)
+
+    def build(self, input_name: str) -> str:
+        """Appends the layer to a value [batch, ..., input_dim]; returns the name of its result."""
+        x = self._checked(input_name, [self._dim])
+        if _rank(x) < 3:
+            raise GraphBuildError(
+                f"{self._doing}: {input_name!r} has the shape {x.shape}; pass [batch, length, {self._dim}]"
+            )
+        parameters = []
+        if self._affine:
+            parameters = [
+                self._parameter("ri_norm.affine_weight", [self._dim], 1, x.dtype),
+                self._parameter("ri_norm.affine_bias", [self._dim], 0, x.dtype),
+            ]
+
+        def write(op: Emitter, x: ir.Value, *parameters: ir.Value) -> tuple[ir.Value, ...]:
+            axes = list(range(1, _rank(x) - 1))
+            mean = _stopped(op, _reduce(op, "ReduceMean", x, axes))
+            centered = op.Sub(x, mean)
+            variance = _reduce(op, "ReduceMean", op.Mul(centered, centered), axes)
+            stdev = _stopped(op, op.Sqrt(op.Add(variance, self._eps)))
+            return _scaled(op, centered, stdev, *parameters), mean, stdev
+
+        y, *statistics = _graft.append(self._accessor, self._doing, [input_name, *parameters], write)
+        self._names = [*statistics, *parameters]
+        return y
+
+
+class _Reusing(_Norm):
+    """A block that reads the statistics and parameters of an RINorm."""
+
+    def __init__(self, norm: RINorm) -> None:
+        super().__init__()
+        self._norm = norm
+
+    @property
+    def _doing(self) -> str:
+        return f"building RINorm.{type(self).__name__.removeprefix('_').lower()}"
+
+    def _kept(self) -> list[str]:
+        names = self._norm._names
+        if not names or not all(_graft.has_value(self.base, name) for name in names):
+            raise GraphBuildError(
+                f"{self._doing}: the base model has no statistics of this layer yet; call the layer on the input "
+                "series first"
+            )
+        return names
+
+
+class _Transform(_Reusing):
+    def build(self, input_name: str) -> str:
+        """Appends the layer with the statistics of its last call; returns the name of the result."""
+        self._checked(input_name, [self._norm._dim])
+        return self._append(
+            lambda op, x, mean, stdev, *parameters: _scaled(op, op.Sub(x, mean), stdev, *parameters),
+            input_name,
+            *self._kept(),
+        )
+
+
+class _Inverse(_Reusing):
+    def build(self, input_name: str) -> str:
+        """Appends the inverse of the layer to a value [batch, length, input_dim, params]; returns its name."""
+        self._checked(input_name, [self._norm._dim], params=1)
+
+        def write(
+            op: Emitter, x: ir.Value, mean: ir.Value, stdev: ir.Value, *parameters: ir.Value
+        ) -> ir.Value:
+            factor = stdev
+            if parameters:
+                weight, bias = parameters
+                factor = op.Div(stdev, op.Add(weight, self._norm._eps**2))
+                mean = op.Sub(mean, op.Mul(bias, factor))
+            result: ir.Value = op.Add(op.Mul(x, op.Unsqueeze(factor, [-1])), op.Unsqueeze(mean, [-1]))
+            return result
+
+        return self._append(write, input_name, *self._kept())
+
+
+def _scaled(op: Emitter, centered: ir.Value, stdev: ir.Value, *parameters: ir.Value) -> ir.Value:
+    if not parameters:
+        return op.Div(centered, stdev)  # type: ignore[no-any-return]
+    weight, bias = parameters
+    return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias)  # type: ignore[no-any-return]
+
+
+def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
+    """Returns the value behind what `onnxtrain.passes.mark_stopped_gradients` knows."""
+    return op.Where(op.const(True), value, value)  # type: ignore[no-any-return]
+
+
+def _reduce(op: Emitter, op_type: str, x: ir.Value, axes: list[int]) -> ir.Value:
+    if op.opset < _AXES_AS_INPUT_OPSET:
+        return op.emit(op_type, x, axes=axes, keepdims=1)  # type: ignore[no-any-return]
+    return op.emit(op_type, x, axes, keepdims=1)  # type: ignore[no-any-return]
+
+
+def _rank(x: ir.Value) -> int:
+    assert x.shape is not None
+    return x.shape.rank()

@@ -1,0 +1,230 @@
+"""What PyTorch computes during a call of the model, outside of all captured graphs.
+
+Dynamo gives up on a function in many ways (a graph break inside a loop, a function disabled for it, a `torch.func`
+transform, a limit reached) and runs it in PyTorch. Its backend never hears of that, so the operators themselves are
+watched, in every call: code that no graph holds may come to run long after the first one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, GeneratorType, TracebackType
+from typing import Any
+
+import torch
+from torch._C._dynamo import eval_frame
+from torch._dynamo.exc import TorchRuntimeError
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
+from onnxtrain.ortmodule._options import FallbackPolicy
+from onnxtrain.ortmodule._report import GraphRecord, Report
+
+__all__ = ["being_traced", "has_hooks", "watched"]
+
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
+_DYNAMO = f"{_TORCH}_dynamo{os.sep}"
+_DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
+"""They are on the stack when code runs; its other files, when Dynamo looks ahead with fake tensors."""
+_OWN = f"{Path(__file__).parent}{os.sep}"
+_push = torch._C._push_on_torch_dispatch_stack  # `with` would keep books that a compiled call does not need
+_pop = torch._C._pop_torch_dispatch_stack
+_dispatch_mode = torch._C._get_dispatch_mode
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_inside = threading.local()
+
+_MOVES_DATA = frozenset({
+    "_local_scalar_dense", "_to_copy", "alias", "clone", "contiguous", "copy_", "detach", "detach_", "empty_like",
+    "full_like", "is_pinned", "lift_fresh", "lift_fresh_copy", "ones_like", "pin_memory", "record_stream",
+    "resize_", "set_", "zero_", "zeros_like", "fill_",
+})  # fmt: skip
+"""Operators that copy or make data; reading a number for an `if` or a log is no part of the model's arithmetic."""
+
+
+def watched(
+    call: Callable[..., Any], plain: torch.nn.Module, report: Report, policy: FallbackPolicy
+) -> Callable[..., Any]:
+    """Returns `call`, which warns of what PyTorch computes in it, once per place in the code, and reports it.
+
+    Args:
+        call: a compiled module.
+        plain: the module: what is traced or exported is its code.
+        report: gets one record per place.
+        policy: whether that is allowed; if not, such a call raises ORTModuleTorchModelException when it is done.
+    """
+    return _Watched(call, plain, _Watch(report, policy)).run
+
+
+def being_traced() -> bool:
+    """Whether the call is for a tool that wants to know what a module computes, and not the numbers.
+
+    They are `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, and tensors without memory.
+    """
+    return (
+        torch._C._is_tracing()
+        or torch.compiler.is_exporting()
+        or is_fx_symbolic_tracing()
+        or _dispatch_mode(_FAKE) is not None
+    )
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether a call of the module calls hooks, of its own or global ones."""
+    own = (
+        module._forward_hooks,
+        module._forward_pre_hooks,
+        module._backward_hooks,
+        module._backward_pre_hooks,
+    )
+    return any(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+class _Watched:
+    def __init__(self, call: Callable[..., Any], plain: torch.nn.Module, watch: _Watch) -> None:
+        self._call = call
+        self._plain = plain
+        self._watch = watch
+
+    # It may be called from a module that is being captured, which must not take this for its own code.
+    @torch._dynamo.decorators.skip
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        if being_traced():
+            return self._plain(*args, **kwargs)
+        watch = self._watch
+        _push(watch)
+        try:
+            result = self._call(*args, **kwargs)
+        except Exception as error:
+            _capture_again(error.__traceback__)
+            try:
+                # PyTorch's error in Dynamo's words: say it in PyTorch's. Hooks of the module itself, which are not
+                # captured, have been called and are not called again.
+                if isinstance(error, TorchRuntimeError) and not has_hooks(self._plain):
+                    self._plain(*args, **kwargs)
+                raise
+            finally:
+                watch.found.clear()  # a call that raises is never captured
+        finally:
+            _pop(None)
+        if type(result) is GeneratorType:  # its code runs after the call
+            watch.found[result.__qualname__, "what the generator computes"] = None
+        if watch.found:
+            watch.publish()
+        return result
+
+
+def _capture_again(trace: TracebackType | None) -> None:
+    """Lets Dynamo capture the functions that an exception has left.
+
+    It cannot capture a call that raises, runs it in PyTorch, and would do so ever after: one batch of a wrong shape
+    would move the function out of ONNX Runtime.
+    """
+    for frame, _ in traceback.walk_tb(trace):
+        name = frame.f_code.co_filename
+        if name.startswith(_LAYERS) or not name.startswith((_TORCH, _OWN, "<eval_with_key>")):
+            eval_frame.reset_code(frame.f_code)
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, report: Report, policy: FallbackPolicy) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: dict[
+            tuple[str, str], None
+        ] = {}  # places with their operators, in the order of computation
+        self._report = report
+        self._policy = policy
+        self._known: dict[str, dict[str, None]] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # else Dynamo would capture nothing
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        nested = getattr(_inside, "handler", False)  # an ORTModule inside of another one has said it
+        if not nested and _computes(func, args) and torch._C._current_graph_task_id() == -1:
+            place = _place(sys._getframe(1))
+            if place is not None:
+                self.found[place, str(func.overloadpacket)] = None
+        _inside.handler = True
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            _inside.handler = nested
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def publish(self) -> None:
+        """Reports what was found, and warns of new places.
+
+        Raises:
+            ORTModuleTorchModelException: the policy forbids it.
+        """
+        found, self.found = self.found, {}
+        allowed = FallbackPolicy.UNSUPPORTED_TORCH_MODEL in self._policy
+        changed = {}
+        for place, operator in found:
+            known = self._known.setdefault(place, {})
+            if operator not in known or not allowed:
+                known[operator] = None
+                changed[place] = known
+        for place, operators in changed.items():
+            message = f"{', '.join(operators)} in {place}, {_reason()}"
+            if not allowed:
+                raise ORTModuleTorchModelException(message)
+            name = f"uncaptured {list(self._known).index(place)}"
+            first = all(graph.name != name for graph in self._report)
+            self._report.record(GraphRecord(name, "inference", "-", len(operators), fallback_reason=message))
+            if first:
+                warnings.warn(f"ORTModule: {name} runs in PyTorch: {message}", stacklevel=4)
+
+
+def _reason() -> str:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "under a transform of torch.func, which Dynamo does not capture"
+    if torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance != "default":
+        return "while Dynamo is switched off (TORCHDYNAMO_DISABLE, torch.compiler.set_stance)"
+    return "of which Dynamo captured no graph; TORCH_LOGS=graph_breaks in the environment shows why"
+
+
+def _computes(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the operator does arithmetic on a tensor: views, copies and reads of a number do not."""
+    if func.is_view or func.namespace == "prim" or func.overloadpacket.__name__ in _MOVES_DATA:
+        return False
+    return any(isinstance(leaf, torch.Tensor) for leaf in _leaves(args))
+
+
+def _leaves(args: tuple[Any, ...]) -> list[Any]:
+    return [leaf for arg in args for leaf in (arg if isinstance(arg, list | tuple) else (arg,))]
+
+
+def _place(frame: FrameType | None) -> str | None:
+    """The user's function that calls the operator, or else PyTorch's layer; None if ORTModule or a capture does."""
+    layer = None
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == __file__:
+            break
+        if name.startswith(_OWN) or (name.startswith(_DYNAMO) and name not in _DYNAMO_CALLS):
+            return None
+        if name.startswith(_LAYERS) and layer is None and frame.f_code.co_name != "_call_impl":
+            layer = frame
+        if not name.startswith((_TORCH, "<eval_with_key>")):
+            return _described(frame)
+        frame = frame.f_back
+    return _described(layer) if layer is not None else "PyTorch's own code"
+
+
+def _described(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{code.co_qualname} ({Path(code.co_filename).name}:{code.co_firstlineno})"

@@ -1,0 +1,125 @@
+"""Deltas: checkpoint files with the trained parameters only (`docs/architecture.md`, "The checkpoint").
+
+A model whose backbone is frozen differs from the one it was trained from in a few tensors. A delta holds these
+and a digest of the rest, so that it is never put on top of parameters that it was not trained with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+import numpy as np
+
+from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime.checkpoint import (
+    DELTA_FORMAT,
+    FORMAT,
+    common_metadata,
+    parse_store,
+    signatures,
+    tensors_by_key,
+)
+from onnxtrain.runtime.manifest import fingerprint
+from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
+
+_SHOWN = 5
+
+
+def frozen_digest(parameters: dict[str, Buffer], trainable: set[str]) -> str:
+    """Returns the SHA-256 (hexadecimal) over the content of the parameters that are not trained.
+
+    In the order of their names, each adds the UTF-8 text of `[name, dtype, shape]` (compact JSON without
+    ASCII escapes) and its bytes.
+    """
+    digest = hashlib.sha256()
+    for name, buffer in sorted(parameters.items()):
+        if name not in trainable:
+            signature = [name, buffer.dtype.name, list(buffer.shape)]
+            digest.update(json.dumps(signature, separators=(",", ":"), ensure_ascii=False).encode())
+            digest.update(buffer.read().reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def write_delta(store: Store, uri: str | os.PathLike[str], *, include_optimizer_state: bool = False) -> None:
+    """Writes trained parameters, statistics and properties of `store`, replacing `uri` whole or not at all.
+
+    Raises:
+        CheckpointError: The file cannot be written (a previous one is intact), or some parameters have no
+            data.
+    """
+    where = f"Saving the delta '{os.fspath(uri)}'"
+    store.require_shapes(where)
+    store.require_defined(where)
+    trained = {name: b for name, b in store.parameters.items() if name in store.trainable}
+    metadata = common_metadata(store, DELTA_FORMAT, include_optimizer_state)
+    metadata["frozen"] = frozen_digest(store.parameters, store.trainable)
+    write_tensors(uri, tensors_by_key(trained, store, include_optimizer_state), metadata, where)
+
+
+def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.PathLike[str]) -> Store:
+    """Returns `base` with what the delta `uri` holds in the place of its own.
+
+    That is the trained parameters, the statistics, the properties and the optimizer state, which is empty if
+    the delta was saved without it. What is trainable is what the delta was trained on.
+
+    Raises:
+        CheckpointError: Missing, truncated, corrupt, no delta, or trained on top of other parameters than
+            those in `base`.
+    """
+    source = f"'{os.fspath(uri)}'"
+    where = f"Loading the delta {source} on top of '{os.fspath(base_uri)}'"
+    base.require_shapes(where)
+    base.require_defined(where)
+    with verification(source):
+        metadata, tensors = read_tensors(os.fspath(uri))
+        if metadata.get("format") != DELTA_FORMAT:
+            found = (
+                "full checkpoint" if metadata.get("format") == FORMAT else "safetensors file of another kind"
+            )
+            raise CheckpointError(
+                f"{where}: it is a {found}. Save deltas by CheckpointState.save_checkpoint(..., "
+                "trainable_only=True)."
+            )
+        delta = parse_store(metadata, tensors)
+        model, frozen = metadata["fingerprint"], metadata["frozen"]
+    # Compared by themselves, so that the message can name them; the fingerprint covers the frozen ones too.
+    differences = _differences(base, delta)
+    if not differences and fingerprint(signatures(base.parameters), signatures(delta.statistics)) != model:
+        differences = ["names, dtypes or shapes of parameters that it does not hold differ"]
+    if differences:
+        more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+        raise CheckpointError(
+            f"{where}: the delta was trained in another model: {'; '.join(differences[:_SHOWN])}{more}. "
+            "Load the checkpoint it was trained from."
+        )
+    if frozen_digest(base.parameters, delta.trainable) != frozen:
+        raise CheckpointError(
+            f"{where}: the model is the same, but the delta was trained on top of other values of the "
+            "parameters that it does not hold. Load the checkpoint it was trained from."
+        )
+    return Store(
+        parameters=base.parameters | delta.parameters,
+        trainable=delta.trainable,
+        statistics=delta.statistics,
+        moments=delta.moments,
+        optimizer=delta.optimizer,
+        properties=delta.properties,
+    )
+
+
+def _differences(base: Store, delta: Store) -> list[str]:
+    """Says which trained parameters of a delta are no parameters of a checkpoint."""
+    found = []
+    for name, buffer in delta.parameters.items():
+        other = base.parameters.get(name)
+        if other is None:
+            found.append(f"parameter '{name}' is not in the checkpoint")
+        elif (other.dtype, other.shape) != (buffer.dtype, buffer.shape):
+            found.append(
+                f"parameter '{name}' is {buffer.dtype.name}{list(buffer.shape)} in the delta and "
+                f"{other.dtype.name}{list(other.shape)} in the checkpoint"
+            )
+    return found

@@ -1,0 +1,94 @@
+"""safetensors files: written with plain file operations, so that tensors go to the disk without a copy.
+
+What is read is verified by the safetensors package first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.store import Buffer
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str, str]) -> None:
+    """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors."""
+    # Widest elements first keeps every tensor aligned to its element size.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.storage.itemsize)
+    header: dict[str, Any] = {"__metadata__": metadata}
+    end = 0
+    for key, buffer in ordered:
+        begin, end = end, end + buffer.size * buffer.dtype.storage.itemsize
+        header[key] = {
+            "dtype": buffer.dtype.safetensors,
+            "shape": list(buffer.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, buffer in ordered:
+        file.write(buffer.read().reshape(-1).view(np.uint8).data)
+
+
+def write_tensors(
+    uri: str | os.PathLike[str], tensors: Mapping[str, Buffer], metadata: Mapping[str, str], doing: str
+) -> None:
+    """Writes tensors and metadata to the file `uri`, replacing it whole or not at all.
+
+    Raises:
+        CheckpointError: The file cannot be written; a previous one is intact. `doing` begins the message.
+    """
+    try:
+        with replace_file(uri) as file:
+            _write(file, tensors, metadata)
+    except OSError as error:
+        raise CheckpointError(
+            f"{doing} failed: {error}. A checkpoint that was there before is unchanged; check that the "
+            "directory exists, is writable and has room."
+        ) from error
+
+
+def _read_tensor(file: BinaryIO, start: int, entry: Mapping[str, Any]) -> Buffer:
+    dtype = dtypes.BY_SAFETENSORS.get(entry["dtype"])
+    if dtype is None:
+        raise ValueError(f"element type {entry['dtype']} is not supported")
+    begin, end = entry["data_offsets"]
+    file.seek(start + begin)
+    flat = np.fromfile(file, dtype.storage, (end - begin) // dtype.storage.itemsize)
+    return Buffer(flat.reshape(entry["shape"]), dtype)
+
+
+def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
+    """Returns metadata and tensors of a file; to be called inside :func:`verification`."""
+    with safe_open(path, framework="numpy"):  # verifies header, offsets and file size
+        pass
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        metadata = header.pop("__metadata__", None) or {}
+        return metadata, {key: _read_tensor(file, 8 + length, entry) for key, entry in header.items()}
+
+
+@contextlib.contextmanager
+def verification(source: str) -> Iterator[None]:
+    """Turns whatever a damaged file leads to into a CheckpointError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise CheckpointError(f"Checkpoint verification failed. There is no file {source}.") from error
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+        detail = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
+        raise CheckpointError(
+            f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt or "
+            "no checkpoint; restore it from another one, or generate the artifacts again."
+        ) from error

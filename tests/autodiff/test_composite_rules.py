@@ -1,0 +1,139 @@
+"""Rules of composite ops, which stand for standard ops in forward graphs: against torch and finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+
+from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
+from onnxtrain.autodiff._registry import RULES
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import (
+    DOMAIN,
+    CompositeOp,
+    floored_rms_normalization,
+    inverse_rms_normalization,
+)
+from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
+
+FACTOR, FLOOR, EPSILON = 5**-0.5, 0.8, 0.3
+
+
+@dataclass(frozen=True)
+class Row:
+    """A composite op that hands the driver a second output, which nothing differentiates.
+
+    Attributes:
+        numbers: its scalar inputs, after x and scale.
+        twin: (x, scale) -> y, on torch tensors.
+    """
+
+    composite: CompositeOp
+    numbers: tuple[float, ...]
+    twin: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+ROWS = [
+    Row(
+        floored_rms_normalization,
+        (FACTOR, FLOOR),
+        lambda x, g: x / (torch.norm(x, dim=-1, keepdim=True) * FACTOR).clamp(min=FLOOR) * g,
+    ),
+    Row(
+        inverse_rms_normalization,
+        (EPSILON,),
+        lambda x, g: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * g,
+    ),
+]
+SHAPES = [(5,), (4, 5), (2, 3, 5), (2, 2, 3, 5), (0, 5)]
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.composite.name)
+each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
+
+
+def test_every_composite_rule_has_a_row():
+    tested = {name for row in ROWS for name in row.composite.function_names}
+    assert {op for domain, op in RULES if domain == DOMAIN} == tested
+
+
+def session(row: Row, shape, dtype, symbolic: bool) -> ort.InferenceSession:
+    """Outputs y, x_grad, g_grad of inputs x, g, ct."""
+    kind = ir.DataType.from_numpy(np.dtype(dtype))
+    dims = [f"d{axis}" for axis in range(len(shape) - 1)] if symbolic else list(shape[:-1])
+    x, g = (
+        ir.Value(name=name, type=ir.TensorType(kind), shape=ir.Shape(dims_))
+        for name, dims_ in (("x", [*dims, 5]), ("g", [5]))
+    )
+    graph = ir.Graph([x, g], [], nodes=[], opset_imports={"": 21}, name="row")
+    model = ir.Model(graph, ir_version=10)
+    op = Emitter(graph, functions=model.functions)
+    numbers = [op.const(number, kind) for number in row.numbers]
+    y, saved = op.call(row.composite, x, g, *numbers, _outputs=2)
+    y.name, y.shape = "y", x.shape
+    saved.shape = ir.Shape([*x.shape[:-1], 1])
+    graph.outputs.append(y)
+    joint, gradients = add_gradients(model, "y", ["x", "g"], cotangent="ct")
+    append_outputs(joint, ["x", "g"], gradients)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    return ort.InferenceSession(
+        ir.to_proto(joint).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def sampled(shape):
+    """Rows on both sides of the floor; the first one is zero."""
+    rng = np.random.default_rng(len(shape))
+    x = rng.normal(size=shape) * rng.choice([0.3, 3.0], (*shape[:-1], 1))
+    if x.ndim > 1 and x.size:
+        x[(0,) * (x.ndim - 1)] = 0
+    return {"x": x, "g": rng.normal(size=5), "ct": rng.normal(size=shape)}
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@each_shape
+@each_row
+def test_vjp_matches_torch(row, shape, dtype, symbolic):
+    feeds = {name: value.astype(dtype) for name, value in sampled(shape).items()}
+    x, g, ct = (torch.from_numpy(value.astype(np.float64)) for value in feeds.values())
+    y = row.twin(x.requires_grad_(), g.requires_grad_())
+    want = [y.detach(), *torch.autograd.grad(y, [x, g], ct)]
+    got = session(row, shape, dtype, symbolic).run(None, feeds)
+    for value, reference in zip(got, want, strict=True):
+        assert value.dtype == dtype
+        assert value.shape == tuple(reference.shape)
+        assert norm_relative_error(value, reference.numpy()) <= NORM_RELATIVE[np.dtype(dtype)]
+
+
+@each_row
+def test_vjp_matches_finite_differences(row):
+    step, feeds = session(row, (4, 5), np.float64, False), sampled((4, 5))
+    feeds["x"][0] = 0.1  # a row of zeros is a kink of the norm
+    _, *gradients = step.run(None, feeds)
+    rng = np.random.default_rng(1)
+    for name, gradient in zip(("x", "g"), gradients, strict=True):
+        direction = rng.choice([-1.0, 1.0], feeds[name].shape)
+        ends = [
+            (step.run(["y"], feeds | {name: feeds[name] + sign * 1e-6 * direction})[0] * feeds["ct"]).sum()
+            for sign in (1, -1)
+        ]
+        slope = (ends[0] - ends[1]) / 2e-6
+        scale = max(1.0, float(np.abs(gradient).sum()))
+        assert abs(slope - float((gradient * direction).sum())) <= FINITE_DIFFERENCE * scale
+
+
+def test_at_the_floor_the_gradient_is_that_of_the_norm():
+    """As in torch.clamp, whose gradient at its bound is that of its input."""
+    feeds = {"x": np.array([[3.0, 4.0, 0.0, 0.0, 0.0]]), "g": np.ones(5), "ct": np.array([[1.0, 0, 0, 0, 0]])}
+    x = torch.tensor(feeds["x"], requires_grad=True)
+    y = x / torch.norm(x, dim=-1, keepdim=True).clamp(min=5.0)
+    (want,) = torch.autograd.grad(y, x, torch.from_numpy(feeds["ct"]))
+    step = session(Row(floored_rms_normalization, (1.0, 5.0), ROWS[0].twin), (1, 5), np.float64, False)
+    np.testing.assert_allclose(step.run(["x_grad"], feeds)[0], want.numpy(), atol=1e-15)
+    assert abs(want[0, 0].item() - (1 / 5 - 9 / 125)) < 1e-15

@@ -1,0 +1,174 @@
+"""The layers inside ORTModule: values and gradients of eager PyTorch, in few nodes, without a fallback."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import onnx
+import pytest
+import torch
+from torch import nn
+
+from nn.layers import SIZE, Layer, assert_same, drawn, each_dtype, each_layer, each_shape, sampled, step
+from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+
+pytestmark = pytest.mark.torch
+
+SUFFIX = {torch.float64: "double", torch.float32: "float"}
+RMS = Counter({"FlooredRMSNormalization": 1, "FlooredRMSNormalizationGradient": 1})
+RMS_EPS_INSIDE = Counter({"InverseRMSNormalization": 1, "InverseRMSNormalizationGradient": 1})
+
+
+class LlamaNorm(nn.Module):
+    """As models of the Llama family write it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        variance = x.pow(2).mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(variance + 1e-6))
+
+
+class HandWritten(nn.Module):
+    """RMSNorm as others write it down."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rms = x.norm(p=2, dim=-1, keepdim=True) / x.shape[-1] ** 0.5
+        return self.gain * (x / torch.clamp(rms, min=1e-6))
+
+
+def in_ort(module: nn.Module, directory=None) -> ORTModule:
+    """Raises where a graph would run in PyTorch."""
+    options = DebugOptions(
+        fallback_policy=FallbackPolicy.DISABLE,
+        **({} if directory is None else {"save_onnx": True, "onnx_prefix": "norm", "save_path": directory}),
+    )
+    return ORTModule(module, options)
+
+
+def joint_ops(directory) -> Counter[str]:
+    """The ops of the only training graph, without the Identity nodes that a runtime removes."""
+    (path,) = directory.glob("*gradient_training.onnx")
+    nodes = onnx.load(path).graph.node
+    return Counter(
+        node.op_type.rpartition("_")[0] or node.op_type for node in nodes if node.op_type != "Identity"
+    )
+
+
+@each_dtype
+@each_shape
+@each_layer
+def test_values_and_gradients_of_darts(layer, shape, dtype):
+    x = sampled(shape, dtype)
+    module = in_ort(layer.ours(dtype))
+    # ONNX keeps the epsilon of LayerNormalization in float32.
+    tolerance = 1e-8 if dtype == torch.float64 and layer.name.startswith("LayerNorm") else None
+    assert_same(step(module, x), step(layer.theirs(dtype), x), tolerance)
+    (record,) = module.report().graphs
+    assert record.fallback_reason is None
+    assert record.mode == "training"
+
+
+@each_layer
+def test_darts_own_layers(layer):
+    x = sampled((3, 5, SIZE), torch.float32)
+    module = in_ort(layer.theirs())
+    assert_same(step(module, x), step(layer.theirs(), x))
+    (record,) = module.report().graphs
+    assert record.mode == "training"
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (Layer("RMSNorm").ours(), RMS),
+        (Layer("RMSNorm").theirs(), RMS),
+        (drawn(HandWritten(SIZE)), RMS),
+        (drawn(nn.RMSNorm(SIZE, eps=1e-6)), RMS_EPS_INSIDE),
+        (drawn(LlamaNorm(SIZE)), RMS_EPS_INSIDE),
+    ],
+    ids=["ours", "darts", "hand-written", "torch", "Llama"],
+)
+def test_rms_norms_are_two_nodes(module, expected, dtype, tmp_path):
+    module = copy.deepcopy(module).to(dtype)
+    x = sampled((3, 5, SIZE), dtype)
+    want = step(module, x)
+    ort = in_ort(module, tmp_path)
+    assert_same(step(ort, x), want)
+    (record,) = ort.report().graphs
+    assert (record.forward_nodes, record.backward_nodes) == (1, 1)
+    assert joint_ops(tmp_path) == expected
+
+
+@pytest.mark.parametrize("layer", [Layer("LayerNorm"), Layer("LayerNormNoBias")], ids=str)
+def test_layer_norms_are_two_nodes(layer, tmp_path):
+    ort = in_ort(layer.ours(), tmp_path)
+    step(ort, sampled((3, 5, SIZE), torch.float32))
+    assert joint_ops(tmp_path) == {"LayerNormalization": 1, "LayerNormalizationGradient": 1}
+
+
+def test_rin_norm_has_the_gradient_of_an_affine_map(tmp_path):
+    """Forward: mean, deviation, and a product and a sum with the series. Backward: one product and two sums."""
+    ort = in_ort(Layer("RINorm").ours(), tmp_path)
+    step(ort, sampled((3, 5, SIZE), torch.float32))
+    forward = Counter({"ReduceMean": 2, "Sub": 1, "Mul": 2, "Add": 2, "Sqrt": 1, "Div": 1})
+    backward = Counter({"Mul": 2, "ReduceSum": 3, "Div": 1})
+    got = joint_ops(tmp_path)
+    assert got - forward - Counter({"Reshape": 9, "Transpose": 9, "Squeeze": 9}) <= backward, got
+    (record,) = ort.report().graphs
+    assert record.backward_nodes <= 8
+
+
+@each_dtype
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+def test_a_whole_forecast(affine, dtype):
+    """forward, transform and inverse around layers, on batches of different sizes, as eager PyTorch has it."""
+
+    class Forecaster(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(SIZE, SIZE)
+            self.norm = Layer("RINorm", {"affine": affine}).ours()
+            self.ahead = nn.Linear(5, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.mix(x)
+            y = self.norm(x) + self.norm.transform(x * 2)
+            y = self.ahead(y.transpose(1, 2)).transpose(1, 2)
+            return self.norm.inverse(y.unsqueeze(-1))
+
+    eager = drawn(Forecaster()).to(dtype)
+    ort = in_ort(copy.deepcopy(eager))
+    for batch in (3, 4, 2):
+        x = sampled((batch, 5, SIZE), dtype)
+        assert_same(step(ort, x), step(eager, x), None if dtype == torch.float64 else 3e-6)
+    assert all(record.fallback_reason is None for record in ort.report().graphs)
+    torch.testing.assert_close(ort.norm.mean, eager.norm.mean)
+
+
+@pytest.mark.parametrize("layer", [Layer("RMSNorm"), Layer("RINorm")], ids=str)
+def test_bad_sizes_raise(layer):
+    module = ORTModule(layer.ours())
+    with pytest.raises(RuntimeError, match="must have size 6"):
+        module(torch.zeros(3, 5, SIZE + 1))
+
+
+@each_dtype
+@pytest.mark.parametrize("layer", [Layer("RMSNorm"), Layer("RINorm")], ids=str)
+def test_second_derivatives(layer, dtype):
+    """Through the composite ops of the first gradient."""
+    results = []
+    for module in (layer.ours(dtype), in_ort(layer.ours(dtype))):
+        x = sampled((3, 5, SIZE), dtype)[1:].requires_grad_()
+        (slope,) = torch.autograd.grad((module(x) ** 3).sum(), x, create_graph=True)
+        (curvature,) = torch.autograd.grad((slope**2).sum(), x)
+        results.append({"slope": slope.detach(), "curvature": curvature})
+    assert_same(results[1], results[0], None if dtype == torch.float64 else 1e-5)

@@ -1,0 +1,111 @@
+"""Outputs that are inputs or views of them, and inputs that forward changes: memory and gradients as in PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain.ortmodule import ORTModule
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def both(cls: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
+    plain = cls()
+    return plain, ORTModule(copy.deepcopy(plain))
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("cache", torch.zeros(5, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.cache[: x.shape[0]] = x
+        return self.linear(self.cache), self.cache
+
+
+def test_buffers_stay_the_same_tensors() -> None:
+    """Who holds a buffer (a state_dict, shared memory, another module) sees what later calls write."""
+    plain, model = both(Counting)
+    calls, cache = model.calls, model.cache
+    for batch in (1, 2, 3):
+        x = torch.randn(batch, 4)
+        expected, result = plain(x), model(x)
+        torch.testing.assert_close(result, expected)
+        assert result[1] is cache
+        assert model.calls is calls
+        assert model.cache is cache
+        torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
+    assert calls == 3
+    assert model.report().runs_in_onnxruntime
+
+
+class Views(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            stopped = self.weight.t()
+        views = x, x.view(-1), x[:, :2], x.chunk(2, 1)[1], self.weight[0], self.weight.detach(), stopped
+        return x @ self.weight.t(), *views
+
+
+def test_views_share_the_memory_of_inputs() -> None:
+    plain, model = both(Views)
+    for batch in (2, 3, 5):
+        x = torch.randn(batch, 4)
+        results = []
+        for module in (plain, model):
+            mine = x.clone()
+            module.zero_grad()
+            product, *outputs = module(mine)
+            assert outputs[0] is mine
+            (product.square().sum() + 2 * outputs[4].sum()).backward()
+            # PyTorch says so of a view that no_grad took of a parameter, too.
+            assert [output.requires_grad for output in outputs] == [False] * 4 + [True, False, True]
+            with torch.no_grad():
+                for value, output in enumerate(outputs[1:-1]):  # the last cannot be used after a write
+                    output.add_(value + 1)
+            results.append((product, outputs[:-1], mine, module.weight, module.weight.grad))
+        torch.testing.assert_close(results[1], results[0])
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 3.0))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x.mul_(self.weight)
+        return x, (x * self.weight).sum()
+
+
+@pytest.mark.parametrize("loss", [lambda a, b: b, lambda a, b: a.sum() + b, lambda a, b: a.sum()])
+def test_an_input_changed_in_place_carries_the_gradient(loss: Callable[[Any, Any], torch.Tensor]) -> None:
+    plain, model = both(Scaling)
+    for batch in (2, 3):
+        x = torch.randn(batch, 4)
+        mine, theirs = x.clone(), x.clone()
+        changed, total = model(mine)
+        expected = plain(theirs)
+        torch.testing.assert_close((changed, total), expected)
+        assert changed is mine
+        assert mine.requires_grad
+        loss(changed, total).backward()
+        loss(*expected).backward()
+        torch.testing.assert_close(model.weight.grad, plain.weight.grad)
+    assert model.report().runs_in_onnxruntime

@@ -91,22 +91,6 @@ def mixtral() -> nn.Module:
     return transformers.MixtralForCausalLM(config)
 
 
-def mamba() -> nn.Module:
-    """A selective state space, which is an associative scan under vmap."""
-    config = transformers.MambaConfig(
-        vocab_size=TOKENS,
-        hidden_size=16,
-        state_size=4,
-        num_hidden_layers=1,
-        conv_kernel=3,
-        time_step_rank=4,
-        pad_token_id=0,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return transformers.MambaForCausalLM(config)
-
-
 def t5() -> nn.Module:
     config = transformers.T5Config(
         vocab_size=TOKENS,
@@ -156,11 +140,6 @@ def text(batch: int, length: int) -> Batch:
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
 
 
-def text_without_padding(batch: int, length: int) -> Batch:
-    ids = torch.randint(1, TOKENS, (batch, length))
-    return {"input_ids": ids, "labels": ids}
-
-
 def translated_text(batch: int, length: int) -> Batch:
     """The labels are longer than the input."""
     labels = torch.randint(1, TOKENS, (batch, length + 2))
@@ -201,7 +180,6 @@ SETTINGS = {
     "gpt2": Setting(gpt2, text, sgd),
     "llama": Setting(llama, text, adamw),
     "llama_checkpointed": Setting(llama_checkpointed, text, adamw),
-    "mamba": Setting(mamba, text_without_padding, adamw),
     "mixtral": Setting(mixtral, text, adamw),
     "t5": Setting(t5, translated_text, adamw),
     "vit": Setting(vit, images, sgd),
@@ -267,8 +245,6 @@ def _pytorch_ops(model: nn.Module, batch: Batch) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated:FutureWarning")
-# It asks for the version of PyTorch, which does not change.
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_trains_as_eager_pytorch(name: str) -> None:
     """No graph may fall back. Dropout draws the same in both precisions, so float64 judges it too."""

@@ -91,13 +91,15 @@ def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
     end. Where PyTorch's autograd would stop, because of `detach` or inside `no_grad`, there is a `detach` node.
 
     Raises:
-        NotImplementedError: the graph takes derivatives itself.
+        NotImplementedError: the graph takes derivatives itself, or writes to a leaf that requires a gradient.
     """
     values = example_values(graph_module)
     _refuse_derivatives(graph_module)
     _mark_stopped_gradients(graph_module)
     fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), contextlib.nullcontext())
-    traced = make_fx(_functionalized(_Interpreter(graph_module).run), decomposition_table=_decompositions())
+    leaves = [isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf for v in values]
+    run = _functionalized(_Interpreter(graph_module).run, leaves)
+    traced = make_fx(run, decomposition_table=_decompositions())
     with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), fake_mode:
         try:
             result = traced(*values)
@@ -121,22 +123,26 @@ class _Interpreter(fx.Interpreter):
         return super().call_function(_REPLACED.get(target, target), args, kwargs)
 
 
-def _functionalized(run: Callable[..., Any]) -> Callable[..., Any]:
+def _functionalized(run: Callable[..., Any], leaves: Sequence[bool]) -> Callable[..., Any]:
     """Returns `run` without mutations, but for those of its arguments, which come last.
 
     As AOTAutograd does it: unlike `torch.func.functionalize` this knows symbolic sizes, and reaches the mutations
-    inside composite operators.
+    inside composite operators. `leaves` tells which arguments are leaves that require a gradient: those can be written
+    to only where autograd does not see it, so that the gradient is not that of what the graph computes.
     """
 
     def functional(*args: Any) -> Any:
         with FunctionalTensorMode():
             wrapped = [to_fun(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
             outputs = pytree.tree_map_only(torch.Tensor, from_fun, run(*wrapped))
-            mutated = [
-                (arg, from_fun(after))
-                for arg, after in zip(args, wrapped, strict=True)
-                if isinstance(arg, torch.Tensor) and has_data_mutation(after)
-            ]
+            mutated = []
+            for arg, after, leaf in zip(args, wrapped, leaves, strict=True):
+                if isinstance(arg, torch.Tensor) and has_data_mutation(after):
+                    if leaf:
+                        raise NotImplementedError(
+                            "it writes to a parameter, or another leaf that requires a gradient"
+                        )
+                    mutated.append((arg, from_fun(after)))
         for arg, value in mutated:
             arg.copy_(value)  # type: ignore[arg-type]
         return outputs

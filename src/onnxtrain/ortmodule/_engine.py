@@ -19,6 +19,7 @@ from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
 from onnxtrain.ortmodule._aliases import Aliases, split_aliases
 from onnxtrain.ortmodule._autograd import call
+from onnxtrain.ortmodule._breaks import break_reason
 from onnxtrain.ortmodule._capture import example_values, functional_graph
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
@@ -76,12 +77,20 @@ def onnxruntime_backend(
                 raise
             warnings.warn(f"ORTModule: {name} runs in PyTorch: {error}", stacklevel=2)
             calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
-            record = GraphRecord(name, "inference", "-", calls, fallback_reason=str(error))
+            record = GraphRecord(
+                name,
+                "inference",
+                "-",
+                calls,
+                fallback_reason=str(error),
+                break_reason=break_reason(graph_module),
+            )
             return _FirstCall(plain.forward, report, record, start)
         compiled.plain = plain.forward
         if options.save_onnx:
             compiled.save(options, name)
-        return _FirstCall(compiled, report, compiled.record(name), start)
+        record = dataclasses.replace(compiled.record(name), break_reason=break_reason(graph_module))
+        return _FirstCall(compiled, report, record, start)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         if not has_custom_function(graph_module):
@@ -204,7 +213,9 @@ class CompiledGraph:
                 differentiable[index] = flag
         for placeholder, index in lowered.mutated:
             differentiable[index] |= carries_gradient[placeholder]
-        self.program = Program(lowered.model, differentiable, device)
+        written = {place for place, _ in lowered.mutated if carries_gradient[place]}
+        overwritten = [index for index, place in enumerate(lowered.inputs) if place in written]
+        self.program = Program(lowered.model, differentiable, device, overwritten)
 
     def prepare(self, requires_grad: Sequence[bool]) -> None:
         """Makes the sessions, so that what ONNX Runtime cannot run is known before the first call."""

@@ -45,10 +45,18 @@ class Program:
         model: the graph.
         differentiable: per output, whether it can have a cotangent.
         device: of the tensors.
+        overwritten: indices of inputs whose gradient is zero, and not nothing, if the outputs do not depend on them.
     """
 
-    def __init__(self, model: ir.Model, differentiable: Sequence[bool], device: torch.device) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        differentiable: Sequence[bool],
+        device: torch.device,
+        overwritten: Iterable[int] = (),
+    ) -> None:
         self.model = model
+        self._overwritten = frozenset(str(model.graph.inputs[index].name) for index in overwritten)
         self.differentiable = tuple(differentiable)
         self.device = device
         self.training_step = cache(self._training_step)
@@ -80,9 +88,8 @@ class Program:
         linked = _linked(seeds)
         gradients: list[ir.Value | None] = []
         for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
-            if (
-                gradient is None and leaf in linked
-            ):  # behind sign or floor: zero, and not nothing, as PyTorch has it
+            # Behind sign, floor or fill_: zero, and not nothing, as PyTorch has it.
+            if gradient is None and (leaf in linked or str(leaf.name) in self._overwritten):
                 gradient = op.zeros_like(leaf)
             # A runtime wants no input, constant or repeated value as an output.
             if gradient is not None and (gradient.producer() is None or gradient in gradients):

@@ -23,6 +23,8 @@ class GraphRecord:
         backward_nodes: ONNX nodes of the backward graph; 0 in inference and in PyTorch.
         first_call_seconds: time from capture to the first result, in seconds.
         fallback_reason: why the graph runs in PyTorch; None when ONNX Runtime runs it.
+        break_reason: where and why Dynamo ended the graph before the function's end; None if it did not. What it
+            stopped at runs in PyTorch.
     """
 
     name: str
@@ -32,6 +34,7 @@ class GraphRecord:
     backward_nodes: int = 0
     first_call_seconds: float = 0.0
     fallback_reason: str | None = None
+    break_reason: str | None = None
 
     @property
     def engine(self) -> str:
@@ -113,6 +116,7 @@ class Report:
             for row in table
         ]
         reasons = [f"{graph.name} runs in PyTorch: {graph.fallback_reason}" for graph in self.fallbacks]
+        reasons += [f"{g.name} ends at {g.break_reason}" for g in self._records if g.break_reason]
         return "\n".join([*lines, "", *reasons] if reasons else lines)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule.aten.pointwise import select
 from onnxtrain.ortmodule.aten.shape import axis_of
 
 __all__ = ["axes_of", "reduced_extremum", "with_nan"]
@@ -65,6 +66,30 @@ def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False)
     if low.dtype in SMALL_INTEGERS:
         x = low.tensor(x, ir.DataType.INT32)
     return reduced_extremum(low, "ReduceMax" if largest else "ReduceMin", x, axes_of(low, dim), keepdim)
+
+
+@lower("aten.maximum.default", "aten.minimum.default")
+def larger_or_smaller(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
+    largest = "maximum" in str(low.node.target)
+    if low.dtype == ir.DataType.BOOL:
+        return low.op.Or(a, b) if largest else low.op.And(a, b)  # type: ignore[no-any-return]
+    a, b = low.tensors(a, b)
+    if low.dtype == ir.DataType.INT16:
+        first = low.op.Greater(a, b) if largest else low.op.Less(a, b)
+        return select(low, first, a, b)
+    return low.op.Max(a, b) if largest else low.op.Min(a, b)  # type: ignore[no-any-return]
+
+
+@lower("aten.fmax.default", "aten.fmin.default", "prims.fmax.default", "prims.fmin.default")
+def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Where one is NaN, the other one."""
+    a, b = low.tensors(a, b)
+    larger = low.op.Max if "fmax" in str(low.node.target) else low.op.Min
+    if not _is_float(a):
+        return larger(a, b)  # type: ignore[no-any-return]
+    a_nan, b_nan = low.op.IsNaN(a), low.op.IsNaN(b)
+    a, b = low.op.Where(a_nan, b, a), low.op.Where(b_nan, a, b)
+    return larger(a, b)  # type: ignore[no-any-return]
 
 
 @lower("aten.max.dim", "aten.min.dim")

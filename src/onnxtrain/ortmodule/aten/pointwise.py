@@ -13,7 +13,7 @@ from onnxtrain.ortmodule import _formulas
 from onnxtrain.ortmodule._lowering import Lowering, lower
 from onnxtrain.passes import mark_stop_gradient
 
-__all__ = ["stop_gradient", "truncated"]
+__all__ = ["select", "stop_gradient", "truncated"]
 
 BOOL = ir.DataType.BOOL
 
@@ -334,30 +334,6 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
     if lowest is not None:
         x = select(low, op.Less(x, lowest), lowest, x)
     return x if highest is None else select(low, op.Greater(x, highest), highest, x)
-
-
-@lower("aten.maximum.default", "aten.minimum.default")
-def extremum(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    largest = "maximum" in str(low.node.target)
-    if low.dtype == BOOL:
-        return low.op.Or(a, b) if largest else low.op.And(a, b)  # type: ignore[no-any-return]
-    a, b = low.tensors(a, b)
-    if low.dtype == ir.DataType.INT16:
-        first = low.op.Greater(a, b) if largest else low.op.Less(a, b)
-        return select(low, first, a, b)
-    return low.op.Max(a, b) if largest else low.op.Min(a, b)  # type: ignore[no-any-return]
-
-
-@lower("aten.fmax.default", "aten.fmin.default", "prims.fmax.default", "prims.fmin.default")
-def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Where one is NaN, the other one."""
-    a, b = low.tensors(a, b)
-    larger = low.op.Max if "fmax" in str(low.node.target) else low.op.Min
-    if not _is_float(a):
-        return larger(a, b)  # type: ignore[no-any-return]
-    a_nan, b_nan = low.op.IsNaN(a), low.op.IsNaN(b)
-    a, b = low.op.Where(a_nan, b, a), low.op.Where(b_nan, a, b)
-    return larger(a, b)  # type: ignore[no-any-return]
 
 
 def select(low: Lowering, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:

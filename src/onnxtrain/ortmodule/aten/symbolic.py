@@ -36,6 +36,15 @@ def sym_numel(low: Lowering, x: ir.Value) -> Any:
     return count if isinstance(count, int) else low.op.Size(x)
 
 
+@lower("aten._local_scalar_dense.default")
+def item(low: Lowering, x: ir.Value) -> ir.Value:
+    """A number read from a tensor, which stays one here."""
+    kind = {torch.SymInt: INT64, torch.SymFloat: DOUBLE, torch.SymBool: BOOL}.get(type(low.result))
+    if kind is None:
+        raise low.unsupported(f"of {low.fake(0).dtype}")
+    return low.tensor(x, kind)
+
+
 def _common(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
     """The operands as float64 scalars if any is a float, else as int64 ones."""
     floats = any(v.dtype == DOUBLE if isinstance(v, ir.Value) else isinstance(v, float) for v in values)

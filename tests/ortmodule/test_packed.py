@@ -1,0 +1,67 @@
+"""Packed sequences: the recurrent layer runs in PyTorch, which is said; the rest in ONNX Runtime."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+
+pytestmark = pytest.mark.torch
+
+LENGTHS = torch.tensor([6, 2, 4, 1, 5])
+
+
+class Tagger(nn.Module):
+    def __init__(self, layer: type[nn.RNNBase], **options: object) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.layer = layer(4, 5, batch_first=True, bidirectional=True, **options)
+        self.last = nn.Linear(10, 2)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(self.first(x), lengths, batch_first=True, enforce_sorted=False)
+        y, _ = pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=x.shape[1])
+        return self.last(torch.tanh(y))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_packed_sequences_are_pytorchs_and_said_so(layer: type[nn.RNNBase]) -> None:
+    plain = Tagger(layer, num_layers=2)
+    ours = ORTModule(copy.deepcopy(plain))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for batch in (3, 4, 5):
+            x, lengths, results = torch.randn(batch, 6, 3), LENGTHS[:batch], []
+            for module in (ours, plain):
+                module.zero_grad()
+                out = module(x, lengths)
+                (out * out).sum().backward()
+                results.append([out.detach(), *(p.grad for p in module.parameters())])
+            for got, want in zip(*results, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    said = [str(w.message) for w in caught if "ORTModule" in str(w.message)]
+    assert said
+    assert len(said) == len(set(said))
+    assert any("_pack_padded_sequence" in message for message in said)
+    assert any("aten.addmm" in message or "aten.tanh" in message for message in said)  # the layer itself
+    assert any("pack_padded_sequence" in str(graph.break_reason) for graph in ours.report())
+    engines = {graph.engine for graph in ours.report() if graph.mode == "training"}
+    assert engines == {"ONNX Runtime"}
+
+
+def test_packed_sequences_can_be_forbidden() -> None:
+    ours = ORTModule(Tagger(nn.GRU), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    with pytest.raises(Exception, match="_pack_padded_sequence"):
+        ours(torch.randn(3, 6, 3), LENGTHS[:3])

@@ -109,7 +109,7 @@ def layer_normalization_gradient(
     """LayerNormalization: cotangents of x, scale and bias.
 
     ct and x have one shape, scale that of their last axes, the normalised ones; mean and inv_std_dev are the
-    outputs of the forward node, one number for each position of the axes before.
+    outputs of the forward node, one number for each position of the axes before, in as many dimensions as x.
     """
     size = op.Unsqueeze(op.Size(scale), [0])
     matrix = op.Concat([-1], size, axis=0)
@@ -127,7 +127,8 @@ def layer_normalization_gradient(
     ones = op.Expand(op.const(1.0, like=ct), op.Shape(across))
     shape = op.Shape(scale)
     return (
-        op.Reshape(op.Mul(free, inverse), op.Shape(x)),
+        # The last op gives the shape of x: a Reshape after it would copy where its result is an output of the graph.
+        op.Mul(op.Reshape(free, op.Shape(x)), inv_std_dev),
         op.Reshape(op.MatMul(across, product), shape),
         op.Reshape(op.MatMul(ones, rows), shape),
     )

@@ -33,7 +33,7 @@ from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy
 from onnxtrain.ortmodule._program import Program
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._split import has_custom_function, split_at_custom_functions
-from onnxtrain.passes import ReluAfterMaxPoolPass, save_model
+from onnxtrain.passes import save_model
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
@@ -129,9 +129,7 @@ def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
-        lowered = lower_graph(functional)
-        ReluAfterMaxPoolPass()(lowered.model)
-        compiled = CompiledGraph(lowered, outputs, carries, device, aliases)
+        compiled = CompiledGraph(lower_graph(functional), outputs, carries, device, aliases)
         compiled.prepare(needs)
     except UnsupportedATenOp as error:
         raise ORTModuleONNXModelException(str(error)) from error

@@ -14,7 +14,7 @@ from torch import fx
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.fusion import RMSNormFusionPass
-from onnxtrain.passes import infer_shapes, mark_stop_gradient
+from onnxtrain.passes import ReluAfterMaxPoolPass, infer_shapes, mark_stop_gradient
 
 __all__ = [
     "DTYPES",
@@ -248,6 +248,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     lowered = _GraphLowering(graph_module, model).run()
     _infer_missing_shapes(model)
     RMSNormFusionPass()(model)
+    ReluAfterMaxPoolPass()(model)
     return lowered
 
 

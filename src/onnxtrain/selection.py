@@ -25,6 +25,7 @@ _SETTINGS = {
 
 # Scalars to which the PyTorch exporters gave a name of their own: constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
+_COMPUTED_NAME = re.compile(r"val_\d+")
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
             if value is None:
                 known = ", ".join(list(model.graph.initializers)[:20])
                 raise GraphBuildError(
-                    f"selecting parameters: {role} names {name!r}; the parameters are {known}"
+                    f"selecting parameters: {role} names {name!r}; the parameters are {known}{_hint(model)}"
                 )
             if role == "requires_grad" and not is_float(value):
                 raise GraphBuildError(
@@ -104,6 +105,17 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
                     f"selecting parameters: {name!r} is a running statistic of a BatchNormalization in "
                     "training mode; it is updated by every training step and has no gradient"
                 )
+
+
+def _hint(model: ir.Model) -> str:
+    """What to say of names that PyTorch's Dynamo exporter makes up."""
+    computed = next((name for name in model.graph.initializers if _COMPUTED_NAME.fullmatch(name)), None)
+    if computed is None:
+        return ""
+    return (
+        f". The optimizer of torch.onnx.export puts values that it has computed, such as {computed!r}, in the place of "
+        "parameters: export with optimize=False"
+    )
 
 
 def is_float(value: ir.Value) -> bool:

@@ -99,7 +99,8 @@ def generate_artifacts(
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
         requires_grad: names of the parameters to train. None trains every floating-point parameter that is
             not in `frozen_params`, no BatchNorm running statistic, and not only a setting of ops (the bounds
-            of Clip, the scales of Resize).
+            of Clip, the scales of Resize). In files of PyTorch's Dynamo exporter, which tell them, buffers and
+            constants are no parameters.
         frozen_params: names of parameters that the checkpoint holds, but that are not trained.
         loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or
             an onnxblock block. None: the model's first output is the loss, a scalar.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.passes import is_constant, is_training_batch_norm
+from onnxtrain.passes import TorchSignature, is_constant, is_training_batch_norm
 
 __all__ = ["Selection", "batch_norms", "float_initializers", "is_float", "select_parameters"]
 
@@ -25,7 +25,11 @@ _SETTINGS = {
 
 # Scalars to which the PyTorch exporters gave a name of their own: constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
-_COMPUTED_NAME = re.compile(r"val_\d+")
+# Values that the exporters have computed from parameters, and what keeps each from doing so.
+_COMPUTED_NAMES = (
+    (re.compile(r"val_\d+|.*\.val_\d+"), "optimize=False"),
+    (re.compile(r"onnx::\w+_\d+"), "do_constant_folding=False"),
+)
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,13 @@ def select_parameters(
     _check_names(model, requested or [], frozen_names, set(statistics))
     if requested is None:
         fixed = {*frozen_names, *statistics, *_statistics_in_inference(model)}
+        signature = TorchSignature(model)
         trainable = [
             name
             for name, value in floats.items()
-            if name not in fixed and not _is_scalar_constant(value) and not _is_setting(value)
+            if name not in fixed
+            and not _is_setting(value)
+            and (signature.is_parameter(value) if signature else not _is_scalar_constant(value))
         ]
     else:
         trainable = [name for name in model.graph.initializers if name in set(requested)]
@@ -92,7 +99,7 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
         for name in names:
             value = model.graph.initializers.get(name)
             if value is None:
-                known = ", ".join(list(model.graph.initializers)[:20])
+                known = ", ".join([name for name, _ in float_initializers(model)][:20])
                 raise GraphBuildError(
                     f"selecting parameters: {role} names {name!r}; the parameters are {known}{_hint(model)}"
                 )
@@ -108,14 +115,15 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
 
 
 def _hint(model: ir.Model) -> str:
-    """What to say of names that PyTorch's Dynamo exporter makes up."""
-    computed = next((name for name in model.graph.initializers if _COMPUTED_NAME.fullmatch(name)), None)
-    if computed is None:
-        return ""
-    return (
-        f". The optimizer of torch.onnx.export puts values that it has computed, such as {computed!r}, in the place of "
-        "parameters: export with optimize=False"
-    )
+    """What to say of names that PyTorch's exporters make up."""
+    for pattern, option in _COMPUTED_NAMES:
+        computed = next((name for name, _ in float_initializers(model) if pattern.fullmatch(name)), None)
+        if computed is not None:
+            return (
+                f". torch.onnx.export puts values that it has computed, such as {computed!r}, in the place of "
+                f"parameters: export with {option}"
+            )
+    return ""
 
 
 def is_float(value: ir.Value) -> bool:

@@ -19,6 +19,7 @@ from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
     ReluAfterMaxPoolPass,
+    TorchSignature,
     TrainingModePass,
     TransposedProductPass,
     infer_shapes,
@@ -77,7 +78,7 @@ def build_training_graphs(
         additional_outputs: names of further values to return beside the loss.
         requires_grad: names of the parameters to train; None trains every floating-point parameter that is
             neither frozen, nor a BatchNorm statistic, nor only a setting of ops (bounds of Clip, scales of
-            Resize, ...).
+            Resize, ...), nor a buffer or constant of a PyTorch module where the file tells.
         frozen: names of parameters that are inputs of the training model but not trained.
         batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to
             training or inference mode in the training model.
@@ -97,6 +98,7 @@ def build_training_graphs(
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
     selection = select_parameters(forward, requires_grad, frozen)
     _warn_of_inference_mode(forward, batch_norm)
+    _warn_of_lost_parameters(forward)
     _warn_of_lost_detaches(forward, selection.trainable)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
 
@@ -147,6 +149,18 @@ def _warn_of_inference_mode(model: ir.Model, batch_norm: BatchNormMode) -> None:
             "%d Dropout node(s) were exported in inference mode and drop nothing. Pass "
             "batch_norm='training' to train with dropout, or batch_norm='inference' to confirm.",
             dropouts,
+        )
+
+
+def _warn_of_lost_parameters(model: ir.Model) -> None:
+    names = TorchSignature(model).missing_parameters()
+    if names:
+        _log.warning(
+            "Of %d parameters of the PyTorch model the exporter's optimizer has left nothing, so that they are not "
+            "trained: %s. It merges what is equal, drops biases of zeros and folds BatchNorm into Conv. Export with "
+            "optimize=False.",
+            len(names),
+            ", ".join(names[:5]) + (", ..." if len(names) > 5 else ""),
         )
 
 

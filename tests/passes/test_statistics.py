@@ -1,4 +1,4 @@
-"""Fresh statistics equal fresh weights; ONNX Runtime must not write one into the other."""
+"""Fresh statistics equal fresh weights; neither exporters nor ONNX Runtime must make them one."""
 
 from __future__ import annotations
 
@@ -39,3 +39,19 @@ def test_statistics_that_are_read_stay() -> None:
         output.type, output.shape = ir.TensorType(ir.DataType.FLOAT), ir.Shape([4])
     assert not IsolateStatisticsPass()(model).modified
     assert [value.name for value in node.inputs] == ["x", "scale", "bias", "mean", "var"]
+
+
+def test_statistics_that_share_an_initializer_with_weights_get_their_own() -> None:
+    ones, zeros = np.ones(4, np.float32), np.zeros(4, np.float32)
+    node = helper.make_node("BatchNormalization", ["x", "ones", "zeros", "zeros", "ones"], ["y"])
+    model = make_model([node], {"x": ["n", 4, 2]}, {"y": ["n", 4, 2]}, {"ones": ones, "zeros": zeros})
+    canonical = canonicalize(load_model(model))
+    names = [value.name for value in canonical.graph.node(0).inputs]
+    assert names == ["x", "ones", "zeros", "ones.running_mean", "ones.running_var"]
+
+
+def test_a_batch_norm_that_is_applied_twice_keeps_its_statistics() -> None:
+    values = dict(zip(("scale", "bias", "mean", "var"), np.ones((4, 4), np.float32), strict=True))
+    nodes = [helper.make_node("BatchNormalization", [x, *values], [y]) for x, y in (("x", "h"), ("h", "y"))]
+    canonical = canonicalize(load_model(make_model(nodes, {"x": ["n", 4]}, {"y": ["n", 4]}, values)))
+    assert [value.name for value in canonical.graph.node(1).inputs[1:]] == list(values)

@@ -23,6 +23,7 @@ from onnxtrain.passes.stop_gradient import (
     mark_stop_gradient,
     mark_stopped_gradients,
 )
+from onnxtrain.passes.torch_parameters import TorchSignature
 from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "Mode",
     "ModelSource",
     "ReluAfterMaxPoolPass",
+    "TorchSignature",
     "TrainingModePass",
     "TransposedProductPass",
     "canonicalize",

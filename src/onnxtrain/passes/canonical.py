@@ -15,6 +15,7 @@ from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_versio
 from onnxtrain.passes.products import ColumnVectorPass
 from onnxtrain.passes.shapes import settle_shapes
 from onnxtrain.passes.stop_gradient import mark_stopped_gradients
+from onnxtrain.passes.torch_parameters import RestoreParametersPass
 
 __all__ = ["canonicalize"]
 
@@ -25,8 +26,8 @@ def canonicalize(model: ir.Model) -> ir.Model:
     Canonical form: opset 21 with IR 10, or opset 22 to 26; no model-local functions; no initializer among the
     graph inputs; tensors of Constant nodes are initializers of the main graph (`is_constant` tells them
     from parameters); dtypes and shapes are annotated as far as they can be inferred; gradients stop at the
-    Identity nodes that `is_stop_gradient` knows. Names of inputs, outputs and initializers, and the order of
-    initializers, stay.
+    Identity nodes that `is_stop_gradient` knows; parameters that PyTorch's exporters have merged are initializers of
+    their own again. Names of inputs, outputs and other initializers, and the order of initializers, stay.
 
     Args:
         model: What :func:`onnxtrain.passes.load_model` returns.
@@ -49,7 +50,9 @@ def canonicalize(model: ir.Model) -> ir.Model:
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
         _check_converted(model, opset)
-    model = settle_shapes(lift_constants(model))
+    model = lift_constants(model)
+    RestoreParametersPass()(model)
+    model = settle_shapes(model)
     if ColumnVectorPass()(model).modified:
         lift_constants(model)
     return mark_stopped_gradients(model)

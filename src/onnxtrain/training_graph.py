@@ -99,6 +99,7 @@ def build_training_graphs(
     selection = select_parameters(forward, requires_grad, frozen)
     _warn_of_inference_mode(forward, batch_norm)
     _warn_of_lost_parameters(forward)
+    _warn_of_shared_weights(forward, selection.trainable)
     _warn_of_lost_detaches(forward, selection.trainable)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
 
@@ -162,6 +163,18 @@ def _warn_of_lost_parameters(model: ir.Model) -> None:
             len(names),
             ", ".join(names[:5]) + (", ..." if len(names) > 5 else ""),
         )
+
+
+def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
+    for name in trainable:
+        nodes = [str(use.node.name) for use in model.graph.initializers[name].uses()]
+        if name.startswith("onnx::") and len(nodes) > 1:
+            _log.warning(
+                "%r, which PyTorch's exporter has computed from weights of equal values, serves in %s and is trained "
+                "as one parameter. If the layers are not tied in PyTorch, export with do_constant_folding=False.",
+                name,
+                ", ".join(nodes),
+            )
 
 
 def _warn_of_lost_detaches(model: ir.Model, trainable: Sequence[str]) -> None:

@@ -203,6 +203,21 @@ def test_a_warning_names_parameters_that_are_lost(tmp_path: Path, caplog: pytest
 
 
 @pytest.mark.torch
+def test_a_warning_names_transposed_weights_that_are_merged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer, buffer = nn.Linear(3, 3), io.BytesIO()
+    net = nn.Sequential(layer, nn.Tanh(), copy.deepcopy(layer))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, (torch.randn(2, 5, 3),), buffer, dynamo=False, opset_version=17)
+    model = onnx.load_from_string(buffer.getvalue())
+    with caplog.at_level(logging.WARNING, "onnxtrain"):
+        generate_artifacts(model, loss="mse", optimizer="sgd", artifact_directory=tmp_path)
+    assert "serves in /0/MatMul, /2/MatMul" in caplog.text
+
+
+@pytest.mark.torch
 def test_normalisations_of_the_default_export_train_like_pytorch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net, inputs = norms(), (torch.randn(4, 3, 16, 16), torch.randn(4, 4))

@@ -14,7 +14,7 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.fusion import RMSNormFusionPass
-from onnxtrain.losses import LABELS_KEY, TARGET_KEY
+from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
@@ -88,6 +88,7 @@ def build_training_graphs(
         NothingToTrain: no parameter is left to train.
         NoGradientRule: an op on the way has no gradient rule.
     """
+    loss_mean = json.loads(_named(model, loss).metadata_props.get(MEAN_KEY, "{}"))
     forward = model.clone()
     _set_outputs(forward, [loss, *additional_outputs])
     _make_scalar(forward)
@@ -119,6 +120,7 @@ def build_training_graphs(
     infer_shapes(training)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
+    manifest["loss_mean"] = loss_mean
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
     return TrainingGraphs(

@@ -14,18 +14,21 @@ lose digits; the result has the dtype of the scores again, as in PyTorch.
 
 from __future__ import annotations
 
+import json
+
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, find_value
 from onnxtrain.errors import GraphBuildError
 
-from ._base import LABELS_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
+from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
 from ._elementwise import BCEWithLogitsLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 
 __all__ = [
     "LABELS_KEY",
     "LOSSES",
+    "MEAN_KEY",
     "TARGET_KEY",
     "BCEWithLogitsLoss",
     "ClassLabels",
@@ -88,7 +91,7 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
             `target` or `labels` (with a number behind it when the name is taken).
 
     Returns:
-        The loss, named `loss` unless that name is taken.
+        The loss, named `loss` unless that name is taken; its metadata says what it is the mean over.
 
     Raises:
         GraphBuildError: a name is no value of the graph, or the loss does not fit the values.
@@ -96,14 +99,16 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
     judged = _find(op.graph, scores, loss)
     if target is not None:
         values = [_find(op.graph, target, loss)]
-        mark_target(values[0], loss.targets(judged)[0])
+        source = mark_target(values[0], loss.targets(judged)[0])
     else:
         values = [spec.as_input() for spec in loss.targets(judged)]
         for value in values:
             value.name = op.unique_name(str(value.name))
         op.graph.inputs.extend(values)
+        source = values[0]
     result = loss.build(op, judged, *values)
     result.name = op.unique_name("loss")
+    result.metadata_props[MEAN_KEY] = json.dumps(loss.mean_over(source.name if source else None))
     return result
 
 

@@ -14,7 +14,7 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.fusion import RMSNormFusionPass
-from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY
+from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
@@ -93,6 +93,7 @@ def build_training_graphs(
     _set_outputs(forward, [loss, *additional_outputs])
     _make_scalar(forward)
     CleanupPass(keep={name for name, _ in float_initializers(forward)})(forward)
+    mark_labels(forward.graph)
     ReluAfterMaxPoolPass()(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)

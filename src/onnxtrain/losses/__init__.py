@@ -18,7 +18,7 @@ import json
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter, find_value
+from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
@@ -43,6 +43,7 @@ __all__ = [
     "TargetSpec",
     "attach_loss",
     "make_loss",
+    "mark_labels",
     "mark_target",
 ]
 
@@ -59,6 +60,8 @@ LOSSES: dict[str, type[Loss]] = {
 
 # Their output has the elements of their first input, at other positions at most; labels keep their range.
 _SAME_ELEMENTS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+_LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 def make_loss(spec: str | Loss) -> Loss:
@@ -122,19 +125,47 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
         target: the value that a loss uses as its target.
         spec: what the loss needs there.
     """
-    readers = len(target.uses())
-    producer = target.producer()
-    while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:
-        target = producer.inputs[0]
-        readers += len(target.uses()) - 1
-        producer = target.producer()
-    if not target.is_graph_input():
+    source, readers = _source(target)
+    if not source.is_graph_input():
         return None
-    marks = target.metadata_props
-    key = TARGET_KEY if TARGET_KEY in marks or not readers else LABELS_KEY
+    _record(source, spec, LABELS_KEY if readers else TARGET_KEY)
+    return source
+
+
+def mark_labels(graph: ir.Graph) -> None:
+    """Records which labels the losses that a model computes itself take, as :func:`mark_target` does.
+
+    The inputs that hold them stay user inputs.
+    """
+    for node in graph:
+        if node.domain != "" or node.op_type not in _LABEL_OPS:
+            continue
+        scores, target = node.inputs[:2]
+        assert scores is not None
+        assert target is not None
+        source, _ = _source(target)
+        if source.is_graph_input() and source.dtype is not None and source.dtype.is_integer():
+            count = (static_dims(scores) or (None, None))[1]
+            labels = ClassLabels(count, node.attributes.get_int("ignore_index", None))
+            _record(source, TargetSpec(str(source.name), source.dtype, (), labels), LABELS_KEY)
+
+
+def _source(value: ir.Value) -> tuple[ir.Value, int]:
+    """Follows a value to the one that it takes its elements from; returns it, and what else reads any of them."""
+    readers = len(value.uses())
+    producer = value.producer()
+    while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:
+        value = producer.inputs[0]
+        readers += len(value.uses()) - 1
+        producer = value.producer()
+    return value, readers
+
+
+def _record(source: ir.Value, spec: TargetSpec, key: str) -> None:
+    marks = source.metadata_props
+    key = TARGET_KEY if TARGET_KEY in marks else key
     if marks.get(key, "{}") == "{}":
         marks[key] = spec.described
-    return target
 
 
 def _find(graph: ir.Graph, name: str, loss: Loss) -> ir.Value:

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FitLoop"]
 
+_REMEDY = (
+    "Lower the learning rate, clip gradients (clip_grad_norm=1.0), or scale the inputs and targets to about "
+    "-1 .. 1."
+)
+
 _Result = tuple[float, list[Array], list[Array]]
 """Loss and outputs of a batch, and its arrays."""
 
@@ -199,12 +204,24 @@ class FitLoop:
                 last, total = count, total + count
             loss, outputs = self._run.step(arrays, training=True)
             if not math.isfinite(loss):
+                self._require_labels(arrays)
                 self._diverge(f"the loss is {loss}")
             averages.add_batch([], loss, count, None, [], [])
             done.append((loss, outputs, arrays))
         if last != total:
             self._scale_gradients(last / total)
         return done, averages.values([]).get("loss", math.nan)
+
+    def _require_labels(self, arrays: Sequence[Array]) -> None:
+        """Tells a batch without a label that counts, which the loss of the model itself does not leave out."""
+        for spec, array in zip(self._trainer.manifest.arguments, arrays, strict=True):
+            ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
+            if ignored is not None and (array == ignored).all():
+                self._diverge(
+                    f"all labels '{spec.name}' of a batch are {ignored}, so that there is nothing to average",
+                    "Leave such samples out, use larger batches, or let onnxtrain append the loss, which then "
+                    "leaves such batches out.",
+                )
 
     def _require_finite_results(self, loss: float) -> None:
         """Looks at what the step has computed beside its loss."""
@@ -241,7 +258,7 @@ class FitLoop:
             self._diverge("the parameters hold NaN or infinity")
         self._snapshot = Snapshot.take(self._run.store, self._trainer._position)
 
-    def _diverge(self, what: str) -> None:
+    def _diverge(self, what: str, remedy: str = _REMEDY) -> None:
         """Goes back to the last good state, saves it and raises."""
         trainer, position, store = self._trainer, self._trainer._position, self._run.store
         epoch, step = position.epoch + 1, position.batch // self._plan.accumulate + 1
@@ -255,8 +272,5 @@ class FitLoop:
         where = trainer._save_and_keep()
         raise DivergenceError(
             f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The "
-            "parameters are those "
-            f"of {kept}, saved in '{where}'. Lower the learning rate, clip gradients (clip_grad_norm=1.0), "
-            "or scale "
-            "the inputs and targets to about -1 .. 1."
+            f"parameters are those of {kept}, saved in '{where}'. {remedy}"
         )

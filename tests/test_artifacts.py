@@ -331,6 +331,35 @@ def test_labels_of_an_existing_input_are_checked(tmp_path: Path, loss: Any, case
             run.module(x, np.where(labels == 2, wrong, labels).astype(labels.dtype))
 
 
+IN_THE_MODEL = {
+    "cross-entropy": ("SoftmaxCrossEntropyLoss", {}, None),
+    "log-likelihood": ("NegativeLogLikelihoodLoss", {"reduction": "sum"}, None),
+    "ignore_index": ("SoftmaxCrossEntropyLoss", {"ignore_index": -1}, -1),
+}
+
+
+@pytest.mark.parametrize("case", IN_THE_MODEL)
+def test_labels_of_a_loss_in_the_model_are_checked(tmp_path: Path, case: str) -> None:
+    op, attributes, ignored = IN_THE_MODEL[case]
+    nodes = [node("Flatten", ["y"], ["t"], axis=0), node("Squeeze", ["t", "axes"], ["labels"])]
+    nodes.append(node(op, ["logits", "labels"], ["loss"], **attributes))
+    model = declare(linear(nodes, axes=np.array([0])), "input", "y", TensorProto.INT64, ["b"])
+    run = Run.generate(tmp_path, model, optimizer="sgd", loss_input_names=["loss"])
+    assert [spec.name for spec in run.module.manifest.inputs] == ["x", "y"]
+    x, labels = batch(linear())
+    logits = x.astype(np.float64) @ weights(4, 3)
+    counts = labels if ignored is None else np.where(labels == 2, ignored, labels)
+    kept = counts != ignored
+    terms = -logits[np.arange(5), labels]
+    if op.startswith("Softmax"):
+        terms = terms + np.log(np.exp(logits).sum(1))
+    expected = terms.sum() if "reduction" in attributes else terms[kept].mean()
+    assert run.module(x, counts) == pytest.approx(expected, rel=1e-5)
+    for wrong in {3, -1, -100} - {ignored}:
+        with pytest.raises(InputError, match=rf"'y': class labels must be 0 \.\. 2.*received {wrong} at"):
+            run.module(x, np.where(labels == 2, wrong, labels))
+
+
 def test_an_input_may_be_its_own_target(tmp_path: Path) -> None:
     model = make_model(
         [node("MatMul", ["x", "w"], ["y"])], {"x": ["b", 4]}, {"y": ["b", 4]}, {"w": weights(4, 4)}

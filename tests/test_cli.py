@@ -318,6 +318,23 @@ def test_check_finds_a_wrong_rule(run: Any, mlp: Path, monkeypatch: pytest.Monke
     }
 
 
+def test_check_takes_its_inputs_from_the_data(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    result = run("check", mlp, "--data", data)
+    assert result.code == 0, result.err
+    np.savez(tmp_path / "wrong.npz", x=np.zeros((3, 5), np.float32), y=np.zeros(3, np.int64))
+    result = run("check", mlp, "--data", tmp_path / "wrong.npz")
+    assert result.code == 1
+    assert "The input 'x' has shape [batch,4], received an array of shape [3, 5]" in " ".join(
+        result.err.split()
+    )
+    np.savez(tmp_path / "none.npz", images=np.zeros((3, 4), np.float32), y=np.zeros(3, np.int64))
+    result = run("check", mlp, "--data", tmp_path / "none.npz")
+    assert result.code == 1
+    assert "holds images, y, which are no inputs of the model; its inputs are x" in " ".join(
+        result.err.split()
+    )
+
+
 def test_check_of_an_embedding_with_named_dimension(run: Any, tmp_path: Path) -> None:
     helper = onnx.helper
     table = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)

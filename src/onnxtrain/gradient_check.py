@@ -20,6 +20,7 @@ from onnxtrain.passes import (
     ModelSource,
     TrainingModePass,
     canonicalize,
+    is_stop_gradient,
     load_model,
     promote_initializers,
     to_proto,
@@ -30,6 +31,7 @@ __all__ = ["GradientCheck", "check_gradients", "random_inputs"]
 
 Array = npt.NDArray[Any]
 Evaluate = Callable[[Mapping[str, Array]], Array]
+Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
 
 _COTANGENT = "onnxtrain.cotangent"
 _BATCH, _OTHER_DIM = 3, 8
@@ -84,7 +86,8 @@ def check_gradients(
     """Returns a comparison for each parameter.
 
     The output is contracted with a random cotangent, so no loss is needed. Dropout is switched off, as two
-    runs of it differ; BatchNormalization runs as the model says.
+    runs of it differ; BatchNormalization runs as the model says. Where the model stops gradients (a `detach`, the
+    statistics of `onnxtrain.nn.RINorm`), the differences take what passes for a constant, as the gradients do.
 
     Args:
         model: path, proto or IR model.
@@ -102,7 +105,8 @@ def check_gradients(
     output = of or _first_float_output(forward)
     names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable
     rng = np.random.default_rng(seed)
-    feeds = random_inputs(forward, rng, dims or {}) | _checked(forward, inputs or {})
+    given = _checked(forward, inputs or {})
+    feeds = random_inputs(forward, rng, _sizes(forward, given) | dict(dims or {})) | given
     parameters = {name: _value(forward, name) for name in names}
     cotangent, gradients = _gradients(forward, output, names, feeds, rng)
     evaluate, precision = _evaluator(forward, output, names, feeds, parameters)
@@ -176,9 +180,27 @@ def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
     for name, array in inputs.items():
         if name not in known:
             raise InputError(f"The model has no input '{name}'; its inputs are {', '.join(known)}.")
-        dtype = known[name].dtype
+        dtype, dims = known[name].dtype, static_dims(known[name])
         result[name] = np.asarray(array, dtype.numpy() if dtype is not None else None)
+        shape = result[name].shape
+        if dims is not None and (
+            len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims, shape, strict=True))
+        ):
+            raise InputError(
+                f"The input '{name}' has shape {known[name].shape}, received an array of shape {list(shape)}."
+            )
     return result
+
+
+def _sizes(model: ir.Model, given: Mapping[str, Array]) -> dict[str, int]:
+    """Returns the sizes that given inputs have along symbolic dimensions."""
+    return {
+        dim.value: size
+        for value in model.graph.inputs
+        if str(value.name) in given and value.shape is not None
+        for dim, size in zip(value.shape, given[str(value.name)].shape, strict=True)
+        if not isinstance(dim, int) and dim.value is not None
+    }
 
 
 def _gradients(
@@ -200,10 +222,19 @@ def _gradients(
     return cotangent, dict(zip(names, session.run(results, given), strict=True))
 
 
-def _proto(model: ir.Model, outputs: Sequence[str]) -> onnx.ModelProto:
+def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
+    """Returns the model with other outputs; what nodes compute for `given` is taken from inputs instead."""
     cut = model.clone()
-    values = {str(v.name): v for node in cut.graph for v in node.outputs}
     cut.graph.outputs.clear()
+    values = {str(v.name): v for node in cut.graph for v in node.outputs}
+    for name in given:
+        computed = values[name]
+        node = computed.producer()
+        assert node is not None
+        values[name] = ir.Value(name=name, type=computed.type, shape=computed.shape)
+        computed.replace_all_uses_with(values[name])
+        cut.graph.remove(node, safe=True)
+        cut.graph.inputs.append(values[name])
     cut.graph.outputs.extend(values[name] for name in outputs)
     return to_proto(cut)
 
@@ -215,31 +246,55 @@ def _evaluator(
     feeds: Mapping[str, Array],
     parameters: Mapping[str, Array],
 ) -> tuple[Evaluate, str]:
-    """Returns the output as a function of parameters, and the precision it is computed in."""
+    """Returns the output as a function of parameters, and the precision it is computed in.
+
+    Where gradients stop, the values stay those of the given parameters, as the gradients take them for constants.
+    """
     bare = forward.clone()
     promote_initializers(bare, list(names))
-    proto = _proto(bare, [output])
-    double = _in_double(proto)
-    reference = ReferenceEvaluator(double)
-    wide = {name: _widen(array) for name, array in feeds.items()}
+    stopped = [str(node.outputs[0].name) for node in bare.graph if is_stop_gradient(node)]
+    whole, cut = _proto(bare, stopped), _proto(bare, [output], given=stopped)
 
-    def in_double(values: Mapping[str, Array]) -> Array:
-        results: Any = reference.run([output], {**wide, **{k: _widen(v) for k, v in values.items()}})
-        return np.asarray(results[0])
+    def evaluator(make: Callable[[onnx.ModelProto], Run]) -> Evaluate:
+        values = make(whole)(stopped, {**feeds, **parameters}) if stopped else []
+        constants = {**feeds, **dict(zip(stopped, values, strict=True))}
+        run = make(cut)
+        return lambda values: run([output], {**constants, **values})[0]
 
     try:
-        in_double(parameters)
+        evaluate = evaluator(_reference)
+        evaluate(parameters)
     except Exception:  # the reference evaluator lacks ops, and fails in as many ways as it has authors
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+        return evaluator(_runtime), "float32"
+    return evaluate, "float64"
 
-        def in_single(values: Mapping[str, Array]) -> Array:
-            typed = {name: np.asarray(v, parameters[name].dtype) for name, v in values.items()}
-            return np.asarray(session.run([output], {**feeds, **typed})[0])
 
-        return in_single, "float32"
-    return in_double, "float64"
+def _reference(proto: onnx.ModelProto) -> Run:
+    """Returns what runs a model in float64, by the ONNX reference evaluator."""
+    reference = ReferenceEvaluator(_in_double(proto))
+
+    def run(outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
+        results: Any = reference.run(list(outputs), {name: _widen(array) for name, array in values.items()})
+        return [np.asarray(result) for result in results]
+
+    return run
+
+
+def _runtime(proto: onnx.ModelProto) -> Run:
+    """Returns what runs a model as it is, by onnxruntime."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    dtypes = {
+        info.name: onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        for info in proto.graph.input
+    }
+
+    def run(outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
+        typed = {name: np.asarray(values[name], dtype) for name, dtype in dtypes.items()}
+        return [np.asarray(result) for result in session.run(list(outputs), typed)]
+
+    return run
 
 
 def _widen(array: Array) -> Array:

@@ -14,7 +14,7 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.fusion import RMSNormFusionPass
-from onnxtrain.losses import LABELS_KEY, TARGET_KEY
+from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
@@ -89,10 +89,12 @@ def build_training_graphs(
         NothingToTrain: no parameter is left to train.
         NoGradientRule: an op on the way has no gradient rule.
     """
+    loss_mean = json.loads(_named(model, loss).metadata_props.get(MEAN_KEY, "{}"))
     forward = model.clone()
     _set_outputs(forward, [loss, *additional_outputs])
     _make_scalar(forward)
     CleanupPass(keep={name for name, _ in float_initializers(forward)})(forward)
+    mark_labels(forward.graph)
     ReluAfterMaxPoolPass()(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
@@ -122,6 +124,7 @@ def build_training_graphs(
     infer_shapes(training)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
+    manifest["loss_mean"] = loss_mean
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
     return TrainingGraphs(

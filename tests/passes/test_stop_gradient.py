@@ -50,6 +50,23 @@ def test_a_choice_between_a_value_and_itself_stops_the_gradient(make):
     np.testing.assert_allclose(gradient(proto), X)  # 2 x without the stop
 
 
+def test_condition_is_removed_unless_something_else_reads_it():
+    step = differentiate(as_initializer(), of="y", wrt=["x"])
+    assert "c" not in [tensor.name for tensor in step.graph.initializer]
+    shared = product(
+        ["c", "x", "x"], extra=[helper.make_node("Not", ["c"], ["n"])], initializers={"c": np.array(True)}
+    )
+    shared.graph.output.append(info("n", [], TensorProto.BOOL))
+    results = run(differentiate(shared, of="y", wrt=["x"]), {"x": X})
+    np.testing.assert_allclose(results[-1], X)
+    unused = as_initializer()
+    unused.graph.initializer.append(helper.make_tensor("own", TensorProto.BOOL, [], [True]))
+    kept = differentiate(unused, of="y", wrt=["x"])
+    assert [tensor.name for tensor in kept.graph.initializer if tensor.data_type == TensorProto.BOOL] == [
+        "own"
+    ]
+
+
 def test_the_mark_survives_cleanup_saving_and_differentiating_again():
     model = canonicalize(load_model(as_initializer()))
     CleanupPass()(model)

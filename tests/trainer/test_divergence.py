@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from onnxtrain import Callback, Trainer
@@ -86,6 +87,22 @@ def test_statistics_of_the_offending_batch_are_undone() -> None:
     assert len(seen) == 2
     for name, statistic in trainer.state.statistics:
         np.testing.assert_array_equal(statistic.data, seen[-1][name])
+
+
+def test_nan_of_a_batch_without_labels_is_named_where_the_loss_is_the_models() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 4] x, int64[n] kind) => (float loss)
+        <float[4, 3] w = {1., 0., 0., 0., 1., 0., 0., 0., 1., 1., 1., 1.}>
+        { y = MatMul(x, w)  loss = SoftmaxCrossEntropyLoss<ignore_index = -100>(y, kind) }"""
+    )
+    problem = problems.classes(samples=20)
+    labels = np.where(np.arange(20) < 10, problem.y, -100)
+    trainer = Trainer(model, None)
+    with pytest.raises(
+        DivergenceError, match=r"step 2: all labels 'kind' of a batch are -100.*larger batches"
+    ):
+        trainer.fit({"x": problem.x, "kind": labels}, batch_size=10, shuffle=False, verbose=False)
 
 
 def test_training_goes_on_with_a_lower_rate() -> None:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import onnx_ir as ir
+
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.cli._select import match
-from onnxtrain.cli._train import load_arrays
+from onnxtrain.cli._train import Arrays, load_arrays
 from onnxtrain.errors import InputError
 from onnxtrain.gradient_check import GradientCheck, check_gradients
 from onnxtrain.passes import TrainingModePass, canonicalize, load_model
@@ -31,7 +33,7 @@ def run_command(
     loaded = canonicalize(load_model(model))
     TrainingModePass(dropout="inference")(loaded)
     names = select_parameters(loaded, None, None).trainable
-    inputs = load_arrays(data) if data is not None else None
+    inputs = _inputs(loaded, data) if data is not None else None
     results = check_gradients(
         loaded, of=of, wrt=match(names, only) or names, inputs=inputs, dims=_dims(dim or ()), seed=seed
     )
@@ -43,6 +45,21 @@ def run_command(
         _print(model, results, wrong)
     if wrong:
         sys.exit(1)
+
+
+def _inputs(model: ir.Model, path: Path) -> Arrays:
+    """Returns the arrays that have the names of inputs, or `x` for the only input; the others are targets."""
+    arrays = load_arrays(path)
+    names = [str(value.name) for value in model.graph.inputs]
+    if len(names) == 1 and names[0] not in arrays and "x" in arrays:
+        return {names[0]: arrays["x"]}
+    chosen = {name: arrays[name] for name in names if name in arrays}
+    if not chosen:
+        raise InputError(
+            f"The data '{path}' holds {', '.join(arrays) or 'nothing'}, which are no inputs of the model; its "
+            f"inputs are {', '.join(names)}. Name the arrays after them."
+        )
+    return chosen
 
 
 def _dims(items: Sequence[str]) -> dict[str, int]:

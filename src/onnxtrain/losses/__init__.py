@@ -14,18 +14,21 @@ lose digits; the result has the dtype of the scores again, as in PyTorch.
 
 from __future__ import annotations
 
+import json
+
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter, find_value
+from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 
-from ._base import LABELS_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
+from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
 from ._elementwise import BCEWithLogitsLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 
 __all__ = [
     "LABELS_KEY",
     "LOSSES",
+    "MEAN_KEY",
     "TARGET_KEY",
     "BCEWithLogitsLoss",
     "ClassLabels",
@@ -40,6 +43,7 @@ __all__ = [
     "TargetSpec",
     "attach_loss",
     "make_loss",
+    "mark_labels",
     "mark_target",
 ]
 
@@ -56,6 +60,8 @@ LOSSES: dict[str, type[Loss]] = {
 
 # Their output has the elements of their first input, at other positions at most; labels keep their range.
 _SAME_ELEMENTS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+
+_LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 def make_loss(spec: str | Loss) -> Loss:
@@ -88,7 +94,7 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
             `target` or `labels` (with a number behind it when the name is taken).
 
     Returns:
-        The loss, named `loss` unless that name is taken.
+        The loss, named `loss` unless that name is taken; its metadata says what it is the mean over.
 
     Raises:
         GraphBuildError: a name is no value of the graph, or the loss does not fit the values.
@@ -96,14 +102,16 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
     judged = _find(op.graph, scores, loss)
     if target is not None:
         values = [_find(op.graph, target, loss)]
-        mark_target(values[0], loss.targets(judged)[0])
+        source = mark_target(values[0], loss.targets(judged)[0])
     else:
         values = [spec.as_input() for spec in loss.targets(judged)]
         for value in values:
             value.name = op.unique_name(str(value.name))
         op.graph.inputs.extend(values)
+        source = values[0]
     result = loss.build(op, judged, *values)
     result.name = op.unique_name("loss")
+    result.metadata_props[MEAN_KEY] = json.dumps(loss.mean_over(source.name if source else None))
     return result
 
 
@@ -117,19 +125,47 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
         target: the value that a loss uses as its target.
         spec: what the loss needs there.
     """
-    readers = len(target.uses())
-    producer = target.producer()
-    while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:
-        target = producer.inputs[0]
-        readers += len(target.uses()) - 1
-        producer = target.producer()
-    if not target.is_graph_input():
+    source, readers = _source(target)
+    if not source.is_graph_input():
         return None
-    marks = target.metadata_props
-    key = TARGET_KEY if TARGET_KEY in marks or not readers else LABELS_KEY
+    _record(source, spec, LABELS_KEY if readers else TARGET_KEY)
+    return source
+
+
+def mark_labels(graph: ir.Graph) -> None:
+    """Records which labels the losses that a model computes itself take, as :func:`mark_target` does.
+
+    The inputs that hold them stay user inputs.
+    """
+    for node in graph:
+        if node.domain != "" or node.op_type not in _LABEL_OPS:
+            continue
+        scores, target = node.inputs[:2]
+        assert scores is not None
+        assert target is not None
+        source, _ = _source(target)
+        if source.is_graph_input() and source.dtype is not None and source.dtype.is_integer():
+            count = (static_dims(scores) or (None, None))[1]
+            labels = ClassLabels(count, node.attributes.get_int("ignore_index", None))
+            _record(source, TargetSpec(str(source.name), source.dtype, (), labels), LABELS_KEY)
+
+
+def _source(value: ir.Value) -> tuple[ir.Value, int]:
+    """Follows a value to the one that it takes its elements from; returns it, and what else reads any of them."""
+    readers = len(value.uses())
+    producer = value.producer()
+    while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:
+        value = producer.inputs[0]
+        readers += len(value.uses()) - 1
+        producer = value.producer()
+    return value, readers
+
+
+def _record(source: ir.Value, spec: TargetSpec, key: str) -> None:
+    marks = source.metadata_props
+    key = TARGET_KEY if TARGET_KEY in marks else key
     if marks.get(key, "{}") == "{}":
         marks[key] = spec.described
-    return target
 
 
 def _find(graph: ir.Graph, name: str, loss: Loss) -> ir.Value:

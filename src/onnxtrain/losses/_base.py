@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from onnxtrain.errors import GraphBuildError
 
 __all__ = [
     "LABELS_KEY",
+    "MEAN_KEY",
     "TARGET_KEY",
     "ClassLabels",
     "Loss",
@@ -33,6 +34,9 @@ TARGET_KEY = "onnxtrain.target"
 
 LABELS_KEY = "onnxtrain.class_labels"
 """Metadata of a graph input that the model reads and a loss uses as labels as well: JSON as above."""
+
+MEAN_KEY = "onnxtrain.loss_mean"
+"""Metadata of a loss: JSON of what :meth:`Loss.mean_over` returns."""
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -117,6 +121,18 @@ class Loss(ABC):
         Raises:
             GraphBuildError: dtypes or static shapes of scores, target and weights do not fit together.
         """
+
+    def mean_over(self, labels: str | None) -> dict[str, Any] | None:
+        """Returns what the loss of a batch is the mean over, as the manifest says it.
+
+        Args:
+            labels: name of the graph input that holds the target, if one does.
+
+        Returns:
+            None for a sum, {} for a mean over samples, else `labels`, `ignore_index` and `weight`: the mean is
+            over the labels that count, each with the weight of its class (1 if `weight` is None).
+        """
+        return {} if self.reduction == "mean" else None
 
     def _require(self, condition: bool, field: str, allowed: str) -> None:
         if not condition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy.typing as npt
 import onnx_ir as ir
@@ -48,9 +49,17 @@ class _ClassLoss(Loss):
                 f"scores {scores.name!r} have shape {scores.shape}; class labels need [N, C, d1, ...], "
                 "batch first and classes second"
             )
-        count = dims[1] if isinstance(dims[1], int) else None
+        weights = None if self.weight is None else numbers(self, "weight", self.weight).size
+        count = dims[1] if isinstance(dims[1], int) else weights
         labels = ClassLabels(count, self.ignore_index)
         return [TargetSpec("labels", ir.DataType.INT64, (dims[0], *dims[2:]), labels)]
+
+    def mean_over(self, labels: str | None) -> dict[str, Any] | None:
+        mean = super().mean_over(labels)
+        if mean is None or labels is None:
+            return mean
+        weight = None if self.weight is None else numbers(self, "weight", self.weight).tolist()
+        return {"labels": labels, "ignore_index": self.ignore_index, "weight": weight}
 
     def _class_weights(self, op: Emitter, scores: ir.Value, like: ir.Value) -> ir.Value | None:
         if self.weight is None:
@@ -112,6 +121,9 @@ class CrossEntropyLoss(_ClassLoss):
             return labels
         assert scores.dtype is not None
         return [TargetSpec("target", scores.dtype, self._scores_dims(scores))]
+
+    def mean_over(self, labels: str | None) -> dict[str, Any] | None:
+        return super().mean_over(None if self.probabilities else labels)
 
     def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         self._check_target(self.targets(scores)[0], target)

@@ -95,7 +95,6 @@ class BCEWithLogitsLoss(_ElementwiseLoss):
     """Binary cross-entropy of sigmoid(scores); targets are probabilities in [0, 1].
 
     (1 - t)·x + (1 + (p - 1)·t)·softplus(-x) with p = pos_weight, which does not overflow for large |x|.
-    ONNX Runtime's CPU has no float64 kernel of Softplus, so float64 scores need another runtime here.
 
     Attributes:
         weight: multiplies each term; array that broadcasts to the scores.
@@ -106,7 +105,7 @@ class BCEWithLogitsLoss(_ElementwiseLoss):
     pos_weight: npt.ArrayLike | None = None
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        softplus = op.Softplus(op.Neg(scores))
+        softplus = _softplus(op, op.Neg(scores))
         if self.pos_weight is not None:
             excess = self._weight_for("pos_weight", self.pos_weight, scores) - 1
             softplus = op.Mul(op.Add(op.Mul(target, op.const(excess, like=scores)), 1.0), softplus)
@@ -127,6 +126,18 @@ class BCEWithLogitsLoss(_ElementwiseLoss):
                 f"{scores.shape}; give one weight per entry of the last dimensions"
             )
         return array
+
+
+def _softplus(op: Emitter, x: ir.Value) -> ir.Value:
+    """log(1 + exp(x)); ONNX Runtime's CPU has no kernel of Softplus for float64.
+
+    max(x, 0) + log(1 + exp(-|x|)), whose two halves have one derivative at 0 as Max and Abs have not.
+    """
+    if x.dtype != ir.DataType.DOUBLE:
+        return op.Softplus(x)  # type: ignore[no-any-return]
+    positive = op.Greater(x, 0.0)
+    size = op.Where(positive, x, op.Neg(x))
+    return op.Add(op.Where(positive, x, 0.0), op.Log(op.Add(op.Exp(op.Neg(size)), 1.0)))  # type: ignore[no-any-return]
 
 
 def _huber(op: Emitter, difference: ir.Value, delta: float) -> ir.Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
 
@@ -16,9 +17,12 @@ _GENERATED = "unk__"
 
 
 def settle_shapes(model: ir.Model) -> ir.Model:
-    """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`."""
+    """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
+
+    Poolings whose windows shape inference miscounts are rewritten: what is folded must not follow from them.
+    """
     infer_shapes(model)
-    while FoldConstantsPass()(model).modified:
+    while CeilModePass()(model).modified or FoldConstantsPass()(model).modified:
         infer_shapes(model)
     return model
 

@@ -33,16 +33,25 @@ def mark_stopped_gradients(model: ir.Model) -> ir.Model:
 
     `onnxtrain.nn.stop_gradient` is exported as such a Where, because exporters remove every Identity. It says that
     no gradient passes: code that computes something has no reason to choose between a value and itself by a
-    constant.
+    constant. The constant is removed when nothing else reads it.
     """
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Where" and node.domain == "" and _chooses_nothing(node):
-            value = node.inputs[1]
+            condition, value = node.inputs[:2]
             node.op_type = "Identity"
             node.resize_inputs(1)
             node.replace_input_with(0, value)
             mark_stop_gradient(node)
+            _remove_unused(model.graph, condition)
     return model
+
+
+def _remove_unused(graph: ir.Graph, value: ir.Value | None) -> None:
+    """Remove an initializer of the main graph that nothing reads any more: ONNX Runtime warns of such."""
+    if value is None or value.uses() or value.is_graph_output():
+        return
+    if graph.initializers.get(str(value.name)) is value:
+        graph.initializers.pop(str(value.name))
 
 
 def _chooses_nothing(node: ir.Node) -> bool:

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from onnxtrain.errors import ModelLoadError
 from onnxtrain.runtime import dtypes
-from onnxtrain.runtime.dtypes import DType
+from onnxtrain.runtime.dtypes import Array, DType
 
 METADATA_KEY = "onnxtrain.manifest"
 FORMAT = "onnxtrain"
@@ -45,6 +47,30 @@ class ClassLabels:
 
     count: int | None
     ignore_index: int | None
+
+
+@dataclass(frozen=True)
+class LossMean:
+    """What the loss of a batch is the mean over: its samples, or the labels that count in `labels`.
+
+    Attributes:
+        labels: name of the input or target with the labels; None for a mean over samples.
+        ignore_index: label that does not count.
+        weight: what a label of each class counts; None for 1.
+    """
+
+    labels: str | None = None
+    ignore_index: int | None = None
+    weight: tuple[float, ...] | None = None
+
+    def count(self, specs: Sequence[InputSpec], arrays: Sequence[Array]) -> float:
+        """Returns what the loss of a batch counts in a mean over batches; 0 where the batch has no loss."""
+        if self.labels is None:
+            return float(len(arrays[0]))
+        labels = next(a for spec, a in zip(specs, arrays, strict=True) if spec.name == self.labels)
+        if self.ignore_index is not None:
+            labels = labels[labels != self.ignore_index]
+        return float(labels.size if self.weight is None else np.asarray(self.weight)[labels].sum())
 
 
 @dataclass(frozen=True)
@@ -91,7 +117,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A parsed manifest."""
+    """A parsed manifest; `loss_mean` is None when the loss is a sum."""
 
     fingerprint: str
     inputs: tuple[InputSpec, ...]
@@ -100,6 +126,7 @@ class Manifest:
     parameters: tuple[ParameterSpec, ...]
     statistics: tuple[StatisticSpec, ...]
     optimizer: OptimizerSpec | None
+    loss_mean: LossMean | None = LossMean()
 
     @property
     def arguments(self) -> tuple[InputSpec, ...]:
@@ -126,6 +153,15 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
         dtype=_dtype(entry["dtype"]),
         shape=None if shape is None else tuple(shape),
         class_labels=None if labels is None else ClassLabels(labels.get("count"), labels.get("ignore_index")),
+    )
+
+
+def _loss_mean(entry: Mapping[str, Any] | None) -> LossMean | None:
+    if entry is None:
+        return None
+    weight = entry.get("weight")
+    return LossMean(
+        entry.get("labels"), entry.get("ignore_index"), None if weight is None else tuple(map(float, weight))
     )
 
 
@@ -172,6 +208,7 @@ def parse_manifest(text: str, source: str) -> Manifest:
             parameters=tuple(map(_parameter, raw["parameters"])),
             statistics=tuple(map(_statistic, raw["statistics"])),
             optimizer=None if raw["optimizer"] is None else _optimizer(raw["optimizer"]),
+            loss_mean=_loss_mean(raw.get("loss_mean", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, ModelLoadError):

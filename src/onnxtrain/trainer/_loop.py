@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FitLoop"]
 
+_REMEDY = (
+    "Lower the learning rate, clip gradients (clip_grad_norm=1.0), or scale the inputs and targets to about "
+    "-1 .. 1."
+)
+
+_Result = tuple[float, list[Array], list[Array]]
+"""Loss and outputs of a batch, and its arrays."""
+
 _SNAPSHOT_STEPS = 100
 """Steps between two snapshots: copying the state costs about as much as one step of a small model."""
 
@@ -39,7 +47,7 @@ class FitLoop:
     """Trains from the trainer's position to the end of an epoch, then saves what it says it saves.
 
     A step is `accumulate` batches followed by one update. Its loss and gradients are looked at before the
-    update, so that a step that diverges changes nothing.
+    update, so that a step that diverges changes nothing. Batches without a label that counts are left out.
 
     Args:
         trainer: what is trained; its position moves along.
@@ -157,34 +165,63 @@ class FitLoop:
 
     def _step(self, group: range, order: Array) -> int:
         """Runs one step on a group of batches and returns its number of samples."""
-        trainer, position, run = self._trainer, self._trainer._position, self._run
+        trainer, position = self._trainer, self._trainer._position
         self._set_learning_rate(group.start)
         self._statistics.take()
-        run.module.lazy_reset_grad()
-        done: list[tuple[float, list[Array], list[Array]]] = []
-        weight = samples = 0
-        for index in group:
-            arrays = self._data.batch(index, order)
-            size = len(arrays[0])
-            if weight not in (0, size) and trainer._settings.averages_loss:
-                self._scale_gradients(weight / size)
-            weight, samples = size, samples + size
-            loss, outputs = run.step(arrays, training=True)
-            if not math.isfinite(loss):
-                self._diverge(f"the loss is {loss}")
-            done.append((loss, outputs, arrays))
-        if len(group) > 1 and trainer._settings.averages_loss:
-            self._scale_gradients(weight / samples)
-        self._require_finite_results(done[-1][0])
-        run.optimizer.step()
+        self._run.module.lazy_reset_grad()
+        batches = [self._data.batch(index, order) for index in group]
+        done, mean = self._accumulate(batches)
+        if done:
+            self._require_finite_results(done[-1][0])
+            self._run.optimizer.step()
         for loss, outputs, arrays in done:
             trainer._add(position.averages, loss, outputs, arrays)
+        for _ in range(len(batches) - len(done)):
+            position.averages.add_skipped(trainer.metrics)
         position.batch = group.stop
-        self._take_snapshot()
-        mean = sum(loss * len(arrays[0]) for loss, _, arrays in done) / samples
-        for callback in self._callbacks:
-            callback.on_step_end(trainer, mean)
-        return samples
+        if done:
+            self._take_snapshot()
+            for callback in self._callbacks:
+                callback.on_step_end(trainer, mean)
+        return sum(len(arrays[0]) for arrays in batches)
+
+    def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[_Result], float]:
+        """Leaves the gradient of the loss of all batches together in the store.
+
+        Returns:
+            The results of the batches that have a loss, and the loss of all together.
+        """
+        done: list[_Result] = []
+        averages = Averages()
+        last = total = 0.0  # what the gradients of the last batch, and of all so far, count in the mean
+        for arrays in batches:
+            count = self._trainer._loss_count(arrays)
+            if count == 0:  # the mean over nothing
+                continue
+            if count is not None:
+                if last not in (0, count):
+                    self._scale_gradients(last / count)
+                last, total = count, total + count
+            loss, outputs = self._run.step(arrays, training=True)
+            if not math.isfinite(loss):
+                self._require_labels(arrays)
+                self._diverge(f"the loss is {loss}")
+            averages.add_batch([], loss, count, None, [], [])
+            done.append((loss, outputs, arrays))
+        if last != total:
+            self._scale_gradients(last / total)
+        return done, averages.values([]).get("loss", math.nan)
+
+    def _require_labels(self, arrays: Sequence[Array]) -> None:
+        """Tells a batch without a label that counts, which the loss of the model itself does not leave out."""
+        for spec, array in zip(self._trainer.manifest.arguments, arrays, strict=True):
+            ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
+            if ignored is not None and (array == ignored).all():
+                self._diverge(
+                    f"all labels '{spec.name}' of a batch are {ignored}, so that there is nothing to average",
+                    "Leave such samples out, use larger batches, or let onnxtrain append the loss, which then "
+                    "leaves such batches out.",
+                )
 
     def _require_finite_results(self, loss: float) -> None:
         """Looks at what the step has computed beside its loss."""
@@ -203,7 +240,7 @@ class FitLoop:
         self._run.optimizer.set_learning_rate(position.learning_rate * self._schedule(step, total))
 
     def _scale_gradients(self, factor: float) -> None:
-        """Multiplies the accumulated gradients, to make their sum the gradient of a mean over samples."""
+        """Multiplies the accumulated gradients, to make their sum the gradient of a mean over all batches."""
         for gradient in self._run.store.gradients.values():
             value = gradient.read()
             value = np.multiply(
@@ -221,7 +258,7 @@ class FitLoop:
             self._diverge("the parameters hold NaN or infinity")
         self._snapshot = Snapshot.take(self._run.store, self._trainer._position)
 
-    def _diverge(self, what: str) -> None:
+    def _diverge(self, what: str, remedy: str = _REMEDY) -> None:
         """Goes back to the last good state, saves it and raises."""
         trainer, position, store = self._trainer, self._trainer._position, self._run.store
         epoch, step = position.epoch + 1, position.batch // self._plan.accumulate + 1
@@ -235,8 +272,5 @@ class FitLoop:
         where = trainer._save_and_keep()
         raise DivergenceError(
             f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The "
-            "parameters are those "
-            f"of {kept}, saved in '{where}'. Lower the learning rate, clip gradients (clip_grad_norm=1.0), "
-            "or scale "
-            "the inputs and targets to about -1 .. 1."
+            f"parameters are those of {kept}, saved in '{where}'. {remedy}"
         )

@@ -164,16 +164,33 @@ class Averages:
         self,
         metrics: Sequence[Metric],
         loss: float,
+        count: float | None,
         prediction: Array | None,
         targets: Sequence[Array],
-        size: int,
         specs: Sequence[InputSpec],
     ) -> None:
-        """Adds loss and metrics of a batch of `size` samples; `specs` are those of `targets`."""
-        self.add("loss", loss * size, size)
+        """Adds loss and metrics of a batch.
+
+        Args:
+            metrics: what to add beside the loss.
+            loss: of the batch.
+            count: what the batch counts in the mean of the loss; None to sum the losses.
+            prediction: what the metrics look at; None if they cannot be measured.
+            targets: the first one is what they compare it with.
+            specs: those of `targets`.
+        """
+        if count is None:
+            self.sums.setdefault("loss", [0.0, 1.0])[0] += loss
+        else:
+            self.add("loss", loss * count if count else 0.0, count)
         if prediction is not None and targets:
             for metric in metrics:
                 self.add(metric.name, *metric.measure(prediction, targets[0], specs[0]))
+
+    def add_skipped(self, metrics: Sequence[Metric]) -> None:
+        """Adds a batch that counts nothing."""
+        for key in ("loss", *(metric.name for metric in metrics)):
+            self.add(key, 0.0, 0.0)
 
     def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
         """Returns the averages by key; NaN where nothing counted."""

@@ -25,7 +25,6 @@ class Settings:
 
     Attributes:
         loss: class name of the loss.
-        averages_loss: whether the loss of a batch is a mean over its samples.
         prediction: the output that metrics look at, None for none.
         metrics: names of the metrics, None when they are the default for the loss, :data:`CUSTOM` for
             functions.
@@ -34,7 +33,6 @@ class Settings:
     """
 
     loss: str = ""
-    averages_loss: bool = True
     prediction: str | None = None
     metrics: list[str] | None = None
     scheduler: str | None = None

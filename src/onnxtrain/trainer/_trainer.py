@@ -121,7 +121,6 @@ class Trainer:
         prediction = loss_input_names[0] if loss_input_names else next(iter(run.outputs), None)
         settings = Settings(
             loss=loss_name(loss),
-            averages_loss=getattr(loss, "reduction", "mean") == "mean",
             prediction=prediction if prediction in run.outputs else None,
             metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
             scheduler=scheduler if scheduler is None or isinstance(scheduler, str) else CUSTOM,
@@ -305,7 +304,8 @@ class Trainer:
                 split off for it, at random.
             callbacks: see :class:`Callback`.
             shuffle: whether to take the samples in a new random order in each epoch.
-            accumulate: batches per optimizer step; the gradient is that of the mean over all their samples.
+            accumulate: batches per optimizer step; the gradient is that of the loss of all their samples
+                together.
             verbose: whether to show a progress bar (or a line per epoch where standard error is no terminal).
 
         Raises:
@@ -360,14 +360,22 @@ class Trainer:
         targets = arrays[len(self.manifest.inputs) :]
         name = self._settings.prediction
         chosen = outputs[self._run.outputs.index(name)] if name is not None else None
-        averages.add_batch(self._metrics, loss, chosen, targets, len(arrays[0]), self.manifest.targets)
+        count = self._loss_count(arrays)
+        averages.add_batch(self._metrics, loss, count, chosen, targets, self.manifest.targets)
+
+    def _loss_count(self, arrays: Sequence[Array]) -> float | None:
+        """What the loss of a batch counts in the mean over batches; None where losses are summed."""
+        mean = self.manifest.loss_mean
+        return None if mean is None else mean.count(self.manifest.arguments, arrays)
 
     def evaluate(
         self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode.
 
-        Arguments and errors as in :meth:`fit`; averages are weighted by the batches' sizes.
+        Neither depends on the batch size, except for functions as metrics and for losses that are an onnxblock
+        block or the model's own: these are averaged by batch, weighted by size. Arguments and errors as in
+        :meth:`fit`.
         """
         return self._evaluate(self._dataset(inputs, targets, batch_size)).values(self._metrics)
 

@@ -23,7 +23,7 @@ _SETTINGS = {
     "Resize": (1, 2),
 }
 
-# Scalars to which the PyTorch exporters gave a name of their own: constants such as the exponent of x ** 2.
+# Names that the PyTorch exporters make up; of scalars, they are constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
 # Values that the exporters have computed from parameters, and what keeps each from doing so.
 _COMPUTED_NAMES = (
@@ -72,9 +72,7 @@ def select_parameters(
         trainable = [
             name
             for name, value in floats.items()
-            if name not in fixed
-            and not _is_setting(value)
-            and (signature.is_parameter(value) if signature else not _is_scalar_constant(value))
+            if name not in fixed and not _is_setting(value) and _is_parameter(value, signature)
         ]
     else:
         trainable = [name for name in model.graph.initializers if name in set(requested)]
@@ -131,9 +129,13 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
-def _is_scalar_constant(value: ir.Value) -> bool:
+def _is_parameter(value: ir.Value, signature: TorchSignature) -> bool:
+    """Whether a value is a parameter: as the file says or, where it does not, unless it looks like a constant."""
+    told = signature.is_parameter(value)
+    if told is not None:
+        return told
     size = value.const_value.size if value.const_value is not None else None
-    return size == 1 and _GENERATED_NAME.fullmatch(value.name or "") is not None
+    return not ((size == 1 or signature) and _GENERATED_NAME.fullmatch(value.name or ""))
 
 
 def _is_setting(value: ir.Value) -> bool:

@@ -6,6 +6,7 @@ import io
 import warnings
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -52,3 +53,14 @@ def export(net: nn.Module, x: torch.Tensor, **exporter: bool) -> onnx.ModelProto
         warnings.simplefilter("ignore")
         torch.onnx.export(net, (x,), buffer, opset_version=18, verbose=False, **exporter)
     return onnx.load_from_string(buffer.getvalue())
+
+
+def test_a_parameter_that_was_added_to_the_file_is_trained(tmp_path: Path) -> None:
+    model = export(nn.Linear(3, 2), torch.randn(4, 3), dynamo=True)
+    result = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node("Mul", [result, "gain"], ["scaled"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(2, np.float32), "gain"))
+    model.graph.output[0].name = "scaled"
+    generate_artifacts(model, loss="mse", optimizer="sgd", artifact_directory=tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    assert {name for name, _ in state.parameters} == {"weight", "bias", "gain"}

@@ -22,7 +22,7 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _OPERATION = "pkg.torch.onnx.fx_node"
 _LINEAR = "target=torch.ops.aten.linear.default"
-_ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER) target='([^']+)'", re.MULTILINE)
+_ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
 _OPERAND = re.compile(r"%(\w+)")
 # What TorchScript's exporter calls a parameter; its other values have slashes, colons or only digits.
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)+|[A-Za-z_]\w*")
@@ -46,9 +46,15 @@ class TorchSignature:
         """Whether the file lists the module's parameters."""
         return bool(self._kinds)
 
-    def is_parameter(self, value: ir.Value) -> bool:
-        """Return whether an initializer is, or was computed from, a parameter: no buffer, no constant."""
-        return any(self._kinds[name] == "PARAMETER" for name in self.origins(value))
+    def is_parameter(self, value: ir.Value) -> bool | None:
+        """Return whether an initializer is, or was computed from, a parameter: no buffer, no constant.
+
+        None where the file does not tell, as of what other tools have added to it.
+        """
+        origins = self.origins(value)
+        if not origins and _FOLDED not in value.metadata_props:
+            return None
+        return any(self._kinds[name] == "PARAMETER" for name in origins)
 
     def missing_parameters(self) -> list[str]:
         """Return the parameters that the module's operations read and of which the graph has nothing any more."""
@@ -56,14 +62,14 @@ class TorchSignature:
         return [name for name, kind in self._kinds.items() if name in names and kind == "PARAMETER"]
 
     def origins(self, value: ir.Value) -> list[str]:
-        """Return the parameters and buffers that an initializer is, or was computed from."""
+        """Return the parameters, buffers and constants that an initializer is, or was computed from."""
         if value.name in self._kinds:
             return [str(value.name)]
         folded = ast.literal_eval(value.metadata_props.get(_FOLDED, "[]"))
         return [name for name in folded if name in self._kinds]
 
     def read(self, node: ir.Node) -> list[str]:
-        """Return the parameters and buffers that the operation behind a node reads, in order."""
+        """Return the parameters, buffers and constants that the operation behind a node reads, in order."""
         operands = _OPERAND.findall(node.metadata_props.get(_OPERATION, "").partition("args = ")[2])
         return [self._names[operand] for operand in operands if operand in self._names]
 

@@ -264,7 +264,10 @@ class Module:
         for buffer in buffers:
             flat[start : start + buffer.size] = buffer.read().reshape(-1)
             start += buffer.size
-        return ort.OrtValue.ortvalue_from_numpy(flat)
+        # ortvalue_from_numpy would leave the memory to `flat`, which dies before views of the value do.
+        value = ort.OrtValue.ortvalue_from_shape_and_type(flat.shape, flat.dtype)
+        value.update_inplace(flat)
+        return value
 
     def copy_buffer_to_parameters(self, buffer: ort.OrtValue | Array, trainable_only: bool = True) -> None:
         """Copies a flat buffer, as :meth:`get_contiguous_parameters` returns it, into the parameters.

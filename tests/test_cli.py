@@ -119,6 +119,7 @@ def test_train_writes_a_model_that_classifies(run: Any, mlp: Path, data: Path, t
     again = run("train", mlp, "--data", data, "--loss", "cross_entropy")
     assert again.code == 1
     assert "holds a training run already" in again.err
+    assert f"onnxtrain train {tmp_path / 'mlp-trained'} --data {data}" in again.err
     more = run("train", tmp_path / "mlp-trained", "--data", data, "--epochs", 2, "--json")
     assert [epoch["epoch"] for epoch in more.json()["epochs"]] == list(range(1, 18))
 
@@ -164,6 +165,25 @@ def test_train_refuses(run: Any, mlp: Path, tmp_path: Path, arguments: list[str]
     result = run("train", mlp, "--data", tmp_path / "d.npz", *arguments)
     assert result.code == 1
     assert message in result.err
+
+
+def test_train_leaves_nothing_of_a_run_that_its_data_kept_from_beginning(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "bad.npz", x=np.zeros((8, 4), np.float32), y=np.zeros(7, np.int64))
+    options = ["--loss", "cross_entropy", "--epochs", 1, "--output", tmp_path / "run"]
+    for there_before in ([], ["notes.txt"]):
+        result = run("train", mlp, "--data", tmp_path / "bad.npz", *options)
+        assert result.code == 1
+        assert "different numbers of samples" in result.err
+        assert [path.name for path in tmp_path.glob("run/*")] == there_before
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "notes.txt").touch()
+    assert run("train", mlp, "--data", data, *options).code == 0
+
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert run("train", tmp_path / "run", "--data", tmp_path / "bad.npz").code == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
 def _npy() -> bytes:

@@ -330,6 +330,17 @@ class Trainer:
         FitLoop(self, data, held_out, plan, last, self._schedule, called, report).run()
         return self.history
 
+    def check_data(
+        self,
+        inputs: ArrayLike,
+        targets: ArrayLike | None = None,
+        *,
+        batch_size: int | None = None,
+        validation: Validation = None,
+    ) -> None:
+        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing."""
+        self._datasets(inputs, targets, batch_size, validation)
+
     def _datasets(
         self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
     ) -> tuple[Dataset, Dataset | None]:

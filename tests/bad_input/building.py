@@ -6,6 +6,7 @@ import logging
 import os
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
 import models
@@ -91,6 +92,18 @@ def _(bench: Bench) -> None:
     model = models.mlp()
     model.graph.node[1].input[0] = "nothing"
     bench.generate(model)
+
+
+@case("output of the graph that nothing defines")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    model.graph.output[0].name = "nothing"
+    bench.generate(model)
+
+
+@case("op type is no UTF-8")
+def _(bench: Bench) -> None:
+    bench.generate(onnx.ModelProto.FromString(models.mlp().SerializeToString().replace(b"Tanh", b"T\xffnh")))
 
 
 @case("op without a gradient")

@@ -119,7 +119,7 @@ def generate_artifacts(
             ("as_exported"), or what they do in "training" or "inference".
 
     Raises:
-        ModelError: the model cannot be loaded or converted, also to ORT format.
+        ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
         GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be
             returned twice, the loss does not fit.
         NothingToTrain: no parameter is left to train.
@@ -146,7 +146,13 @@ def generate_artifacts(
         batch_norm=batch_norm,
     )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
-    _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
+    try:
+        _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
+    except OSError as error:
+        raise ModelError(
+            f"generate_artifacts: writing to the directory '{directory}' failed: {error}. Check that it is a "
+            "directory, is writable and has room."
+        ) from error
 
 
 def _check_names(option: str, names: object) -> None:

@@ -257,6 +257,18 @@ def _(bench: Bench) -> None:
     bench.generate(batch_norm="train")
 
 
+@case("directory to write to is a file")
+def _(bench: Bench) -> None:
+    (bench.directory / "afile").touch()
+    bench.generate(artifact_directory="afile")
+
+
+@case("directory to write to cannot be made")
+def _(bench: Bench) -> None:
+    (bench.directory / "afile").touch()
+    bench.generate(artifact_directory=bench.directory / "afile" / "deeper")
+
+
 @case("library of custom ops is missing")
 def _(bench: Bench) -> None:
     bench.generate(custom_op_library=bench.directory / "nowhere.so")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +93,9 @@ class Loss(ABC):
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
-        self._require(self.reduction in ("mean", "sum", "none"), "reduction", "'mean', 'sum' or 'none'")
+        self._require(
+            lambda reduction: reduction in ("mean", "sum", "none"), "reduction", "'mean', 'sum' or 'none'"
+        )
 
     @abstractmethod
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -118,11 +121,14 @@ class Loss(ABC):
             GraphBuildError: dtypes or static shapes of scores, target and weights do not fit together.
         """
 
-    def _require(self, condition: bool, field: str, allowed: str) -> None:
-        if not condition:
-            raise GraphBuildError(
-                f"making {type(self).__name__}: {field} is {getattr(self, field)!r}; it must be {allowed}"
-            )
+    def _require(self, holds: Callable[[Any], bool], field: str, allowed: str) -> None:
+        value = getattr(self, field)
+        try:
+            valid = holds(value)
+        except (TypeError, ValueError):  # a comparison with something that is no number
+            valid = False
+        if not valid:
+            raise GraphBuildError(f"making {type(self).__name__}: {field} is {value!r}; it must be {allowed}")
 
     def _error(self, problem: str) -> GraphBuildError:
         return GraphBuildError(f"building {type(self).__name__}: {problem}")

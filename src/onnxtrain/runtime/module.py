@@ -314,6 +314,7 @@ class Module:
         Raises:
             TrainingStateError: The module has no eval model.
             InputError: A name is not a value that the eval model computes; the message lists some that are.
+            ModelError: The file cannot be written.
         """
         if self._eval_model is None:
             raise TrainingStateError(

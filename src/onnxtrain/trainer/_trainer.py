@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtrain.errors import InputError
+from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
@@ -404,13 +404,22 @@ class Trainer:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
 
         The models are copied there once; what changes in training is one file, replaced whole or not at all.
+
+        Raises:
+            CheckpointError: a file cannot be written.
         """
         target = Path(path)
-        target.mkdir(parents=True, exist_ok=True)
-        if target.resolve() != self.directory.resolve():
-            self._run.copy_models(target)
-            if (self.directory / BEST).is_file():
-                shutil.copyfile(self.directory / BEST, target / BEST)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            if target.resolve() != self.directory.resolve():
+                self._run.copy_models(target)
+                if (self.directory / BEST).is_file():
+                    shutil.copyfile(self.directory / BEST, target / BEST)
+        except OSError as error:
+            raise CheckpointError(
+                f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
+                "has room."
+            ) from error
         self.state.properties[PROPERTY] = self._position.to_json(self._settings)
         self._run.save_checkpoint(target / CHECKPOINT, optimizer=True)
 

@@ -197,11 +197,15 @@ def test_data_that_is_no_npz(run: Any, mlp: Path, tmp_path: Path) -> None:
         ("text.npz", lambda path: path.write_text("hello")),
         ("array.npz", lambda path: path.write_bytes(_npy())),
         ("objects.npz", lambda path: np.savez(path, x=np.array([{}], object))),
+        ("array.npy", lambda path: path.write_bytes(_npy())),
+        ("model.onnx", lambda path: path.write_bytes(mlp.read_bytes())),
     ):
         write(tmp_path / name)
         result = run("train", mlp, "--loss", "cross_entropy", "--data", tmp_path / name)
         assert result.code == 1
-        assert f"Reading the data '{tmp_path / name}'" in result.err
+        problem = "an array holds Python objects" if name == "objects.npz" else "it is no .npz file"
+        assert f"Reading the data '{tmp_path / name}': {problem}" in result.err
+        assert "pickle" not in result.err
 
 
 def test_ctrl_c_saves_and_training_goes_on(mlp: Path, data: Path, tmp_path: Path, run: Any) -> None:
@@ -283,6 +287,17 @@ def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
     assert "neither a checkpoint nor a directory with a manifest.json" in nothing.err
 
 
+@pytest.mark.parametrize("command", ["artifacts", "train"])
+def test_without_a_loss_the_first_output_must_be_one(
+    run: Any, mlp: Path, data: Path, tmp_path: Path, command: str
+) -> None:
+    options = ["--data", data] if command == "train" else []
+    result = run(command, mlp, *options, "--output", tmp_path / "out")
+    assert result.code == 1
+    assert "'logits' has shape [batch,3]; name a loss: --loss bce_with_logits, cross_entropy" in result.err
+    assert not (tmp_path / "out").exists()
+
+
 def test_ops_table(run: Any) -> None:
     rows = {row["op_type"]: row for row in run("ops", "--json").json()}
     assert rows["MatMul"]["status"] == "rule"
@@ -354,6 +369,9 @@ def test_check_of_an_embedding_with_named_dimension(run: Any, tmp_path: Path) ->
     wrong = run("check", tmp_path / "embedding.onnx", "--dim", "sequence")
     assert wrong.code == 1
     assert "write it as NAME=SIZE" in wrong.err
+    unknown = run("check", tmp_path / "embedding.onnx", "--dim", "length=3")
+    assert unknown.code == 1
+    assert "no symbolic dimension 'length'; those that they have are batch, sequence" in unknown.err
 
 
 def test_output_into_a_closed_pipe_is_no_error() -> None:

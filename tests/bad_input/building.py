@@ -238,6 +238,11 @@ def _(bench: Bench) -> None:
     bench.generate(model, loss_input_names=["class"])
 
 
+@case("loss depends on no parameter")
+def _(bench: Bench) -> None:
+    bench.generate(loss="mse", loss_input_names=["x"])
+
+
 @case("loss is not a scalar")
 def _(bench: Bench) -> None:
     bench.generate(loss=MSELoss(reduction="none"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._artifacts import batch_norm_mode
+from onnxtrain.cli._artifacts import batch_norm_mode, check_loss
 from onnxtrain.cli._output import INTERRUPTED, info, print_json, print_table, summary_table
 from onnxtrain.cli._select import float_parameters, match
 from onnxtrain.errors import CheckpointError, InputError
@@ -137,7 +138,9 @@ def _resume(options: TrainOptions) -> Trainer:
 def _begin(options: TrainOptions, directory: Path) -> Trainer:
     """Begins a new run for a model."""
     model = load_model(options.source)
-    names = float_parameters(canonicalize(load_model(options.source)))
+    canonical = canonicalize(load_model(options.source))
+    check_loss(canonical, options.loss)
+    names = float_parameters(canonical)
     return Trainer(
         model,
         options.loss,
@@ -171,15 +174,16 @@ def load_arrays(path: Path) -> Arrays:
     """
     if not path.is_file():
         raise InputError(f"Reading the data '{path}': there is no such file.")
+    remedy = "Write it with numpy.savez(path, x=..., y=...)."
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"Reading the data '{path}': it is no .npz file. {remedy}")
     try:
         with np.load(path, allow_pickle=False) as content:
-            if not hasattr(content, "files"):
-                raise ValueError("it holds a single array")
             return {name: content[name] for name in content.files}
     except Exception as error:  # numpy lets errors of zipfile and of its own parsers through
-        raise InputError(
-            f"Reading the data '{path}': {error}. Write it with numpy.savez(path, x=..., y=...)."
-        ) from error
+        objects = "allow_pickle" in str(error)
+        problem = "an array holds Python objects instead of numbers" if objects else error
+        raise InputError(f"Reading the data '{path}': {problem}. {remedy}") from error
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 import json
 import logging
 import os

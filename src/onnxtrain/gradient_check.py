@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

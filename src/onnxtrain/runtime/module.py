@@ -71,7 +71,6 @@ class Module:
         require_values(self._session, source, self._input_set(), self._output_set())
         self._eval_model = eval_model_uri
         self._eval_session = None if eval_model_uri is None else self._open_eval(eval_model_uri)
-        self._state = state
         self._store = state._store
         fit_store(self._store, self._manifest, source)
         self._store.move_to(self._device)

@@ -372,7 +372,7 @@ def test_an_input_may_be_its_own_target(tmp_path: Path) -> None:
 
 def test_without_a_loss_a_scalar_output_is_minimised(tmp_path: Path) -> None:
     nodes = [node("MatMul", ["x", "w"], ["m"]), node("ReduceL2", ["m"], ["out"], keepdims=0)]
-    model = make_model(nodes, {"x": ["b", 4]}, {"out": []}, {"w": weights(4, 3)})
+    model = make_model(nodes, {"x": ["b", 4]}, {"out": [], "m": ["b", 3]}, {"w": weights(4, 3)})
     run = Run.generate(tmp_path, model, optimizer=OptimType.SGD)
     x = batch(model)[0]
     assert run.module.output_names() == ["out"]
@@ -397,6 +397,27 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         "loss would be returned twice",
     ),
     "no loss": ({"loss": None}, GraphBuildError, "'logits' is FLOAT of shape .*not a scalar"),
+    "two losses of the model": (
+        {"loss": None, "loss_input_names": ["h", "m"]},
+        GraphBuildError,
+        r"loss_input_names gives 2 \(h, m\); name one",
+    ),
+    "two outputs": ({"model": parameter_as_output()}, GraphBuildError, "logits, w; name them in loss_input"),
+    "loss of an input": (
+        {"loss": "mse", "loss_input_names": ["x"]},
+        NothingToTrain,
+        r"no gradient flows from the loss 'loss' to any of the parameters to train \(w1, b1, w2, b2\)",
+    ),
+    "loss behind a sign": (
+        {
+            "loss": "mse",
+            "model": linear(
+                [node("MatMul", ["x", "w"], ["m"]), node("Sign", ["m"], ["logits"])], w=weights(4, 3)
+            ),
+        },
+        NothingToTrain,
+        "through ops without a gradient only",
+    ),
     "unreduced loss": ({"loss": losses.MSELoss(reduction="none")}, GraphBuildError, "not a scalar"),
     "parameter named step": (
         {"model": named("step")()},

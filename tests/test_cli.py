@@ -119,6 +119,7 @@ def test_train_writes_a_model_that_classifies(run: Any, mlp: Path, data: Path, t
     again = run("train", mlp, "--data", data, "--loss", "cross_entropy")
     assert again.code == 1
     assert "holds a training run already" in again.err
+    assert f"onnxtrain train {tmp_path / 'mlp-trained'} --data {data}" in again.err
     more = run("train", tmp_path / "mlp-trained", "--data", data, "--epochs", 2, "--json")
     assert [epoch["epoch"] for epoch in more.json()["epochs"]] == list(range(1, 18))
 
@@ -166,6 +167,25 @@ def test_train_refuses(run: Any, mlp: Path, tmp_path: Path, arguments: list[str]
     assert message in result.err
 
 
+def test_train_leaves_nothing_of_a_run_that_its_data_kept_from_beginning(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "bad.npz", x=np.zeros((8, 4), np.float32), y=np.zeros(7, np.int64))
+    options = ["--loss", "cross_entropy", "--epochs", 1, "--output", tmp_path / "run"]
+    for there_before in ([], ["notes.txt"]):
+        result = run("train", mlp, "--data", tmp_path / "bad.npz", *options)
+        assert result.code == 1
+        assert "different numbers of samples" in result.err
+        assert [path.name for path in tmp_path.glob("run/*")] == there_before
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / "notes.txt").touch()
+    assert run("train", mlp, "--data", data, *options).code == 0
+
+    before = {path: path.read_bytes() for path in (tmp_path / "run").iterdir()}
+    assert run("train", tmp_path / "run", "--data", tmp_path / "bad.npz").code == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
+
+
 def _npy() -> bytes:
     file = io.BytesIO()
     np.save(file, np.zeros(3))
@@ -177,11 +197,15 @@ def test_data_that_is_no_npz(run: Any, mlp: Path, tmp_path: Path) -> None:
         ("text.npz", lambda path: path.write_text("hello")),
         ("array.npz", lambda path: path.write_bytes(_npy())),
         ("objects.npz", lambda path: np.savez(path, x=np.array([{}], object))),
+        ("array.npy", lambda path: path.write_bytes(_npy())),
+        ("model.onnx", lambda path: path.write_bytes(mlp.read_bytes())),
     ):
         write(tmp_path / name)
         result = run("train", mlp, "--loss", "cross_entropy", "--data", tmp_path / name)
         assert result.code == 1
-        assert f"Reading the data '{tmp_path / name}'" in result.err
+        problem = "an array holds Python objects" if name == "objects.npz" else "it is no .npz file"
+        assert f"Reading the data '{tmp_path / name}': {problem}" in result.err
+        assert "pickle" not in result.err
 
 
 def test_ctrl_c_saves_and_training_goes_on(mlp: Path, data: Path, tmp_path: Path, run: Any) -> None:
@@ -261,6 +285,17 @@ def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
     nothing = run("inspect", tmp_path)
     assert nothing.code == 1
     assert "neither a checkpoint nor a directory with a manifest.json" in nothing.err
+
+
+@pytest.mark.parametrize("command", ["artifacts", "train"])
+def test_without_a_loss_the_first_output_must_be_one(
+    run: Any, mlp: Path, data: Path, tmp_path: Path, command: str
+) -> None:
+    options = ["--data", data] if command == "train" else []
+    result = run(command, mlp, *options, "--output", tmp_path / "out")
+    assert result.code == 1
+    assert "'logits' has shape [batch,3]; name a loss: --loss bce_with_logits, cross_entropy" in result.err
+    assert not (tmp_path / "out").exists()
 
 
 def test_ops_table(run: Any) -> None:
@@ -351,6 +386,9 @@ def test_check_of_an_embedding_with_named_dimension(run: Any, tmp_path: Path) ->
     wrong = run("check", tmp_path / "embedding.onnx", "--dim", "sequence")
     assert wrong.code == 1
     assert "write it as NAME=SIZE" in wrong.err
+    unknown = run("check", tmp_path / "embedding.onnx", "--dim", "length=3")
+    assert unknown.code == 1
+    assert "no symbolic dimension 'length'; those that they have are batch, sequence" in unknown.err
 
 
 def test_output_into_a_closed_pipe_is_no_error() -> None:

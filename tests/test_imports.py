@@ -86,6 +86,36 @@ def test_unknown_name() -> None:
         onnxtrain.Nothing  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from onnxtrain import Trainer",
+        "from onnxtrain import generate_artifacts",
+        "from onnxtrain import artifacts",
+        "from onnxtrain import differentiate",
+        "from onnxtrain import check_gradients",
+        "import onnxtrain.onnxblock",
+        "import onnxtrain.losses",
+        "import onnxtrain.optimizers",
+        "import onnxtrain.passes",
+        "import onnxtrain.demo",
+    ],
+)
+@pytest.mark.parametrize("missing", ["onnx", "onnx_ir"])
+def test_desk_side_without_its_packages(statement: str, missing: str) -> None:
+    code = f"""
+import sys
+sys.modules[{missing!r}] = None
+try:
+    {statement}
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    printed = python(code)
+    assert printed.startswith(f"{missing} is not installed")
+    assert "pip install 'onnxtrain[build]'" in printed
+
+
 def test_command_line_without_its_packages() -> None:
     code = "import sys; sys.modules['typer'] = None; from onnxtrain.cli import main; main()"
     result = subprocess.run(

@@ -425,6 +425,7 @@ def test_targets_share_the_symbolic_dimensions_of_the_scores() -> None:
         (lambda: MSELoss(reduction="avg"), "reduction is 'avg'; it must be 'mean', 'sum' or 'none'"),
         (lambda: HuberLoss(delta=-1.0), "delta is -1.0; it must be a positive number"),
         (lambda: HuberLoss(delta=float("nan")), "delta is nan"),
+        (lambda: HuberLoss(delta="a"), "delta is 'a'; it must be a positive number"),
         (lambda: SmoothL1Loss(beta=-0.5), "beta is -0.5"),
         (lambda: CrossEntropyLoss(label_smoothing=1.5), "label_smoothing is 1.5; it must be between 0 and 1"),
         (lambda: CrossEntropyLoss(probabilities=True, ignore_index=3), "ignore_index is 3"),

@@ -594,7 +594,10 @@ def test_names_make_default_optimizers() -> None:
         (lambda: AdamW(adam_mode=2), "adam_mode is 2; it must be 0"),
         (lambda: Adam(eps=-1e-8), "making Adam: eps is -1e-08"),
         (lambda: AdamW(weight_decay=float("nan")), "weight_decay is nan"),
+        (lambda: AdamW(betas=0.9), "betas is 0.9; it must be two numbers"),
         (lambda: SGD(momentum=-0.9), "momentum is -0.9; it must be zero or a positive number"),
+        (lambda: SGD(momentum="a"), "momentum is 'a'; it must be zero or a positive number"),
+        (lambda: ClipGradNorm("a"), "max_norm is 'a'; it must be a positive number"),
         (
             lambda: SGD(nesterov=True),
             "nesterov with momentum 0.0 and dampening 0.0; it needs a positive momentum",

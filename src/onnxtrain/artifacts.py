@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 import json
 import logging
 import os
@@ -113,17 +115,18 @@ def generate_artifacts(
         custom_op_library: shared library with custom ops that the model needs when converted to ORT format.
         additional_output_names: values that the training and eval models return after the loss.
         nominal_checkpoint: also write a checkpoint with names and shapes only.
-        loss_input_names: the values that go into the loss; default: all outputs of the model. For the losses
-            named above, the first is the prediction, and a second one is used as the target instead of a new
-            input.
+        loss_input_names: the values that go into the loss. For the losses named above, the first is the
+            prediction, and a second one is used as the target instead of a new input; default: the output of
+            a model that has one only. A block is called with all outputs by default. Without a loss: the name
+            of the loss; default: the first output.
         batch_norm: what BatchNormalization and Dropout do in the training model: what the model says
             ("as_exported"), or what they do in "training" or "inference".
 
     Raises:
-        ModelError: the model cannot be loaded or converted, also to ORT format.
+        ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
         GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be
             returned twice, the loss does not fit.
-        NothingToTrain: no parameter is left to train.
+        NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         TypeError: `loss`, `optimizer` or a list of names is of no known kind.
         ValueError: `batch_norm` is none of its three values.
@@ -147,7 +150,13 @@ def generate_artifacts(
         batch_norm=batch_norm,
     )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
-    _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
+    try:
+        _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)
+    except OSError as error:
+        raise ModelError(
+            f"generate_artifacts: writing to the directory '{directory}' failed: {error}. Check that it is a "
+            "directory, is writable and has room."
+        ) from error
 
 
 def _check_names(option: str, names: object) -> None:
@@ -190,15 +199,16 @@ def _with_loss(
         The canonical model, the name of the loss, and further outputs that a block asked for.
     """
     loaded = load_model(source)
-    names = list(loss_input_names or (str(value.name) for value in loaded.graph.outputs))
+    outputs = [str(value.name) for value in loaded.graph.outputs]
+    names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
     if isinstance(spec, onnxblock.Block):
         return _with_block_loss(source, loaded, spec, names)
     model = canonicalize(loaded)
     if spec is None:
         if len(names) != 1:
             raise GraphBuildError(
-                "generate_artifacts without a loss: the model's output must be the loss, but it has "
-                f"{len(names)} outputs ({', '.join(names)}); name the loss in loss_input_names"
+                "generate_artifacts without a loss: one value of the model must be the loss, but loss_input_names "
+                f"gives {len(names)} ({', '.join(names)}); name one"
             )
         return model, names[0], []
     if isinstance(spec, LossType):

@@ -170,9 +170,9 @@ def _import_new(old: str, new: str) -> ModuleType:
             if error.name != new:
                 raise  # what the module itself imports is missing: its own message is the helpful one
             raise ModuleNotFoundError(_missing(old, new), name=old) from error
+    # Without a name: `from onnxruntime.training import ...` swallows an error that has that of the module.
     raise ModuleNotFoundError(
-        f"importing {old}: onnxtrain has no counterpart; of {_OLD} it provides {', '.join(_MODULES)}",
-        name=old,
+        f"importing {old}: onnxtrain has no counterpart; of {_OLD} it provides {', '.join(_MODULES)}"
     )
 
 

@@ -3,7 +3,7 @@
 ::
 
     OnnxTrainError (RuntimeError)
-    ├── ModelError (ValueError)          the model itself cannot be used
+    ├── ModelError (ValueError)          the model itself cannot be used, or a model file cannot be written
     │   ├── ModelLoadError               file missing, truncated, not ONNX, external data missing
     │   └── UnsupportedOpsetError        opset or IR version that stock runtimes or the converter do not take
     ├── DifferentiationError (ValueError)
@@ -50,7 +50,7 @@ class OnnxTrainError(RuntimeError):
 
 
 class ModelError(OnnxTrainError, ValueError):
-    """The model cannot be used for training."""
+    """The model cannot be used for training, or a model file cannot be written."""
 
 
 class ModelLoadError(ModelError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +106,7 @@ def check_gradients(
     TrainingModePass(dropout="inference")(forward)
     output = of or _first_float_output(forward)
     names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable
+    _check_dims(forward, dims or {})
     rng = np.random.default_rng(seed)
     given = _checked(forward, inputs or {})
     feeds = random_inputs(forward, rng, _sizes(forward, given) | dict(dims or {})) | given
@@ -172,6 +175,16 @@ def _index_bound(value: ir.Value) -> int:
             axis = node.attributes.get_int("axis", 0) if node.op_type == "Gather" else 1
             bounds.append(sizes[axis] or 2)
     return min(bounds, default=2)
+
+
+def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
+    symbols = [d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
+    known = sorted({symbol for symbol in symbols if symbol})
+    if unknown := sorted(set(dims) - set(known)):
+        raise InputError(
+            f"The model's inputs have no symbolic dimension {', '.join(map(repr, unknown))}; those that they "
+            f"have are {', '.join(known) or 'none'}."
+        )
 
 
 def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
-from onnxtrain.errors import GraphBuildError
+from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.fusion import RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY, mark_labels
 from onnxtrain.passes import (
@@ -86,7 +86,7 @@ def build_training_graphs(
     Raises:
         GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is
             no scalar.
-        NothingToTrain: no parameter is left to train.
+        NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op on the way has no gradient rule.
     """
     loss_mean = json.loads(_named(model, loss).metadata_props.get(MEAN_KEY, "{}"))
@@ -99,10 +99,11 @@ def build_training_graphs(
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
     selection = select_parameters(forward, requires_grad, frozen)
+    active = _active_values(forward, selection.trainable)
     _warn_of_inference_mode(forward, batch_norm)
     _warn_of_lost_parameters(forward)
     _warn_of_shared_weights(forward, selection.trainable)
-    _warn_of_lost_detaches(forward, selection.trainable)
+    _warn_of_lost_detaches(forward, active)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
 
     evaluation = forward.clone()
@@ -180,9 +181,25 @@ def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
             )
 
 
-def _warn_of_lost_detaches(model: ir.Model, trainable: Sequence[str]) -> None:
-    leaves = [model.graph.initializers[name] for name in trainable]
-    active = active_values(model.graph, [model.graph.outputs[0]], leaves)
+def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
+    """Returns the values between the loss, the model's first output, and the parameters to train.
+
+    Raises:
+        NothingToTrain: there are none.
+    """
+    loss = model.graph.outputs[0]
+    active = active_values(model.graph, [loss], [model.graph.initializers[name] for name in trainable])
+    if loss not in active:
+        shown = ", ".join(trainable[:5]) + (", ..." if len(trainable) > 5 else "")
+        raise NothingToTrain(
+            f"building the training graph: no gradient flows from the loss {loss.name!r} to any of the parameters to "
+            f"train ({shown}): it does not depend on them, or through ops without a gradient only. Choose "
+            "another value of the model in loss_input_names, or other parameters in requires_grad."
+        )
+    return active
+
+
+def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> None:
     nodes = [repr(node.name or node.outputs[0].name) for node in lost_detaches(model.graph, active)]
     if nodes:
         _log.warning(

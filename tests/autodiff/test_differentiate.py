@@ -352,9 +352,10 @@ def test_attributes_without_a_formula_are_an_error() -> None:
         differentiate(model, "y", ["w"])
 
 
-def test_a_string_is_no_list_of_names() -> None:
-    with pytest.raises(TypeError, match="wrt is the str 'x'; pass a list"):
-        differentiate(parse("(float[4] x) => (float y) { y = ReduceSum<keepdims=0>(x) }"), "y", "x")
+@pytest.mark.parametrize(("wrt", "shown"), [("x", "the str 'x'"), (None, "None")])
+def test_a_string_is_no_list_of_names(wrt: object, shown: str) -> None:
+    with pytest.raises(TypeError, match=f"wrt is {shown}; pass a list"):
+        differentiate(parse("(float[4] x) => (float y) { y = ReduceSum<keepdims=0>(x) }"), "y", wrt)
 
 
 # Registration

@@ -18,3 +18,20 @@ def test_axis_of_size_one_before_a_larger_one_is_refused(size: str) -> None:
     )
     with pytest.raises(DifferentiationError, match="size one is"):
         differentiate(model, of="y", wrt=["a"])
+
+
+@pytest.mark.parametrize(
+    ("equation", "message"),
+    [
+        ("...,...->...", "its ellipsis stands for 1 and 2 dimensions"),
+        ("i,j->", "gives 'a' other than its 2 dimensions"),
+        ("ijk...,j->", "gives 'a' other than its 2 dimensions"),
+    ],
+)
+def test_equation_that_does_not_fit_the_operands_is_refused(equation: str, message: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]> g (float[2, 3] a, float[3] b) => (float y) {{
+            c = Einsum<equation="{equation}">(a, b)  y = ReduceSum<keepdims=0>(c) }}"""
+    )
+    with pytest.raises(DifferentiationError, match=message):
+        differentiate(model, of="y", wrt=["a"])

@@ -67,8 +67,12 @@ class Bench:
     def generate(self, model: Any = None, **options: Any) -> None:
         generate_artifacts(
             models.mlp() if model is None else model,
-            artifact_directory=self.directory / "generated",
-            **{"loss": "cross_entropy", "optimizer": "adamw"} | options,
+            **{
+                "loss": "cross_entropy",
+                "optimizer": "adamw",
+                "artifact_directory": self.directory / "generated",
+            }
+            | options,
         )
 
     def model_file(self, external: bool = False) -> Path:

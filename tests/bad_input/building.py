@@ -6,6 +6,7 @@ import logging
 import os
 
 import numpy as np
+import onnx
 from onnx import TensorProto, helper
 
 import models
@@ -91,6 +92,18 @@ def _(bench: Bench) -> None:
     model = models.mlp()
     model.graph.node[1].input[0] = "nothing"
     bench.generate(model)
+
+
+@case("output of the graph that nothing defines")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    model.graph.output[0].name = "nothing"
+    bench.generate(model)
+
+
+@case("op type is no UTF-8")
+def _(bench: Bench) -> None:
+    bench.generate(onnx.ModelProto.FromString(models.mlp().SerializeToString().replace(b"Tanh", b"T\xffnh")))
 
 
 @case("op without a gradient")
@@ -225,6 +238,11 @@ def _(bench: Bench) -> None:
     bench.generate(model, loss_input_names=["class"])
 
 
+@case("loss depends on no parameter")
+def _(bench: Bench) -> None:
+    bench.generate(loss="mse", loss_input_names=["x"])
+
+
 @case("loss is not a scalar")
 def _(bench: Bench) -> None:
     bench.generate(loss=MSELoss(reduction="none"))
@@ -242,6 +260,18 @@ def _(bench: Bench) -> None:
 @case("`batch_norm` is no mode")
 def _(bench: Bench) -> None:
     bench.generate(batch_norm="train")
+
+
+@case("directory to write to is a file")
+def _(bench: Bench) -> None:
+    (bench.directory / "afile").touch()
+    bench.generate(artifact_directory="afile")
+
+
+@case("directory to write to cannot be made")
+def _(bench: Bench) -> None:
+    (bench.directory / "afile").touch()
+    bench.generate(artifact_directory=bench.directory / "afile" / "deeper")
 
 
 @case("library of custom ops is missing")

@@ -84,6 +84,11 @@ def _(bench: Bench) -> None:
     bench.module().export_model_for_inferencing(bench.directory / "m.onnx", ["probabilities"])
 
 
+@case("exported model cannot be written")
+def _(bench: Bench) -> None:
+    bench.module().export_model_for_inferencing(bench.directory / "nowhere" / "m.onnx", ["logits"])
+
+
 @case("`step()` before any gradient")
 def _(bench: Bench) -> None:
     bench.optimizer().step()

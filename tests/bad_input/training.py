@@ -57,6 +57,17 @@ def _(bench: Bench) -> None:
     trainer(bench).fit(X, verbose=False)
 
 
+@case("a run cannot be saved")
+def _(bench: Bench) -> None:
+    (bench.directory / "afile").touch()
+    trainer(bench).save("afile")
+
+
+@case("schedule gives no number")
+def _(bench: Bench) -> None:
+    trainer(bench, scheduler=lambda step, total: "0.5").fit(X, Y, verbose=False)
+
+
 @case("loss becomes NaN or infinite")
 def _(bench: Bench) -> None:
     """It is raised once, and the state before the step is in the trainer's directory, complete and finite."""

@@ -240,6 +240,21 @@ def test_no_outputs():
         load_model(build([helper.make_node("Relu", ["x"], ["y"])], [info("x", [1])], []))
 
 
+def test_output_that_nothing_defines():
+    proto = mlp()
+    proto.graph.output[0].name = "nowhere"
+    with pytest.raises(ModelLoadError, match="nothing defines 'nowhere'"):
+        load_model(proto)
+
+
+@pytest.mark.parametrize("text", [b"Gemm", b"x"])
+def test_text_that_is_no_utf8(text):
+    content = build([helper.make_node("Gemm", ["x", "x"], ["y"])], [info("x", [2, 2])], [info("y", [2, 2])])
+    proto = onnx.ModelProto.FromString(content.SerializeToString().replace(text, b"\xff" * len(text)))
+    with pytest.raises(ModelLoadError, match=r"has the name b'(\\xff)+', which is no UTF-8"):
+        load_model(proto)
+
+
 def test_sparse_initializers():
     proto = mlp()
     proto.graph.sparse_initializer.add().values.name = "sparse"

@@ -49,6 +49,32 @@ def test_training_goes_on_where_the_old_package_stopped(expected):
             assert np.abs(parameter.data - expected[f"before/{name}"]).max() > 1e-4
 
 
+def test_sgd_goes_on_without_the_moments_that_the_old_package_kept_for_it(expected):
+    run = handmade.mlp(optimizer=handmade.SGD)
+    state = CheckpointState.load_checkpoint(DATA / "legacy_sgd")
+    module = Module(run.training.SerializeToString(), state)
+    optimizer = Optimizer(run.optimizer.SerializeToString(), module)
+    assert optimizer.step_count == 3
+    for name, parameter in state.parameters:
+        np.testing.assert_array_equal(parameter.data, expected[f"sgd_before/{name}"])
+    for _ in range(3):
+        module(expected["x"], expected["labels"])
+        optimizer.step()
+        module.lazy_reset_grad()
+    for name, parameter in state.parameters:
+        np.testing.assert_allclose(parameter.data, expected[f"sgd_after/{name}"], rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("legacy_full", handmade.SGD), ("legacy_sgd", handmade.ADAMW)], ids=["SGD", "AdamW"]
+)
+def test_state_of_another_optimizer_is_an_error(name, other):
+    run = handmade.mlp(optimizer=other)
+    module = Module(run.training.SerializeToString(), CheckpointState.load_checkpoint(DATA / name))
+    with pytest.raises(CheckpointError, match="optimizer state does not fit"):
+        Optimizer(run.optimizer.SerializeToString(), module)
+
+
 def test_nominal_checkpoint_is_completed_by_a_buffer(expected):
     state = CheckpointState.load_checkpoint(DATA / "legacy_nominal")
     run = handmade.mlp()

@@ -213,6 +213,14 @@ def test_contiguous_buffer_round_trip_in_graph_order(trainable_only):
     np.testing.assert_array_equal(state.parameters["fc1.weight"].data, run.parameters["fc1.weight"])
 
 
+def test_contiguous_buffer_outlives_its_ort_value():
+    run = handmade.mlp()
+    flat = np.concatenate([array.reshape(-1) for array in run.parameters.values()])
+    view = build(run)[1].get_contiguous_parameters().numpy()
+    _reused = [np.full_like(flat, 7) for _ in range(50)]
+    np.testing.assert_array_equal(view, flat)
+
+
 @pytest.mark.parametrize(
     "dtype", [np.float16, np.float64, ml_dtypes.bfloat16], ids=["float16", "float64", "bfloat16"]
 )

@@ -229,12 +229,21 @@ def test_bad_arguments(arguments: dict, message: str) -> None:
         trainer.fit(problem.x, problem.y, verbose=False, **arguments)
 
 
+@pytest.mark.parametrize("factor", ["0.5", None, -1.0, float("nan")])
+def test_schedule_that_gives_no_factor(factor: object) -> None:
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse", scheduler=lambda step, total: factor)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=f"The schedule gave {factor!r} for"):
+        trainer.fit(problem.x, problem.y, verbose=False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"seed": -1}, "seed must be"),
         ({"learning_rate": float("nan")}, "learning rate must be"),
         ({"scheduler": "step"}, "'step' is unknown; choose from linear, cosine"),
+        ({"scheduler": 0.5}, "expected a name or a function .*, received 0.5"),
         ({"metrics": ["f1"]}, "'f1' is unknown; choose from accuracy"),
         ({"metrics": ["mae", "mae"]}, "mae is taken already"),
         ({"warmup_steps": -1}, "warmup_steps must be"),

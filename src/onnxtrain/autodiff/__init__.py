@@ -1,5 +1,7 @@
 """Reverse-mode automatic differentiation of ONNX graphs."""
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 from . import rules as _rules  # registers every rule
 from ._activity import active_values
 from ._coverage import OpCoverage, coverage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -63,7 +63,7 @@ def differentiate(
         ModelError: the model cannot be loaded or converted.
         DifferentiationError: a name is unknown, integer, or `of` is not a scalar and has no cotangent.
         NoGradientRule: an op in between has no gradient rule.
-        TypeError: `wrt` is one string.
+        TypeError: `wrt` is one string, or no collection.
 
     Example:
         >>> import onnx, onnxruntime, numpy as np
@@ -79,6 +79,8 @@ def differentiate(
     """
     if isinstance(wrt, str):  # a sequence of names too, of one letter each
         raise TypeError(f"differentiating: wrt is the str {wrt!r}; pass a list of names")
+    if not isinstance(wrt, Collection):
+        raise TypeError(f"differentiating: wrt is {wrt!r}; pass a list of names")
     result, gradients = add_gradients(canonicalize(load_model(model)), of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")

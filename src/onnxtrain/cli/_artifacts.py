@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+import onnx_ir as ir
+
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._inspect import run_command as inspect
 from onnxtrain.cli._select import float_parameters, match
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.training_graph import BatchNormMode
 
-__all__ = ["batch_norm_mode", "run_command"]
+__all__ = ["batch_norm_mode", "check_loss", "run_command"]
 
 
 def batch_norm_mode(text: str) -> BatchNormMode:
@@ -26,6 +29,16 @@ def batch_norm_mode(text: str) -> BatchNormMode:
         if text == mode:
             return mode  # type: ignore[no-any-return]
     raise GraphBuildError(f"--batch-norm is {text!r}; choose from {', '.join(get_args(BatchNormMode))}")
+
+
+def check_loss(model: ir.Model, loss: str | None) -> None:
+    """Raises GraphBuildError if no loss is named and the first output cannot be one."""
+    output = model.graph.outputs[0]
+    if loss is None and any(dim != 1 for dim in output.shape or ()):
+        raise GraphBuildError(
+            f"without --loss, the first output of the model must be the loss, but {output.name!r} has shape "
+            f"{output.shape}; name a loss: --loss {', '.join(sorted(LOSSES))}"
+        )
 
 
 def run_command(
@@ -41,6 +54,7 @@ def run_command(
 ) -> None:
     """Writes the artifacts, and shows them as `onnxtrain inspect` does."""
     loaded = canonicalize(load_model(model))
+    check_loss(loaded, loss)
     names = float_parameters(loaded)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     generate_artifacts(

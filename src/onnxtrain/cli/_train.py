@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._artifacts import batch_norm_mode
+from onnxtrain.cli._artifacts import batch_norm_mode, check_loss
 from onnxtrain.cli._output import INTERRUPTED, info, print_json, print_table, summary_table
 from onnxtrain.cli._select import float_parameters, match
-from onnxtrain.errors import InputError
+from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Callback, EarlyStopping, Trainer
+from onnxtrain.trainer._run import CHECKPOINT
 
 __all__ = ["TrainOptions", "load_arrays", "run_command"]
 
@@ -52,11 +56,15 @@ def run_command(options: TrainOptions) -> None:
     """Trains, writes the trained model beside the run's files, and prints the result."""
     arrays = load_arrays(options.data)
     held_out = _held_out(options.validation)
-    trainer = _trainer(options)
-    x, y = _assign(trainer, arrays, options.data)
-    validation: Any = held_out
-    if isinstance(held_out, dict):
-        validation = _assign(trainer, held_out, Path(str(options.validation)))
+    resuming = options.source.is_dir()
+    directory = options.source if resuming else _new_directory(options)
+    with nullcontext() if resuming else _removed_on_failure(directory):
+        trainer = _resume(options) if resuming else _begin(options, directory)
+        x, y = _assign(trainer, arrays, options.data)
+        validation: Any = held_out
+        if isinstance(held_out, dict):
+            validation = _assign(trainer, held_out, Path(str(options.validation)))
+        trainer.check_data(x, y, batch_size=options.batch_size, validation=validation)
     callbacks: list[Callback] = []
     if options.patience is not None:
         monitor = "loss" if validation is None else "val_loss"
@@ -89,16 +97,50 @@ def run_command(options: TrainOptions) -> None:
     )
 
 
-def _trainer(options: TrainOptions) -> Trainer:
-    """Opens a directory, or begins a new run for a model."""
-    if options.source.is_dir():
-        trainer = Trainer.resume(options.source)
-        if not trainer.resumes_fit:
-            trainer.learning_rate = options.learning_rate
-        return trainer
+def _new_directory(options: TrainOptions) -> Path:
+    """Returns the directory of a new run.
+
+    Raises:
+        CheckpointError: There is a run in it already.
+    """
+    directory = options.output or options.source.with_name(f"{options.source.stem}-trained")
+    if (directory / CHECKPOINT).exists():
+        raise CheckpointError(
+            f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train "
+            f"{directory} --data {options.data}, or choose another directory by --output."
+        )
+    return directory
+
+
+@contextmanager
+def _removed_on_failure(directory: Path) -> Iterator[None]:
+    """Removes what was written to `directory` if the run cannot begin: the command can then be given again."""
+    before = set(directory.iterdir()) if directory.is_dir() else None
+    try:
+        yield
+    except BaseException:
+        if before is None:
+            shutil.rmtree(directory, ignore_errors=True)
+        else:
+            for path in set(directory.iterdir()) - before:
+                path.unlink()
+        raise
+
+
+def _resume(options: TrainOptions) -> Trainer:
+    """Opens the directory of a run."""
+    trainer = Trainer.resume(options.source)
+    if not trainer.resumes_fit:
+        trainer.learning_rate = options.learning_rate
+    return trainer
+
+
+def _begin(options: TrainOptions, directory: Path) -> Trainer:
+    """Begins a new run for a model."""
     model = load_model(options.source)
-    names = float_parameters(canonicalize(load_model(options.source)))
-    output = options.output or options.source.with_name(f"{options.source.stem}-trained")
+    canonical = canonicalize(load_model(options.source))
+    check_loss(canonical, options.loss)
+    names = float_parameters(canonical)
     return Trainer(
         model,
         options.loss,
@@ -110,7 +152,7 @@ def _trainer(options: TrainOptions) -> Trainer:
         warmup_steps=options.warmup,
         clip_grad_norm=options.clip_norm,
         batch_norm=batch_norm_mode(options.batch_norm),
-        directory=output,
+        directory=directory,
         seed=options.seed,
     )
 
@@ -132,15 +174,16 @@ def load_arrays(path: Path) -> Arrays:
     """
     if not path.is_file():
         raise InputError(f"Reading the data '{path}': there is no such file.")
+    remedy = "Write it with numpy.savez(path, x=..., y=...)."
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"Reading the data '{path}': it is no .npz file. {remedy}")
     try:
         with np.load(path, allow_pickle=False) as content:
-            if not hasattr(content, "files"):
-                raise ValueError("it holds a single array")
             return {name: content[name] for name in content.files}
     except Exception as error:  # numpy lets errors of zipfile and of its own parsers through
-        raise InputError(
-            f"Reading the data '{path}': {error}. Write it with numpy.savez(path, x=..., y=...)."
-        ) from error
+        objects = "allow_pickle" in str(error)
+        problem = "an array holds Python objects instead of numbers" if objects else error
+        raise InputError(f"Reading the data '{path}': {problem}. {remedy}") from error
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:

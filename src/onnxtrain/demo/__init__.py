@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 from onnxtrain.demo._digits import DemoResult, load_digits_data, run_demo
 from onnxtrain.demo._model import digits_network
 

@@ -109,7 +109,10 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
     if epochs < 1:
         raise InputError(f"epochs must be at least 1, received {epochs}.")
     train_x, test_x, train_y, test_y = load_digits_data()
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"Making the directory '{output}' failed: {error}. Choose another one.") from error
     untrained, trained = output / "untrained.onnx", output / "digits.onnx"
     onnx.save(digits_network(seed), untrained)
 

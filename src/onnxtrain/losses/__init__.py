@@ -14,6 +14,8 @@ lose digits; the result has the dtype of the scores again, as in PyTorch.
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 import json
 
 import onnx_ir as ir

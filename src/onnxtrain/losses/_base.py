@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -96,7 +97,9 @@ class Loss(ABC):
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
-        self._require(self.reduction in ("mean", "sum", "none"), "reduction", "'mean', 'sum' or 'none'")
+        self._require(
+            lambda reduction: reduction in ("mean", "sum", "none"), "reduction", "'mean', 'sum' or 'none'"
+        )
 
     @abstractmethod
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -134,11 +137,14 @@ class Loss(ABC):
         """
         return {} if self.reduction == "mean" else None
 
-    def _require(self, condition: bool, field: str, allowed: str) -> None:
-        if not condition:
-            raise GraphBuildError(
-                f"making {type(self).__name__}: {field} is {getattr(self, field)!r}; it must be {allowed}"
-            )
+    def _require(self, holds: Callable[[Any], bool], field: str, allowed: str) -> None:
+        value = getattr(self, field)
+        try:
+            valid = holds(value)
+        except (TypeError, ValueError):  # a comparison with something that is no number
+            valid = False
+        if not valid:
+            raise GraphBuildError(f"making {type(self).__name__}: {field} is {value!r}; it must be {allowed}")
 
     def _error(self, problem: str) -> GraphBuildError:
         return GraphBuildError(f"building {type(self).__name__}: {problem}")

@@ -108,11 +108,12 @@ class CrossEntropyLoss(_ClassLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 <= self.label_smoothing <= 1, "label_smoothing", "between 0 and 1")
+        self._require(lambda value: 0 <= value <= 1, "label_smoothing", "between 0 and 1")
         if self.probabilities:
-            unused = self.ignore_index is None or self.ignore_index < 0
             self._require(
-                unused, "ignore_index", "left out with probabilities=True, which has no labels to ignore"
+                lambda index: index is None or index < 0,
+                "ignore_index",
+                "left out with probabilities=True, which has no labels to ignore",
             )
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:

@@ -63,7 +63,7 @@ class HuberLoss(_ElementwiseLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 < self.delta < float("inf"), "delta", "a positive number")
+        self._require(lambda delta: 0 < delta < float("inf"), "delta", "a positive number")
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         return _huber(op, op.Sub(scores, target), self.delta)
@@ -81,7 +81,7 @@ class SmoothL1Loss(_ElementwiseLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(0 <= self.beta < float("inf"), "beta", "zero or a positive number")
+        self._require(lambda beta: 0 <= beta < float("inf"), "beta", "zero or a positive number")
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference: ir.Value = op.Sub(scores, target)

@@ -24,6 +24,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 from onnxtrain.onnxblock import blocks, loss, optim
 from onnxtrain.onnxblock._block import Block
 from onnxtrain.onnxblock.checkpoint_utils import load_checkpoint_to_model, save_checkpoint

@@ -9,6 +9,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 from onnxtrain.errors import GraphBuildError
 
 from ._adam import Adam, AdamW

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.functions.optimizer import adam_step, adamw_step
 
-from ._base import Optimizer, add_l2, bias_correction, require
+from ._base import Optimizer, add_l2, bias_correction, require, require_not_negative
 
 __all__ = ["Adam", "AdamW"]
 
@@ -25,10 +25,13 @@ class _AdamFamily(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        valid = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
-        require(self, "betas", valid, "two numbers from 0 to below 1")
-        require(self, "eps", 0 <= self.eps < float("inf"), "zero or a positive number")
-        require(self, "weight_decay", 0 <= self.weight_decay < float("inf"), "zero or a positive number")
+        require(
+            self,
+            "betas",
+            lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+            "two numbers from 0 to below 1",
+        )
+        require_not_negative(self, "eps", "weight_decay")
 
     def _moments(self) -> Sequence[tuple[str, float]]:
         return _MOMENTS
@@ -75,7 +78,7 @@ class AdamW(_AdamFamily):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "adam_mode", self.adam_mode in (0, 1), "0 (torch's form) or 1 (Hugging Face's form)")
+        require(self, "adam_mode", lambda mode: mode in (0, 1), "0 (torch's form) or 1 (Hugging Face's form)")
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         step_size, eps = learning_rate, self.eps  # type: tuple[ir.Value, Operand]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,7 +15,7 @@ from onnxtrain.errors import GraphBuildError
 
 from ._clipping import GradientClipping
 
-__all__ = ["MomentSpec", "Optimizer", "add_l2", "bias_correction", "require"]
+__all__ = ["MomentSpec", "Optimizer", "add_l2", "bias_correction", "require", "require_not_negative"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Optimizer(ABC):
         require(
             self,
             "clip_grad",
-            self.clip_grad is None or isinstance(self.clip_grad, GradientClipping),
+            lambda clip: clip is None or isinstance(clip, GradientClipping),
             "ClipGradNorm(...), ClipGradValue(...) or None",
         )
 
@@ -88,12 +89,21 @@ class Optimizer(ABC):
         """
 
 
-def require(owner: object, field: str, condition: bool, allowed: str) -> None:
-    """Raises GraphBuildError naming a field of an optimizer unless its value is allowed."""
-    if not condition:
-        raise GraphBuildError(
-            f"making {type(owner).__name__}: {field} is {getattr(owner, field)!r}; it must be {allowed}"
-        )
+def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: str) -> None:
+    """Raises GraphBuildError naming a field of an optimizer unless `holds` of its value, or cannot say so."""
+    value = getattr(owner, field)
+    try:
+        valid = holds(value)
+    except (TypeError, ValueError):  # a comparison with something that is no number
+        valid = False
+    if not valid:
+        raise GraphBuildError(f"making {type(owner).__name__}: {field} is {value!r}; it must be {allowed}")
+
+
+def require_not_negative(owner: object, *fields: str) -> None:
+    """Raises GraphBuildError unless these fields of an optimizer are zero or positive."""
+    for field in fields:
+        require(owner, field, lambda value: 0 <= value < float("inf"), "zero or a positive number")
 
 
 def add_l2(op: Emitter, w: ir.Value, g: ir.Value, weight_decay: float) -> ir.Value:

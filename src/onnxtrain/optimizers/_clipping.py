@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class ClipGradNorm(GradientClipping):
     max_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "max_norm", self.max_norm)
+        _require_positive(self, "max_norm")
 
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
         dtypes = {gradient.dtype for gradient in gradients}
@@ -60,14 +61,15 @@ class ClipGradValue(GradientClipping):
     value: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "value", self.value)
+        _require_positive(self, "value")
 
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
         return [op.Clip(gradient, -self.value, self.value) for gradient in gradients]
 
 
-def _require_positive(owner: GradientClipping, field: str, value: float) -> None:
-    if not 0 < value < float("inf"):
+def _require_positive(owner: GradientClipping, field: str) -> None:
+    value = getattr(owner, field)
+    if not isinstance(value, numbers.Real) or not 0 < float(value) < float("inf"):
         raise GraphBuildError(
             f"making {type(owner).__name__}: {field} is {value!r}; it must be a positive number"
         )

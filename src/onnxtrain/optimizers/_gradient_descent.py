@@ -17,15 +17,9 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Optimizer, add_l2, require
+from ._base import Optimizer, add_l2, require, require_not_negative
 
 __all__ = ["SGD", "Adagrad", "RMSprop"]
-
-
-def _require_not_negative(optimizer: Optimizer, *fields: str) -> None:
-    for field in fields:
-        valid = 0 <= getattr(optimizer, field) < float("inf")
-        require(optimizer, field, valid, "zero or a positive number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +44,8 @@ class SGD(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_not_negative(self, "momentum", "weight_decay")
-        require(self, "dampening", abs(self.dampening) < float("inf"), "a number")
+        require_not_negative(self, "momentum", "weight_decay")
+        require(self, "dampening", lambda value: abs(value) < float("inf"), "a number")
         if self.nesterov and (self.momentum <= 0 or self.dampening != 0):
             raise GraphBuildError(
                 f"making SGD: nesterov with momentum {self.momentum} and dampening {self.dampening}; "
@@ -103,7 +97,7 @@ class Adagrad(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_not_negative(self, "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
+        require_not_negative(self, "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
     def _moments(self) -> Sequence[tuple[str, float]]:
         return [("sum of squares of the gradient", self.initial_accumulator_value)]
@@ -145,8 +139,8 @@ class RMSprop(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self, "alpha", 0 <= self.alpha <= 1, "between 0 and 1")
-        _require_not_negative(self, "eps", "momentum", "weight_decay")
+        require(self, "alpha", lambda alpha: 0 <= alpha <= 1, "between 0 and 1")
+        require_not_negative(self, "eps", "momentum", "weight_decay")
 
     def _moments(self) -> Sequence[tuple[str, float]]:
         mean = [("running mean of the gradient", 0.0)] if self.centered else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.cleanup import CleanupPass
 from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant

@@ -61,6 +61,7 @@ def load_model(source: ModelSource) -> ir.Model:
             "pass a path, an onnx.ModelProto or an onnx_ir.Model."
         )
     _check_versions(model, origin)
+    _check_text(model, origin)
     _check_graph(model, origin)
     for graph in model.graphs():
         for value in graph.initializers.values():
@@ -171,6 +172,21 @@ def _check_versions(model: ir.Model, origin: str) -> None:
         )
 
 
+def _check_text(model: ir.Model, origin: str) -> None:
+    """Rejects names and op types that are no UTF-8: protobuf gives them as bytes."""
+    for graph in model.graphs():
+        for owner in (*graph.inputs, *graph):
+            texts = [owner.name]
+            if isinstance(owner, ir.Node):
+                texts += [owner.op_type, owner.domain, *owner.attributes, *(v.name for v in owner.outputs)]
+            for text in texts:
+                if isinstance(text, bytes):
+                    raise ModelLoadError(
+                        f"Cannot load a model from {origin}: its graph has the name {text!r}, which is no "
+                        "UTF-8. The file is corrupt; download or export it again."
+                    )
+
+
 def _check_graph(model: ir.Model, origin: str) -> None:
     if not len(model.graph):
         raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no nodes.")
@@ -180,7 +196,8 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         known = {*graph.inputs, *graph.initializers.values()}
         users = [*graph.outputs, *(value for node in graph for value in node.inputs if value is not None)]
         for value in users:
-            if value.producer() is None and value.graph is None and value not in known:
+            # An output belongs to its graph whether or not anything computes it.
+            if value.producer() is None and value.graph in (None, graph) and value not in known:
                 raise ModelLoadError(
                     f"Cannot load a model from {origin}: nothing defines '{value.name}', which its graph "
                     "uses. The file may have been cut or edited; export it again."

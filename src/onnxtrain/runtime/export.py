@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxtrain.errors import InputError, ModelLoadError
+from onnxtrain.errors import InputError, ModelError, ModelLoadError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.atomic import replace_file
@@ -297,6 +297,7 @@ def export_inference_model(
     Raises:
         InputError: A name is not computed by the eval model.
         ModelLoadError: The eval model cannot be read.
+        ModelError: The file cannot be written.
     """
     source = describe(eval_model, "eval model")
     try:
@@ -331,7 +332,13 @@ def export_inference_model(
         needed - set(output_names),
     )
     large = wire.total(parts) + sum(len(t.data) for t in tensors) > MAX_FILE_SIZE
-    parts += _external(tensors, f"{os.fspath(uri)}.data") if large else _inline(tensors)
-    with replace_file(uri) as file:
-        for chunk in [*model_parts, wire.header(_MODEL_GRAPH, wire.total(parts)), *parts]:
-            file.write(chunk)
+    try:
+        parts += _external(tensors, f"{os.fspath(uri)}.data") if large else _inline(tensors)
+        with replace_file(uri) as file:
+            for chunk in [*model_parts, wire.header(_MODEL_GRAPH, wire.total(parts)), *parts]:
+                file.write(chunk)
+    except OSError as error:
+        raise ModelError(
+            f"Exporting for inference: writing '{os.fspath(uri)}' failed: {error.strerror or error}. A file "
+            "that was there before is unchanged; check that the directory exists, is writable and has room."
+        ) from error

@@ -109,6 +109,9 @@ def _read_optimizer(group: _Table, store: Store) -> None:
         for momentum in state.tables(1):
             name, buffer = _tensor(momentum, nominal=False)
             store.moments.setdefault(name, {})[parameter] = buffer
+    # Its optimizers were AdamW, with two moments, and SGD, which kept one that it never used.
+    if set(store.moments) == {"momentum0"}:
+        store.moments.clear()
 
 
 def _read_properties(bag: _Table, store: Store) -> None:

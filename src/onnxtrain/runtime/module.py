@@ -71,7 +71,6 @@ class Module:
         require_values(self._session, source, self._input_set(), self._output_set())
         self._eval_model = eval_model_uri
         self._eval_session = None if eval_model_uri is None else self._open_eval(eval_model_uri)
-        self._state = state
         self._store = state._store
         fit_store(self._store, self._manifest, source)
         self._store.move_to(self._device)
@@ -264,7 +263,10 @@ class Module:
         for buffer in buffers:
             flat[start : start + buffer.size] = buffer.read().reshape(-1)
             start += buffer.size
-        return ort.OrtValue.ortvalue_from_numpy(flat)
+        # ortvalue_from_numpy would leave the memory to `flat`, which dies before views of the value do.
+        value = ort.OrtValue.ortvalue_from_shape_and_type(flat.shape, flat.dtype)
+        value.update_inplace(flat)
+        return value
 
     def copy_buffer_to_parameters(self, buffer: ort.OrtValue | Array, trainable_only: bool = True) -> None:
         """Copies a flat buffer, as :meth:`get_contiguous_parameters` returns it, into the parameters.
@@ -311,6 +313,7 @@ class Module:
         Raises:
             TrainingStateError: The module has no eval model.
             InputError: A name is not a value that the eval model computes; the message lists some that are.
+            ModelError: The file cannot be written.
         """
         if self._eval_model is None:
             raise TrainingStateError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
 from onnxtrain.trainer._callbacks import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import METRICS, Metric

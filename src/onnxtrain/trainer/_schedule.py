@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 
 from onnxtrain.errors import InputError
@@ -35,7 +36,7 @@ def make_schedule(spec: str | Schedule | None, warmup_steps: int) -> Schedule:
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
 
     Raises:
-        InputError: The name is unknown, or `warmup_steps` is negative.
+        InputError: The name is unknown, or `warmup_steps` is negative; later, that a function gives no factor.
     """
     if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
         raise InputError(
@@ -47,11 +48,22 @@ def make_schedule(spec: str | Schedule | None, warmup_steps: int) -> Schedule:
             "function "
             "(step, total_steps) -> factor."
         )
+    if spec is not None and not isinstance(spec, str) and not callable(spec):
+        raise InputError(
+            f"Choosing a schedule: expected a name or a function (step, total_steps) -> factor, received {spec!r}."
+        )
     after: Schedule = SCHEDULES[spec] if isinstance(spec, str) else spec or (lambda step, total: 1.0)
 
     def schedule(step: int, total: int) -> float:
         if step < warmup_steps:
             return (step + 1) / warmup_steps
-        return after(step - warmup_steps, max(1, total - warmup_steps))
+        arguments = step - warmup_steps, max(1, total - warmup_steps)
+        factor = after(*arguments)
+        if not isinstance(factor, numbers.Real) or not 0 <= factor < math.inf:
+            raise InputError(
+                f"The schedule gave {factor!r} for (step, total_steps) = {arguments}; it must give a number "
+                ">= 0, the factor of the learning rate."
+            )
+        return float(factor)
 
     return schedule

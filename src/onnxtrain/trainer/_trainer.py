@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtrain.errors import InputError
+from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
@@ -330,6 +330,17 @@ class Trainer:
         FitLoop(self, data, held_out, plan, last, self._schedule, called, report).run()
         return self.history
 
+    def check_data(
+        self,
+        inputs: ArrayLike,
+        targets: ArrayLike | None = None,
+        *,
+        batch_size: int | None = None,
+        validation: Validation = None,
+    ) -> None:
+        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing."""
+        self._datasets(inputs, targets, batch_size, validation)
+
     def _datasets(
         self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
     ) -> tuple[Dataset, Dataset | None]:
@@ -401,13 +412,22 @@ class Trainer:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
 
         The models are copied there once; what changes in training is one file, replaced whole or not at all.
+
+        Raises:
+            CheckpointError: a file cannot be written.
         """
         target = Path(path)
-        target.mkdir(parents=True, exist_ok=True)
-        if target.resolve() != self.directory.resolve():
-            self._run.copy_models(target)
-            if (self.directory / BEST).is_file():
-                shutil.copyfile(self.directory / BEST, target / BEST)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+            if target.resolve() != self.directory.resolve():
+                self._run.copy_models(target)
+                if (self.directory / BEST).is_file():
+                    shutil.copyfile(self.directory / BEST, target / BEST)
+        except OSError as error:
+            raise CheckpointError(
+                f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
+                "has room."
+            ) from error
         self.state.properties[PROPERTY] = self._position.to_json(self._settings)
         self._run.save_checkpoint(target / CHECKPOINT, optimizer=True)
 

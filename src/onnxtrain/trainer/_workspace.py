@@ -27,7 +27,7 @@ class Workspace:
 
     @classmethod
     def for_new_run(cls, directory: str | os.PathLike[str] | None) -> Workspace:
-        """Returns a directory for a new run, made if missing; a temporary one for None.
+        """Returns a directory for a new run, which need not be there yet; a temporary one for None.
 
         Raises:
             CheckpointError: There is a run in it already.
@@ -40,7 +40,6 @@ class Workspace:
                 f"The directory '{path}' holds a training run already. Go on with Trainer.resume('{path}'), "
                 "or choose another directory."
             )
-        path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
     @property

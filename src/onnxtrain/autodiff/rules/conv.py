@@ -17,7 +17,7 @@ from onnxtrain.autodiff.rules._windows import (
     tap_slices,
     windows_of,
 )
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, static_dims
 
 _FEW_CHANNELS = 16
 """Below this many channels per group, one product over all taps beats one per tap (measured on CPU)."""
@@ -102,12 +102,13 @@ def _kernel_cotangent(
             result = _depthwise_by_taps(op, windowed, pad(op, value, w), w, group)
         return op.Reshape(result, list(shape))  # type: ignore[no-any-return]
     padded = pad(op, value, w)
-    left = _as_matrices(op, windowed, rows, group)
+    flat = _flat_shape(op, windowed)
+    left = op.Reshape(_split_groups(op, windowed, rows, group), flat)
     slices = tap_slices(op, _split_groups(op, padded, columns, group), w)
     if columns < _FEW_CHANNELS:
-        blocks = [_flat(op, _concat(op, list(slices), 1))]
+        blocks = [op.Reshape(_concat(op, list(slices), 1), flat)]
     else:
-        blocks = [_flat(op, x) for x in slices]
+        blocks = [op.Reshape(x, flat) for x in slices]
     products = _concat(op, [op.MatMul(left, op.Transpose(b, perm=[0, 2, 1])) for b in blocks], 2)
     result = op.ReduceSum(op.Reshape(products, [-1, shape[0], math.prod(taps) * columns]), [0], keepdims=0)
     result = op.Reshape(result, [shape[0], *taps, columns])
@@ -156,7 +157,7 @@ def _depthwise_by_rows(
         skewed = op.Reshape(wrapped, [channels, count, width + stride])
         diagonals = op.Slice(skewed, [0], [extent], [2], [w.dilations[-1]])
         rows.append(op.ReduceSum(diagonals, [1], keepdims=0))
-    return _concat(op, rows, 1)
+    return _zero_if_empty(op, _concat(op, rows, 1), windowed)
 
 
 def _split_groups(op: Emitter, value: ir.Value, channels: int, group: int) -> ir.Value:
@@ -166,13 +167,22 @@ def _split_groups(op: Emitter, value: ir.Value, channels: int, group: int) -> ir
     return op.Reshape(value, op.Concat([-1, channels], op.Shape(value, start=2), axis=0))  # type: ignore[no-any-return]
 
 
-def _as_matrices(op: Emitter, value: ir.Value, channels: int, group: int) -> ir.Value:
-    """Returns `[batch, group * channels, *spatial]` as `[batch * group, channels, positions]`."""
-    return _flat(op, _split_groups(op, value, channels, group))
+def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:
+    """Returns the shape that makes one axis of the spatial ones; -1 would not say its size for a batch of none."""
+    sizes = spatial_sizes(value)
+    if sizes and None not in sizes:
+        return [0, 0, math.prod(size or 0 for size in sizes)]
+    return op.Concat([0, 0], op.Shape(op.Flatten(value, axis=2), start=1), axis=0)  # type: ignore[no-any-return]
 
 
-def _flat(op: Emitter, value: ir.Value) -> ir.Value:
-    return op.Reshape(value, [0, 0, -1])  # type: ignore[no-any-return]
+def _zero_if_empty(op: Emitter, result: ir.Value, factor: ir.Value) -> ir.Value:
+    """Returns `result`, or zeros if `factor` has no elements.
+
+    ONNX Runtime (1.31.1) leaves a batch of products unset that has a transposed factor and sums nothing.
+    """
+    if all(static_dims(factor) or [0]):
+        return result
+    return op.Where(op.Cast(op.Size(factor), to=ir.DataType.BOOL), result, 0.0)  # type: ignore[no-any-return]
 
 
 def _concat(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:

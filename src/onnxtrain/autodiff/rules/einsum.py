@@ -40,9 +40,14 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
     if not explicit:
         once = sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
         output = ("..." if "..." in left else "") + "".join(once)
-    count = max(
-        (n.rank(v) - len(t) + 3 for t, v in zip(terms, n.inputs, strict=True) if v and "..." in t), default=0
-    )
+    counts = {n.rank(v) - len(t) + 3 for t, v in zip(terms, n.inputs, strict=True) if v and "..." in t}
+    if len(counts) > 1:
+        raise DifferentiationError(
+            f"differentiating Einsum {equation!r} (node {n.node.name!r}): its ellipsis stands for "
+            f"{' and '.join(map(str, sorted(counts)))} dimensions; it must stand for as many in every operand: "
+            "unsqueeze the shorter ones"
+        )
+    count = max(counts, default=0)
     free = [letter for letter in ascii_letters if letter not in equation]
     if count > len(free):
         raise DifferentiationError(
@@ -57,11 +62,18 @@ def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
     """Refuses a label whose first size is one and another one later: shape inference believes the first.
 
     Raises:
-        DifferentiationError: the inferred shape of the output, which other rules relied on, is wrong.
+        DifferentiationError: the inferred shape of the output, which other rules relied on, is wrong; or an operand
+            has another number of dimensions than labels.
     """
     first: dict[str, Dim] = {}
     for term, value in zip(terms, n.inputs, strict=True):
-        for label, size in zip(term, _dims(n, value), strict=True):
+        dims = _dims(n, value)
+        if len(dims) != len(term):
+            raise DifferentiationError(
+                f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): the equation gives "
+                f"{value.name if value else ''!r} other than its {len(dims)} dimensions; correct it"
+            )
+        for label, size in zip(term, dims, strict=True):
             if first.setdefault(label, size) == 1 and size != 1:
                 raise DifferentiationError(
                     f"differentiating Einsum {n.attr('equation')!r} (node {n.node.name!r}): an axis of size "

@@ -1,0 +1,15 @@
+"""Imported first by all that runs at the desk: says what to install where the packages of a graph are missing."""
+
+from __future__ import annotations
+
+try:
+    import onnx as _onnx  # noqa: F401
+    import onnx_ir as _onnx_ir  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name not in ("onnx", "onnx_ir"):
+        raise
+    raise ModuleNotFoundError(
+        f"{error.name} is not installed, which all of onnxtrain needs but onnxtrain.api, the part for devices; "
+        "pip install 'onnxtrain[build]'",
+        name=error.name,
+    ) from error

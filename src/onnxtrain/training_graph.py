@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,25 +12,22 @@ import onnx_ir as ir
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.export_warnings import warn_of_export
 from onnxtrain.fusion import RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
     ReluAfterMaxPoolPass,
-    TorchSignature,
     TrainingModePass,
     TransposedProductPass,
     infer_shapes,
-    lost_detaches,
     promote_initializers,
 )
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
 
 __all__ = ["BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
-
-_log = logging.getLogger("onnxtrain")
 
 BatchNormMode = Literal["as_exported", "training", "inference"]
 
@@ -100,10 +96,7 @@ def build_training_graphs(
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
     selection = select_parameters(forward, requires_grad, frozen)
     active = _active_values(forward, selection.trainable)
-    _warn_of_inference_mode(forward, batch_norm)
-    _warn_of_lost_parameters(forward)
-    _warn_of_shared_weights(forward, selection.trainable)
-    _warn_of_lost_detaches(forward, active)
+    warn_of_export(forward, selection.trainable, active, fixed_mode=batch_norm == "as_exported")
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
 
     evaluation = forward.clone()
@@ -137,50 +130,6 @@ def build_training_graphs(
     )
 
 
-def _warn_of_inference_mode(model: ir.Model, batch_norm: BatchNormMode) -> None:
-    if batch_norm != "as_exported":
-        return
-    norms = sum(1 for _, training in batch_norms(model) if not training)
-    if norms:
-        _log.warning(
-            "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay "
-            "as they are and normalise every training batch. Pass batch_norm='training' to train with batch "
-            "statistics, or batch_norm='inference' to confirm.",
-            norms,
-        )
-    dropouts = sum(1 for node in model.graph if node.op_type == "Dropout" and len(node.inputs) < 3)
-    if dropouts:
-        _log.warning(
-            "%d Dropout node(s) were exported in inference mode and drop nothing. Pass "
-            "batch_norm='training' to train with dropout, or batch_norm='inference' to confirm.",
-            dropouts,
-        )
-
-
-def _warn_of_lost_parameters(model: ir.Model) -> None:
-    names = TorchSignature(model).missing_parameters()
-    if names:
-        _log.warning(
-            "Of %d parameters of the PyTorch model the exporter's optimizer has left nothing, so that they are not "
-            "trained: %s. It merges what is equal, drops biases of zeros and folds BatchNorm into Conv. Export with "
-            "optimize=False.",
-            len(names),
-            ", ".join(names[:5]) + (", ..." if len(names) > 5 else ""),
-        )
-
-
-def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
-    for name in trainable:
-        nodes = [str(use.node.name) for use in model.graph.initializers[name].uses()]
-        if name.startswith("onnx::") and len(nodes) > 1:
-            _log.warning(
-                "%r, which PyTorch's exporter has computed from weights of equal values, serves in %s and is trained "
-                "as one parameter. If the layers are not tied in PyTorch, export with do_constant_folding=False.",
-                name,
-                ", ".join(nodes),
-            )
-
-
 def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
     """Returns the values between the loss, the model's first output, and the parameters to train.
 
@@ -197,17 +146,6 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
             "another value of the model in loss_input_names, or other parameters in requires_grad."
         )
     return active
-
-
-def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> None:
-    nodes = [repr(node.name or node.outputs[0].name) for node in lost_detaches(model.graph, active)]
-    if nodes:
-        _log.warning(
-            "The PyTorch model calls detach(), of which the exporter's optimizer has left nothing at %s: the "
-            "gradients here flow on where PyTorch's stop. Export with optimize=False, or write "
-            "onnxtrain.nn.stop_gradient(x) for x.detach().",
-            ", ".join(nodes[:5]) + (", ..." if len(nodes) > 5 else ""),
-        )
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:

@@ -1,0 +1,86 @@
+"""Warnings of what an exporter did to a model that is now to be trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.passes import TorchSignature, lost_detaches
+from onnxtrain.selection import batch_norms
+
+__all__ = ["warn_of_export"]
+
+_log = logging.getLogger("onnxtrain")
+
+
+def warn_of_export(
+    model: ir.Model, trainable: Sequence[str], active: Collection[ir.Value], *, fixed_mode: bool
+) -> None:
+    """Logs a warning for each way in which training the model would differ from training the network it was.
+
+    Args:
+        model: canonical model with its loss.
+        trainable: names of the parameters to train.
+        active: the values between these and the loss.
+        fixed_mode: whether BatchNormalization and Dropout stay in the mode they were exported in.
+    """
+    if fixed_mode:
+        _warn_of_inference_mode(model)
+    _warn_of_lost_parameters(model)
+    _warn_of_shared_weights(model, trainable)
+    _warn_of_lost_detaches(model, active)
+
+
+def _warn_of_inference_mode(model: ir.Model) -> None:
+    norms = sum(1 for _, training in batch_norms(model) if not training)
+    if norms:
+        _log.warning(
+            "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay "
+            "as they are and normalise every training batch. Pass batch_norm='training' to train with batch "
+            "statistics, or batch_norm='inference' to confirm.",
+            norms,
+        )
+    dropouts = sum(1 for node in model.graph if node.op_type == "Dropout" and len(node.inputs) < 3)
+    if dropouts:
+        _log.warning(
+            "%d Dropout node(s) were exported in inference mode and drop nothing. Pass "
+            "batch_norm='training' to train with dropout, or batch_norm='inference' to confirm.",
+            dropouts,
+        )
+
+
+def _warn_of_lost_parameters(model: ir.Model) -> None:
+    names = TorchSignature(model).missing_parameters()
+    if names:
+        _log.warning(
+            "Of %d parameters of the PyTorch model the exporter's optimizer has left nothing, so that they are not "
+            "trained: %s. It merges what is equal, drops biases of zeros and folds BatchNorm into Conv. Export with "
+            "optimize=False.",
+            len(names),
+            ", ".join(names[:5]) + (", ..." if len(names) > 5 else ""),
+        )
+
+
+def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
+    for name in trainable:
+        nodes = [str(use.node.name) for use in model.graph.initializers[name].uses()]
+        if name.startswith("onnx::") and len(nodes) > 1:
+            _log.warning(
+                "%r, which PyTorch's exporter has computed from weights of equal values, serves in %s and is trained "
+                "as one parameter. If the layers are not tied in PyTorch, export with do_constant_folding=False.",
+                name,
+                ", ".join(nodes),
+            )
+
+
+def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> None:
+    nodes = [repr(node.name or node.outputs[0].name) for node in lost_detaches(model.graph, active)]
+    if nodes:
+        _log.warning(
+            "The PyTorch model calls detach(), of which the exporter's optimizer has left nothing at %s: the "
+            "gradients here flow on where PyTorch's stop. Export with optimize=False, or write "
+            "onnxtrain.nn.stop_gradient(x) for x.detach().",
+            ", ".join(nodes[:5]) + (", ..." if len(nodes) > 5 else ""),
+        )

@@ -183,6 +183,22 @@ def test_narrow_dtypes(layer, dtype):
     assert_same(got, want, 8 * resolution)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rin_norm_of_large_numbers_in_narrow_dtypes(dtype):
+    """float16 holds neither the squares of these differences nor, to within a deviation, their mean."""
+    generator = torch.Generator().manual_seed(0)
+    for scale, level in [(100, 1000), (5000, 0), (1, 1000)]:
+        x = (torch.randn(4, 96, SIZE, generator=generator) * scale + level).to(dtype)
+        norm, wide = RINorm(SIZE).to(dtype), x.double()
+        y = norm(x)
+        stdev = (wide.var(1, keepdim=True, correction=0) + norm.eps).sqrt()
+        want = (wide - wide.mean(1, keepdim=True).to(dtype)) / stdev
+        assert norm.mean.dtype == norm.stdev.dtype == y.dtype == dtype
+        resolution = torch.finfo(dtype).eps
+        torch.testing.assert_close(norm.stdev.double(), stdev, rtol=resolution, atol=0)
+        torch.testing.assert_close(y.double(), want, rtol=4 * resolution, atol=resolution)
+
+
 @each_layer
 def test_meta_device_and_materialisation(layer):
     with torch.device("meta"):

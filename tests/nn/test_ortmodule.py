@@ -152,6 +152,15 @@ def test_a_whole_forecast(affine, dtype):
     torch.testing.assert_close(ort.norm.mean, eager.norm.mean)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rin_norm_of_large_numbers_in_narrow_dtypes(dtype):
+    layer = Layer("RINorm").ours(dtype)
+    x = (sampled((3, 96, SIZE), torch.float32) * 500 + 1000).to(dtype)
+    want = step(layer, x)
+    assert want["y"].std() > 0.5
+    assert_same(step(in_ort(layer), x), want, 4 * torch.finfo(dtype).eps)
+
+
 @pytest.mark.parametrize("layer", [Layer("RMSNorm"), Layer("RINorm")], ids=str)
 def test_bad_sizes_raise(layer):
     module = ORTModule(layer.ours())

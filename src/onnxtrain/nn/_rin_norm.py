@@ -9,6 +9,9 @@ from onnxtrain.nn._export import exact, is_tracing, stop_gradient
 
 __all__ = ["RINorm"]
 
+_NARROW = (torch.float16, torch.bfloat16)
+"""The dtypes whose statistics are computed in float32: a square of 256 leaves the range of float16."""
+
 
 class RINorm(nn.Module):
     """y = (x - mean(x)) / stdev(x) * affine_weight + affine_bias, undone by `inverse` (Kim et al., ICLR 2022).
@@ -50,10 +53,14 @@ class RINorm(nn.Module):
         """Returns x, `[batch, ..., input_dim]`, normalised by its own statistics, and keeps them."""
         self._check("forward", x, axis=-1)
         axes = tuple(range(1, x.ndim - 1))
-        mean = stop_gradient(x.detach().mean(dim=axes, keepdim=True))
-        centered = x - mean
+        wide = x.float() if x.dtype in _NARROW else x
+        mean = stop_gradient(wide.detach().mean(dim=axes, keepdim=True))
+        centered = wide - mean
         fixed = centered.detach()
         stdev = stop_gradient(((fixed * fixed).mean(dim=axes, keepdim=True) + exact(self.eps, x)).sqrt())
+        if wide is not x:
+            mean, stdev = mean.to(x.dtype), stdev.to(x.dtype)
+            centered = x - mean
         self.mean, self.stdev = mean, stdev
         return self._scale(centered, stdev)
 

@@ -16,6 +16,7 @@ __all__ = ["LayerNorm", "LayerNormNoBias", "RINorm", "RMSNorm"]
 
 _LAYER_NORMALIZATION_OPSET = 17
 _AXES_AS_INPUT_OPSET = 18
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class _Norm(Block):
@@ -170,10 +171,15 @@ class RINorm(_Norm):
 
         def write(op: Emitter, x: ir.Value, *parameters: ir.Value) -> tuple[ir.Value, ...]:
             axes = list(range(1, _rank(x) - 1))
-            mean = _stopped(op, _reduce(op, "ReduceMean", x, axes))
-            centered = op.Sub(x, mean)
+            narrow = x.dtype in _NARROW  # whose range the squares leave
+            wide = op.Cast(x, to=ir.DataType.FLOAT) if narrow else x
+            mean = _stopped(op, _reduce(op, "ReduceMean", wide, axes))
+            centered = op.Sub(wide, mean)
             variance = _reduce(op, "ReduceMean", op.Mul(centered, centered), axes)
             stdev = _stopped(op, op.Sqrt(op.Add(variance, self._eps)))
+            if narrow:
+                mean, stdev = op.Cast(mean, to=x.dtype), op.Cast(stdev, to=x.dtype)
+                centered = op.Sub(x, mean)
             return _scaled(op, centered, stdev, *parameters), mean, stdev
 
         y, *statistics = _graft.append(self._accessor, self._doing, [input_name, *parameters], write)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import onnxtrain.nn
-from nn.layers import SIZE, Layer, assert_same, each_dtype, each_layer, each_shape, sampled, step
+from nn.layers import LAYERS, SIZE, Layer, assert_same, each_dtype, each_layer, each_shape, sampled, step
 from onnxtrain.nn import LayerNorm, LayerNormNoBias, RINorm, RMSNorm, stop_gradient
 
 pytestmark = pytest.mark.torch
@@ -220,6 +220,23 @@ def test_torch_compile_in_one_graph(layer):
         {name.removeprefix("_orig_mod."): value for name, value in step(compiled, x).items()},
         step(layer.ours(torch.float64), x),
     )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@each_dtype
+@pytest.mark.parametrize("layer", [one for one in LAYERS if one.name != "RINorm"], ids=str)
+def test_torch_jit_script(layer, dtype):
+    """All that darts' classes can be scripted: not RINorm."""
+    scripted = torch.jit.script(nn.Sequential(layer.ours(dtype)))
+    buffer = io.BytesIO()
+    torch.jit.save(scripted, buffer)
+    buffer.seek(0)
+    x = sampled((3, 5, SIZE), dtype)
+    want = step(nn.Sequential(layer.theirs(dtype)), x)
+    for module in (scripted, torch.jit.load(buffer)):
+        assert_same(step(module, x), want)
+        with pytest.raises((torch.jit.Error, RuntimeError)):
+            module(x[..., 1:])
 
 
 def test_stop_gradient_is_detach():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -13,7 +14,7 @@ from onnxruntime.capi import _pybind_state as binding
 
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
-from onnxtrain.passes import has_bfloat16, widen_bfloat16
+from onnxtrain.passes import PositiveAxesPass, has_bfloat16, infer_shapes, widen_bfloat16
 
 __all__ = ["Session"]
 
@@ -48,9 +49,16 @@ class Session:
         if has_float64(model, ("MatMul", "ReduceMean")):
             # Beyond that it fuses scales and epsilons into attributes, which are float32.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        disabled = []
+        if _has_no_elements(model.graph):
+            model = infer_shapes(model.clone())
+            PositiveAxesPass()(model)
+            disabled = ["ExpandElimination"]  # takes an Expand to no elements for one that does nothing
         proto = ir.to_proto(model).SerializeToString()
         try:
-            session = ort.InferenceSession(proto, options, providers=_providers(device))
+            session = ort.InferenceSession(
+                proto, options, providers=_providers(device), disabled_optimizers=disabled
+            )
         except binding.NotImplemented as error:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
         self._session = session  # keeps the native one alive
@@ -78,6 +86,12 @@ class Session:
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
         return outputs
+
+
+def _has_no_elements(graph: ir.Graph) -> bool:
+    """Whether a value of the graph has a size of zero."""
+    values = itertools.chain(graph.inputs, *(node.outputs for node in graph))
+    return any(value.shape is not None and 0 in value.shape for value in values)
 
 
 def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:

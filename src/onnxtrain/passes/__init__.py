@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.cleanup import CleanupPass
 from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant
@@ -35,6 +36,7 @@ __all__ = [
     "IsolateStatisticsPass",
     "Mode",
     "ModelSource",
+    "PositiveAxesPass",
     "ReluAfterMaxPoolPass",
     "TrainingModePass",
     "TransposedProductPass",

@@ -88,9 +88,9 @@ def test_an_empty_batch(module):
             torch.testing.assert_close(got, reference, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_mask_that_chooses_nothing(monkeypatch):
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_mask_that_chooses_nothing():
     """In one graph, whose sizes only the data tells."""
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
 
     class Chosen(nn.Module):
         def __init__(self) -> None:

@@ -18,7 +18,6 @@ from onnxtrain.passes import PositiveAxesPass, has_bfloat16, infer_shapes, widen
 
 __all__ = ["Session"]
 
-_SILENT = 3  # only errors
 _RUN_OPTIONS = binding.RunOptions()
 _to_dlpack = torch._C._to_dlpack
 _from_dlpack = torch._C._from_dlpack  # the C function: it is called once per output
@@ -30,14 +29,15 @@ class Session:
     Args:
         model: the model; initializers are constants, parameters are inputs.
         device: where inputs are and outputs will be.
+        severity: the least severity of what ONNX Runtime prints.
 
     Attributes:
         nodes: number of nodes of the model.
     """
 
-    def __init__(self, model: ir.Model, device: torch.device) -> None:
+    def __init__(self, model: ir.Model, device: torch.device, severity: int) -> None:
         options = ort.SessionOptions()
-        options.log_severity_level = _SILENT
+        options.log_severity_level = severity
         # PyTorch's own threads compute between two runs: spinning on would take the cores away from them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.intra_op_num_threads = torch.get_num_threads()

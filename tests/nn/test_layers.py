@@ -11,7 +11,19 @@ import torch
 from torch import nn
 
 import onnxtrain.nn
-from nn.layers import LAYERS, SIZE, Layer, assert_same, each_dtype, each_layer, each_shape, sampled, step
+from nn.layers import (
+    LAYERS,
+    SIZE,
+    TOLERANCE,
+    Layer,
+    assert_same,
+    darts_layers,
+    each_dtype,
+    each_layer,
+    each_shape,
+    sampled,
+    step,
+)
 from onnxtrain.nn import LayerNorm, LayerNormNoBias, RINorm, RMSNorm, stop_gradient
 
 pytestmark = pytest.mark.torch
@@ -99,6 +111,21 @@ def test_inverse_of_darts(affine, dtype):
     assert_same(*results)
 
 
+@each_dtype
+@pytest.mark.parametrize("weight", [0.0, 1e-4])
+def test_inverse_of_a_small_weight_is_that_of_darts(weight, dtype):
+    """With a weight of zero the mean, exactly: the bias must not meet the large factor."""
+    x = sampled((3, 5, SIZE), dtype) * 10 + 350
+    results = []
+    for norm in (Layer("RINorm").ours(dtype), Layer("RINorm").theirs(dtype)):
+        nn.init.constant_(norm.affine_weight, weight)
+        nn.init.constant_(norm.affine_bias, 0.7)
+        results.append(norm.inverse(norm(x).unsqueeze(-1)).squeeze(-1))
+    if weight == 0:
+        assert torch.equal(results[0], norm.mean.expand_as(x))
+    torch.testing.assert_close(*results, rtol=TOLERANCE[dtype], atol=0)
+
+
 def test_statistics_carry_no_gradient():
     norm = RINorm(SIZE).double()
     x = sampled((3, 5, SIZE), torch.float64).requires_grad_()
@@ -137,6 +164,14 @@ def test_darts_raises_a_runtime_error_for_a_bad_size_too(layer):
             continue
         with pytest.raises(RuntimeError):
             module(x)
+
+
+def test_a_layer_of_size_1_does_not_broadcast_as_darts_does():
+    x = sampled((3, 5, SIZE), torch.float32)
+    for name in ("RMSNorm", "RINorm"):
+        assert getattr(darts_layers(), name)(1)(x).shape == x.shape
+        with pytest.raises(RuntimeError, match="must have size 1"):
+            getattr(onnxtrain.nn, name)(1)(x)
 
 
 @pytest.mark.parametrize("method", ["inverse", "transform"])

@@ -17,8 +17,9 @@ class RINorm(nn.Module):
     """y = (x - mean(x)) / stdev(x) * affine_weight + affine_bias, undone by `inverse` (Kim et al., ICLR 2022).
 
     Mean and stdev = sqrt(var + eps), with the biased variance, are those of each series: over all axes but the first
-    (batch) and the last (targets). They are constants to the gradient. `forward` keeps them for `transform` and
-    `inverse` as the attributes `mean` and `stdev`; they are no part of the state dict.
+    (batch) and the last (targets); an input of two axes has one mean for all. They are constants to the gradient.
+    `forward` keeps them for `transform` and `inverse` as the attributes `mean` and `stdev`; they are no part of the
+    state dict.
 
     Args:
         input_dim: size of the last axis of the input.
@@ -26,7 +27,8 @@ class RINorm(nn.Module):
         affine: whether a scale and a bias of each target are learned.
 
     Raises:
-        RuntimeError: an input does not fit `input_dim`, or `transform` or `inverse` come before `forward`.
+        RuntimeError: the targets of an input are not `input_dim`, also where one weight would broadcast; without
+            `affine` any number fits. Or `transform` or `inverse` come before `forward`.
 
     Example:
         >>> norm, x = RINorm(1), torch.tensor([[[2.0], [4.0]]])
@@ -75,11 +77,11 @@ class RINorm(nn.Module):
         self._check("inverse", x, axis=-2)
         mean, stdev = self._statistics("inverse")
         if self.affine:
-            # What exporters find computed from parameters alone they replace by a constant, which then gets no
-            # gradient: here everything depends on the statistics. eps² keeps a weight of zero from dividing by
-            # zero, as in darts.
+            # What exporters find computed from parameters alone (weight + eps², bias.unsqueeze(-1)) they replace by a
+            # constant, which then gets no gradient. eps² keeps a weight of zero from dividing by zero; then x is the
+            # bias, which therefore goes before the product, and what is left is the mean: all as in darts.
             stdev = 1 / (self.affine_weight / stdev + exact(self.eps * self.eps, x) / stdev)
-            mean = mean - self.affine_bias * stdev
+            x = (x.transpose(-1, -2) - self.affine_bias).transpose(-1, -2)
         return x * stdev.unsqueeze(-1) + mean.unsqueeze(-1)
 
     def extra_repr(self) -> str:

@@ -21,7 +21,7 @@ class RMSNorm(nn.Module):
         eps: what a root mean square at least counts as. The gradient of a row below it does not see its norm.
 
     Raises:
-        RuntimeError: from `forward`, when the last axis of the input has another size.
+        RuntimeError: from `forward`, when the last axis of the input has another size, also where dim is 1.
 
     Example:
         >>> RMSNorm(4)(torch.tensor([[3.0, -3.0, 3.0, 3.0]])).tolist()

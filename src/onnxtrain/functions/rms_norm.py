@@ -1,5 +1,7 @@
 """Root mean square normalisations as one op forward and one backward (Zhang and Sennrich, 2019).
 
+The gradient of ONNX's own RMSNormalization, an op of opset 23, is in `normalization`.
+
 Both divide each row of x by a number: y = x * r * scale, with r = 1 / rms(x) in two variants. With the cotangent
 ct of y and s = sum(ct * x * scale) over the row, the cotangents are those of a product and of r:
 

@@ -11,7 +11,19 @@ import torch
 from torch import nn
 
 import onnxtrain.nn
-from nn.layers import SIZE, Layer, assert_same, each_dtype, each_layer, each_shape, sampled, step
+from nn.layers import (
+    LAYERS,
+    SIZE,
+    TOLERANCE,
+    Layer,
+    assert_same,
+    darts_layers,
+    each_dtype,
+    each_layer,
+    each_shape,
+    sampled,
+    step,
+)
 from onnxtrain.nn import LayerNorm, LayerNormNoBias, RINorm, RMSNorm, stop_gradient
 
 pytestmark = pytest.mark.torch
@@ -99,6 +111,21 @@ def test_inverse_of_darts(affine, dtype):
     assert_same(*results)
 
 
+@each_dtype
+@pytest.mark.parametrize("weight", [0.0, 1e-4])
+def test_inverse_of_a_small_weight_is_that_of_darts(weight, dtype):
+    """With a weight of zero the mean, exactly: the bias must not meet the large factor."""
+    x = sampled((3, 5, SIZE), dtype) * 10 + 350
+    results = []
+    for norm in (Layer("RINorm").ours(dtype), Layer("RINorm").theirs(dtype)):
+        nn.init.constant_(norm.affine_weight, weight)
+        nn.init.constant_(norm.affine_bias, 0.7)
+        results.append(norm.inverse(norm(x).unsqueeze(-1)).squeeze(-1))
+    if weight == 0:
+        assert torch.equal(results[0], norm.mean.expand_as(x))
+    torch.testing.assert_close(*results, rtol=TOLERANCE[dtype], atol=0)
+
+
 def test_statistics_carry_no_gradient():
     norm = RINorm(SIZE).double()
     x = sampled((3, 5, SIZE), torch.float64).requires_grad_()
@@ -137,6 +164,14 @@ def test_darts_raises_a_runtime_error_for_a_bad_size_too(layer):
             continue
         with pytest.raises(RuntimeError):
             module(x)
+
+
+def test_a_layer_of_size_1_does_not_broadcast_as_darts_does():
+    x = sampled((3, 5, SIZE), torch.float32)
+    for name in ("RMSNorm", "RINorm"):
+        assert getattr(darts_layers(), name)(1)(x).shape == x.shape
+        with pytest.raises(RuntimeError, match="must have size 1"):
+            getattr(onnxtrain.nn, name)(1)(x)
 
 
 @pytest.mark.parametrize("method", ["inverse", "transform"])
@@ -183,6 +218,22 @@ def test_narrow_dtypes(layer, dtype):
     assert_same(got, want, 8 * resolution)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rin_norm_of_large_numbers_in_narrow_dtypes(dtype):
+    """float16 holds neither the squares of these differences nor, to within a deviation, their mean."""
+    generator = torch.Generator().manual_seed(0)
+    for scale, level in [(100, 1000), (5000, 0), (1, 1000)]:
+        x = (torch.randn(4, 96, SIZE, generator=generator) * scale + level).to(dtype)
+        norm, wide = RINorm(SIZE).to(dtype), x.double()
+        y = norm(x)
+        stdev = (wide.var(1, keepdim=True, correction=0) + norm.eps).sqrt()
+        want = (wide - wide.mean(1, keepdim=True).to(dtype)) / stdev
+        assert norm.mean.dtype == norm.stdev.dtype == y.dtype == dtype
+        resolution = torch.finfo(dtype).eps
+        torch.testing.assert_close(norm.stdev.double(), stdev, rtol=resolution, atol=0)
+        torch.testing.assert_close(y.double(), want, rtol=4 * resolution, atol=resolution)
+
+
 @each_layer
 def test_meta_device_and_materialisation(layer):
     with torch.device("meta"):
@@ -204,6 +255,23 @@ def test_torch_compile_in_one_graph(layer):
         {name.removeprefix("_orig_mod."): value for name, value in step(compiled, x).items()},
         step(layer.ours(torch.float64), x),
     )
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@each_dtype
+@pytest.mark.parametrize("layer", [one for one in LAYERS if one.name != "RINorm"], ids=str)
+def test_torch_jit_script(layer, dtype):
+    """All that darts' classes can be scripted: not RINorm."""
+    scripted = torch.jit.script(nn.Sequential(layer.ours(dtype)))
+    buffer = io.BytesIO()
+    torch.jit.save(scripted, buffer)
+    buffer.seek(0)
+    x = sampled((3, 5, SIZE), dtype)
+    want = step(nn.Sequential(layer.theirs(dtype)), x)
+    for module in (scripted, torch.jit.load(buffer)):
+        assert_same(step(module, x), want)
+        with pytest.raises((torch.jit.Error, RuntimeError)):
+            module(x[..., 1:])
 
 
 def test_stop_gradient_is_detach():

@@ -10,7 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from nn.layers import SIZE, Layer, assert_same, drawn, each_dtype, each_layer, each_shape, sampled, step
+from nn.layers import (
+    SIZE,
+    TOLERANCE,
+    Layer,
+    assert_same,
+    drawn,
+    each_dtype,
+    each_layer,
+    each_shape,
+    sampled,
+    step,
+)
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 
 pytestmark = pytest.mark.torch
@@ -150,6 +161,31 @@ def test_a_whole_forecast(affine, dtype):
         assert_same(step(ort, x), step(eager, x), None if dtype == torch.float64 else 3e-6)
     assert all(record.fallback_reason is None for record in ort.report().graphs)
     torch.testing.assert_close(ort.norm.mean, eager.norm.mean)
+
+
+@each_dtype
+def test_inverse_of_a_weight_of_zero_is_the_mean(dtype):
+    class ThereAndBack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = Layer("RINorm").ours()
+            nn.init.zeros_(self.norm.affine_weight)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm.inverse(self.norm(x).unsqueeze(-1)).squeeze(-1)
+
+    x = sampled((3, 5, SIZE), dtype) * 10 + 350
+    y = in_ort(ThereAndBack().to(dtype))(x)
+    torch.testing.assert_close(y, x.mean(1, keepdim=True).expand_as(x), rtol=TOLERANCE[dtype], atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rin_norm_of_large_numbers_in_narrow_dtypes(dtype):
+    layer = Layer("RINorm").ours(dtype)
+    x = (sampled((3, 96, SIZE), torch.float32) * 500 + 1000).to(dtype)
+    want = step(layer, x)
+    assert want["y"].std() > 0.5
+    assert_same(step(in_ort(layer), x), want, 4 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("layer", [Layer("RMSNorm"), Layer("RINorm")], ids=str)

@@ -12,7 +12,9 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-ELEM = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.float64): TensorProto.DOUBLE}
+ELEM = {
+    np.dtype(t): helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (np.float16, np.float32, np.float64)
+}
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ import onnx
 import pytest
 import torch
 from onnx import helper
+from onnx.reference import ReferenceEvaluator
 
 import onnxtrain.nn
 from onnxblock.nets import ELEM, identity, run
@@ -121,6 +122,23 @@ def test_values_and_gradients_of_the_module(name, kwargs, opset, dtype):
     assert_same(got, want, 3 * tolerance)
 
 
+def test_rin_norm_of_large_numbers_in_float16():
+    """Whose squares float16 does not hold. ONNX Runtime computes in float32 here; the reference does not."""
+    norm, x = blocks.RINorm(SIZE), (sampled(3, 96, SIZE) * 500 + 1000).astype(np.float16)
+
+    class Net(onnxblock.ForwardBlock):
+        def build(self, y: str) -> str:
+            return norm(y)
+
+    net = Net()
+    with onnxblock.base(identity(["n", 96, SIZE], np.float16)):
+        net("y")
+    (y,) = ReferenceEvaluator(net.to_model_proto()).run(None, {"x": x})
+    assert y.dtype == np.float16
+    want = onnxtrain.nn.RINorm(SIZE).double()(torch.from_numpy(x).double()).detach().numpy()
+    assert norm_relative_error(y.astype(np.float64), want) <= 2e-3
+
+
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 def test_transform_and_inverse_of_the_module(affine):
     norm = blocks.RINorm(SIZE, affine=affine)
@@ -147,6 +165,18 @@ def test_transform_and_inverse_of_the_module(affine):
     assert_same(got, torch_gradients(twin, layer, x, target), 1e-12)
 
 
+@pytest.mark.parametrize("shape", [(3, SIZE), (2, 3, 4, SIZE)], ids=["2d", "4d"])
+@pytest.mark.parametrize("opset", OPSETS["RINorm"])
+def test_rin_norm_of_other_ranks(shape, opset):
+    """Of two axes both are reduced, as in PyTorch."""
+    rng = np.random.default_rng(0)
+    x, target = rng.normal(size=shape) * 3 + 1, rng.normal(size=shape)
+    model = shifted(np.float64, opset, ["n", *shape[1:]])
+    got = gradients(blocks.RINorm(SIZE), model, {"x": x, "target": target})
+    layer = onnxtrain.nn.RINorm(SIZE).double()
+    assert_same(got, torch_gradients(layer, layer, x, target), 3e-12)
+
+
 def test_inverse_undoes_the_layer():
     norm = blocks.RINorm(SIZE)
 
@@ -159,11 +189,18 @@ def test_inverse_undoes_the_layer():
             return self._append(lambda op, x: op.Unsqueeze(x, [-1]), name)
 
     onnx_unsqueeze = Unsqueezed()
-    both, x = Both(), sampled(3, 5, SIZE)
+    both, x = Both(), sampled(3, 5, SIZE) * 10 + 350
     with onnxblock.base(identity(["n", 5, SIZE], np.float64)):
         name = both("y")
-    back = run(both.to_model_proto(), {"x": x})[name]
-    np.testing.assert_allclose(back[..., 0], x, atol=1e-9)
+    model = both.to_model_proto()
+    back = run(model, {"x": x})[name]
+    np.testing.assert_allclose(back[..., 0], x, rtol=1e-9)
+    values = {t.name.rpartition(".")[2]: t for t in model.graph.initializer}
+    for kind, number in (("affine_weight", 0.0), ("affine_bias", 0.7)):
+        values[kind].CopyFrom(onnx.numpy_helper.from_array(np.full(SIZE, number), values[kind].name))
+    # A weight of zero leaves the mean.
+    flat = np.broadcast_to(x.mean(1, keepdims=True), x.shape)
+    np.testing.assert_allclose(run(model, {"x": x})[name][..., 0], flat, rtol=1e-14)
 
 
 @pytest.mark.parametrize(("name", "kwargs"), LAYERS, ids=LAYER_IDS)
@@ -216,7 +253,6 @@ def test_the_training_model_has_the_fused_ops():
         (blocks.LayerNorm((2, SIZE)), ["n", SIZE + 2, SIZE], "last axes"),
         (blocks.RMSNorm(1), ["n", SIZE], "last axes"),
         (blocks.RINorm(1), ["n", 5, SIZE], "last axes"),
-        (blocks.RINorm(SIZE), ["n", SIZE], r"pass \[batch, length, 6\]"),
         (blocks.RINorm(SIZE).inverse, ["n", 5, SIZE, 1], "call the layer on the input series first"),
         (blocks.RINorm(SIZE).transform, ["n", 5, SIZE], "call the layer on the input series first"),
         (blocks.RINorm(SIZE).inverse, ["n", 5, SIZE + 1, 1], "axes before the last 1"),

@@ -99,7 +99,7 @@ def test_log_levels() -> None:
     ]
     assert LogLevel.WARNING.logging_level == logging.WARNING
     # ONNX Runtime's severities: 0 verbose, 1 info, 2 warning, 3 error, 4 fatal.
-    assert [level.onnxruntime_severity for level in LogLevel] == [0, 0, 1, 2, 3, 4]
+    assert [level.onnxruntime_severity for level in LogLevel] == [0, 1, 2, 3, 3, 4]
 
 
 CAUSES = {

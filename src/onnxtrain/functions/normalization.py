@@ -1,4 +1,4 @@
-"""Gradients of normalisations.
+"""Gradients of normalisations; those of the two root mean square ops of onnxtrain itself are in `rms_norm`.
 
 All rest on one formula. With x̂ = (x - mean(x)) * r, r = 1 / sqrt(var(x) + epsilon) over some axes, and the
 cotangent g of x̂, the cotangent of x is r * (g - mean(g) - x̂ * mean(g * x̂)), the means over the same axes

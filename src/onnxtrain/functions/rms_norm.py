@@ -1,5 +1,7 @@
 """Root mean square normalisations as one op forward and one backward (Zhang and Sennrich, 2019).
 
+The gradient of ONNX's own RMSNormalization, an op of opset 23, is in `normalization`.
+
 Both divide each row of x by a number: y = x * r * scale, with r = 1 / rms(x) in two variants. With the cotangent
 ct of y and s = sum(ct * x * scale) over the row, the cotangents are those of a product and of r:
 
@@ -37,7 +39,7 @@ def floored_rms_normalization(
     x: `[..., n]`; scale: `[n]`; factor, usually 1 / sqrt(n), and floor: scalars; rms: `[..., 1]`.
     """
     wide, wide_scale, wide_factor, wide_floor = _wide(op, x, scale, factor, floor)
-    rms = op.Mul(op.ReduceL2(wide, [-1], keepdims=1), wide_factor)
+    rms = op.Mul(op.ReduceL2(wide, _last_axis(op, x), keepdims=1), wide_factor)
     y = op.Mul(op.Mul(wide, op.Reciprocal(op.Max(rms, wide_floor))), wide_scale)
     return _narrow(op, y, x), _narrow(op, rms, x)
 
@@ -71,7 +73,7 @@ def inverse_rms_normalization(
     r: `[..., 1]`.
     """
     wide, wide_scale, wide_epsilon = _wide(op, x, scale, epsilon)
-    square = op.ReduceMean(op.Mul(wide, wide), [-1], keepdims=1)
+    square = op.ReduceMean(op.Mul(wide, wide), _last_axis(op, x), keepdims=1)
     inverse = op.Reciprocal(op.Sqrt(op.Add(square, wide_epsilon)))
     y = op.Mul(op.Mul(wide, inverse), wide_scale)
     return _narrow(op, y, x), _narrow(op, inverse, x)
@@ -98,6 +100,11 @@ def _gradient(
     ct_x = op.Sub(op.Mul(op.Mul(ct, scale), inverse), op.Mul(x, slope))
     ct_scale = op.MatMul(op.Reshape(inverse, [1, -1]), op.Reshape(product, matrix))
     return ct_x, op.Reshape(ct_scale, op.Shape(scale))
+
+
+def _last_axis(op: Emitter, x: ir.Value) -> ir.Value:
+    """Returns [rank - 1]: over the axis -1 ONNX Runtime does not reduce a tensor without elements."""
+    return op.Sub(op.Shape(op.Shape(x)), [1])  # type: ignore[no-any-return]
 
 
 def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:

@@ -9,7 +9,8 @@ __all__ = ["exact", "is_tracing", "stop_gradient"]
 
 def is_tracing() -> bool:
     """Returns whether TorchScript is tracing, where a size is a tensor and must not be compared."""
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+    # TorchScript wants no more than one code in such a comment.
+    return bool(torch.jit._trace.is_tracing())  # type: ignore[no-untyped-call]
 
 
 def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
@@ -24,7 +25,7 @@ def stop_gradient(x: torch.Tensor) -> torch.Tensor:
 
     The exporters leave nothing of a `detach`, so that gradients made from the exported graph would flow where
     PyTorch's do not. While a module is being exported, the value therefore passes through `where(True, x, x)`, which
-    no exporter removes and which `onnxtrain.passes.is_stop_gradient` knows. It changes no value; everywhere else
+    no exporter removes and which `onnxtrain.passes.mark_stopped_gradients` knows. It changes no value; everywhere else
     this is `x.detach()` alone.
 
     Example:

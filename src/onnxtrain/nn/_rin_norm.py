@@ -9,13 +9,17 @@ from onnxtrain.nn._export import exact, is_tracing, stop_gradient
 
 __all__ = ["RINorm"]
 
+_NARROW = (torch.float16, torch.bfloat16)
+"""The dtypes whose statistics are computed in float32: a square of 256 leaves the range of float16."""
+
 
 class RINorm(nn.Module):
     """y = (x - mean(x)) / stdev(x) * affine_weight + affine_bias, undone by `inverse` (Kim et al., ICLR 2022).
 
     Mean and stdev = sqrt(var + eps), with the biased variance, are those of each series: over all axes but the first
-    (batch) and the last (targets). They are constants to the gradient. `forward` keeps them for `transform` and
-    `inverse` as the attributes `mean` and `stdev`; they are no part of the state dict.
+    (batch) and the last (targets); an input of two axes has one mean for all. They are constants to the gradient.
+    `forward` keeps them for `transform` and `inverse` as the attributes `mean` and `stdev`; they are no part of the
+    state dict.
 
     Args:
         input_dim: size of the last axis of the input.
@@ -23,7 +27,8 @@ class RINorm(nn.Module):
         affine: whether a scale and a bias of each target are learned.
 
     Raises:
-        RuntimeError: an input does not fit `input_dim`, or `transform` or `inverse` come before `forward`.
+        RuntimeError: the targets of an input are not `input_dim`, also where one weight would broadcast; without
+            `affine` any number fits. Or `transform` or `inverse` come before `forward`.
 
     Example:
         >>> norm, x = RINorm(1), torch.tensor([[[2.0], [4.0]]])
@@ -50,10 +55,14 @@ class RINorm(nn.Module):
         """Returns x, `[batch, ..., input_dim]`, normalised by its own statistics, and keeps them."""
         self._check("forward", x, axis=-1)
         axes = tuple(range(1, x.ndim - 1))
-        mean = stop_gradient(x.detach().mean(dim=axes, keepdim=True))
-        centered = x - mean
+        wide = x.float() if x.dtype in _NARROW else x
+        mean = stop_gradient(wide.detach().mean(dim=axes, keepdim=True))
+        centered = wide - mean
         fixed = centered.detach()
         stdev = stop_gradient(((fixed * fixed).mean(dim=axes, keepdim=True) + exact(self.eps, x)).sqrt())
+        if wide is not x:
+            mean, stdev = mean.to(x.dtype), stdev.to(x.dtype)
+            centered = x - mean
         self.mean, self.stdev = mean, stdev
         return self._scale(centered, stdev)
 
@@ -68,11 +77,11 @@ class RINorm(nn.Module):
         self._check("inverse", x, axis=-2)
         mean, stdev = self._statistics("inverse")
         if self.affine:
-            # What exporters find computed from parameters alone they replace by a constant, which then gets no
-            # gradient: here everything depends on the statistics. eps² keeps a weight of zero from dividing by
-            # zero, as in darts.
+            # What exporters find computed from parameters alone (weight + eps², bias.unsqueeze(-1)) they replace by a
+            # constant, which then gets no gradient. eps² keeps a weight of zero from dividing by zero; then x is the
+            # bias, which therefore goes before the product, and what is left is the mean: all as in darts.
             stdev = 1 / (self.affine_weight / stdev + exact(self.eps * self.eps, x) / stdev)
-            mean = mean - self.affine_bias * stdev
+            x = (x.transpose(-1, -2) - self.affine_bias).transpose(-1, -2)
         return x * stdev.unsqueeze(-1) + mean.unsqueeze(-1)
 
     def extra_repr(self) -> str:

@@ -21,7 +21,7 @@ class RMSNorm(nn.Module):
         eps: what a root mean square at least counts as. The gradient of a row below it does not see its norm.
 
     Raises:
-        RuntimeError: from `forward`, when the last axis of the input has another size.
+        RuntimeError: from `forward`, when the last axis of the input has another size, also where dim is 1.
 
     Example:
         >>> RMSNorm(4)(torch.tensor([[3.0, -3.0, 3.0, 3.0]])).tolist()
@@ -39,10 +39,15 @@ class RMSNorm(nn.Module):
         if not is_tracing() and x.shape[-1] != self.g.shape[0]:
             raise RuntimeError(
                 f"RMSNorm: the last axis of the input must have size {self.g.shape[0]}, the argument dim; "
-                f"received shape {tuple(x.shape)}"
+                f"received shape {list(x.shape)}"
             )
-        rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * exact(self.scale, x)
-        y: torch.Tensor = x / rms.clamp(min=exact(self.eps, x)) * self.g
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        # TorchScript has no value that is a float or a tensor.
+        if torch.jit.is_scripting():  # type: ignore[attr-defined]
+            rms = (norm * self.scale).clamp(min=self.eps)
+        else:
+            rms = (norm * exact(self.scale, x)).clamp(min=exact(self.eps, x))
+        y: torch.Tensor = x / rms * self.g
         return y
 
     def extra_repr(self) -> str:

@@ -16,6 +16,7 @@ __all__ = ["LayerNorm", "LayerNormNoBias", "RINorm", "RMSNorm"]
 
 _LAYER_NORMALIZATION_OPSET = 17
 _AXES_AS_INPUT_OPSET = 18
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 class _Norm(Block):
@@ -134,10 +135,10 @@ class RMSNorm(_Norm):
 class RINorm(_Norm):
     """(x - mean) / stdev · affine_weight + affine_bias, undone by `inverse`, with these two as new parameters.
 
-    Mean and stdev = sqrt(variance + eps) are those of each series: over all axes but the first and the last. They
-    are constants to the gradient. `transform` and `inverse` are blocks that use those of the last call:
-    `norm.transform(name)` does to another value what the layer did, `norm.inverse(name)` takes a value
-    [batch, length, input_dim, params] back to the units of the layer's input.
+    Mean and stdev = sqrt(variance + eps) are those of each series: over all axes but the first and the last, or over
+    both axes of a value that has two. They are constants to the gradient. `transform` and `inverse` are blocks that use
+    those of the last call: `norm.transform(name)` does to another value what the layer did, `norm.inverse(name)` takes
+    a value [batch, length, input_dim, params] back to the units of the layer's input.
 
     Args:
         input_dim: size of the last axis.
@@ -157,10 +158,6 @@ class RINorm(_Norm):
     def build(self, input_name: str) -> str:
         """Appends the layer to a value [batch, ..., input_dim]; returns the name of its result."""
         x = self._checked(input_name, [self._dim])
-        if _rank(x) < 3:
-            raise GraphBuildError(
-                f"{self._doing}: {input_name!r} has the shape {x.shape}; pass [batch, length, {self._dim}]"
-            )
         parameters = []
         if self._affine:
             parameters = [
@@ -169,11 +166,17 @@ class RINorm(_Norm):
             ]
 
         def write(op: Emitter, x: ir.Value, *parameters: ir.Value) -> tuple[ir.Value, ...]:
-            axes = list(range(1, _rank(x) - 1))
-            mean = _stopped(op, _reduce(op, "ReduceMean", x, axes))
-            centered = op.Sub(x, mean)
+            rank = _rank(x)
+            axes = list(range(1, rank - 1)) or list(range(rank))  # as torch.mean has it
+            narrow = x.dtype in _NARROW  # whose range the squares leave
+            wide = op.Cast(x, to=ir.DataType.FLOAT) if narrow else x
+            mean = _stopped(op, _reduce(op, "ReduceMean", wide, axes))
+            centered = op.Sub(wide, mean)
             variance = _reduce(op, "ReduceMean", op.Mul(centered, centered), axes)
             stdev = _stopped(op, op.Sqrt(op.Add(variance, self._eps)))
+            if narrow:
+                mean, stdev = op.Cast(mean, to=x.dtype), op.Cast(stdev, to=x.dtype)
+                centered = op.Sub(x, mean)
             return _scaled(op, centered, stdev, *parameters), mean, stdev
 
         y, *statistics = _graft.append(self._accessor, self._doing, [input_name, *parameters], write)
@@ -225,7 +228,7 @@ class _Inverse(_Reusing):
             if parameters:
                 weight, bias = parameters
                 factor = op.Div(stdev, op.Add(weight, self._norm._eps**2))
-                mean = op.Sub(mean, op.Mul(bias, factor))
+                x = op.Sub(x, op.Unsqueeze(bias, [-1]))
             result: ir.Value = op.Add(op.Mul(x, op.Unsqueeze(factor, [-1])), op.Unsqueeze(mean, [-1]))
             return result
 

@@ -8,6 +8,7 @@ import itertools
 import logging
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleTorchModelException,
 )
 from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp, lower_graph
-from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy
+from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._program import Program
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._split import has_custom_function, split_at_custom_functions
@@ -38,8 +39,6 @@ from onnxtrain.passes import save_model
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
 del _aten
-
-_log = logging.getLogger("onnxtrain.ortmodule")
 
 Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
@@ -55,13 +54,14 @@ def onnxruntime_backend(
     """Returns a backend for `torch.compile`.
 
     Args:
-        options: what to save, and which graphs may fall back to PyTorch.
+        options: what to log and save, and which graphs may fall back to PyTorch.
         report: where captured graphs are recorded.
         fallback: False forbids every fallback, whatever the options say.
     """
     options = options or DebugOptions()
     report = report if report is not None else Report()
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
+    log = module_logger(options.log_level)
     numbers = itertools.count()
 
     def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
@@ -70,12 +70,14 @@ def onnxruntime_backend(
         _warn_of_many_captures()
         plain = copy.copy(graph_module)
         plain.graph = copy.deepcopy(graph_module.graph)
+        log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         try:
-            compiled = _compile(graph_module)
+            compiled = _compile(graph_module, options.log_level.onnxruntime_severity)
         except ORTModuleFallbackException as error:
             if not policy.allows(error):
                 raise
             warnings.warn(f"ORTModule: {name} runs in PyTorch: {error}", stacklevel=2)
+            log.info("%s: runs in PyTorch: %s", name, error)
             calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
             record = GraphRecord(
                 name,
@@ -85,12 +87,17 @@ def onnxruntime_backend(
                 fallback_reason=str(error),
                 break_reason=break_reason(graph_module),
             )
-            return _FirstCall(plain.forward, report, record, start)
+            return _FirstCall(plain.forward, report, record, start, log)
         compiled.plain = plain.forward
         if options.save_onnx:
             compiled.save(options, name)
         record = dataclasses.replace(compiled.record(name), break_reason=break_reason(graph_module))
-        return _FirstCall(compiled, report, record, start)
+        log.info(
+            "%s: compiled for %s on %s in %.2f s: %d nodes forward, %d backward",
+            name, record.mode, record.device, time.perf_counter() - start, record.forward_nodes, record.backward_nodes,
+        )  # fmt: skip
+        log.debug("%s: %s", name, ", ".join(f"{op} {count}" for op, count in compiled.ops().items()))
+        return _FirstCall(compiled, report, record, start, log)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         if not has_custom_function(graph_module):
@@ -115,8 +122,8 @@ def _warn_of_many_captures() -> None:
         )
 
 
-def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
-    """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph."""
+def _compile(graph_module: fx.GraphModule, severity: int) -> CompiledGraph:
+    """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph; it prints what has `severity`."""
     device = _common_device(graph_module)
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in example_values(graph_module)]
     aliases = split_aliases(graph_module)
@@ -129,7 +136,7 @@ def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
-        compiled = CompiledGraph(lower_graph(functional), outputs, carries, device, aliases)
+        compiled = CompiledGraph(lower_graph(functional), outputs, carries, device, aliases, severity)
         compiled.prepare(needs)
     except UnsupportedATenOp as error:
         raise ORTModuleONNXModelException(str(error)) from error
@@ -187,6 +194,7 @@ class CompiledGraph:
         carries_gradient: per input of the graph, whether what is written to it may have a gradient.
         device: of the tensors.
         aliases: the outputs that share the memory of inputs.
+        severity: the least severity of what ONNX Runtime prints.
 
     Attributes:
         plain: the graph in PyTorch, which says it in PyTorch's words when ONNX Runtime rejects the numbers.
@@ -199,6 +207,7 @@ class CompiledGraph:
         carries_gradient: Sequence[bool],
         device: torch.device,
         aliases: Aliases | None,
+        severity: int,
     ) -> None:
         self._lowered = lowered
         self._aliases = aliases
@@ -213,7 +222,7 @@ class CompiledGraph:
             differentiable[index] |= carries_gradient[placeholder]
         written = {place for place, _ in lowered.mutated if carries_gradient[place]}
         overwritten = [index for index, place in enumerate(lowered.inputs) if place in written]
-        self.program = Program(lowered.model, differentiable, device, overwritten)
+        self.program = Program(lowered.model, differentiable, device, overwritten, severity)
 
     def prepare(self, requires_grad: Sequence[bool]) -> None:
         """Makes the sessions, so that what ONNX Runtime cannot run is known before the first call."""
@@ -236,6 +245,10 @@ class CompiledGraph:
             return GraphRecord(name, "inference", device, self._lowered.model.graph.num_nodes())
         step = self.program.training_step(self._needs)
         return GraphRecord(name, "training", device, step.forward.nodes, step.backward.nodes)
+
+    def ops(self) -> Counter[str]:
+        """The operators of the forward graph, as it was lowered."""
+        return Counter(node.op_type for node in self._lowered.model.graph)
 
     def save(self, options: DebugOptions, name: str) -> None:
         """Writes the ONNX models where the options say."""
@@ -281,17 +294,25 @@ def _output(kind: str, value: Any, args: tuple[Any, ...], results: tuple[torch.T
 class _FirstCall:
     """Records a graph together with the time from its capture to its first result."""
 
-    def __init__(self, run: Callable[..., Any], report: Report, record: GraphRecord, start: float) -> None:
+    def __init__(
+        self,
+        run: Callable[..., Any],
+        report: Report,
+        record: GraphRecord,
+        start: float,
+        log: logging.Logger,
+    ) -> None:
         self._run = run
         self._report = report
         self._record: GraphRecord | None = record
         self._start = start
+        self._log = log
 
     def __call__(self, *args: Any) -> Any:
         result = self._run(*args)
         if self._record is not None:
             seconds = time.perf_counter() - self._start
             self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))
-            _log.info("%s: first call after %.2f s", self._record.name, seconds)
+            self._log.info("%s: first call after %.2f s", self._record.name, seconds)
             self._record = None
         return result

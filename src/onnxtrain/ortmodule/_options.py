@@ -27,7 +27,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleTorchModelException,
 )
 
-__all__ = ["DebugOptions", "FallbackPolicy", "LogLevel"]
+__all__ = ["DebugOptions", "FallbackPolicy", "LogLevel", "module_logger"]
 
 _PREFIX = "ORTMODULE_"
 _LOG_LEVEL = "ORTMODULE_LOG_LEVEL"
@@ -36,7 +36,11 @@ _FALLBACK = "ORTMODULE_FALLBACK_POLICY"
 
 
 class LogLevel(enum.IntEnum):
-    """How much is logged, with the old package's names and numbers."""
+    """How much is logged, with the old package's names and numbers.
+
+    The logger is `onnxtrain.ortmodule`; where neither it nor one above it has a handler, it writes to stderr. That a
+    graph runs in PyTorch is a warning of the module `warnings`, which no level silences.
+    """
 
     VERBOSE = 0
     DEVINFO = 1
@@ -47,13 +51,28 @@ class LogLevel(enum.IntEnum):
 
     @property
     def onnxruntime_severity(self) -> int:
-        """The value for `SessionOptions.log_severity_level`, which has no DEVINFO."""
-        return max(self.value - 1, 0)
+        """The value for `SessionOptions.log_severity_level`.
+
+        ONNX Runtime says one level less than onnxtrain: its warnings (nodes that a GPU leaves to the CPU, for example)
+        come with INFO, its many lines of information with DEVINFO.
+        """
+        return (0, 1, 2, 3, 3, 4)[self.value]
 
     @property
     def logging_level(self) -> int:
         """The level of Python's `logging`."""
         return (5, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)[self.value]
+
+
+def module_logger(level: LogLevel) -> logging.Logger:
+    """Returns a logger with a level of its own and the handlers of `onnxtrain.ortmodule`, or stderr without any."""
+    logger = logging.Logger("onnxtrain.ortmodule", level.logging_level)
+    logger.parent = logging.getLogger(logger.name)
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+    return logger
 
 
 class FallbackPolicy(enum.Flag):
@@ -124,7 +143,8 @@ class DebugOptions:
     Each value can be overridden from outside by an environment variable; see the head of this module.
 
     Args:
-        log_level: how much is logged.
+        log_level: how much the graphs of this module log: at INFO what was compiled, its nodes and times; at DEVINFO
+            also its operators; at VERBOSE the captured graph too. See also `LogLevel.onnxruntime_severity`.
         save_onnx: whether to write every graph to `save_path`, as
             `{onnx_prefix}_..._{training|inference}.onnx`.
         onnx_prefix: the beginning of these file names.

@@ -13,6 +13,7 @@ from onnx_ir.passes import common
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
+from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session
 from onnxtrain.passes import infer_shapes, inline_functions, is_stop_gradient, lift_constants, settle_shapes
 
@@ -46,6 +47,7 @@ class Program:
         differentiable: per output, whether it can have a cotangent.
         device: of the tensors.
         overwritten: indices of inputs whose gradient is zero, and not nothing, if the outputs do not depend on them.
+        severity: the least severity of what ONNX Runtime prints.
     """
 
     def __init__(
@@ -54,18 +56,20 @@ class Program:
         differentiable: Sequence[bool],
         device: torch.device,
         overwritten: Iterable[int] = (),
+        severity: int = LogLevel.WARNING.onnxruntime_severity,
     ) -> None:
         self.model = model
         self._overwritten = frozenset(str(model.graph.inputs[index].name) for index in overwritten)
         self.differentiable = tuple(differentiable)
         self.device = device
+        self.severity = severity
         self.training_step = cache(self._training_step)
         self.vjp = cache(self._vjp)
 
     @cached_property
     def inference(self) -> Session:
         """The forward graph alone."""
-        return Session(self.model, self.device)
+        return self._session(self.model)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -113,9 +117,9 @@ class Program:
         results = [*outputs, *(value for value in residuals if value not in outputs)]
         saved = [index for index, value in enumerate(inputs) if value in read]
         return TrainingStep(
-            forward=Session(_cut(joint, inputs, results), self.device),
-            backward=Session(
-                _cut(joint, [*(inputs[i] for i in saved), *residuals, *cotangents], present), self.device
+            forward=self._session(_cut(joint, inputs, results)),
+            backward=self._session(
+                _cut(joint, [*(inputs[i] for i in saved), *residuals, *cotangents], present)
             ),
             saved_inputs=tuple(saved),
             residuals=tuple(results.index(value) for value in residuals),
@@ -132,7 +136,11 @@ class Program:
         # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
         model = inline_functions(_cut(joint, list(joint.graph.inputs), present))
         settle_shapes(lift_constants(model))
-        return Program(model, [True] * len(present), self.device), _slots(needs, gradients)
+        program = Program(model, [True] * len(present), self.device, severity=self.severity)
+        return program, _slots(needs, gradients)
+
+    def _session(self, model: ir.Model) -> Session:
+        return Session(model, self.device, self.severity)
 
 
 def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -13,11 +14,10 @@ from onnxruntime.capi import _pybind_state as binding
 
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
-from onnxtrain.passes import has_bfloat16, widen_bfloat16
+from onnxtrain.passes import PositiveAxesPass, has_bfloat16, infer_shapes, widen_bfloat16
 
 __all__ = ["Session"]
 
-_SILENT = 3  # only errors
 _RUN_OPTIONS = binding.RunOptions()
 _to_dlpack = torch._C._to_dlpack
 _from_dlpack = torch._C._from_dlpack  # the C function: it is called once per output
@@ -29,14 +29,15 @@ class Session:
     Args:
         model: the model; initializers are constants, parameters are inputs.
         device: where inputs are and outputs will be.
+        severity: the least severity of what ONNX Runtime prints.
 
     Attributes:
         nodes: number of nodes of the model.
     """
 
-    def __init__(self, model: ir.Model, device: torch.device) -> None:
+    def __init__(self, model: ir.Model, device: torch.device, severity: int) -> None:
         options = ort.SessionOptions()
-        options.log_severity_level = _SILENT
+        options.log_severity_level = severity
         # PyTorch's own threads compute between two runs: spinning on would take the cores away from them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.intra_op_num_threads = torch.get_num_threads()
@@ -48,9 +49,16 @@ class Session:
         if has_float64(model, ("MatMul", "ReduceMean")):
             # Beyond that it fuses scales and epsilons into attributes, which are float32.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        disabled = []
+        if _has_no_elements(model.graph):
+            model = infer_shapes(model.clone())
+            PositiveAxesPass()(model)
+            disabled = ["ExpandElimination"]  # takes an Expand to no elements for one that does nothing
         proto = ir.to_proto(model).SerializeToString()
         try:
-            session = ort.InferenceSession(proto, options, providers=_providers(device))
+            session = ort.InferenceSession(
+                proto, options, providers=_providers(device), disabled_optimizers=disabled
+            )
         except binding.NotImplemented as error:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
         self._session = session  # keeps the native one alive
@@ -78,6 +86,12 @@ class Session:
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
         return outputs
+
+
+def _has_no_elements(graph: ir.Graph) -> bool:
+    """Whether a value of the graph has a size of zero."""
+    values = itertools.chain(graph.inputs, *(node.outputs for node in graph))
+    return any(value.shape is not None and 0 in value.shape for value in values)
 
 
 def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:

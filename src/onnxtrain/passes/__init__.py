@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.cleanup import CleanupPass
 from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant
@@ -38,6 +39,7 @@ __all__ = [
     "IsolateStatisticsPass",
     "Mode",
     "ModelSource",
+    "PositiveAxesPass",
     "ReluAfterMaxPoolPass",
     "TorchSignature",
     "TrainingModePass",

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule.aten.order import average
 
 
 @lower("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
@@ -134,5 +135,6 @@ def _difference(low: Lowering, x: ir.Value, y: ir.Value) -> ir.Value:
 def _reduced(low: Lowering, loss: ir.Value, reduction: int) -> ir.Value:
     if reduction == 0:
         return loss
-    reduce = low.op.ReduceMean if reduction == 1 else low.op.ReduceSum
-    return reduce(loss, keepdims=0)  # type: ignore[no-any-return]
+    if reduction == 1:
+        return average(low, loss, None, keepdim=False)
+    return low.op.ReduceSum(loss, keepdims=0)  # type: ignore[no-any-return]

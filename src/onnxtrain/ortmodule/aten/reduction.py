@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
 from onnxtrain.ortmodule.aten.comparison import as_bool
-from onnxtrain.ortmodule.aten.order import axes_of, reduced_extremum
+from onnxtrain.ortmodule.aten.order import average, axes_of, reduced_extremum
 from onnxtrain.ortmodule.aten.shape import axis_of
 
 
@@ -20,7 +20,7 @@ def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -
 
 @lower("aten.mean.dim", "aten.mean.default")
 def mean(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
-    return _reduce(low, "ReduceMean", low.tensor(x, low.dtype), dim, keepdim)
+    return average(low, low.tensor(x, low.dtype), axes_of(low, dim), keepdim)
 
 
 @lower("aten.sum.dim_IntList", "aten.sum.default")
@@ -45,12 +45,12 @@ def _variance(
     """The variance, and the mean with the reduced axes kept."""
     op = low.op
     axes = axes_of(low, dim)
-    center = op.ReduceMean(x, axes, keepdims=1)
+    center = average(low, x, axes, keepdim=True)
     deviation = op.Sub(x, center)
     correction = 1 if correction is None else correction
     if correction == 0:
         square = op.Mul(deviation, deviation)
-        return op.ReduceMean(square, axes, keepdims=int(keepdim)), center
+        return average(low, square, axes, keepdim), center
     total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
     sizes = low.fake(0).shape
     reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,9 +31,7 @@ class _Step(torch.autograd.Function):
             *(out for out, flag in zip(outputs, program.differentiable, strict=True) if not flag)
         )
         ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
-        ctx.residuals = [None if i < len(outputs) else results[i] for i in step.residuals]
-        returned = [outputs[i] for i in step.residuals if i < len(outputs)]
-        ctx.save_for_backward(*(tensors[i] for i in step.saved_inputs), *returned)
+        ctx.save_for_backward(*(tensors[i] for i in step.saved_inputs), *(results[i] for i in step.residuals))
         # Second derivatives compute the outputs again, from all inputs.
         ctx.inputs = [(tensor, tensor._version) for tensor in tensors]
         return tuple(outputs)
@@ -41,26 +40,33 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         program: Program = ctx.program
         needs = tuple(ctx.needs_input_grad[1:])
-        seeds = [
-            torch.zeros(shape, dtype=dtype, device=device) if ct is None else ct
-            for index in program.seeds
-            for ct, (shape, dtype, device) in [(cotangents[index], ctx.shapes[index])]
-        ]
-        saved = list(ctx.saved_tensors)
+        saved = ctx.saved_tensors
+        received = tuple([index for index in program.seeds if cotangents[index] is not None])
         if torch.is_grad_enabled():  # create_graph=True: computed by a program that is differentiable itself
-            vjp, slots = program.vjp(needs)
-            gradients = call(vjp, [*_unchanged(ctx.inputs), *seeds])
+            vjp, slots = program.vjp(needs, received)
+            gradients = call(vjp, [*_unchanged(ctx.inputs), *(cotangents[i] for i in received)])
         else:
-            step = program.training_step(needs)
-            slots = step.gradients
-            inputs, returned = saved[: len(step.saved_inputs)], iter(saved[len(step.saved_inputs) :])
-            residuals = [next(returned) if r is None else r for r in ctx.residuals]
-            gradients = tuple(step.backward.run([*inputs, *residuals, *seeds]))
+            if received == program.seeds:
+                backward = program.training_step(needs).backward
+                values = saved
+            else:
+                backward = program.backward(needs, received)
+                values = [saved[index] for index in backward.takes]
+            seeds = [_cotangent(cotangents[index], ctx.shapes[index]) for index in backward.seeds]
+            slots = backward.gradients
+            gradients = tuple(backward.session.run([*values, *seeds]))
         return (None, *(None if slot is None else gradients[slot] for slot in slots))
 
 
-def _unchanged(inputs: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
-    """The tensors, if none was changed in place since its version was noted."""
+def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
+    if received is not None:
+        return received
+    size, dtype, device = shape
+    return torch.zeros(size, dtype=dtype, device=device)
+
+
+def _unchanged(inputs: Sequence[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
+    """Returns the tensors, if none was changed in place since its version was noted."""
     for tensor, version in inputs:
         if tensor._version != version:
             raise RuntimeError(

@@ -235,7 +235,7 @@ class CompiledGraph:
         if self._needs is None:
             return GraphRecord(name, "inference", device, self._lowered.model.graph.num_nodes())
         step = self.program.training_step(self._needs)
-        return GraphRecord(name, "training", device, step.forward.nodes, step.backward.nodes)
+        return GraphRecord(name, "training", device, step.forward.nodes, step.backward.session.nodes)
 
     def save(self, options: DebugOptions, name: str) -> None:
         """Writes the ONNX models where the options say."""

@@ -13,7 +13,9 @@ from onnx_ir.passes import common
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
-from onnxtrain.ortmodule._session import Session
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
+from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
 from onnxtrain.passes import infer_shapes, inline_functions, is_stop_gradient, lift_constants, settle_shapes
 
 __all__ = ["Backward", "Program", "TrainingStep"]
@@ -85,6 +87,7 @@ class Program:
         # Each choice of outputs has a session of its own: a zero cotangent would be NaN behind the square root of 0.
         self.backward = lru_cache(_MAX_BACKWARDS)(self._backward)
         self.vjp = lru_cache(_MAX_BACKWARDS)(self._vjp)
+        self.differentiable_vjp = lru_cache(_MAX_BACKWARDS)(self._differentiable_vjp)
 
     @cached_property
     def inference(self) -> Session:
@@ -187,6 +190,24 @@ class Program:
         model = inline_functions(_cut(joint, list(joint.graph.inputs), present))
         settle_shapes(lift_constants(model))
         return Program(model, [True] * len(present), self.device), _slots(needs, gradients)
+
+    def _differentiable_vjp(
+        self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]
+    ) -> tuple[Program, tuple[int | None, ...]] | str:
+        """Returns `vjp` when ONNX Runtime can run its gradients for the inputs `wanted`, else the reason it cannot."""
+        try:
+            vjp, slots = self.vjp(needs, received)
+            if any(wanted) and vjp.seeds:
+                vjp.training_step(wanted)
+        except ORTModuleONNXModelException as error:
+            return str(error)
+        except OnnxTrainError as error:
+            return f"building the second derivative failed: {error}"
+        except Exception as error:
+            if not is_of_onnxruntime(error):
+                raise
+            return f"ONNX Runtime cannot run the second derivative: {error}"
+        return vjp, slots
 
 
 def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:

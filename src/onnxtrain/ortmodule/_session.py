@@ -15,7 +15,7 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.passes import has_bfloat16, widen_bfloat16
 
-__all__ = ["Session"]
+__all__ = ["Session", "is_of_onnxruntime"]
 
 _SILENT = 3  # only errors
 _RUN_OPTIONS = binding.RunOptions()
@@ -78,6 +78,11 @@ class Session:
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
         return outputs
+
+
+def is_of_onnxruntime(error: Exception) -> bool:
+    """Whether ONNX Runtime raised it."""
+    return type(error).__module__.startswith("onnxruntime")
 
 
 def _providers(device: torch.device) -> list[str | tuple[str, dict[str, str]]]:

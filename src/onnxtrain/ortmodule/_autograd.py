@@ -2,69 +2,139 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
 from onnxtrain.ortmodule._program import Program
+from onnxtrain.ortmodule._replay import Replay
 
 __all__ = ["call"]
 
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
-def call(program: Program, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Returns the outputs of a program, part of PyTorch's autograd graph where an input requires a gradient."""
+
+def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple[torch.Tensor, ...]:
+    """Returns the outputs of a program, part of PyTorch's autograd graph where an input requires a gradient.
+
+    Args:
+        program: the program.
+        tensors: its inputs.
+        replay: the same in PyTorch, for derivatives that ONNX Runtime does not give.
+    """
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) and any(program.differentiable):
-        return _Step.apply(program, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+        return _Step.apply(program, replay, *tensors)  # type: ignore[no-any-return, no-untyped-call]
     return tuple(program.inference.run(tensors))
 
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, program: Program, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        step = program.training_step(tuple(ctx.needs_input_grad[1:]))
+    def forward(
+        ctx: Any, program: Program, replay: Replay, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        step = program.training_step(tuple(ctx.needs_input_grad[2:]))
         results = step.forward.run(tensors)
         outputs = results[: len(program.differentiable)]
-        ctx.program = program
+        ctx.program, ctx.replay = program, replay
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(
             *(out for out, flag in zip(outputs, program.differentiable, strict=True) if not flag)
         )
         ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
-        ctx.residuals = [None if i < len(outputs) else results[i] for i in step.residuals]
-        returned = [outputs[i] for i in step.residuals if i < len(outputs)]
-        ctx.save_for_backward(*(tensors[i] for i in step.saved_inputs), *returned)
-        # Second derivatives compute the outputs again, from all inputs.
-        ctx.inputs = [(tensor, tensor._version) for tensor in tensors]
+        ctx.save_for_backward(
+            *[tensors[i] for i in step.saved_inputs],
+            *[results[i] for i in step.residuals],
+            _keeper(ctx, (tensors, [tensors[i]._version for i in step.reads])),
+        )
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         program: Program = ctx.program
-        needs = tuple(ctx.needs_input_grad[1:])
-        seeds = [
-            torch.zeros(shape, dtype=dtype, device=device) if ct is None else ct
-            for index in program.seeds
-            for ct, (shape, dtype, device) in [(cotangents[index], ctx.shapes[index])]
-        ]
-        saved = list(ctx.saved_tensors)
-        if torch.is_grad_enabled():  # create_graph=True: computed by a program that is differentiable itself
-            vjp, slots = program.vjp(needs)
-            gradients = call(vjp, [*_unchanged(ctx.inputs), *seeds])
+        needs = tuple(ctx.needs_input_grad[2:])
+        *saved, keeper = ctx.saved_tensors
+        seeds = program.seeds
+        received = tuple([index for index in seeds if cotangents[index] is not None])
+        present = [ct for ct in cotangents if ct is not None]
+        if not received:
+            gradients: Sequence[torch.Tensor | None] = [None] * len(needs)
+        elif torch.is_grad_enabled() or any(map(_is_transformed, present)):
+            inputs, versions = ctx.kept if hasattr(ctx, "kept") else keeper.kept
+            _check_unchanged([inputs[i] for i in program.training_step(needs).reads], versions)
+            gradients = _differentiable(program, ctx.replay, needs, inputs, received, present)
         else:
-            step = program.training_step(needs)
-            slots = step.gradients
-            inputs, returned = saved[: len(step.saved_inputs)], iter(saved[len(step.saved_inputs) :])
-            residuals = [next(returned) if r is None else r for r in ctx.residuals]
-            gradients = tuple(step.backward.run([*inputs, *residuals, *seeds]))
-        return (None, *(None if slot is None else gradients[slot] for slot in slots))
+            every = received == seeds
+            backward = program.training_step(needs).backward if every else program.backward(needs, received)
+            values = saved if every else [saved[index] for index in backward.takes]
+            given = [_cotangent(cotangents[index], ctx.shapes[index]) for index in backward.seeds]
+            results = backward.session.run([*values, *given])
+            gradients = [None if slot is None else results[slot] for slot in backward.gradients]
+        return (None, None, *gradients)
 
 
-def _unchanged(inputs: list[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
-    """The tensors, if none was changed in place since its version was noted."""
-    for tensor, version in inputs:
+def _is_transformed(tensor: torch.Tensor) -> bool:
+    """Whether a transform of torch.func, or the older vmap of `is_grads_batched`, holds the tensor's memory."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
+def _keeper(ctx: Any, kept: Any) -> torch.Tensor:
+    """Returns a tensor to save whose attribute `kept` holds what second derivatives compute the outputs again from.
+
+    PyTorch frees what is saved after backward. The inputs themselves are not saved: one that the gradients do not
+    depend on may change.
+    """
+    with torch._C._DisableTorchDispatch():  # the call is watched, which takes its time
+        keeper = torch.empty(0)
+    if _saved_tensors_hooks(True) is None:
+        keeper.kept = kept  # type: ignore[attr-defined]
+    else:  # they may give another tensor back
+        ctx.kept = kept
+    return keeper
+
+
+def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
+    if received is not None:
+        return received
+    size, dtype, device = shape
+    return torch.zeros(size, dtype=dtype, device=device)
+
+
+def _check_unchanged(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
+    for tensor, version in zip(tensors, versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(
                 f"computing a second derivative: an input of shape {list(tensor.shape)} has been modified by an "
                 f"inplace operation (version {tensor._version}, expected {version}); change a clone of it instead"
             )
-    return [tensor for tensor, _ in inputs]
+
+
+def _differentiable(
+    program: Program,
+    replay: Replay,
+    needs: tuple[bool, ...],
+    inputs: Sequence[torch.Tensor],
+    received: tuple[int, ...],
+    cotangents: Sequence[torch.Tensor],
+) -> Sequence[torch.Tensor | None]:
+    """Returns the gradients, computed by a program that is differentiable itself, or by PyTorch."""
+    by_output = dict(zip(received, cotangents, strict=True))
+    if any(map(_is_transformed, cotangents)):
+        why = ORTModuleTorchModelException(
+            "torch.vmap, is_grads_batched and vectorize=True differentiate for a batch of cotangents; "
+            "in a loop over them the graph runs in ONNX Runtime"
+        )
+        replay.announce("batched gradient", why)
+        return replay.gradients(inputs, needs, by_output)
+    tensors = [*inputs, *cotangents]
+    found = program.differentiable_vjp(needs, received, tuple([t.requires_grad for t in tensors]))
+    if isinstance(found, str):
+        replay.announce("second derivative", ORTModuleONNXModelException(found))
+        return replay.gradients(inputs, needs, by_output)
+    vjp, slots = found
+    if not any(vjp.differentiable):
+        return [None] * len(needs)
+    gradients = call(vjp, tensors, replay.derivative(needs, received, slots))
+    return [None if slot is None else gradients[slot] for slot in slots]

@@ -15,6 +15,7 @@ from typing import Any
 import onnxruntime as ort
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
@@ -32,7 +33,9 @@ from onnxtrain.ortmodule._exceptions import (
 from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp, lower_graph
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._program import Program
+from onnxtrain.ortmodule._replay import Announce, CapturedGraph, Replay
 from onnxtrain.ortmodule._report import GraphRecord, Report
+from onnxtrain.ortmodule._session import is_of_onnxruntime
 from onnxtrain.ortmodule._split import has_custom_function, split_at_custom_functions
 from onnxtrain.passes import save_model
 
@@ -88,7 +91,7 @@ def onnxruntime_backend(
                 break_reason=break_reason(graph_module),
             )
             return _FirstCall(plain.forward, report, record, start, log)
-        compiled.plain = plain.forward
+        compiled.replay_by(plain, _Derivatives(name, plain, report, policy).announce)
         if options.save_onnx:
             compiled.save(options, name)
         record = dataclasses.replace(compiled.record(name), break_reason=break_reason(graph_module))
@@ -105,6 +108,28 @@ def onnxruntime_backend(
         return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend
+
+
+class _Derivatives:
+    """Announces derivatives of a graph that PyTorch computes, once per kind."""
+
+    def __init__(self, name: str, plain: fx.GraphModule, report: Report, policy: FallbackPolicy) -> None:
+        self._name = name
+        self._calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
+        self._report = report
+        self._policy = policy
+        self._said: set[str] = set()
+
+    def announce(self, kind: str, error: ORTModuleFallbackException) -> None:
+        """Warns of one, and reports it; raises `error` if the policy forbids it."""
+        if not self._policy.allows(error):
+            raise error
+        if kind in self._said:
+            return
+        self._said.add(kind)
+        name = f"{self._name}, {kind}"
+        self._report.record(GraphRecord(name, "training", "-", self._calls, fallback_reason=str(error)))
+        warnings.warn(f"ORTModule: {name} runs in PyTorch: {error}", stacklevel=2)
 
 
 _MANY = 64
@@ -145,7 +170,7 @@ def _compile(graph_module: fx.GraphModule, severity: int) -> CompiledGraph:
     except OnnxTrainError as error:
         raise ORTModuleONNXModelException(f"building the gradient failed: {error}") from error
     except Exception as error:
-        if not _is_of_onnxruntime(error):
+        if not is_of_onnxruntime(error):
             raise
         raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
     return compiled
@@ -176,13 +201,13 @@ def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
     return flags
 
 
-def _is_of_onnxruntime(error: Exception) -> bool:
-    return type(error).__module__.startswith("onnxruntime")
-
-
 def _carries_gradient(value: Any) -> bool:
     """Whether an input, when the graph is done, is a result of it that has a gradient: `x.mul_(weight)`."""
     return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
+
+
+def _is_dual(tensor: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class CompiledGraph:
@@ -195,9 +220,6 @@ class CompiledGraph:
         device: of the tensors.
         aliases: the outputs that share the memory of inputs.
         severity: the least severity of what ONNX Runtime prints.
-
-    Attributes:
-        plain: the graph in PyTorch, which says it in PyTorch's words when ONNX Runtime rejects the numbers.
     """
 
     def __init__(
@@ -211,7 +233,6 @@ class CompiledGraph:
     ) -> None:
         self._lowered = lowered
         self._aliases = aliases
-        self.plain: Callable[..., Any] | None = None
         self._needs: tuple[bool, ...] | None = None
         self._copied: list[int] = []
         differentiable = [False] * len(lowered.model.graph.outputs)
@@ -220,9 +241,15 @@ class CompiledGraph:
                 differentiable[index] = flag
         for placeholder, index in lowered.mutated:
             differentiable[index] |= carries_gradient[placeholder]
-        written = {place for place, _ in lowered.mutated if carries_gradient[place]}
-        overwritten = [index for index, place in enumerate(lowered.inputs) if place in written]
+        self._written = {place for place, _ in lowered.mutated if carries_gradient[place]}
+        overwritten = [index for index, place in enumerate(lowered.inputs) if place in self._written]
         self.program = Program(lowered.model, differentiable, device, overwritten, severity)
+
+    def replay_by(self, plain: fx.GraphModule, announce: Announce) -> None:
+        """Takes the graph in PyTorch, for derivatives and for messages that ONNX Runtime does not give."""
+        self._plain = plain.forward
+        self._captured = CapturedGraph(plain, self._lowered, self.program.device)
+        self._announce = announce
 
     def prepare(self, requires_grad: Sequence[bool]) -> None:
         """Makes the sessions, so that what ONNX Runtime cannot run is known before the first call."""
@@ -232,9 +259,15 @@ class CompiledGraph:
         needs = tuple([requires_grad[index] for index in lowered.inputs] + [False] * len(lowered.random))
         if any(needs) and self.program.seeds:
             self._needs = needs
-            saved = self.program.training_step(needs).saved_inputs
-            changed = {placeholder for placeholder, _ in lowered.mutated}
-            self._copied = [i for i in saved if i < len(lowered.inputs) and lowered.inputs[i] in changed]
+            # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
+            # kept there, keep its own graph alive.
+            reads = self.program.training_step(needs).reads
+            changed = {place for place, _ in lowered.mutated}
+            self._copied = [
+                index
+                for index, place in enumerate(lowered.inputs)
+                if place in changed and (index in reads or place in self._written)
+            ]
         else:
             _ = self.program.inference
 
@@ -244,7 +277,7 @@ class CompiledGraph:
         if self._needs is None:
             return GraphRecord(name, "inference", device, self._lowered.model.graph.num_nodes())
         step = self.program.training_step(self._needs)
-        return GraphRecord(name, "training", device, step.forward.nodes, step.backward.nodes)
+        return GraphRecord(name, "training", device, step.forward.nodes, step.backward.session.nodes)
 
     def ops(self) -> Counter[str]:
         """The operators of the forward graph, as it was lowered."""
@@ -264,17 +297,24 @@ class CompiledGraph:
         """Runs the graph, writes mutated inputs back, and returns its outputs."""
         lowered = self._lowered
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in lowered.inputs]
-        for index in self._copied:  # backward wants what was there before the graph changed it
+        if forward_ad._current_level >= 0 and any(map(_is_dual, tensors)):
+            why = (
+                "an input has a tangent (torch.autograd.forward_ad); torch.autograd.functional.jvp needs none"
+            )
+            self._announce("forward-mode derivative", ORTModuleTorchModelException(why))
+            return tuple(self._plain(*args))
+        for index in self._copied:
             tensors[index] = tensors[index].clone()
         for random in lowered.random:
             drawn = random.draw(random.sizes(args))
             # On a GPU the numbers are as random, but not those of eager PyTorch, which draws them there.
             tensors.append(drawn if self.program.device.type == "cpu" else drawn.to(self.program.device))
         try:
-            results = call(self.program, tensors) if lowered.model.graph.outputs else ()
+            replay = Replay(self._captured.of_call(args), self._announce)
+            results = call(self.program, tensors, replay) if lowered.model.graph.outputs else ()
         except Exception as error:
-            if _is_of_onnxruntime(error) and self.plain is not None:
-                self.plain(*args)  # an index out of range raises what PyTorch raises
+            if is_of_onnxruntime(error):
+                self._plain(*args)  # an index out of range raises what PyTorch raises
             raise
         for placeholder, output in lowered.mutated:
             with torch.set_grad_enabled(results[output].requires_grad):

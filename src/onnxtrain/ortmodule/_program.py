@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 import onnx_ir as ir
 import torch
@@ -13,11 +13,30 @@ from onnx_ir.passes import common
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
-from onnxtrain.ortmodule._session import Session
+from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
 from onnxtrain.passes import infer_shapes, inline_functions, is_stop_gradient, lift_constants, settle_shapes
 
-__all__ = ["Program", "TrainingStep"]
+__all__ = ["Backward", "Program", "TrainingStep"]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward session for one choice of outputs that received a cotangent.
+
+    Attributes:
+        session: takes what is saved and the cotangents, in this order; returns the gradients.
+        takes: which of the saved inputs and residuals the session takes.
+        seeds: indices of the outputs whose cotangents it takes; one that was not received is zero.
+        gradients: per input of the program, index of its gradient among the outputs of the session, or None.
+    """
+
+    session: Session
+    takes: tuple[int, ...]
+    seeds: tuple[int, ...]
+    gradients: tuple[int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -26,17 +45,22 @@ class TrainingStep:
 
     Attributes:
         forward: returns the program's outputs, then the residuals.
-        backward: takes saved inputs, residuals and cotangents, in this order; returns the gradients.
-        saved_inputs: indices of the program's inputs that `backward` takes.
-        residuals: indices of the results of `forward` that `backward` takes.
-        gradients: per input of the program, index of its gradient among the outputs of `backward`, or None.
+        backward: for cotangents of all outputs.
+        saved_inputs: indices of the program's inputs that are saved for backward, before the residuals.
+        residuals: indices of the results of `forward` that are saved.
+        saved: the names of both.
+        reads: indices of the inputs that the gradients depend on, directly or by way of residuals.
     """
 
     forward: Session
-    backward: Session
+    backward: Backward
     saved_inputs: tuple[int, ...]
     residuals: tuple[int, ...]
-    gradients: tuple[int | None, ...]
+    saved: tuple[str, ...]
+    reads: tuple[int, ...]
+
+
+_MAX_BACKWARDS = 64
 
 
 class Program:
@@ -64,7 +88,10 @@ class Program:
         self.device = device
         self.severity = severity
         self.training_step = cache(self._training_step)
-        self.vjp = cache(self._vjp)
+        # Each choice of outputs has a session of its own: a zero cotangent would be NaN behind the square root of 0.
+        self.backward = lru_cache(_MAX_BACKWARDS)(self._backward)
+        self.vjp = lru_cache(_MAX_BACKWARDS)(self._vjp)
+        self.differentiable_vjp = lru_cache(_MAX_BACKWARDS)(self._differentiable_vjp)
 
     @cached_property
     def inference(self) -> Session:
@@ -76,15 +103,18 @@ class Program:
         """Indices of the outputs that take a cotangent."""
         return tuple(index for index, flag in enumerate(self.differentiable) if flag)
 
-    def _joint(self, needs: tuple[bool, ...]) -> tuple[ir.Model, list[ir.Value], list[ir.Value | None]]:
-        """The graph with its gradients: the model, the cotangent inputs, a gradient per needed input."""
+    def _joint(
+        self, needs: tuple[bool, ...], received: tuple[int, ...]
+    ) -> tuple[ir.Model, list[ir.Value], list[ir.Value | None]]:
+        """The graph with its gradients: the model, the cotangents of `received`, a gradient per needed input."""
         wanted = [str(v.name) for v, need in zip(self.model.graph.inputs, needs, strict=True) if need]
         targets = [str(self.model.graph.outputs[index].name) for index in self.seeds]
         model = expand_path(self.model, targets, wanted)
         op = Emitter(model.graph, functions=model.functions)
         by_name = {str(v.name): v for v in (*model.graph.inputs, *model.graph.outputs)}
         seeds: dict[ir.Value, ir.Value] = {}
-        for name in targets:
+        for index in received:
+            name = str(self.model.graph.outputs[index].name)
             target = by_name[name]
             seeds[target] = ir.Value(name=op.unique_name(f"{name}_ct"), shape=target.shape, type=target.type)
         model.graph.inputs.extend(seeds.values())
@@ -105,33 +135,60 @@ class Program:
 
     def joint_model(self, needs: tuple[bool, ...]) -> ir.Model:
         """The graph with gradients, before it is cut into forward and backward."""
-        model, _, gradients = self._joint(needs)
+        model, _, gradients = self._joint(needs, self.seeds)
         model.graph.outputs.extend(gradient for gradient in gradients if gradient is not None)
         return model
 
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
-        joint, cotangents, gradients = self._joint(needs)
+        joint, cotangents, gradients = self._joint(needs, self.seeds)
         inputs, outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
         present = [gradient for gradient in gradients if gradient is not None]
         residuals, read = _boundary(present, _ancestors(outputs), set(inputs))
         results = [*outputs, *(value for value in residuals if value not in outputs)]
-        saved = [index for index, value in enumerate(inputs) if value in read]
+        saved = [*(value for value in inputs if value in read), *residuals]
+        behind = {value for node in _ancestors(present) for value in _reads(node)}
         return TrainingStep(
             forward=self._session(_cut(joint, inputs, results)),
-            backward=self._session(
-                _cut(joint, [*(inputs[i] for i in saved), *residuals, *cotangents], present)
+            backward=Backward(
+                self._session(_cut(joint, [*saved, *cotangents], present)),
+                tuple(range(len(saved))),
+                self.seeds,
+                _slots(needs, gradients),
             ),
-            saved_inputs=tuple(saved),
+            saved_inputs=tuple(index for index, value in enumerate(inputs) if value in read),
             residuals=tuple(results.index(value) for value in residuals),
-            gradients=_slots(needs, gradients),
+            saved=tuple(str(value.name) for value in saved),
+            reads=tuple(index for index, value in enumerate(inputs) if value in behind),
         )
 
-    def _vjp(self, needs: tuple[bool, ...]) -> tuple[Program, tuple[int | None, ...]]:
+    def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
+        """What leads from the cotangents of some outputs to the gradients of what these depend on."""
+        step = self.training_step(needs)
+        joint, cotangents, gradients = self._joint(needs, received)
+        slots = _slots(needs, gradients)
+        inputs, outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
+        present = [gradient for gradient in gradients if gradient is not None]
+        residuals, read = _boundary(present, _ancestors(outputs), set(inputs))
+        saved = [*(value for value in inputs if value in read), *residuals]
+        if not present or not {str(value.name) for value in saved} <= set(step.saved):
+            # It reads what the gradients of all outputs do not, for zeros of its shape: let these be cotangents.
+            whole = step.backward
+            reached = [
+                slot if own is not None else None for slot, own in zip(whole.gradients, slots, strict=True)
+            ]
+            return Backward(whole.session, whole.takes, whole.seeds, tuple(reached))
+        session = self._session(_cut(joint, [*saved, *cotangents], present))
+        takes = tuple(step.saved.index(str(value.name)) for value in saved)
+        return Backward(session, takes, received, slots)
+
+    def _vjp(
+        self, needs: tuple[bool, ...], received: tuple[int, ...]
+    ) -> tuple[Program, tuple[int | None, ...]]:
         """The gradients as a program of their own, which can be differentiated again.
 
-        Its inputs are those of this program, then the cotangents.
+        Its inputs are those of this program, then the cotangents of the outputs `received`.
         """
-        joint, _, gradients = self._joint(needs)
+        joint, _, gradients = self._joint(needs, received)
         present = [gradient for gradient in gradients if gradient is not None]
         # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
         model = inline_functions(_cut(joint, list(joint.graph.inputs), present))
@@ -141,6 +198,24 @@ class Program:
 
     def _session(self, model: ir.Model) -> Session:
         return Session(model, self.device, self.severity)
+
+    def _differentiable_vjp(
+        self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]
+    ) -> tuple[Program, tuple[int | None, ...]] | str:
+        """Returns `vjp` when ONNX Runtime can run its gradients for the inputs `wanted`, else the reason it cannot."""
+        try:
+            vjp, slots = self.vjp(needs, received)
+            if any(wanted) and vjp.seeds:
+                vjp.training_step(wanted)
+        except ORTModuleONNXModelException as error:
+            return str(error)
+        except OnnxTrainError as error:
+            return f"building the second derivative failed: {error}"
+        except Exception as error:
+            if not is_of_onnxruntime(error):
+                raise
+            return f"ONNX Runtime cannot run the second derivative: {error}"
+        return vjp, slots
 
 
 def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:

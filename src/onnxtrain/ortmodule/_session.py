@@ -16,7 +16,7 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.passes import PositiveAxesPass, has_bfloat16, infer_shapes, widen_bfloat16
 
-__all__ = ["Session"]
+__all__ = ["Session", "is_of_onnxruntime"]
 
 _RUN_OPTIONS = binding.RunOptions()
 _to_dlpack = torch._C._to_dlpack
@@ -86,6 +86,11 @@ class Session:
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
         return outputs
+
+
+def is_of_onnxruntime(error: Exception) -> bool:
+    """Whether ONNX Runtime raised it."""
+    return type(error).__module__.startswith("onnxruntime")
 
 
 def _has_no_elements(graph: ir.Graph) -> bool:

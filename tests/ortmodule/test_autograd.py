@@ -1,0 +1,363 @@
+"""Derivatives as PyTorch's autograd asks for them: of some outputs, twice, of batches, and freed when they are done."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from onnxtrain.ortmodule import ORTModule, ORTModuleFallbackException
+from ortmodule.test_engine import gradients, mlp, pair
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 4)
+        self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 3), nn.Linear(4, 1)])
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        h = self.trunk(x).relu()
+        return [head(h) for head in self.heads]
+
+
+@pytest.mark.parametrize("used", [(0,), (1, 2), (0, 1, 2)])
+def test_heads_that_a_loss_does_not_use_have_no_gradient(used: tuple[int, ...]) -> None:
+    ours, plain = pair(Heads())
+    x = torch.randn(5, 4)
+    for module in (ours, plain):
+        outputs = module(x)
+        sum(outputs[index].square().sum() for index in used).backward()
+    for name, want in gradients(plain).items():
+        got = gradients(ours)[name]
+        assert (got is None) == (want is None), name
+        if want is not None:
+            torch.testing.assert_close(got, want, msg=name)
+
+
+def test_weight_decay_leaves_unused_heads_alone() -> None:
+    ours, plain = pair(Heads())
+    optimizers = [torch.optim.AdamW(module.parameters(), lr=0.1) for module in (ours, plain)]
+    for step, batch in enumerate((5, 3, 4, 6)):
+        x = torch.randn(batch, 4)
+        for module, optimizer in zip((ours, plain), optimizers, strict=True):
+            optimizer.zero_grad()
+            module(x)[step % 2].square().sum().backward()
+            optimizer.step()
+    for got, want in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+class Root(nn.Module):
+    """Its second output has no finite derivative at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.w * x
+        return h, h.sqrt()
+
+
+def test_an_unused_output_adds_nothing_where_its_derivative_is_infinite() -> None:
+    ours, _ = pair(Root())
+    ours(torch.ones(3))[0].sum().backward()
+    assert ours.w.grad.tolist() == [1.0, 1.0, 1.0]
+
+
+class Pieces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.other = nn.Linear(4, 6), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return *self.linear(x).chunk(2, -1), self.other(x)
+
+
+def test_pieces_of_one_result() -> None:
+    ours, plain = pair(Pieces())
+    for batch in (3, 5):  # symbolic from the second on
+        x, steps = torch.randn(batch, 4), []
+        for module in (ours, plain):
+            module.zero_grad()
+            module(x)[1].square().sum().backward()
+            steps.append(module.linear.weight.grad)
+            assert module.other.weight.grad is None
+        torch.testing.assert_close(*steps)
+
+
+def second_derivatives(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
+    """Those of a gradient penalty, for the input and all parameters."""
+    leaf = x.clone().requires_grad_()
+    torch.manual_seed(1)
+    out = module(leaf)
+    out = out[0] if isinstance(out, tuple) else out
+    (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
+    first.square().sum().backward()
+    return [leaf.grad, *(p.grad for p in module.parameters())]
+
+
+def assert_same(got: list[torch.Tensor | None], want: list[torch.Tensor | None]) -> None:
+    assert [g is None for g in got] == [w is None for w in want]
+    for g, w in zip(got, want, strict=True):
+        if g is not None:
+            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+class Counting(nn.Module):
+    """Its buffers change in forward: one is written before it is used, one afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("mean", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        h = self.linear(x).tanh()
+        out = h * self.mean.clone() / self.steps
+        self.mean.mul_(0.9).add_(h.detach().mean(0) * 0.1)
+        return out
+
+
+def batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def spectral_norm() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 8)), nn.Tanh())
+
+
+@pytest.mark.parametrize("make", [batch_norm, spectral_norm, Counting])
+def test_second_derivatives_of_modules_that_change_buffers(make: Callable[[], nn.Module]) -> None:
+    ours, plain = pair(make())
+    exact = copy.deepcopy(plain).double()
+    for batch in (5, 3):
+        for module in (ours, exact):
+            module.zero_grad()
+        x = torch.randn(batch, 4)
+        assert_same(second_derivatives(ours, x), second_derivatives(exact, x.double()))
+    for name, buffer in exact.named_buffers():
+        torch.testing.assert_close(ours.get_buffer(name), buffer, check_dtype=False, msg=name)
+    assert ours.report().runs_in_onnxruntime
+
+
+def test_an_input_changed_before_a_second_derivative_is_noticed() -> None:
+    ours, _ = pair(batch_norm())
+    x = torch.randn(5, 4, requires_grad=True)
+    out = ours(x).sum()
+    with torch.no_grad():
+        ours[3].bias.add_(1.0)  # no gradient depends on it
+    torch.autograd.grad(out, x, create_graph=True)
+    out = ours(x).sum()
+    with torch.no_grad():
+        ours[0].weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out, x, create_graph=True)
+
+
+def pooled() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Dropout(0.3), nn.Dropout2d(0.5))
+
+
+WITHOUT_SECOND_DERIVATIVE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "lstm": (lambda: nn.LSTM(4, 3, 2, batch_first=True, dropout=0.5), (5, 4)),
+    "gru": (lambda: nn.GRU(4, 3, batch_first=True, bidirectional=True), (5, 4)),
+    "pool": (pooled, (3, 8, 8)),
+    "counting": (lambda: nn.Sequential(Counting(), nn.MaxPool1d(2)), (4,)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_SECOND_DERIVATIVE)
+def test_second_derivatives_that_onnxruntime_lacks_are_pytorchs(name: str) -> None:
+    make, shape = WITHOUT_SECOND_DERIVATIVE[name]
+    plain = make()
+    ours = ORTModule(copy.deepcopy(plain))
+    for batch, warned in ((2, 1), (2, 0), (3, 1), (4, 0)):  # once per graph; the second one is symbolic
+        x = torch.randn(batch, *shape)
+        for module in (ours, plain):
+            module.zero_grad()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            got = second_derivatives(ours, x)
+        said = [str(w.message) for w in caught if "ORTModule" in str(w.message)]
+        assert len(said) == warned
+        assert all("second derivative runs in PyTorch: " in message for message in said)
+        assert_same(got, second_derivatives(plain, x))
+        for buffer, want in zip(ours.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(buffer, want)
+    first, *_ = ours.report().fallbacks
+    assert first.name == "graph 0, second derivative"
+    assert any(op in (first.fallback_reason or "") for op in ("Scan", "MaxUnpool"))
+
+
+def test_third_derivatives() -> None:
+    plain = nn.Sequential(nn.Conv1d(2, 3, 2), nn.MaxPool1d(2), nn.Tanh())
+    ours, results = ORTModule(copy.deepcopy(plain)), []
+    x = torch.randn(2, 2, 9)
+    for module in (ours, plain):
+        leaf = x.clone().requires_grad_()
+        value = module(leaf).pow(3).sum()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(2):
+                (first,) = torch.autograd.grad(value, leaf, create_graph=True)
+                value = first.square().sum()
+            value.backward()
+        results.append([leaf.grad, *(p.grad for p in module.parameters())])
+    assert_same(*results)
+
+
+def test_a_forbidden_second_derivative_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "DISABLE")
+    ours = ORTModule(nn.LSTM(4, 3))
+    x = torch.randn(5, 2, 4, requires_grad=True)
+    with pytest.raises(ORTModuleFallbackException, match="Scan"):
+        torch.autograd.grad(ours(x)[0].sum(), x, create_graph=True)
+
+
+class PooledInFloat32(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.max_pool1d(self.linear(x).float(), 2)
+
+
+def test_second_derivatives_by_pytorch_keep_the_autocast_of_the_call() -> None:
+    plain = PooledInFloat32()
+    ours, results = ORTModule(copy.deepcopy(plain)), []
+    for module in (ours, plain):
+        leaf = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = module(leaf)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
+        results.append(first.detach())
+    assert ours.report().fallbacks
+    assert torch.equal(*results)
+
+
+def live_numbers() -> int:
+    """How many numbers all tensors hold that Python can reach."""
+    gc.collect()
+    return sum(thing.numel() for thing in gc.get_objects() if type(thing) is torch.Tensor)
+
+
+def test_backward_frees_what_it_needed() -> None:
+    ours, _ = pair(mlp())
+    ours(torch.randn(500, 4)).sum().backward()
+    ours(torch.randn(300, 4)).sum().backward()
+    before, losses = live_numbers(), []
+    for _ in range(3):
+        losses.append(ours(torch.randn(300, 4)).sum())
+        losses[-1].backward()
+    assert live_numbers() - before == 3
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        losses[0].backward()
+
+
+class Replacing(nn.Module):
+    """What its input is afterwards leads back to the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.copy_(self.weight.expand(len(x), 4)).square()
+
+
+def test_graphs_that_are_not_differentiated_are_freed() -> None:
+    ours, _ = pair(Replacing())
+    ours(torch.randn(300, 4, requires_grad=True) * 1).sum().backward()
+    before = live_numbers()
+    for _ in range(3):
+        ours(torch.randn(300, 4, requires_grad=True) * 1)
+    assert live_numbers() == before
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("kind", ["copied", "checkpoint"])
+def test_hooks_on_saved_tensors(kind: str, create_graph: bool) -> None:
+    ours, plain = pair(batch_norm())
+    x, results = torch.randn(5, 4), []
+    for module in (ours, plain):
+        leaf = x.clone().requires_grad_()
+        if kind == "copied":
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+                out = module(leaf)
+        else:
+            out = torch.utils.checkpoint.checkpoint(module, leaf, use_reentrant=False)
+        (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=create_graph)
+        if create_graph:
+            first.square().sum().backward()
+        results.append([first.detach(), leaf.grad, *(p.grad for p in module.parameters())])
+    assert_same(*results)
+
+
+def batched_by_flag(out: torch.Tensor, x: torch.Tensor, cotangents: torch.Tensor) -> torch.Tensor:
+    return torch.autograd.grad(out, x, cotangents, is_grads_batched=True)[0]
+
+
+def batched_by_vmap(out: torch.Tensor, x: torch.Tensor, cotangents: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda ct: torch.autograd.grad(out, x, ct, retain_graph=True)[0])(cotangents)
+
+
+@pytest.mark.parametrize("gradient", [batched_by_flag, batched_by_vmap])
+def test_batched_cotangents(gradient: Any) -> None:
+    plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout(0.4))
+    ours, results = ORTModule(copy.deepcopy(plain)), []
+    cotangents = torch.randn(5, 2, 3)
+    for module in (ours, plain):
+        x = torch.linspace(-1, 1, 6).reshape(2, 3).requires_grad_()
+        torch.manual_seed(3)
+        out = module(x)
+        if module is ours:
+            with pytest.warns(UserWarning, match="batched gradient runs in PyTorch"):
+                results.append(gradient(out, x, cotangents))
+        else:
+            results.append(gradient(out, x, cotangents))
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule. graph:UserWarning")
+def test_vectorized_jacobians_and_hessians() -> None:
+    plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    ours, x = ORTModule(copy.deepcopy(plain)), torch.randn(3)
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    torch.testing.assert_close(jacobian(ours, x, vectorize=True), jacobian(plain, x))
+    got = hessian(lambda v: ours(v).square().sum(), x, vectorize=True)
+    torch.testing.assert_close(got, hessian(lambda v: plain(v).square().sum(), x))
+
+
+# PyTorch loads its formulas of forward-mode derivatives by it.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_derivatives_are_pytorchs() -> None:
+    plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+    ours = ORTModule(copy.deepcopy(plain))
+    x, tangent = torch.randn(2, 3), torch.randn(2, 3)
+    with forward_ad.dual_level(), pytest.warns(UserWarning, match="forward-mode derivative runs in PyTorch"):
+        got = forward_ad.unpack_dual(ours(forward_ad.make_dual(x, tangent))).tangent
+    _, want = torch.func.jvp(plain, (x,), (tangent,))
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(ours(x), plain(x))

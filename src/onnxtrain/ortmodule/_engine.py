@@ -138,9 +138,11 @@ def _compile(graph_module: fx.GraphModule) -> CompiledGraph:
     except OnnxTrainError as error:
         raise ORTModuleONNXModelException(f"building the gradient failed: {error}") from error
     except Exception as error:
-        if not _is_of_onnxruntime(error):
-            raise
-        raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
+        if _is_of_onnxruntime(error):
+            raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
+        raise ORTModuleONNXModelException(
+            f"building its ONNX graph failed ({type(error).__name__}: {error}); please report it"
+        ) from error
     return compiled
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +58,10 @@ LOWERINGS: dict[str, LoweringFunction] = {}
 def lower(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
 
-    It is called with the op's own arguments: tensors and symbolic integers are `ir.Value`s, the rest is Python. It
-    returns a value, or a tuple for an op with several results. Values that come back with another dtype than PyTorch
-    gives are cast.
+    It is called with the op's own arguments: tensors and symbolic numbers are `ir.Value`s, the rest is Python. A
+    parameter annotated as `int`, `float` or `bool` gets a Python number: a symbolic one is guarded, so that another
+    value captures another graph. The function returns a value, or a tuple for an op with several results. Values that
+    come back with another dtype than PyTorch gives are cast.
     """
 
     def register(function: F) -> F:
@@ -356,9 +359,28 @@ class _GraphLowering:
             function = LOWERINGS.get(getattr(node.target, "__name__", ""))
         if function is None:
             raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX")
-        args = fx.node.map_arg(node.args, lambda n: self.env[n])
-        kwargs = fx.node.map_arg(node.kwargs, lambda n: self.env[n])
-        return self._typed(function(low, *args, **kwargs), node.meta.get("val"))
+        try:
+            args, kwargs = self._arguments(function, node)
+            result = function(low, *args, **kwargs)
+        except UnsupportedATenOp:
+            raise
+        except Exception as error:  # PyTorch can run the graph, whatever the lowering has not thought of
+            raise UnsupportedATenOp(
+                f"{node.target}: its lowering failed ({type(error).__name__}: {error}); please report it"
+            ) from error
+        return self._typed(result, node.meta.get("val"))
+
+    def _arguments(self, function: LoweringFunction, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+        """What the lowering is called with for a node."""
+        names, numbers = _parameters(function)
+
+        def value(argument: Any, name: str) -> Any:
+            known = fx.node.map_arg(argument, self.env.__getitem__)
+            return _number(argument.meta["val"]) if isinstance(known, ir.Value) and name in numbers else known
+
+        names += ("",) * (len(node.args) - len(names))
+        args = [value(argument, name) for argument, name in zip(node.args, names, strict=False)]
+        return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
 
     def _typed(self, result: Any, fake: Any) -> Any:
         """Gives results the dtype and shape that PyTorch says they have."""
@@ -400,6 +422,26 @@ class _GraphLowering:
             value = identity
         outputs.append(value)
         return len(outputs) - 1
+
+
+_NUMBERS = frozenset(f"{kind}{none}" for kind in ("int", "float", "bool") for none in ("", " | None"))
+
+
+@functools.cache
+def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The names of a lowering's parameters for ATen arguments, and of those that are Python numbers."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return (
+        tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+        frozenset(p.name for p in parameters if p.annotation in _NUMBERS),
+    )
+
+
+def _number(symbol: Any) -> int | float | bool:
+    """The value of a symbolic number; PyTorch notes that the graph is for this one."""
+    if isinstance(symbol, torch.SymInt):
+        return int(symbol)
+    return float(symbol) if isinstance(symbol, torch.SymFloat) else bool(symbol)
 
 
 def _keeps(node: fx.Node) -> bool:

@@ -40,7 +40,7 @@ def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = Fals
 
 
 def _variance(
-    low: Lowering, x: ir.Value, dim: Any, correction: Any, keepdim: bool
+    low: Lowering, x: ir.Value, dim: Any, correction: float | None, keepdim: bool
 ) -> tuple[ir.Value, ir.Value]:
     """The variance, and the mean with the reduced axes kept."""
     op = low.op
@@ -65,14 +65,14 @@ def _variance(
 
 @lower("aten.var.correction")
 def var(
-    low: Lowering, x: ir.Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> ir.Value:
     return _variance(low, x, dim, correction, keepdim)[0]
 
 
 @lower("aten.std.correction")
 def std(
-    low: Lowering, x: ir.Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> ir.Value:
     return _root(low, _variance(low, x, dim, correction, keepdim)[0], 0.5)
 
@@ -88,7 +88,7 @@ def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
 
 @lower("aten.var_mean.correction", "aten.std_mean.correction")
 def var_mean(
-    low: Lowering, x: ir.Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
     spread, center = _variance(low, x, dim, correction, keepdim)
     if "std_mean" in str(low.node.target):
@@ -100,7 +100,7 @@ def var_mean(
 
 
 @lower("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
-def norm(low: Lowering, x: ir.Value, p: Any = 2, dim: Any = None, keepdim: bool = False) -> ir.Value:
+def norm(low: Lowering, x: ir.Value, p: float | None = 2, dim: Any = None, keepdim: bool = False) -> ir.Value:
     return vector_norm(low, x, 2 if p is None else p, dim, keepdim)
 
 
@@ -108,7 +108,7 @@ def norm(low: Lowering, x: ir.Value, p: Any = 2, dim: Any = None, keepdim: bool 
 def vector_norm(
     low: Lowering,
     x: ir.Value,
-    ord: Any = 2,
+    ord: float = 2,
     dim: Any = None,
     keepdim: bool = False,
     *,

@@ -18,6 +18,7 @@ from torch import fx
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
 from onnxtrain.ortmodule._aliases import Aliases, split_aliases
+from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_assertions
 from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._breaks import break_reason
 from onnxtrain.ortmodule._capture import example_values, functional_graph
@@ -70,6 +71,7 @@ def onnxruntime_backend(
         _warn_of_many_captures()
         plain = copy.copy(graph_module)
         plain.graph = copy.deepcopy(graph_module.graph)
+        messages = take_assertions(graph_module)
         try:
             compiled = _compile(graph_module)
         except ORTModuleFallbackException as error:
@@ -90,9 +92,10 @@ def onnxruntime_backend(
         if options.save_onnx:
             compiled.save(options, name)
         record = dataclasses.replace(compiled.record(name), break_reason=break_reason(graph_module))
-        return _FirstCall(compiled, report, record, start)
+        return _FirstCall(checked(compiled, messages), report, record, start)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        mark_assertions(graph_module)
         if not has_custom_function(graph_module):
             return compile_graph(graph_module)
         return split_at_custom_functions(graph_module, compile_graph).forward

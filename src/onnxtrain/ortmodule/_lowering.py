@@ -445,13 +445,21 @@ def _number(symbol: Any) -> int | float | bool:
 
 
 def _keeps(node: fx.Node) -> bool:
-    """Whether dead code elimination must keep a node: it mutates an input, or draws random numbers."""
+    """Whether dead code elimination must keep a node: it mutates an input, draws random numbers, or asserts."""
     name = str(node.target)
     return (
         node.op in ("placeholder", "output")
         or "copy_." in name
         or any(
             word in name
-            for word in ("bernoulli", "rand", "normal", "uniform", "native_dropout", "exponential")
+            for word in (
+                "bernoulli",
+                "rand",
+                "normal",
+                "uniform",
+                "native_dropout",
+                "exponential",
+                "_assert_",
+            )
         )
     )

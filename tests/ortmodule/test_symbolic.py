@@ -80,6 +80,49 @@ def test_number_that_onnx_keeps_in_an_attribute_may_change(
     assert_same(function, numbers)
 
 
+def _write(place: Callable[[int], Any]) -> Callable[..., torch.Tensor]:
+    def write(x: torch.Tensor, y: torch.Tensor, number: int) -> torch.Tensor:
+        z = x * 2
+        z[place(number)] = y
+        return z
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _write(lambda i: i),
+        _write(lambda i: slice(i, None)),
+        _write(lambda i: slice(None, i)),
+        _write(lambda i: slice(1, i)),  # empty at times
+        _write(lambda i: slice(i, i + 1)),
+        _write(lambda i: slice(i, None, 2)),
+        lambda x, y, i: x.select_scatter(y, 0, i),
+        lambda x, y, i: (x * 2)[i].add_(y),
+        lambda x, y, i: x[i:] * y,
+        lambda x, y, i: x.narrow(0, i, 1) * y,
+        lambda x, y, i: x.narrow(0, 0, abs(i) + 1) * y,
+    ],
+    ids=[
+        "row",
+        "from",
+        "to",
+        "between",
+        "one",
+        "step",
+        "select_scatter",
+        "in_place",
+        "slice",
+        "narrow",
+        "abs",
+    ],
+)
+@pytest.mark.parametrize("places", [(1, 2, -1, -2, 0), (-1, 1, -2, 2)], ids=["positive", "negative"])
+def test_place_may_change_its_sign(function: Callable[..., Any], places: tuple[int, ...]) -> None:
+    assert_same(function, places, torch.randn(4))
+
+
 def test_number_that_onnx_takes_as_an_input_makes_one_graph() -> None:
     assert len(assert_same(lambda x, n: x * n, (2, 3, 4, 5, 6)).report()) == 2
 

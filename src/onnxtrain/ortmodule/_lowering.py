@@ -459,7 +459,7 @@ def _keeps(node: fx.Node) -> bool:
                 "uniform",
                 "native_dropout",
                 "exponential",
-                "_assert_",
+                "_assert_async",
             )
         )
     )

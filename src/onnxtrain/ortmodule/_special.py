@@ -34,7 +34,10 @@ def class_for(cls: type, wrapped: type) -> type:
     body = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
     meta = type("_Forwarding", (_Forwarding, type(cls)), {}) if type(cls) is not type else _Forwarding
     forwarders = {name: _forwarder(name) for name in special}
-    return meta(cls.__name__, (cls,), {**body, _USER_CLASS: cls, _WRAPPED_CLASS: wrapped, **forwarders})
+    result: type = meta(
+        cls.__name__, (cls,), {**body, _USER_CLASS: cls, _WRAPPED_CLASS: wrapped, **forwarders}
+    )
+    return result
 
 
 class _Forwarding(type):

@@ -80,6 +80,11 @@ def test_number_that_onnx_keeps_in_an_attribute_may_change(
     assert_same(function, numbers)
 
 
+@pytest.mark.parametrize("mode", ["constant", "replicate", "reflect"])
+def test_padding_may_change_its_sign(mode: str) -> None:
+    assert_same(lambda x, n: F.pad(x, (n, 1), mode=mode), (1, 2, -1, 0, -2))
+
+
 def _write(place: Callable[[int], Any]) -> Callable[..., torch.Tensor]:
     def write(x: torch.Tensor, y: torch.Tensor, number: int) -> torch.Tensor:
         z = x * 2

@@ -142,6 +142,11 @@ class Lowering:
         argument = self.node.args[index]
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
+    def has_no_elements(self, *arguments: int) -> bool:
+        """Whether one of the node's arguments is a tensor without elements: Dynamo captures those apart."""
+        shapes = (getattr(self.fake(index), "shape", ()) for index in arguments)
+        return any(isinstance(size, int) and size == 0 for shape in shapes for size in shape)
+
     def uses_result(self, index: int) -> bool:
         """Whether anything reads this one of the node's several results."""
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
@@ -359,6 +364,11 @@ class _GraphLowering:
             function = LOWERINGS.get(getattr(node.target, "__name__", ""))
         if function is None:
             raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX")
+        fake: Any = node.meta.get("val")
+        if name.startswith("aten.") and name != "aten.detach.default" and _is_empty(fake):
+            if isinstance(fake, tuple | list):
+                return tuple(None if part is None else self._empty(node, part) for part in fake)
+            return self._empty(node, fake)
         try:
             args, kwargs = self._arguments(function, node)
             result = function(low, *args, **kwargs)
@@ -381,6 +391,22 @@ class _GraphLowering:
         names += ("",) * (len(node.args) - len(names))
         args = [value(argument, name) for argument, name in zip(node.args, names, strict=False)]
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
+
+    def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
+        """A result without elements, for which many kernels are not made.
+
+        It comes from the floating-point arguments, by a Floor: their gradients are zero, and not nothing.
+        """
+        op, dtype = self.low.op, DTYPES[fake.dtype]
+        result = op.const(np.zeros(tuple(fake.shape), np.int8), dtype)
+        for source in node.all_input_nodes if dtype.is_floating_point() else ():
+            value = self.env[source]
+            if isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point():
+                none = op.Floor(op.Slice(op.Reshape(self.low.tensor(value, dtype), [-1]), [0], [0], [0]))
+                result = op.Add(result, op.Reshape(none, op.const(list(fake.shape)), allowzero=1))
+        typed = self._typed(result, fake)
+        assert isinstance(typed, ir.Value)
+        return typed
 
     def _typed(self, result: Any, fake: Any) -> Any:
         """Gives results the dtype and shape that PyTorch says they have."""
@@ -422,6 +448,16 @@ class _GraphLowering:
             value = identity
         outputs.append(value)
         return len(outputs) - 1
+
+
+def _is_empty(fake: Any) -> bool:
+    """Whether results are tensors that are known to have no elements, and of known sizes."""
+    if isinstance(fake, tuple | list):
+        return any(part is not None for part in fake) and all(
+            part is None or _is_empty(part) for part in fake
+        )
+    sizes = fake.shape if isinstance(fake, torch.Tensor) and fake.dtype in DTYPES else ()
+    return all(isinstance(size, int) for size in sizes) and 0 in sizes
 
 
 _NUMBERS = frozenset(f"{kind}{none}" for kind in ("int", "float", "bool") for none in ("", " | None"))

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule.aten.reduction import averaged
 from onnxtrain.ortmodule.aten.shape import arange
 
 
@@ -188,5 +189,6 @@ def _difference(low: Lowering, x: ir.Value, y: ir.Value) -> ir.Value:
 def _reduced(low: Lowering, loss: ir.Value, reduction: int) -> ir.Value:
     if reduction == 0:
         return loss
-    reduce = low.op.ReduceMean if reduction == 1 else low.op.ReduceSum
-    return reduce(loss, keepdims=0)  # type: ignore[no-any-return]
+    if reduction == 1:
+        return averaged(low, loss, None, False)
+    return low.op.ReduceSum(loss, keepdims=0)  # type: ignore[no-any-return]

@@ -266,7 +266,8 @@ def searchsorted(
     if len(low.fake(0).shape) > 1:
         ordered = op.Unsqueeze(ordered, [-2])
     before = op.LessOrEqual(ordered, values) if right or side == "right" else op.Less(ordered, values)
-    return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)  # type: ignore[no-any-return]
+    counted = op.Cast(before, to=ir.DataType.INT64)
+    return op.ReduceSum(counted, [low.result.dim()], keepdims=0)  # type: ignore[no-any-return]
 
 
 @lower("aten.histc.default")

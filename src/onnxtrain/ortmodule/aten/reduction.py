@@ -18,9 +18,16 @@ def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -
     return low.op.emit(op_type, x, axes, keepdims=int(keepdim))  # type: ignore[no-any-return]
 
 
+def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
+    """Returns the mean; where the node's first argument has no elements it is NaN, which ReduceMean makes 0."""
+    if low.has_no_elements(0):
+        return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)  # type: ignore[no-any-return]
+    return low.op.ReduceMean(x, axes, keepdims=int(keepdim))  # type: ignore[no-any-return]
+
+
 @lower("aten.mean.dim", "aten.mean.default")
 def mean(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
-    return _reduce(low, "ReduceMean", low.tensor(x, low.dtype), dim, keepdim)
+    return averaged(low, low.tensor(x, low.dtype), axes_of(low, dim), keepdim)
 
 
 @lower("aten.sum.dim_IntList", "aten.sum.default")
@@ -35,8 +42,11 @@ def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
 
 @lower("aten.any", "aten.all")
 def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
-    reduction = "ReduceMax" if str(low.node.target).startswith("aten.any") else "ReduceMin"
-    return _reduce(low, reduction, as_bool(low, x), dim, keepdim)
+    of_any = str(low.node.target).startswith("aten.any")
+    if low.has_no_elements(0):  # for which there are no minimum and maximum
+        count = _reduce(low, "ReduceSum", low.tensor(x, ir.DataType.INT64), dim, keepdim)
+        return low.op.Not(low.op.Equal(count, 0)) if of_any else low.op.Equal(count, 0)  # type: ignore[no-any-return]
+    return _reduce(low, "ReduceMax" if of_any else "ReduceMin", as_bool(low, x), dim, keepdim)
 
 
 def _variance(
@@ -50,7 +60,7 @@ def _variance(
     correction = 1 if correction is None else correction
     if correction == 0:
         square = op.Mul(deviation, deviation)
-        return op.ReduceMean(square, axes, keepdims=int(keepdim)), center
+        return averaged(low, square, axes, keepdim), center
     total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
     sizes = low.fake(0).shape
     reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]

@@ -8,6 +8,7 @@ import itertools
 import logging
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp, lower_grap
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy
 from onnxtrain.ortmodule._program import Program
 from onnxtrain.ortmodule._report import GraphRecord, Report
-from onnxtrain.ortmodule._split import has_custom_function, split_at_custom_functions
+from onnxtrain.ortmodule._split import has_custom_function, keep_from_global_hooks, split_at_custom_functions
 from onnxtrain.passes import save_model
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
@@ -64,11 +65,11 @@ def onnxruntime_backend(
     report = report if report is not None else Report()
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
     numbers = itertools.count()
+    captures: Counter[Any] = Counter()
 
     def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
-        _warn_of_many_captures()
         plain = copy.copy(graph_module)
         plain.graph = copy.deepcopy(graph_module.graph)
         messages = take_assertions(graph_module)
@@ -77,7 +78,6 @@ def onnxruntime_backend(
         except ORTModuleFallbackException as error:
             if not policy.allows(error):
                 raise
-            warnings.warn(f"ORTModule: {name} runs in PyTorch: {error}", stacklevel=2)
             calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
             record = GraphRecord(
                 name,
@@ -95,6 +95,8 @@ def onnxruntime_backend(
         return _FirstCall(checked(compiled, messages), report, record, start)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        _warn_of_many_captures(captures)
+        keep_from_global_hooks(graph_module)
         mark_assertions(graph_module)
         if not has_custom_function(graph_module):
             return compile_graph(graph_module)
@@ -106,10 +108,12 @@ def onnxruntime_backend(
 _MANY = 64
 
 
-def _warn_of_many_captures() -> None:
-    """Warns, once per function, that its calls spend their time on captures; at 256 Dynamo would capture no more."""
+def _warn_of_many_captures(captures: Counter[Any]) -> None:
+    """Counts a capture, and warns if a function has had 64 before; at 256 Dynamo would capture no more."""
     current = torch._guards.CompileContext.current_compile_id()
-    if current is not None and current.frame_compile_id == _MANY:
+    function = None if current is None else current.frame_id
+    captures[function] += 1
+    if captures[function] == _MANY + 1:
         warnings.warn(
             f"ORTModule: a function has been captured {_MANY} times. A number or a string that is another one in each "
             "call (an argument, or an attribute that counts or anneals) does that: make it a tensor. "
@@ -284,7 +288,10 @@ def _output(kind: str, value: Any, args: tuple[Any, ...], results: tuple[torch.T
 
 
 class _FirstCall:
-    """Records a graph together with the time from its capture to its first result."""
+    """Records a graph together with the time from its capture to its first result.
+
+    Warns if it runs in PyTorch, but not before it has: what PyTorch cannot run either is the caller's error.
+    """
 
     def __init__(self, run: Callable[..., Any], report: Report, record: GraphRecord, start: float) -> None:
         self._run = run
@@ -298,5 +305,10 @@ class _FirstCall:
             seconds = time.perf_counter() - self._start
             self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))
             _log.info("%s: first call after %.2f s", self._record.name, seconds)
+            if self._record.fallback_reason is not None:
+                warnings.warn(
+                    f"ORTModule: {self._record.name} runs in PyTorch: {self._record.fallback_reason}",
+                    stacklevel=2,
+                )
             self._record = None
         return result

@@ -110,13 +110,14 @@ class _Watched:
             try:
                 if isinstance(own, OnnxTrainError):
                     raise own from own.__cause__
-                # PyTorch's error in Dynamo's words: say it in PyTorch's. Hooks of the module itself, which are not
-                # captured, have been called and are not called again.
-                if isinstance(error, TorchRuntimeError) and not has_hooks(self._plain):
-                    self._plain(*args, **kwargs)
-                raise
-            finally:
+                # PyTorch's error in Dynamo's words: say it in PyTorch's, unless the module catches it. Hooks of the
+                # module itself, which are not captured, have been called and are not called again.
+                if not isinstance(error, TorchRuntimeError) or has_hooks(self._plain):
+                    raise
+                result = self._plain(*args, **kwargs)
+            except Exception:
                 watch.found.clear()  # a call that raises is never captured
+                raise
         finally:
             _pop(None)
         if type(result) is GeneratorType:  # its code runs after the call

@@ -268,3 +268,20 @@ def test_trains_as_eager_pytorch(name: str) -> None:
     assert wrapped.report().runs_in_onnxruntime
     # The report knows only of what Dynamo captured; PyTorch's profiler would see what it passed over.
     assert _pytorch_ops(wrapped, batches[0]) <= MEMORY_AND_NOISE
+
+
+@pytest.mark.parametrize("make", [gpt2, t5], ids=lambda make: make.__name__)
+def test_generated_tokens_are_those_of_eager_pytorch(make: Callable[[], nn.Module]) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    plain = make().eval()
+    ours = ORTModule(copy.deepcopy(plain), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    prompt = torch.randint(1, TOKENS, (2, 3))
+    arguments = {
+        "attention_mask": torch.ones_like(prompt),
+        "max_new_tokens": 4,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
+    assert torch.equal(ours.generate(prompt, **arguments), plain.generate(prompt, **arguments))
+    assert ours.report().runs_in_onnxruntime

@@ -225,6 +225,16 @@ def test_containers() -> None:
     assert values[0].shape == (2,)
 
 
+def test_the_class_has_the_attributes_of_the_users_class() -> None:
+    model = ORTModule(Custom())
+    model.module.eval()
+    assert type(model).score is Custom.score
+    torch.testing.assert_close(type(model).score(model, batch()), model.score(batch()))
+    assert not hasattr(type(model), "other")
+    assert not hasattr(ORTModule, "score")
+    assert not hasattr(type(ORTModule(nn.Sequential())), "score")
+
+
 def test_a_module_without_length_has_none() -> None:
     model = ORTModule(Net())
     assert not isinstance(model, Sized | Iterable)

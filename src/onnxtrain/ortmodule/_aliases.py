@@ -28,7 +28,7 @@ class Aliases:
     def fill(self, results: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
         """Returns the results with the views of `args` in their places."""
         filled = list(results)
-        for (index, requires_grad), view in zip(self._outputs, self._views(*args), strict=True):
+        for (index, requires_grad), view in zip(self._outputs, self._views.forward(*args), strict=True):
             filled[index] = view if requires_grad or not view.requires_grad else view.detach()
         return tuple(filled)
 

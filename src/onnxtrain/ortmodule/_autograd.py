@@ -51,6 +51,7 @@ class _Step(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # of a gradient taken inside of a captured forward
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         program: Program = ctx.program
         needs = tuple(ctx.needs_input_grad[2:])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,8 +57,6 @@ _DECOMPOSED = (
     "linalg_cross",
     "logaddexp2",
     "logit",
-    "multi_margin_loss",
-    "multilabel_margin_loss_forward",
     "mvlgamma",
     "nansum",
     "pixel_shuffle",
@@ -65,14 +64,11 @@ _DECOMPOSED = (
     "rad2deg",
     "renorm",
     "rot90",
-    "sinc",
     "soft_margin_loss",
     "special_entr",
-    "special_xlog1py",
     "take",
     "trace",
     "vdot",
-    "xlogy",
 )
 
 
@@ -100,7 +96,8 @@ def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
     leaves = [isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf for v in values]
     run = _functionalized(_Interpreter(graph_module).run, leaves)
     traced = make_fx(run, decomposition_table=_decompositions())
-    with torch.no_grad(), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), fake_mode:
+    math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with torch.no_grad(), math, fake_mode, _without_tracebacks():
         try:
             result = traced(*values)
         except RuntimeError:
@@ -112,6 +109,21 @@ def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
                 result = traced(*values)
     assert isinstance(result, fx.GraphModule)
     return result
+
+
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Keeps PyTorch from printing the traceback of an operator that fails here; its error is raised, or dealt with."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_is_no_traceback)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_traceback)
+
+
+def _is_no_traceback(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("failed while attempting to run meta")
 
 
 _REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE}

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
 from onnxtrain.ortmodule._aliases import Aliases, split_aliases
+from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_assertions
 from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._breaks import break_reason
 from onnxtrain.ortmodule._capture import example_values, functional_graph
@@ -36,7 +37,7 @@ from onnxtrain.ortmodule._program import Program
 from onnxtrain.ortmodule._replay import Announce, CapturedGraph, Replay
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._session import is_of_onnxruntime
-from onnxtrain.ortmodule._split import has_custom_function, split_at_custom_functions
+from onnxtrain.ortmodule._split import has_custom_function, keep_from_global_hooks, split_at_custom_functions
 from onnxtrain.passes import save_model
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
@@ -66,20 +67,20 @@ def onnxruntime_backend(
     policy = options.fallback_policy if fallback else FallbackPolicy.DISABLE
     log = module_logger(options.log_level)
     numbers = itertools.count()
+    captures: Counter[Any] = Counter()
 
     def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
-        _warn_of_many_captures()
-        plain = copy.copy(graph_module)
-        plain.graph = copy.deepcopy(graph_module.graph)
+        plain = _copied(graph_module)
         log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
+        messages = take_assertions(graph_module)
+        unchecked = _copied(graph_module) if messages else plain
         try:
             compiled = _compile(graph_module, options.log_level.onnxruntime_severity)
         except ORTModuleFallbackException as error:
             if not policy.allows(error):
                 raise
-            warnings.warn(f"ORTModule: {name} runs in PyTorch: {error}", stacklevel=2)
             log.info("%s: runs in PyTorch: %s", name, error)
             calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
             record = GraphRecord(
@@ -91,7 +92,7 @@ def onnxruntime_backend(
                 break_reason=break_reason(graph_module),
             )
             return _FirstCall(plain.forward, report, record, start, log)
-        compiled.replay_by(plain, _Derivatives(name, plain, report, policy).announce)
+        compiled.replay_by(plain, unchecked, _Derivatives(name, plain, report, policy).announce)
         if options.save_onnx:
             compiled.save(options, name)
         record = dataclasses.replace(compiled.record(name), break_reason=break_reason(graph_module))
@@ -100,14 +101,23 @@ def onnxruntime_backend(
             name, record.mode, record.device, time.perf_counter() - start, record.forward_nodes, record.backward_nodes,
         )  # fmt: skip
         log.debug("%s: %s", name, ", ".join(f"{op} {count}" for op, count in compiled.ops().items()))
-        return _FirstCall(compiled, report, record, start, log)
+        return _FirstCall(checked(compiled, messages), report, record, start, log)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        _warn_of_many_captures(captures)
+        keep_from_global_hooks(graph_module)
+        mark_assertions(graph_module)
         if not has_custom_function(graph_module):
             return compile_graph(graph_module)
         return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend
+
+
+def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+    result = copy.copy(graph_module)
+    result.graph = copy.deepcopy(graph_module.graph)
+    return result
 
 
 class _Derivatives:
@@ -135,10 +145,12 @@ class _Derivatives:
 _MANY = 64
 
 
-def _warn_of_many_captures() -> None:
-    """Warns, once per function, that its calls spend their time on captures; at 256 Dynamo would capture no more."""
+def _warn_of_many_captures(captures: Counter[Any]) -> None:
+    """Counts a capture, and warns if a function has had 64 before; at 256 Dynamo would capture no more."""
     current = torch._guards.CompileContext.current_compile_id()
-    if current is not None and current.frame_compile_id == _MANY:
+    function = None if current is None else current.frame_id
+    captures[function] += 1
+    if captures[function] == _MANY + 1:
         warnings.warn(
             f"ORTModule: a function has been captured {_MANY} times. A number or a string that is another one in each "
             "call (an argument, or an attribute that counts or anneals) does that: make it a tensor. "
@@ -170,9 +182,11 @@ def _compile(graph_module: fx.GraphModule, severity: int) -> CompiledGraph:
     except OnnxTrainError as error:
         raise ORTModuleONNXModelException(f"building the gradient failed: {error}") from error
     except Exception as error:
-        if not is_of_onnxruntime(error):
-            raise
-        raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
+        if is_of_onnxruntime(error):
+            raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
+        raise ORTModuleONNXModelException(
+            f"building its ONNX graph failed ({type(error).__name__}: {error}); please report it"
+        ) from error
     return compiled
 
 
@@ -245,10 +259,17 @@ class CompiledGraph:
         overwritten = [index for index, place in enumerate(lowered.inputs) if place in self._written]
         self.program = Program(lowered.model, differentiable, device, overwritten, severity)
 
-    def replay_by(self, plain: fx.GraphModule, announce: Announce) -> None:
-        """Takes the graph in PyTorch, for derivatives and for messages that ONNX Runtime does not give."""
+    def replay_by(self, plain: fx.GraphModule, unchecked: fx.GraphModule, announce: Announce) -> None:
+        """Takes the graph in PyTorch, for derivatives and for messages that ONNX Runtime does not give.
+
+        Args:
+            plain: with its assertions.
+            unchecked: with the conditions of these as results.
+            announce: says what PyTorch is about to compute.
+        """
         self._plain = plain.forward
-        self._captured = CapturedGraph(plain, self._lowered, self.program.device)
+        self._unchecked = unchecked.forward
+        self._captured = CapturedGraph(unchecked, self._lowered, self.program.device)
         self._announce = announce
 
     def prepare(self, requires_grad: Sequence[bool]) -> None:
@@ -302,7 +323,7 @@ class CompiledGraph:
                 "an input has a tangent (torch.autograd.forward_ad); torch.autograd.functional.jvp needs none"
             )
             self._announce("forward-mode derivative", ORTModuleTorchModelException(why))
-            return tuple(self._plain(*args))
+            return tuple(self._unchecked(*args))
         for index in self._copied:
             tensors[index] = tensors[index].clone()
         for random in lowered.random:
@@ -332,7 +353,10 @@ def _output(kind: str, value: Any, args: tuple[Any, ...], results: tuple[torch.T
 
 
 class _FirstCall:
-    """Records a graph together with the time from its capture to its first result."""
+    """Records a graph together with the time from its capture to its first result.
+
+    Warns if it runs in PyTorch, but not before it has: what PyTorch cannot run either is the caller's error.
+    """
 
     def __init__(
         self,
@@ -354,5 +378,10 @@ class _FirstCall:
             seconds = time.perf_counter() - self._start
             self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))
             self._log.info("%s: first call after %.2f s", self._record.name, seconds)
+            if self._record.fallback_reason is not None:
+                warnings.warn(
+                    f"ORTModule: {self._record.name} runs in PyTorch: {self._record.fallback_reason}",
+                    stacklevel=2,
+                )
             self._record = None
         return result

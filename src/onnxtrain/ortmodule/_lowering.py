@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +58,10 @@ LOWERINGS: dict[str, LoweringFunction] = {}
 def lower(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
 
-    It is called with the op's own arguments: tensors and symbolic integers are `ir.Value`s, the rest is Python. It
-    returns a value, or a tuple for an op with several results. Values that come back with another dtype than PyTorch
-    gives are cast.
+    It is called with the op's own arguments: tensors and symbolic numbers are `ir.Value`s, the rest is Python. A
+    parameter annotated as `int`, `float` or `bool` gets a Python number: a symbolic one is guarded, so that another
+    value captures another graph. The function returns a value, or a tuple for an op with several results. Values that
+    come back with another dtype than PyTorch gives are cast.
     """
 
     def register(function: F) -> F:
@@ -138,6 +141,11 @@ class Lowering:
         """PyTorch's fake tensor of the node's argument `index`."""
         argument = self.node.args[index]
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
+
+    def has_no_elements(self, *arguments: int) -> bool:
+        """Whether one of the node's arguments is a tensor without elements: Dynamo captures those apart."""
+        shapes = (getattr(self.fake(index), "shape", ()) for index in arguments)
+        return any(isinstance(size, int) and size == 0 for shape in shapes for size in shape)
 
     def uses_result(self, index: int) -> bool:
         """Whether anything reads this one of the node's several results."""
@@ -356,9 +364,49 @@ class _GraphLowering:
             function = LOWERINGS.get(getattr(node.target, "__name__", ""))
         if function is None:
             raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX")
-        args = fx.node.map_arg(node.args, lambda n: self.env[n])
-        kwargs = fx.node.map_arg(node.kwargs, lambda n: self.env[n])
-        return self._typed(function(low, *args, **kwargs), node.meta.get("val"))
+        fake: Any = node.meta.get("val")
+        if name.startswith("aten.") and name != "aten.detach.default" and _is_empty(fake):
+            if isinstance(fake, tuple | list):
+                return tuple(None if part is None else self._empty(node, part) for part in fake)
+            return self._empty(node, fake)
+        try:
+            args, kwargs = self._arguments(function, node)
+            result = function(low, *args, **kwargs)
+        except UnsupportedATenOp:
+            raise
+        except Exception as error:  # PyTorch can run the graph, whatever the lowering has not thought of
+            raise UnsupportedATenOp(
+                f"{node.target}: its lowering failed ({type(error).__name__}: {error}); please report it"
+            ) from error
+        return self._typed(result, node.meta.get("val"))
+
+    def _arguments(self, function: LoweringFunction, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+        """What the lowering is called with for a node."""
+        names, numbers = _parameters(function)
+
+        def value(argument: Any, name: str) -> Any:
+            known = fx.node.map_arg(argument, self.env.__getitem__)
+            return _number(argument.meta["val"]) if isinstance(known, ir.Value) and name in numbers else known
+
+        names += ("",) * (len(node.args) - len(names))
+        args = [value(argument, name) for argument, name in zip(node.args, names, strict=False)]
+        return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
+
+    def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
+        """A result without elements, for which many kernels are not made.
+
+        It comes from the floating-point arguments, by a Floor: their gradients are zero, and not nothing.
+        """
+        op, dtype = self.low.op, DTYPES[fake.dtype]
+        result = op.const(np.zeros(tuple(fake.shape), np.int8), dtype)
+        for source in node.all_input_nodes if dtype.is_floating_point() else ():
+            value = self.env[source]
+            if isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point():
+                none = op.Floor(op.Slice(op.Reshape(self.low.tensor(value, dtype), [-1]), [0], [0], [0]))
+                result = op.Add(result, op.Reshape(none, op.const(list(fake.shape)), allowzero=1))
+        typed = self._typed(result, fake)
+        assert isinstance(typed, ir.Value)
+        return typed
 
     def _typed(self, result: Any, fake: Any) -> Any:
         """Gives results the dtype and shape that PyTorch says they have."""
@@ -402,14 +450,52 @@ class _GraphLowering:
         return len(outputs) - 1
 
 
+def _is_empty(fake: Any) -> bool:
+    """Whether results are tensors that are known to have no elements, and of known sizes."""
+    if isinstance(fake, tuple | list):
+        return any(part is not None for part in fake) and all(
+            part is None or _is_empty(part) for part in fake
+        )
+    sizes = fake.shape if isinstance(fake, torch.Tensor) and fake.dtype in DTYPES else ()
+    return all(isinstance(size, int) for size in sizes) and 0 in sizes
+
+
+_NUMBERS = frozenset(f"{kind}{none}" for kind in ("int", "float", "bool") for none in ("", " | None"))
+
+
+@functools.cache
+def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The names of a lowering's parameters for ATen arguments, and of those that are Python numbers."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return (
+        tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+        frozenset(p.name for p in parameters if p.annotation in _NUMBERS),
+    )
+
+
+def _number(symbol: Any) -> int | float | bool:
+    """The value of a symbolic number; PyTorch notes that the graph is for this one."""
+    if isinstance(symbol, torch.SymInt):
+        return int(symbol)
+    return float(symbol) if isinstance(symbol, torch.SymFloat) else bool(symbol)
+
+
 def _keeps(node: fx.Node) -> bool:
-    """Whether dead code elimination must keep a node: it mutates an input, or draws random numbers."""
+    """Whether dead code elimination must keep a node: it mutates an input, draws random numbers, or asserts."""
     name = str(node.target)
     return (
         node.op in ("placeholder", "output")
         or "copy_." in name
         or any(
             word in name
-            for word in ("bernoulli", "rand", "normal", "uniform", "native_dropout", "exponential")
+            for word in (
+                "bernoulli",
+                "rand",
+                "normal",
+                "uniform",
+                "native_dropout",
+                "exponential",
+                "_assert_async",
+            )
         )
     )

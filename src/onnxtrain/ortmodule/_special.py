@@ -1,4 +1,4 @@
-"""Special methods (`len(model)`, `model[0]`, `for layer in model`): Python looks them up on the class."""
+"""What is looked up on the class: special methods (`len(model)`, `for layer in model`), and `type(model).name`."""
 
 from __future__ import annotations
 
@@ -16,30 +16,45 @@ _NOT_FORWARDED = frozenset({"__del__", "__class_getitem__", "__set_name__"})
 _USER_CLASS = "_ort_user_class"
 
 
+_WRAPPED_CLASS = "_ort_wrapped_class"
+
+
 @functools.cache
 def class_for(cls: type, wrapped: type) -> type:
-    """A subclass of `cls` with the special methods that `wrapped` has and `torch.nn.Module` has not.
+    """A subclass of `cls` with what the class `wrapped` has and `torch.nn.Module` has not.
 
-    A subclass, not methods that may fail: `hasattr(model, "__len__")`, `bool(model)` and
-    `isinstance(model, Iterable)` then answer as for the wrapped module.
+    These are the special methods: as it is a subclass that has them, and has no others, `hasattr(model, "__len__")`,
+    `bool(model)` and `isinstance(model, Iterable)` answer as for the wrapped module. All else is looked up on `wrapped`
+    when it is asked for: `type(self).method(self)` is how transformers calls a method.
     """
-    names = {
-        name
-        for name in dir(wrapped)
-        if name.startswith("__") and name.endswith("__") and callable(getattr(wrapped, name))
-    }
-    names -= {*dir(torch.nn.Module), *dir(cls), *_NOT_FORWARDED}
+    names = {*dir(wrapped)} - {*dir(torch.nn.Module), *dir(cls), *_NOT_FORWARDED}
     if not names:
         return cls
-    forwarders = {name: _forwarder(name) for name in names}
-    body = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__, _USER_CLASS: cls}
-    return type(cls.__name__, (cls,), {**body, **forwarders})
+    special = {name for name in names if _is_special(name) and callable(getattr(wrapped, name))}
+    body = {"__slots__": (), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    meta = type("_Forwarding", (_Forwarding, type(cls)), {}) if type(cls) is not type else _Forwarding
+    forwarders = {name: _forwarder(name) for name in special}
+    result: type = meta(
+        cls.__name__, (cls,), {**body, _USER_CLASS: cls, _WRAPPED_CLASS: wrapped, **forwarders}
+    )
+    return result
+
+
+class _Forwarding(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name == _WRAPPED_CLASS or _is_special(name):
+            raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
+        return getattr(getattr(cls, _WRAPPED_CLASS), name)
 
 
 def user_class(cls: type) -> type:
     """The class that :func:`class_for` made `cls` from; `cls` itself if it did not."""
     origin: type = vars(cls).get(_USER_CLASS, cls)
     return origin
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def _forwarder(name: str) -> Callable[..., Any]:

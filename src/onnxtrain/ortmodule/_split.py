@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-__all__ = ["has_custom_function", "split_at_custom_functions"]
+__all__ = ["has_custom_function", "keep_from_global_hooks", "split_at_custom_functions"]
 
 _CUSTOM = "autograd_function_apply"
 
@@ -18,6 +18,17 @@ _CUSTOM = "autograd_function_apply"
 def has_custom_function(graph_module: fx.GraphModule) -> bool:
     """Whether the graph applies a custom autograd function."""
     return any(_is_custom(node) for node in graph_module.graph.nodes)
+
+
+def keep_from_global_hooks(graph_module: fx.GraphModule) -> None:
+    """Lets no global module hook run for the modules that a graph consists of: the user has not made them."""
+    for part in graph_module.modules():
+        if isinstance(part, fx.GraphModule):
+            type(part)._call_impl = _call_without_hooks  # type: ignore[method-assign, assignment]
+
+
+def _call_without_hooks(module: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    return module.forward(*args, **kwargs)
 
 
 def split_at_custom_functions(
@@ -42,6 +53,7 @@ def split_at_custom_functions(
     for name, part in list(whole.named_children()):
         if not isinstance(part, fx.GraphModule) or not name.startswith("submod_"):
             continue
+        keep_from_global_hooks(part)
         _return_tuple(part)
         run = part.forward if has_custom_function(part) else compile_part(part)
         setattr(whole, name, _Part(run, part))
@@ -74,3 +86,7 @@ class _Part(torch.nn.Module):
     def forward(self, *args: Any) -> Any:
         result = self._run(*args)
         return result[0] if self._single else tuple(result)
+
+    # Global hooks, which see every module, must not see this one.
+    _call_impl = forward
+    __call__ = forward

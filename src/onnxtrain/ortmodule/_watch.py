@@ -24,6 +24,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import FallbackPolicy
 from onnxtrain.ortmodule._report import GraphRecord, Report
@@ -105,14 +106,18 @@ class _Watched:
             result = self._call(*args, **kwargs)
         except Exception as error:
             _capture_again(error.__traceback__)
+            own = getattr(error, "inner_exception", None)  # Dynamo wraps what its backend raises
             try:
-                # PyTorch's error in Dynamo's words: say it in PyTorch's. Hooks of the module itself, which are not
-                # captured, have been called and are not called again.
-                if isinstance(error, TorchRuntimeError) and not has_hooks(self._plain):
-                    self._plain(*args, **kwargs)
-                raise
-            finally:
+                if isinstance(own, OnnxTrainError):
+                    raise own from own.__cause__
+                # PyTorch's error in Dynamo's words: say it in PyTorch's, unless the module catches it. Hooks of the
+                # module itself, which are not captured, have been called and are not called again.
+                if not isinstance(error, TorchRuntimeError) or has_hooks(self._plain):
+                    raise
+                result = self._plain(*args, **kwargs)
+            except Exception:
                 watch.found.clear()  # a call that raises is never captured
+                raise
         finally:
             _pop(None)
         if type(result) is GeneratorType:  # its code runs after the call

@@ -10,6 +10,12 @@ from ortmodule.aten_case import Case, T
 _LABELS = torch.tensor([0, 4, 2, 2])
 _IGNORED = torch.tensor([0, -100, 2, 1])
 _IMAGE_LABELS = torch.arange(24).view(2, 3, 4) % 5
+_TARGETS = {
+    "ended": [[3, 0, -1, 1], [2, -1, -1, -1]],
+    "none": [[-1, 0, 1, 2], [-1, -1, -1, -1]],
+    "all": [[0, 1, 2, 3], [3, 2, 1, 0]],
+    "repeated": [[3, 3, -1, 1], [1, 1, 1, 0]],
+}
 _PROBABILITY = {"low": 0.05, "high": 0.95}
 
 
@@ -84,7 +90,21 @@ CASES = [
     Case("kl_div_log_target", partial(F.kl_div, reduction="sum", log_target=True), (T(3, 4), T(3, 4))),
     Case("triplet_margin_loss", F.triplet_margin_loss, (T(3, 4), T(3, 4), T(3, 4))),
     Case("soft_margin_loss", lambda x, y: F.soft_margin_loss(x, y.sign()), (T(3, 4), T(3, 4, grad=False))),
-    Case("multi_margin_loss", F.multi_margin_loss, (T(4, 5), _LABELS)),
+    *_each_reduction("multi_margin_loss", F.multi_margin_loss, (T(4, 5), _LABELS)),
+    Case(
+        "multi_margin_loss_weight",
+        lambda x, y, w: F.multi_margin_loss(x, y, 2, 0.5, w),
+        (T(4, 5), _LABELS, T(5, low=0.5, grad=False)),
+    ),
+    Case("multi_margin_loss_one_sample", F.multi_margin_loss, (T(5), torch.tensor(3))),
+    *(
+        case
+        for name, targets in _TARGETS.items()
+        for case in _each_reduction(
+            f"multilabel_margin_loss_{name}", F.multilabel_margin_loss, (T(2, 4), torch.tensor(targets))
+        )
+    ),
+    Case("multilabel_margin_loss_one_sample", F.multilabel_margin_loss, (T(4), torch.tensor([3, 0, -1, 1]))),
     Case(
         "cosine_embedding_loss", lambda x, y: F.cosine_embedding_loss(x, y, torch.ones(3)), (T(3, 4), T(3, 4))
     ),

@@ -43,6 +43,14 @@ CASES = [
     Case("ndtri_limits", torch.special.ndtri, (torch.tensor([0.0, 0.5, 1.0, 1.5, NAN]),)),
     Case("log_ndtr_limits", torch.special.log_ndtr, (torch.tensor([0.0, INF, NAN]),)),
     Case("xlogy_zero", torch.special.xlogy, (torch.tensor([0.0, 0.0, 2.0]), torch.tensor([0.0, NAN, 0.0]))),
+    *(
+        Case(f"{fn.__name__}_gradient_at_zero", fn, (torch.zeros(4, requires_grad=True), y))
+        for fn, y in (
+            (torch.special.xlogy, torch.tensor([0.0, -1.0, 2.0, 1.0])),
+            (torch.special.xlog1py, torch.tensor([-1.0, -2.0, 2.0, 0.0])),
+        )
+    ),
+    Case("sinc_gradient_at_zero", torch.sinc, (torch.tensor([0.0, 1.0, 0.5], requires_grad=True),)),
     Case("xlog1py", torch.special.xlog1py, (T(4, 5, **POSITIVE), T(4, 5, **POSITIVE))),
     Case("logit_eps", lambda x: torch.special.logit(x, 0.1), (T(4, 5, **PROBABILITY),)),
     Case("multigammaln", lambda x: torch.special.multigammaln(x, 2), (T(4, 5, low=2.0, high=9.0),)),

@@ -34,7 +34,7 @@ def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0
 
 
 @lower("aten.leaky_relu.default")
-def leaky_relu(low: Lowering, x: ir.Value, negative_slope: Any = 0.01) -> ir.Value:
+def leaky_relu(low: Lowering, x: ir.Value, negative_slope: float = 0.01) -> ir.Value:
     if low.is_double:
         return _sloped(low, x, negative_slope)
     return low.op.LeakyRelu(x, alpha=float(negative_slope))  # type: ignore[no-any-return]
@@ -62,7 +62,7 @@ def rrelu(
 
 
 @lower("aten.elu.default")
-def elu(low: Lowering, x: ir.Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> ir.Value:
+def elu(low: Lowering, x: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> ir.Value:
     if input_scale != 1:
         raise low.unsupported(f"input_scale={input_scale}")
     if low.is_double:
@@ -73,7 +73,7 @@ def elu(low: Lowering, x: ir.Value, alpha: Any = 1, scale: Any = 1, input_scale:
 
 
 @lower("aten.celu.default")
-def celu(low: Lowering, x: ir.Value, alpha: Any = 1.0) -> ir.Value:
+def celu(low: Lowering, x: ir.Value, alpha: float = 1.0) -> ir.Value:
     if low.is_double:
         return _exponential(low, x, float(alpha), 1.0, float(alpha))
     return low.op.Celu(x, alpha=float(alpha))  # type: ignore[no-any-return]
@@ -114,7 +114,7 @@ def mish(low: Lowering, x: ir.Value) -> ir.Value:
 
 
 @lower("aten.softplus.default")
-def softplus(low: Lowering, x: ir.Value, beta: Any = 1, threshold: Any = 20) -> ir.Value:
+def softplus(low: Lowering, x: ir.Value, beta: float = 1, threshold: float = 20) -> ir.Value:
     """From the threshold on the function is x. From 20 on that makes no difference but in float64."""
     op = low.op
     scaled = x if beta == 1 else op.Mul(x, float(beta))
@@ -147,7 +147,7 @@ def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
 
 
 @lower("aten.hardshrink.default")
-def hardshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
+def hardshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
     """Not Shrink, which makes 0 of NaN."""
     op = low.op
     inside = op.And(op.GreaterOrEqual(x, -float(lambd)), op.LessOrEqual(x, float(lambd)))
@@ -155,7 +155,7 @@ def hardshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
 
 
 @lower("aten.softshrink.default")
-def softshrink(low: Lowering, x: ir.Value, lambd: Any = 0.5) -> ir.Value:
+def softshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
     op, bound = low.op, float(lambd)
     left = op.Where(op.Less(x, -bound), op.Add(x, bound), op.Mul(x, 0.0))
     return op.Where(op.Greater(x, bound), op.Sub(x, bound), left)  # type: ignore[no-any-return]

@@ -265,31 +265,45 @@ def slice_scatter(
         return source
     if step != 1:
         return _strided_write(low, x, source, axis, 0 if start is None else start, step)
-    return _replaced(low, x, source, axis, start, end)
-
-
-def _replaced(low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, end: Any) -> ir.Value:
-    size = low.fake(0).shape[axis]
-    parts = [source]
-    if not (start is None or (isinstance(start, int) and start == 0)):
-        parts.insert(0, sliced(low, x, axis, 0, start))
     to_the_end = end is None or (isinstance(end, int) and isinstance(size, int) and end >= size)
+    return _replaced(low, x, source, axis, 0 if start is None else start, to_the_end)
+
+
+def _replaced(
+    low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, to_the_end: bool
+) -> ir.Value:
+    """Returns x, with the source in place of as many entries of the axis, from `start` on."""
+    op = low.op
+    start = _from_the_front(low, x, axis, start)
+    parts = [source]
+    if not isinstance(start, int) or start > 0:
+        parts.insert(0, sliced(low, x, axis, 0, start))
     if not to_the_end:
+        count = low.fake(1).shape[axis] if low.fake(1).dim() == low.fake(0).dim() else 1
+        if not isinstance(start, int) or not isinstance(count, int):
+            end = op.Add(op.Reshape(low.int_scalar(start), [1]), op.dim(source, axis))
+        else:
+            end = start + count
         parts.append(sliced(low, x, axis, end, None))
-    return low.op.Concat(*parts, axis=axis) if len(parts) > 1 else source
+    return op.Concat(*parts, axis=axis) if len(parts) > 1 else source
+
+
+def _from_the_front(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
+    """Returns where a slice starts, no negative number: an integer, or an int64 scalar if it depends on sizes."""
+    op = low.op
+    size = low.fake(0).shape[axis]
+    if isinstance(start, int) and (isinstance(size, int) or start >= 0):
+        return max(start + size, 0) if start < 0 else start
+    length, start = op.Squeeze(op.dim(x, axis), [0]), low.int_scalar(start)
+    start = op.Where(op.Less(start, op.const(0)), op.Max(op.Add(start, length), op.const(0)), start)
+    return op.Min(start, length)
 
 
 def _strided_write(
     low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, step: int
 ) -> ir.Value:
     op = low.op
-    size = low.fake(0).shape[axis]
-    if isinstance(start, int) and isinstance(size, int):
-        start = min(start % size if start < 0 else start, size)
-    elif not isinstance(start, int) or start < 0:
-        length = op.Squeeze(op.dim(x, axis), [0])
-        start = low.int_scalar(start)
-        start = op.Where(op.Less(start, op.const(0)), op.Add(start, length), start)
+    start = _from_the_front(low, x, axis, start)
     count = op.Squeeze(op.dim(source, axis), [0])
     places = op.Add(op.Mul(op.Range(0, count, 1), low.int_scalar(step)), low.int_scalar(start))
     rank = len(low.fake(0).shape)
@@ -305,13 +319,8 @@ def select_scatter(low: Lowering, x: ir.Value, source: ir.Value, dim: int, index
     axis = axis_of(low, dim)
     row = low.op.Unsqueeze(low.tensor(source, low.dtype), [axis])
     size = low.fake(0).shape[axis]
-    if isinstance(index, int):
-        index = index % size if isinstance(size, int) else index
-        end = None if index == -1 else index + 1
-        if index == 0 and isinstance(size, int) and size == 1:
-            return row  # type: ignore[no-any-return]
-        return _replaced(low, x, row, axis, index, end)
-    return _replaced(low, x, row, axis, index, low.op.Add(index, low.op.const(1)))
+    last = isinstance(index, int) and (index == -1 or (isinstance(size, int) and index % size == size - 1))
+    return _replaced(low, x, row, axis, index, last)
 
 
 @lower("aten.diagonal_scatter.default")

@@ -29,8 +29,13 @@ def _product(low: Lowering, a: ir.Value, b: ir.Value, rank: int) -> ir.Value:
 
 @lower("aten.addmm.default")
 def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    """Gemm, which skips `c` for beta = 0, as PyTorch does."""
-    if not low.dtype.is_floating_point() or _symbolic(alpha, beta) or _rounded(low, alpha, beta):
+    """Gemm, which skips `c` for beta = 0, as PyTorch does, and beta where there is nothing to multiply."""
+    if (
+        low.has_no_elements(1)
+        or not low.dtype.is_floating_point()
+        or _symbolic(alpha, beta)
+        or _rounded(low, alpha, beta)
+    ):
         return _plus_product(low, c, a, b, beta, alpha)
     return low.op.Gemm(a, b, c, alpha=float(alpha), beta=float(beta))  # type: ignore[no-any-return]
 
@@ -106,10 +111,11 @@ def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any =
     """The norms of all differences of a row of `a` and a row of `b`."""
     op = low.op
     difference = op.Sub(op.Unsqueeze(a, [-2]), op.Unsqueeze(b, [-3]))
+    axes = [low.result.dim()]  # of no elements ONNX Runtime reduces no axis that is counted from the end
     if p in (1, 2):
-        return op.emit(f"ReduceL{int(p)}", difference, [-1], keepdims=0)  # type: ignore[no-any-return]
+        return op.emit(f"ReduceL{int(p)}", difference, axes, keepdims=0)  # type: ignore[no-any-return]
     if p == math.inf:
-        return op.ReduceMax(op.Abs(difference), [-1], keepdims=0)  # type: ignore[no-any-return]
+        return op.ReduceMax(op.Abs(difference), axes, keepdims=0)  # type: ignore[no-any-return]
     raise low.unsupported(f"distances of order {p}")
 
 

@@ -8,7 +8,8 @@ import onnx_ir as ir
 from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
-from onnxtrain.ortmodule.aten.order import average
+from onnxtrain.ortmodule.aten.reduction import averaged
+from onnxtrain.ortmodule.aten.shape import arange
 
 
 @lower("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
@@ -121,6 +122,59 @@ def binary_cross_entropy_with_logits(
     return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
 
 
+@lower("aten.multi_margin_loss.default")
+def multi_margin_loss(
+    low: Lowering,
+    x: ir.Value,
+    target: ir.Value,
+    p: float = 1,
+    margin: float = 1,
+    weight: ir.Value | None = None,
+    reduction: int = 1,
+) -> ir.Value:
+    """Mean over classes i other than the target t of weight_t max(0, margin - x_t + x_i)^p; x: [*batch, classes]."""
+    op = low.op
+    axis = low.fake(0).dim() - 1
+    if low.fake(1).dim() == 0:
+        _refuse_one_loss_unreduced(low, reduction)
+    place = op.Unsqueeze(target, [axis]) if low.fake(1).dim() == axis else target
+    missed = op.Relu(op.Add(op.Sub(x, op.GatherElements(x, place, axis=axis)), low.tensor(margin, low.dtype)))
+    missed = op.Mul(missed, missed) if p == 2 else missed
+    missed = missed if weight is None else op.Mul(missed, op.Gather(weight, place))
+    other = op.Not(op.Equal(arange(low, op.dim(x, axis)), place))
+    loss = op.ReduceMean(op.Where(other, missed, 0.0), [axis], keepdims=low.fake(1).dim() - axis)
+    return _reduced(low, loss, reduction)
+
+
+@lower("aten.multilabel_margin_loss_forward.default")
+def multilabel_margin_loss(
+    low: Lowering, x: ir.Value, target: ir.Value, reduction: int
+) -> tuple[ir.Value, ir.Value]:
+    """Sum over targets t and classes i that are no target of max(0, 1 - x_t + x_i) / classes; and which are targets.
+
+    Targets end at the first negative one. x, target: [*batch, classes].
+    """
+    op = low.op
+    axis = low.fake(0).dim() - 1
+    if axis == 0:
+        _refuse_one_loss_unreduced(low, reduction)
+    listed = op.Equal(op.CumSum(op.Cast(op.Less(target, 0), to=ir.DataType.INT64), op.const(axis)), 0)
+    place = op.Where(listed, target, 0)
+    ones = op.Cast(listed, to=low.dtype)
+    count = op.ScatterElements(op.Mul(ones, 0.0), place, ones, axis=axis, reduction="add")
+    is_target = op.Greater(count, 0.0)
+    chosen = op.Unsqueeze(op.GatherElements(x, place, axis=axis), [axis + 1])  # [*batch, targets, 1]
+    missed = op.Relu(op.Add(op.Sub(op.Unsqueeze(x, [axis]), chosen), 1.0))
+    counts = op.And(op.Unsqueeze(listed, [axis + 1]), op.Unsqueeze(op.Not(is_target), [axis]))
+    means = op.ReduceMean(op.Where(counts, missed, 0.0), [axis + 1], keepdims=0)
+    return _reduced(low, op.ReduceSum(means, [axis], keepdims=0), reduction), is_target
+
+
+def _refuse_one_loss_unreduced(low: Lowering, reduction: int) -> None:
+    if reduction == 0:
+        raise low.unsupported("one loss, not reduced, which PyTorch's meta tensors give another shape")
+
+
 def _log(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     positive = op.Greater(x, 0.0)
@@ -136,5 +190,5 @@ def _reduced(low: Lowering, loss: ir.Value, reduction: int) -> ir.Value:
     if reduction == 0:
         return loss
     if reduction == 1:
-        return average(low, loss, None, keepdim=False)
+        return averaged(low, loss, None, False)
     return low.op.ReduceSum(loss, keepdims=0)  # type: ignore[no-any-return]

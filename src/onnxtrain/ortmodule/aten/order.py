@@ -14,7 +14,7 @@ from onnxtrain.ortmodule._lowering import Lowering, lower
 from onnxtrain.ortmodule.aten.pointwise import select
 from onnxtrain.ortmodule.aten.shape import axis_of
 
-__all__ = ["average", "axes_of", "reduced_extremum", "with_nan"]
+__all__ = ["axes_of", "reduced_extremum", "with_nan"]
 
 SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8)
 
@@ -24,17 +24,6 @@ def axes_of(low: Lowering, dim: Any) -> list[int] | None:
     if dim is None or (isinstance(dim, list | tuple) and not dim) or not low.fake(0).shape:
         return None
     return [axis_of(low, d) for d in (dim if isinstance(dim, list | tuple) else [dim])]
-
-
-def average(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
-    """Returns the means of x, of the shape of the node's first argument; NaN where there are no elements.
-
-    ONNX Runtime's ReduceMean gives 0 there.
-    """
-    sizes = low.fake(0).shape
-    if any(isinstance(n := sizes[i], int) and n == 0 for i in axes or range(len(sizes))):
-        return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)  # type: ignore[no-any-return]
-    return low.op.ReduceMean(x, axes, keepdims=int(keepdim))  # type: ignore[no-any-return]
 
 
 def _is_float(x: ir.Value) -> bool:
@@ -277,7 +266,8 @@ def searchsorted(
     if len(low.fake(0).shape) > 1:
         ordered = op.Unsqueeze(ordered, [-2])
     before = op.LessOrEqual(ordered, values) if right or side == "right" else op.Less(ordered, values)
-    return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)  # type: ignore[no-any-return]
+    counted = op.Cast(before, to=ir.DataType.INT64)
+    return op.ReduceSum(counted, [low.result.dim()], keepdims=0)  # type: ignore[no-any-return]
 
 
 @lower("aten.histc.default")

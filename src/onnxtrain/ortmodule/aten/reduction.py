@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
 from onnxtrain.ortmodule.aten.comparison import as_bool
-from onnxtrain.ortmodule.aten.order import average, axes_of, reduced_extremum
+from onnxtrain.ortmodule.aten.order import axes_of, reduced_extremum
 from onnxtrain.ortmodule.aten.shape import axis_of
 
 
@@ -18,9 +18,16 @@ def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -
     return low.op.emit(op_type, x, axes, keepdims=int(keepdim))  # type: ignore[no-any-return]
 
 
+def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
+    """Returns the mean; where the node's first argument has no elements it is NaN, which ReduceMean makes 0."""
+    if low.has_no_elements(0):
+        return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)  # type: ignore[no-any-return]
+    return low.op.ReduceMean(x, axes, keepdims=int(keepdim))  # type: ignore[no-any-return]
+
+
 @lower("aten.mean.dim", "aten.mean.default")
 def mean(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
-    return average(low, low.tensor(x, low.dtype), axes_of(low, dim), keepdim)
+    return averaged(low, low.tensor(x, low.dtype), axes_of(low, dim), keepdim)
 
 
 @lower("aten.sum.dim_IntList", "aten.sum.default")
@@ -35,22 +42,25 @@ def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
 
 @lower("aten.any", "aten.all")
 def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
-    reduction = "ReduceMax" if str(low.node.target).startswith("aten.any") else "ReduceMin"
-    return _reduce(low, reduction, as_bool(low, x), dim, keepdim)
+    of_any = str(low.node.target).startswith("aten.any")
+    if low.has_no_elements(0):  # for which there are no minimum and maximum
+        count = _reduce(low, "ReduceSum", low.tensor(x, ir.DataType.INT64), dim, keepdim)
+        return low.op.Not(low.op.Equal(count, 0)) if of_any else low.op.Equal(count, 0)  # type: ignore[no-any-return]
+    return _reduce(low, "ReduceMax" if of_any else "ReduceMin", as_bool(low, x), dim, keepdim)
 
 
 def _variance(
-    low: Lowering, x: ir.Value, dim: Any, correction: Any, keepdim: bool
+    low: Lowering, x: ir.Value, dim: Any, correction: float | None, keepdim: bool
 ) -> tuple[ir.Value, ir.Value]:
     """The variance, and the mean with the reduced axes kept."""
     op = low.op
     axes = axes_of(low, dim)
-    center = average(low, x, axes, keepdim=True)
+    center = averaged(low, x, axes, keepdim=True)
     deviation = op.Sub(x, center)
     correction = 1 if correction is None else correction
     if correction == 0:
         square = op.Mul(deviation, deviation)
-        return average(low, square, axes, keepdim), center
+        return averaged(low, square, axes, keepdim), center
     total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
     sizes = low.fake(0).shape
     reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]
@@ -65,14 +75,14 @@ def _variance(
 
 @lower("aten.var.correction")
 def var(
-    low: Lowering, x: ir.Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> ir.Value:
     return _variance(low, x, dim, correction, keepdim)[0]
 
 
 @lower("aten.std.correction")
 def std(
-    low: Lowering, x: ir.Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> ir.Value:
     return _root(low, _variance(low, x, dim, correction, keepdim)[0], 0.5)
 
@@ -88,7 +98,7 @@ def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
 
 @lower("aten.var_mean.correction", "aten.std_mean.correction")
 def var_mean(
-    low: Lowering, x: ir.Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Any:
     spread, center = _variance(low, x, dim, correction, keepdim)
     if "std_mean" in str(low.node.target):
@@ -100,7 +110,7 @@ def var_mean(
 
 
 @lower("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
-def norm(low: Lowering, x: ir.Value, p: Any = 2, dim: Any = None, keepdim: bool = False) -> ir.Value:
+def norm(low: Lowering, x: ir.Value, p: float | None = 2, dim: Any = None, keepdim: bool = False) -> ir.Value:
     return vector_norm(low, x, 2 if p is None else p, dim, keepdim)
 
 
@@ -108,7 +118,7 @@ def norm(low: Lowering, x: ir.Value, p: Any = 2, dim: Any = None, keepdim: bool 
 def vector_norm(
     low: Lowering,
     x: ir.Value,
-    ord: Any = 2,
+    ord: float = 2,
     dim: Any = None,
     keepdim: bool = False,
     *,

@@ -295,8 +295,17 @@ def constant_pad(low: Lowering, x: ir.Value, pad: Sequence[Any], value: Any = 0)
 
 @lower(*(f"aten.{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2, 3)))
 def border_pad(low: Lowering, x: ir.Value, padding: Sequence[Any]) -> ir.Value:
-    if any(isinstance(p, int) and p < 0 for p in padding):
-        raise low.unsupported(f"negative padding {list(padding)}")
-    pads, axes = _pads(low, padding)
+    """Negative padding crops what comes out of the other."""
+    op, rank = low.op, len(low.fake(0).shape)
+    pads, axes = _pads(low, [_at_least_0(low, p) for p in padding])
     mode = "reflect" if "reflection" in str(low.node.target) else "edge"
-    return low.op.pad(x, pads, axes, len(low.fake(0).shape), mode=mode)
+    padded = op.pad(x, pads, axes, rank, mode=mode)
+    if all(isinstance(p, int) and p >= 0 for p in padding):
+        return padded
+    crops = [_at_least_0(low, op.Neg(p) if isinstance(p, ir.Value) else -p) for p in padding]
+    ends = op.Sub(op.Gather(op.Shape(padded), axes), low.ints(crops[1::2]))
+    return op.Slice(padded, low.ints(crops[0::2]), ends, axes)  # type: ignore[no-any-return]
+
+
+def _at_least_0(low: Lowering, number: Any) -> Any:
+    return low.op.Max(number, low.op.const(0)) if isinstance(number, ir.Value) else max(number, 0)

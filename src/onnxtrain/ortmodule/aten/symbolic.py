@@ -128,6 +128,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "sub": (operator.sub, _arithmetic("Sub")),
     "mul": (operator.mul, _arithmetic("Mul")),
     "neg": (operator.neg, _arithmetic("Neg")),
+    "abs": (abs, _arithmetic("Abs")),
     "floordiv": (operator.floordiv, _floordiv),
     "truediv": (operator.truediv, _truediv),
     "mod": (operator.mod, _mod),

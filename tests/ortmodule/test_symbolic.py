@@ -1,0 +1,148 @@
+"""Python numbers that change between calls: symbolic in the graph, or another graph for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleONNXModelException
+from onnxtrain.ortmodule._lowering import LOWERINGS
+
+pytestmark = pytest.mark.torch
+
+LABELS = torch.tensor([0, 1, 2])
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+class Of(torch.nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def assert_same(function: Callable[..., Any], numbers: tuple[int, ...], *more: torch.Tensor) -> ORTModule:
+    """Compares results and gradients with eager PyTorch in float64, for every number."""
+    model = ORTModule(Of(function), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    for number in numbers:
+        inputs = [torch.randn(3, 4), *more]
+        results = []
+        for call, dtype in ((model, torch.float32), (function, torch.float64)):
+            leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
+            out = call(*leaves, number)
+            out.square().sum().backward()
+            results.append([out.float(), *(leaf.grad.float() for leaf in leaves)])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("function", "numbers"),
+    [
+        (lambda x, p: x.norm(p), (2, 3, 1, 4)),
+        (lambda x, p: F.normalize(x, p=p), (2, 3, 1)),
+        (lambda x, p: torch.renorm(x, p, 0, 0.5), (2, 3, 1)),
+        (lambda x, n: x.var(1, correction=n), (1, 0, 2)),
+        (lambda x, n: x.std(correction=n), (1, 0, 2)),
+        (lambda x, n: F.cross_entropy(x, LABELS, ignore_index=n), (1, 2, 0)),
+        (lambda x, n: F.leaky_relu(x, n), (0, 2, 3)),
+        (lambda x, n: F.softplus(x, n), (4, 1, 2)),
+        (lambda x, n: F.hardshrink(x, n), (0, 1, 2)),
+    ],
+    ids=[
+        "norm",
+        "normalize",
+        "renorm",
+        "var",
+        "std",
+        "cross_entropy",
+        "leaky_relu",
+        "softplus",
+        "hardshrink",
+    ],
+)
+def test_number_that_onnx_keeps_in_an_attribute_may_change(
+    function: Callable[..., Any], numbers: tuple[int, ...]
+) -> None:
+    assert_same(function, numbers)
+
+
+@pytest.mark.parametrize("mode", ["constant", "replicate", "reflect"])
+def test_padding_may_change_its_sign(mode: str) -> None:
+    assert_same(lambda x, n: F.pad(x, (n, 1), mode=mode), (1, 2, -1, 0, -2))
+
+
+def _write(place: Callable[[int], Any]) -> Callable[..., torch.Tensor]:
+    def write(x: torch.Tensor, y: torch.Tensor, number: int) -> torch.Tensor:
+        z = x * 2
+        z[place(number)] = y
+        return z
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _write(lambda i: i),
+        _write(lambda i: slice(i, None)),
+        _write(lambda i: slice(None, i)),
+        _write(lambda i: slice(1, i)),  # empty at times
+        _write(lambda i: slice(i, i + 1)),
+        _write(lambda i: slice(i, None, 2)),
+        lambda x, y, i: x.select_scatter(y, 0, i),
+        lambda x, y, i: (x * 2)[i].add_(y),
+        lambda x, y, i: x[i:] * y,
+        lambda x, y, i: x.narrow(0, i, 1) * y,
+        lambda x, y, i: x.narrow(0, 0, abs(i) + 1) * y,
+    ],
+    ids=[
+        "row",
+        "from",
+        "to",
+        "between",
+        "one",
+        "step",
+        "select_scatter",
+        "in_place",
+        "slice",
+        "narrow",
+        "abs",
+    ],
+)
+@pytest.mark.parametrize("places", [(1, 2, -1, -2, 0), (-1, 1, -2, 2)], ids=["positive", "negative"])
+def test_place_may_change_its_sign(function: Callable[..., Any], places: tuple[int, ...]) -> None:
+    assert_same(function, places, torch.randn(4))
+
+
+def test_number_that_onnx_takes_as_an_input_makes_one_graph() -> None:
+    assert len(assert_same(lambda x, n: x * n, (2, 3, 4, 5, 6)).report()) == 2
+
+
+def test_lowering_that_fails_leaves_the_graph_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise TypeError("no such thing")
+
+    monkeypatch.setitem(LOWERINGS, "aten.cosh.default", broken)
+    x = torch.randn(3, requires_grad=True)
+    model = ORTModule(Of(torch.cosh))
+    with pytest.warns(
+        UserWarning, match=r"aten.cosh.default: its lowering failed \(TypeError: no such thing"
+    ):
+        model(x).sum().backward()
+    torch.testing.assert_close(x.grad, torch.sinh(x.detach()))
+    with pytest.raises(ORTModuleONNXModelException, match=r"aten.cosh.default: its lowering failed"):
+        ORTModule(Of(torch.cosh), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))(x)

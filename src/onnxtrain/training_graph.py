@@ -13,7 +13,7 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import warn_of_export
-from onnxtrain.fusion import RMSNormFusionPass
+from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
@@ -106,6 +106,7 @@ def build_training_graphs(
     statistics = _chain_statistics(forward, selection.statistics)
     order = [name for name in forward.graph.initializers if name in selection.parameters]
     RMSNormFusionPass(selection.parameters)(forward)
+    RINormFusionPass(selection.parameters)(forward)
     training, gradients = add_gradients(forward, loss, selection.trainable)
     append_outputs(training, selection.trainable, gradients)
     training.graph.outputs.extend(_named(training, output) for output in statistics.values())

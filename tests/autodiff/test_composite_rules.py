@@ -18,7 +18,9 @@ from onnxtrain.functions import (
     DOMAIN,
     CompositeOp,
     floored_rms_normalization,
+    instance_standardization,
     inverse_rms_normalization,
+    reversible_instance_normalization,
 )
 from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
 
@@ -51,13 +53,18 @@ ROWS = [
         lambda x, g: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPSILON) * g,
     ),
 ]
+INSTANCE_NORMS = {
+    reversible_instance_normalization: lambda x, mean, stdev, g, b: (x - mean) / stdev * g + b,
+    instance_standardization: lambda x, mean, stdev: (x - mean) / stdev,
+}
 SHAPES = [(5,), (4, 5), (2, 3, 5), (2, 2, 3, 5), (0, 5)]
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.composite.name)
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def test_every_composite_rule_has_a_row():
-    tested = {name for row in ROWS for name in row.composite.function_names}
+    composites = [*(row.composite for row in ROWS), *INSTANCE_NORMS]
+    tested = {name for composite in composites for name in composite.function_names}
     assert {op for domain, op in RULES if domain == DOMAIN} == tested
 
 
@@ -137,3 +144,41 @@ def test_at_the_floor_the_gradient_is_that_of_the_norm():
     step = session(Row(floored_rms_normalization, (1.0, 5.0), ROWS[0].twin), (1, 5), np.float64, False)
     np.testing.assert_allclose(step.run(["x_grad"], feeds)[0], want.numpy(), atol=1e-15)
     assert abs(want[0, 0].item() - (1 / 5 - 9 / 125)) < 1e-15
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((2, 3, 5), [1]), ((2, 3, 4, 5), [1, 2]), ((4, 5), [0, 1]), ((0, 3, 5), [1])], ids=str
+)
+@pytest.mark.parametrize("composite", INSTANCE_NORMS, ids=lambda composite: composite.name)
+def test_vjp_of_instance_norms_matches_torch(composite, shape, axes, dtype, symbolic):
+    """With mean and stdev detached."""
+    rng, kind = np.random.default_rng(0), ir.DataType.from_numpy(np.dtype(dtype))
+    names = [name for name in composite.inputs if name != "epsilon"]
+    sizes = {"x": shape, "weight": (5,), "bias": (5,)}
+    feed = {name: (rng.normal(size=sizes[name]) + 0.3).astype(dtype) for name in names}
+    dims = {**sizes, "x": (*(f"d{axis}" for axis in range(len(shape) - 1)), 5)} if symbolic else sizes
+    inputs = [ir.Value(name=n, type=ir.TensorType(kind), shape=ir.Shape(dims[n])) for n in names]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": 21}, name="row")
+    model = ir.Model(graph, ir_version=10)
+    op = Emitter(graph, functions=model.functions)
+    outputs = 4 if len(names) > 1 else 3
+    y, *_ = op.call(composite, *inputs, op.const(EPSILON, kind), axes=axes, _outputs=outputs)
+    y.name, y.shape = "y", inputs[0].shape
+    graph.outputs.append(y)
+    joint, gradients = add_gradients(model, "y", names, cotangent="ct")
+    append_outputs(joint, names, gradients)
+    ct = rng.normal(size=shape).astype(dtype)
+    step = ort.InferenceSession(ir.to_proto(joint).SerializeToString(), providers=["CPUExecutionProvider"])
+
+    leaves = [torch.from_numpy(feed[name].astype(np.float64)).requires_grad_() for name in names]
+    x = leaves[0].detach()
+    mean = x.mean(axes, keepdim=True)
+    stdev = (((x - mean) ** 2).mean(axes, keepdim=True) + EPSILON).sqrt()
+    y = INSTANCE_NORMS[composite](leaves[0], mean, stdev, *leaves[1:])
+    want = [y.detach(), *torch.autograd.grad(y, leaves, torch.from_numpy(ct.astype(np.float64)))]
+    for value, reference in zip(step.run(None, feed | {"ct": ct}), want, strict=True):
+        assert value.dtype == dtype
+        assert value.shape == tuple(reference.shape)
+        assert norm_relative_error(value, reference.numpy()) <= NORM_RELATIVE[np.dtype(dtype)]

@@ -157,15 +157,25 @@ def test_layer_norm_is_one_op_forward_and_one_backward(layer, exporter, tmp_path
 
 
 @each_exporter
-def test_rin_norm_has_the_gradient_of_an_affine_map(exporter, tmp_path):
-    """Whose factor is the weight over the deviation: no gradient op reads a mean."""
+@pytest.mark.parametrize("make", [Net, AndBack], ids=["forward", "transform and inverse"])
+def test_rin_norm_is_one_op_forward_and_one_backward(make, exporter, tmp_path):
+    net = make(Layer("RINorm").ours())
+    found = ops(training_model(net, sampled((3, 5, SIZE), torch.float32), exporter, tmp_path))
+    assert found["ReversibleInstanceNormalization_float"] == 1
+    assert found["ReversibleInstanceNormalizationGradient_float"] == 1
+    assert found["ReduceMean"] == 1  # of the loss
+    assert found["Sqrt"] == found["Where"] == 0
+    eval_model = onnx.load(tmp_path / "eval_model.onnx")
+    assert {node.domain for node in eval_model.graph.node} == {""}
+
+
+@each_exporter
+def test_rin_norm_at_the_front_has_gradients_of_its_parameters_only(exporter, tmp_path):
     net = Layer("RINorm").ours()
     found = ops(training_model(net, sampled((3, 5, SIZE), torch.float32), exporter, tmp_path))
-    # Two means of the layer, one of the loss, one of its gradient.
-    assert found["ReduceMean"] <= 4
-    assert found["Sqrt"] == 1
-    assert found["Where"] == 0
-    assert found["Expand"] <= 4  # three of the loss
+    assert found["ReversibleInstanceNormalizationParameterGradient_float"] == 1
+    assert found["ReversibleInstanceNormalizationGradient_float"] == 0
+    assert_gradients_of_torch(net, exporter, torch.float32, tmp_path)
 
 
 class Handmade(nn.Module):

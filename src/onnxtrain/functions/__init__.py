@@ -8,6 +8,12 @@ from .activation import (
     mish_gradient,
     softmax_gradient,
 )
+from .instance_norm import (
+    instance_standardization,
+    reversible_instance_normalization,
+    reversible_instance_normalization_gradient,
+    reversible_instance_normalization_parameter_gradient,
+)
 from .loss import softmax_cross_entropy_gradient
 from .normalization import (
     batch_normalization_gradient,
@@ -45,6 +51,7 @@ __all__ = [
     "gelu_gradient",
     "gelu_tanh_gradient",
     "group_normalization_gradient",
+    "instance_standardization",
     "inverse_rms_normalization",
     "inverse_rms_normalization_gradient",
     "layer_normalization_gradient",
@@ -52,6 +59,9 @@ __all__ = [
     "mish_gradient",
     "momentum_step",
     "nesterov_step",
+    "reversible_instance_normalization",
+    "reversible_instance_normalization_gradient",
+    "reversible_instance_normalization_parameter_gradient",
     "rms_normalization_gradient",
     "rmsprop_step",
     "sgd_step",

@@ -5,6 +5,7 @@ These are passes that know `onnxtrain.functions`, which `onnxtrain.passes` does 
 
 from __future__ import annotations
 
+from onnxtrain.fusion.instance_norm import RINormFusionPass
 from onnxtrain.fusion.rms_norm import RMSNormFusionPass
 
-__all__ = ["RMSNormFusionPass"]
+__all__ = ["RINormFusionPass", "RMSNormFusionPass"]

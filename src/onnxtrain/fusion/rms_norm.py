@@ -14,6 +14,7 @@ from onnxtrain.functions import (
     floored_rms_normalization,
     inverse_rms_normalization,
 )
+from onnxtrain.fusion._patterns import inner_node, is_op, number
 
 __all__ = ["RMSNormFusionPass"]
 
@@ -72,7 +73,7 @@ class RMSNormFusionPass(ir.passes.InPlacePass):
 
     def _match(self, standard: ir.Value | None) -> _Match | None:
         """Returns the chain that computes x / rms(x)."""
-        node = _inner(standard)
+        node = inner_node(standard)
         if node is None or node.op_type not in ("Div", "Mul"):
             return None
         orders = [(0, 1)] if node.op_type == "Div" else [(0, 1), (1, 0)]
@@ -90,58 +91,58 @@ class RMSNormFusionPass(ir.passes.InPlacePass):
 
     def _floored(self, x: ir.Value, value: ir.Value | None) -> _Match | None:
         """Max(c * ||x||, floor)."""
-        bounded = _inner(value)
-        if bounded is None or not (_is_clip(bounded) or _is(bounded, "Max", inputs=2)):
+        bounded = inner_node(value)
+        if bounded is None or not (_is_clip(bounded) or is_op(bounded, "Max", inputs=2)):
             return None
         scaled, floor = bounded.inputs[0], self._number(bounded.inputs[1])
         if floor is None and bounded.op_type == "Max":
             scaled, floor = bounded.inputs[1], self._number(bounded.inputs[0])
-        product = _inner(scaled)
-        if floor is None or product is None or not (_is(product, "Mul") or _is(product, "Div")):
+        product = inner_node(scaled)
+        if floor is None or product is None or not (is_op(product, "Mul") or is_op(product, "Div")):
             return None
         left, right = product.inputs
         factor = self._number(right)
-        if factor is not None and _is(product, "Div"):
+        if factor is not None and is_op(product, "Div"):
             factor = 1 / factor if factor else None
-        elif factor is None and _is(product, "Mul"):
+        elif factor is None and is_op(product, "Mul"):
             left, factor = right, self._number(left)
-        norm = _inner(left)
+        norm = inner_node(left)
         if factor is None or norm is None or not _reduces(norm, "ReduceL2", x):
             return None
         return _Match(floored_rms_normalization, x, (factor, floor), (bounded, product, norm))
 
     def _inverse(self, x: ir.Value, value: ir.Value | None) -> _Match | None:
         """1 / sqrt(mean(x²) + epsilon)."""
-        node = _inner(value)
+        node = inner_node(value)
         if node is None:
             return None
-        if _is(node, "Pow") and self._number(node.inputs[1]) == -0.5:
+        if is_op(node, "Pow") and self._number(node.inputs[1]) == -0.5:
             return self._mean_square(x, node)
-        if _is(node, "Div") and self._number(node.inputs[0]) == 1:
+        if is_op(node, "Div") and self._number(node.inputs[0]) == 1:
             root = self._root(x, node.inputs[1])
         else:
-            root = self._root(x, node.inputs[0]) if _is(node, "Reciprocal") else None
+            root = self._root(x, node.inputs[0]) if is_op(node, "Reciprocal") else None
         return root and _Match(root.composite, x, root.numbers, (node, *root.nodes))
 
     def _root(self, x: ir.Value, value: ir.Value | None) -> _Match | None:
         """sqrt(mean(x²) + epsilon)."""
-        node = _inner(value)
+        node = inner_node(value)
         if node is None:
             return None
-        if _is(node, "Sqrt") or (_is(node, "Pow") and self._number(node.inputs[1]) == 0.5):
+        if is_op(node, "Sqrt") or (is_op(node, "Pow") and self._number(node.inputs[1]) == 0.5):
             return self._mean_square(x, node)
         return None
 
     def _mean_square(self, x: ir.Value, root: ir.Node) -> _Match | None:
         """The chain below `root`: mean(x²) + epsilon."""
-        total = _inner(root.inputs[0])
-        if total is None or not _is(total, "Add"):
+        total = inner_node(root.inputs[0])
+        if total is None or not is_op(total, "Add"):
             return None
         for index in (0, 1):
-            epsilon, mean = self._number(total.inputs[1 - index]), _inner(total.inputs[index])
+            epsilon, mean = self._number(total.inputs[1 - index]), inner_node(total.inputs[index])
             if epsilon is None or mean is None or not _reduces(mean, "ReduceMean"):
                 continue
-            square = _inner(mean.inputs[0])
+            square = inner_node(mean.inputs[0])
             if square is not None and self._squares(square, x):
                 return _Match(inverse_rms_normalization, x, (epsilon,), (root, total, mean, square))
         return None
@@ -149,19 +150,12 @@ class RMSNormFusionPass(ir.passes.InPlacePass):
     def _squares(self, node: ir.Node, x: ir.Value) -> bool:
         if node.inputs[0] is not x:
             return False
-        if _is(node, "Pow"):
+        if is_op(node, "Pow"):
             return self._number(node.inputs[1]) == 2
-        return _is(node, "Mul") and node.inputs[1] is x
+        return is_op(node, "Mul") and node.inputs[1] is x
 
     def _number(self, value: ir.Value | None) -> float | None:
-        """Returns the number that a value always has."""
-        node = value.producer() if value is not None else None
-        if node is not None and _is(node, "Cast"):  # what a float64 graph reads a float32 constant through
-            value = node.inputs[0]
-        if value is None or value.is_graph_input() or value.name in self._parameters:
-            return None
-        tensor = ir.convenience.get_const_tensor(value)
-        return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None
+        return number(value, self._parameters)
 
 
 def _rewrite(model: ir.Model, op: Emitter, last: ir.Node, match: _Match, scale: ir.Value) -> None:
@@ -186,26 +180,20 @@ def _rewrite(model: ir.Model, op: Emitter, last: ir.Node, match: _Match, scale: 
         model.graph.remove(node, safe=True)
 
 
-def _inner(value: ir.Value | None) -> ir.Node | None:
-    """Returns the node that computes a value which only one node reads."""
-    if value is None or value.is_graph_output() or len(value.uses()) != 1:
-        return None
-    return value.producer()
-
-
-def _is(node: ir.Node, op_type: str, inputs: int | None = None) -> bool:
-    return node.op_type == op_type and node.domain == "" and inputs in (None, len(node.inputs))
-
-
 def _is_clip(node: ir.Node) -> bool:
     """Whether a node bounds its input from below only."""
-    return _is(node, "Clip") and len(node.inputs) > 1 and all(value is None for value in node.inputs[2:])
+    return is_op(node, "Clip") and len(node.inputs) > 1 and all(value is None for value in node.inputs[2:])
 
 
 def _reduces(node: ir.Node, op_type: str, x: ir.Value | None = None) -> bool:
     """Whether a node reduces (x over) the last axis, and keeps it."""
     source = node.inputs[0]
-    if not _is(node, op_type, inputs=2) or source is None or source.shape is None or x not in (None, source):
+    if (
+        not is_op(node, op_type, inputs=2)
+        or source is None
+        or source.shape is None
+        or x not in (None, source)
+    ):
         return False
     axes = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1] is not None else None
     last = source.shape.rank() - 1

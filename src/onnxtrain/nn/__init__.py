@@ -1,9 +1,8 @@
 """Normalisation layers of forecasting models for PyTorch, beside those of darts.
 
 Constructors, parameter names, state dicts, values and gradients are those of
-`darts.models.components.layer_norm_variants`. `ORTModule` and `generate_artifacts` run the layer norms and RMSNorm as
-one op with one for the gradient; RINorm, whose statistics are constants to the gradient, as standard ops with the
-gradient of an affine map. docs/layer-norms.md has the formulas.
+`darts.models.components.layer_norm_variants`. `ORTModule` and `generate_artifacts` run each as one op with one for the
+gradient. docs/layer-norms.md has the formulas.
 """
 
 from __future__ import annotations

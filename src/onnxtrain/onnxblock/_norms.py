@@ -140,6 +140,8 @@ class RINorm(_Norm):
     those of the last call: `norm.transform(name)` does to another value what the layer did, `norm.inverse(name)` takes
     a value [batch, length, input_dim, params] back to the units of the layer's input.
 
+    In the training model the layer is one op, and so is its gradient.
+
     Args:
         input_dim: size of the last axis.
         eps: added to the variance.

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from onnxtrain.emitter import Emitter
-from onnxtrain.fusion import RMSNormFusionPass
+from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
 from onnxtrain.passes import ReluAfterMaxPoolPass, infer_shapes, mark_stop_gradient
 
 __all__ = [
@@ -256,6 +256,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     lowered = _GraphLowering(graph_module, model).run()
     _infer_missing_shapes(model)
     RMSNormFusionPass()(model)
+    RINormFusionPass()(model)
     ReluAfterMaxPoolPass()(model)
     return lowered
 

@@ -17,9 +17,13 @@ from onnxtrain.functions import (
     floored_rms_normalization,
     floored_rms_normalization_gradient,
     group_normalization_gradient,
+    instance_standardization,
     inverse_rms_normalization,
     inverse_rms_normalization_gradient,
     layer_normalization_gradient,
+    reversible_instance_normalization,
+    reversible_instance_normalization_gradient,
+    reversible_instance_normalization_parameter_gradient,
     rms_normalization_gradient,
 )
 
@@ -145,6 +149,44 @@ for _composite, _saved, _rule in (
     for _name in _composite.function_names:
         _signature = Signature(_composite.inputs, ("y", _saved))
         vjp(_name, domain=DOMAIN, wrt=("x", "scale"), saves=(_saved,), signature=_signature)(_rule)
+
+
+def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = (x - mean) * (weight / stdev) + bias, with the mean and stdev of x, which are constants to the gradient."""
+    ct, weight, stdev, centered = _wide(op, ct, n.weight, n.out.stdev, n.out.centered)
+    rows = list(range(n.rank(n.x) - 1))
+    if not n.needs("weight"):
+        ct_x = op.Mul(ct, op.Div(weight, stdev)) if n.needs("x") else None
+        ct_bias = op.ReduceSum(ct, rows, keepdims=0) if n.needs("bias") else None
+        return _as_inputs(op, n, {"x": ct_x, "bias": ct_bias})
+    attributes = {"axes": [axis for axis in n.attr("axes") if axis in rows], "rows": rows}
+    if not n.needs("x"):
+        parameters = reversible_instance_normalization_parameter_gradient
+        grads = op.call(parameters, ct, centered, stdev, **attributes, _outputs=2)
+        return _as_inputs(op, n, dict(zip(("weight", "bias"), grads, strict=True)))
+    whole = reversible_instance_normalization_gradient
+    grads = op.call(whole, ct, centered, weight, stdev, **attributes, _outputs=3)
+    return _as_inputs(op, n, dict(zip(("x", "weight", "bias"), grads, strict=True)))
+
+
+def instance_standard(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = (x - mean) / stdev, with the mean and stdev of x, which are constants to the gradient."""
+    ct, stdev = _wide(op, ct, n.out.stdev)
+    return _as_inputs(op, n, {"x": op.Div(ct, stdev)})
+
+
+for _composite, _wrt, _saves, _rule in (
+    (
+        reversible_instance_normalization,
+        ("x", "weight", "bias"),
+        ("stdev", "centered"),
+        reversible_instance_norm,
+    ),
+    (instance_standardization, ("x",), ("stdev",), instance_standard),
+):
+    for _name in _composite.function_names:
+        _signature = Signature(_composite.inputs, ("y", "mean", "stdev", "centered")[: 2 + len(_saves)])
+        vjp(_name, domain=DOMAIN, wrt=_wrt, saves=_saves, signature=_signature)(_rule)
 
 
 @vjp("MeanVarianceNormalization", wrt=("X",))

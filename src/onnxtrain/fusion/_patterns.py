@@ -1,0 +1,32 @@
+"""What the passes ask of nodes and values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import onnx_ir as ir
+
+__all__ = ["inner_node", "is_op", "number"]
+
+
+def inner_node(value: ir.Value | None) -> ir.Node | None:
+    """Returns the node that computes a value which only one node reads."""
+    if value is None or value.is_graph_output() or len(value.uses()) != 1:
+        return None
+    return value.producer()
+
+
+def is_op(node: ir.Node, op_type: str, inputs: int | None = None) -> bool:
+    """Whether a node is that op of the standard domain, with that many inputs."""
+    return node.op_type == op_type and node.domain == "" and inputs in (None, len(node.inputs))
+
+
+def number(value: ir.Value | None, parameters: Collection[str]) -> float | None:
+    """Returns the number that a value always has; initializers named in `parameters` are no constants."""
+    node = value.producer() if value is not None else None
+    if node is not None and is_op(node, "Cast"):  # what a float64 graph reads a float32 constant through
+        value = node.inputs[0]
+    if value is None or value.is_graph_input() or value.name in parameters:
+        return None
+    tensor = ir.convenience.get_const_tensor(value)
+    return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.passes import TorchSignature, is_constant, is_training_batch_norm
+from onnxtrain.passes import TorchSignature, is_float_parameter, is_training_batch_norm
 
 __all__ = ["Selection", "batch_norms", "float_initializers", "is_float", "select_parameters"]
 
@@ -148,11 +148,7 @@ def _is_setting(value: ir.Value) -> bool:
 
 def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
     """Returns the floating-point initializers that may be parameters, by name and in order."""
-    return [
-        (name, value)
-        for name, value in model.graph.initializers.items()
-        if is_float(value) and not is_constant(value)
-    ]
+    return [(name, value) for name, value in model.graph.initializers.items() if is_float_parameter(value)]
 
 
 def batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:

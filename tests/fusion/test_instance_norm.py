@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from onnx import helper
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 
+from fusion.rewriting import ops, rewritten
 from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
 from onnxtrain.fusion import RINormFusionPass
 from onnxtrain.passes import canonicalize, load_model, to_proto
@@ -108,14 +106,7 @@ def feeds(dtype=np.float64):
 
 
 def fused(proto: onnx.ModelProto, parameters=()) -> ir.Model:
-    result = canonicalize(load_model(proto))
-    RINormFusionPass(parameters)(result)
-    RemoveUnusedNodesPass()(result)
-    return result
-
-
-def ops(model_: ir.Model) -> Counter[str]:
-    return Counter(node.op_type for node in model_.graph)
+    return rewritten(proto, RINormFusionPass(parameters))
 
 
 def with_gradients(model_: ir.Model, of="y") -> onnx.ModelProto:

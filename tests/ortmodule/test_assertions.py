@@ -19,13 +19,7 @@ from ortmodule.asserting import (
     Pooled,
 )
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
 NETS = (OfInput, OfResult, OfArgument, BeforeIndex, BesideCustomFunction)

@@ -16,13 +16,7 @@ from torch.autograd import forward_ad
 from onnxtrain.ortmodule import ORTModule, ORTModuleFallbackException
 from ortmodule.test_engine import gradients, mlp, pair
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
 class Heads(nn.Module):

@@ -16,13 +16,7 @@ from torch import nn
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleFallbackException
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
 def pair(module: nn.Module) -> tuple[ORTModule, nn.Module]:

@@ -11,13 +11,7 @@ import torch
 from onnxtrain.ortmodule import ORTModule
 from ortmodule.test_engine import Between, assert_same_step, pair
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
 def _outer(h: torch.Tensor) -> torch.Tensor:

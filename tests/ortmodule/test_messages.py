@@ -14,13 +14,7 @@ from torch import nn
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 
-pytestmark = pytest.mark.torch
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
 class Net(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 LENGTHS = torch.tensor([6, 2, 4, 1, 5])
 
@@ -28,12 +28,6 @@ class Tagger(nn.Module):
         packed = pack_padded_sequence(self.first(x), lengths, batch_first=True, enforce_sorted=False)
         y, _ = pad_packed_sequence(self.layer(packed)[0], batch_first=True, total_length=x.shape[1])
         return self.last(torch.tanh(y))
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])

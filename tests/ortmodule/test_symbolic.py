@@ -12,15 +12,9 @@ import torch.nn.functional as F
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleONNXModelException
 from onnxtrain.ortmodule._lowering import LOWERINGS
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 LABELS = torch.tensor([0, 1, 2])
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 class Of(torch.nn.Module):

@@ -31,6 +31,14 @@ def test_parameters_and_properties_are_read_bit_exactly(name, expected):
     assert dict(state.properties) == {"epoch": 7, "best": 0.25, "name": "größe"}
 
 
+def train(module, optimizer, expected):
+    """Three steps on the batch that the old package trained on."""
+    for _ in range(3):
+        module(expected["x"], expected["labels"])
+        optimizer.step()
+        module.lazy_reset_grad()
+
+
 def test_training_goes_on_where_the_old_package_stopped(expected):
     run = handmade.mlp()
     state = CheckpointState.load_checkpoint(DATA / "legacy_full")
@@ -39,10 +47,7 @@ def test_training_goes_on_where_the_old_package_stopped(expected):
     optimizer = Optimizer(model.SerializeToString(), module)
     assert optimizer.step_count == 3
     assert optimizer.get_learning_rate() == pytest.approx(1e-3)
-    for _ in range(3):
-        module(expected["x"], expected["labels"])
-        optimizer.step()
-        module.lazy_reset_grad()
+    train(module, optimizer, expected)
     for name, parameter in state.parameters:
         np.testing.assert_allclose(parameter.data, expected[f"after/{name}"], rtol=0, atol=1e-7)
         if parameter.requires_grad:
@@ -57,10 +62,7 @@ def test_sgd_goes_on_without_the_moments_that_the_old_package_kept_for_it(expect
     assert optimizer.step_count == 3
     for name, parameter in state.parameters:
         np.testing.assert_array_equal(parameter.data, expected[f"sgd_before/{name}"])
-    for _ in range(3):
-        module(expected["x"], expected["labels"])
-        optimizer.step()
-        module.lazy_reset_grad()
+    train(module, optimizer, expected)
     for name, parameter in state.parameters:
         np.testing.assert_allclose(parameter.data, expected[f"sgd_after/{name}"], rtol=0, atol=1e-7)
 

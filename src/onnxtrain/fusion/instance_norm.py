@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -13,7 +12,7 @@ from onnxtrain.functions import (
     instance_standardization,
     reversible_instance_normalization,
 )
-from onnxtrain.fusion._patterns import inner_node, is_op, number
+from onnxtrain.fusion._patterns import PatternPass, inner_node, is_op
 from onnxtrain.passes import is_stop_gradient
 
 __all__ = ["RINormFusionPass"]
@@ -38,7 +37,7 @@ class _Match:
     stdev: ir.Node
 
 
-class RINormFusionPass(ir.passes.InPlacePass):
+class RINormFusionPass(PatternPass):
     """Rewrite chains of ops that normalise each series by constant statistics as one op.
 
     - `(x - mean) * (weight / stdev) + bias`: `ReversibleInstanceNormalization`;
@@ -48,15 +47,6 @@ class RINormFusionPass(ir.passes.InPlacePass):
     two, gradients stop at both, and epsilon is a constant. Other readers of the two read them from the op, behind the
     same stop. A chain stays as it is where anything else reads a value before a stop, or the product.
     """
-
-    def __init__(self, parameters: Collection[str] = ()) -> None:
-        """Choose the initializers that are no constants.
-
-        Args:
-            parameters: their names.
-        """
-        super().__init__()
-        self._parameters = frozenset(parameters)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
@@ -120,9 +110,6 @@ class RINormFusionPass(ir.passes.InPlacePass):
         if is_op(node, "Pow"):
             return _same(node.inputs[0], value) and self._number(node.inputs[1]) == 2
         return is_op(node, "Mul") and all(_same(factor, value) for factor in node.inputs)
-
-    def _number(self, value: ir.Value | None) -> float | None:
-        return number(value, self._parameters)
 
 
 def _rewrite(

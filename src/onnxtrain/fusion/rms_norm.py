@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,7 +13,7 @@ from onnxtrain.functions import (
     floored_rms_normalization,
     inverse_rms_normalization,
 )
-from onnxtrain.fusion._patterns import inner_node, is_op, number
+from onnxtrain.fusion._patterns import PatternPass, inner_node, is_op
 
 __all__ = ["RMSNormFusionPass"]
 
@@ -36,7 +35,7 @@ class _Match:
     nodes: tuple[ir.Node, ...]
 
 
-class RMSNormFusionPass(ir.passes.InPlacePass):
+class RMSNormFusionPass(PatternPass):
     """Rewrite chains of ops that normalise by the root mean square as one op with two outputs.
 
     - `x / max(c * ||x||, floor) * scale`, as darts' RMSNorm: `FlooredRMSNormalization`;
@@ -45,15 +44,6 @@ class RMSNormFusionPass(ir.passes.InPlacePass):
     Norm and mean are over the last axis, `scale` has its size, and the numbers are constants. A chain stays as it is
     where anything else reads a value inside of it. The second output is for the gradient.
     """
-
-    def __init__(self, parameters: Collection[str] = ()) -> None:
-        """Choose the initializers that are no constants.
-
-        Args:
-            parameters: their names.
-        """
-        super().__init__()
-        self._parameters = frozenset(parameters)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place."""
@@ -153,9 +143,6 @@ class RMSNormFusionPass(ir.passes.InPlacePass):
         if is_op(node, "Pow"):
             return self._number(node.inputs[1]) == 2
         return is_op(node, "Mul") and node.inputs[1] is x
-
-    def _number(self, value: ir.Value | None) -> float | None:
-        return number(value, self._parameters)
 
 
 def _rewrite(model: ir.Model, op: Emitter, last: ir.Node, match: _Match, scale: ir.Value) -> None:

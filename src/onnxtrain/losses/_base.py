@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 
@@ -97,9 +97,7 @@ class Loss(ABC):
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
-        self._require(
-            lambda reduction: reduction in ("mean", "sum", "none"), "reduction", "'mean', 'sum' or 'none'"
-        )
+        require(self, "reduction", lambda value: value in ("mean", "sum", "none"), "'mean', 'sum' or 'none'")
 
     @abstractmethod
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -136,15 +134,6 @@ class Loss(ABC):
             over the labels that count, each with the weight of its class (1 if `weight` is None).
         """
         return {} if self.reduction == "mean" else None
-
-    def _require(self, holds: Callable[[Any], bool], field: str, allowed: str) -> None:
-        value = getattr(self, field)
-        try:
-            valid = holds(value)
-        except (TypeError, ValueError):  # a comparison with something that is no number
-            valid = False
-        if not valid:
-            raise GraphBuildError(f"making {type(self).__name__}: {field} is {value!r}; it must be {allowed}")
 
     def _error(self, problem: str) -> GraphBuildError:
         return GraphBuildError(f"building {type(self).__name__}: {problem}")

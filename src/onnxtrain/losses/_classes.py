@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 
@@ -108,11 +109,12 @@ class CrossEntropyLoss(_ClassLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(lambda value: 0 <= value <= 1, "label_smoothing", "between 0 and 1")
+        require(self, "label_smoothing", lambda value: 0 <= value <= 1, "between 0 and 1")
         if self.probabilities:
-            self._require(
-                lambda index: index is None or index < 0,
+            require(
+                self,
                 "ignore_index",
+                lambda index: index is None or index < 0,
                 "left out with probabilities=True, which has no labels to ignore",
             )
 

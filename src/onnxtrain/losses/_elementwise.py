@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, static_dims
 
 from ._base import Loss, TargetSpec, narrow, numbers, reduce, widen
@@ -63,7 +64,7 @@ class HuberLoss(_ElementwiseLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(lambda delta: 0 < delta < float("inf"), "delta", "a positive number")
+        require(self, "delta", lambda delta: 0 < delta < float("inf"), "a positive number")
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         return _huber(op, op.Sub(scores, target), self.delta)
@@ -81,7 +82,7 @@ class SmoothL1Loss(_ElementwiseLoss):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(lambda beta: 0 <= beta < float("inf"), "beta", "zero or a positive number")
+        require(self, "beta", lambda beta: 0 <= beta < float("inf"), "zero or a positive number")
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference: ir.Value = op.Sub(scores, target)

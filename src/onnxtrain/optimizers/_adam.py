@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.functions.optimizer import adam_step, adamw_step
 
-from ._base import Optimizer, add_l2, bias_correction, require, require_not_negative
+from ._base import Optimizer, add_l2, bias_correction, require_not_negative
 
 __all__ = ["Adam", "AdamW"]
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, Operand
-from onnxtrain.errors import GraphBuildError
 
 from ._clipping import GradientClipping
 
-__all__ = ["MomentSpec", "Optimizer", "add_l2", "bias_correction", "require", "require_not_negative"]
+__all__ = ["MomentSpec", "Optimizer", "add_l2", "bias_correction", "require_not_negative"]
 
 
 @dataclass(frozen=True)
@@ -87,17 +86,6 @@ class Optimizer(ABC):
             moments: one per entry of :meth:`state_spec`, of the same shape and dtype.
             scalars: what :meth:`scalars` returned.
         """
-
-
-def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: str) -> None:
-    """Raises GraphBuildError naming a field of an optimizer unless `holds` of its value, or cannot say so."""
-    value = getattr(owner, field)
-    try:
-        valid = holds(value)
-    except (TypeError, ValueError):  # a comparison with something that is no number
-        valid = False
-    if not valid:
-        raise GraphBuildError(f"making {type(owner).__name__}: {field} is {value!r}; it must be {allowed}")
 
 
 def require_not_negative(owner: object, *fields: str) -> None:

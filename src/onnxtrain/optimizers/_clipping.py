@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter
-from onnxtrain.errors import GraphBuildError
 
 __all__ = ["ClipGradNorm", "ClipGradValue", "GradientClipping"]
 
@@ -68,11 +68,12 @@ class ClipGradValue(GradientClipping):
 
 
 def _require_positive(owner: GradientClipping, field: str) -> None:
-    value = getattr(owner, field)
-    if not isinstance(value, numbers.Real) or not 0 < float(value) < float("inf"):
-        raise GraphBuildError(
-            f"making {type(owner).__name__}: {field} is {value!r}; it must be a positive number"
-        )
+    require(
+        owner,
+        field,
+        lambda value: isinstance(value, numbers.Real) and 0 < float(value) < float("inf"),
+        "a positive number",
+    )
 
 
 def _cast(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:

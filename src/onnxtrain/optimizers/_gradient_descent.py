@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.functions.optimizer import (
@@ -17,7 +18,7 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Optimizer, add_l2, require, require_not_negative
+from ._base import Optimizer, add_l2, require_not_negative
 
 __all__ = ["SGD", "Adagrad", "RMSprop"]
 

@@ -31,7 +31,8 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
-from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp, lower_graph
+from onnxtrain.ortmodule._graph_lowering import lower_graph
+from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._program import Program
 from onnxtrain.ortmodule._replay import Announce, CapturedGraph, Replay
@@ -139,7 +140,11 @@ class _Derivatives:
         self._said.add(kind)
         name = f"{self._name}, {kind}"
         self._report.record(GraphRecord(name, "training", "-", self._calls, fallback_reason=str(error)))
-        warnings.warn(f"ORTModule: {name} runs in PyTorch: {error}", stacklevel=2)
+        _warn_of_pytorch(name, str(error))
+
+
+def _warn_of_pytorch(name: str, reason: str) -> None:
+    warnings.warn(f"ORTModule: {name} runs in PyTorch: {reason}", stacklevel=3)
 
 
 _MANY = 64
@@ -379,9 +384,6 @@ class _FirstCall:
             self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))
             self._log.info("%s: first call after %.2f s", self._record.name, seconds)
             if self._record.fallback_reason is not None:
-                warnings.warn(
-                    f"ORTModule: {self._record.name} runs in PyTorch: {self._record.fallback_reason}",
-                    stacklevel=2,
-                )
+                _warn_of_pytorch(self._record.name, self._record.fallback_reason)
             self._record = None
         return result

@@ -14,8 +14,6 @@ __all__ = ["class_for", "user_class"]
 _NOT_FORWARDED = frozenset({"__del__", "__class_getitem__", "__set_name__"})
 
 _USER_CLASS = "_ort_user_class"
-
-
 _WRAPPED_CLASS = "_ort_wrapped_class"
 
 

@@ -7,7 +7,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.cleanup import CleanupPass
-from onnxtrain.passes.constants import is_constant, lift_constants, mark_constant
+from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
@@ -52,6 +52,7 @@ __all__ = [
     "inline_functions",
     "inline_schema_functions",
     "is_constant",
+    "is_float_parameter",
     "is_stop_gradient",
     "is_training_batch_norm",
     "lift_constants",

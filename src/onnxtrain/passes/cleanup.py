@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from onnxtrain.passes.constants import is_constant
+from onnxtrain.passes.constants import is_float_parameter
 from onnxtrain.passes.stop_gradient import is_stop_gradient
 
 __all__ = ["CleanupPass"]
@@ -81,12 +81,8 @@ class CleanupPass(ir.passes.InPlacePass):
         return {
             name: value
             for name, value in model.graph.initializers.items()
-            if (name in self._keep if self._keep is not None else _is_parameter(value))
+            if (name in self._keep if self._keep is not None else is_float_parameter(value))
         }
-
-
-def _is_parameter(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point() and not is_constant(value)
 
 
 def _interface(model: ir.Model) -> tuple[list[str | None], list[str | None]]:

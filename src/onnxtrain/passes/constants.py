@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-__all__ = ["is_constant", "lift_constants", "mark_constant"]
+__all__ = ["is_constant", "is_float_parameter", "lift_constants", "mark_constant"]
 
 _KEY = "onnxtrain.constant"
 
@@ -16,6 +16,11 @@ def is_constant(value: ir.Value) -> bool:
     The mark is metadata of the value, so that it survives cloning and saving.
     """
     return _KEY in value.metadata_props
+
+
+def is_float_parameter(value: ir.Value) -> bool:
+    """Return whether an initializer is of floating point and was no Constant node."""
+    return value.dtype is not None and value.dtype.is_floating_point() and not is_constant(value)
 
 
 def mark_constant(value: ir.Value) -> None:

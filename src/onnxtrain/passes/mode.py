@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.constants import mark_constant
 
-__all__ = ["Mode", "TrainingModePass", "is_training_batch_norm"]
+__all__ = ["Mode", "TrainingModePass", "fresh_name", "is_training_batch_norm"]
 
 Mode = Literal["as_exported", "training", "inference"]
 """What becomes of an op that behaves differently in training."""
@@ -88,7 +88,7 @@ def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
         before, after = node.inputs[source], node.outputs[target]
         if before is None:
             continue
-        after.name = after.name or _fresh_name(model, f"{before.name}_updated")
+        after.name = after.name or fresh_name(model, f"{before.name}_updated")
         after.type, after.shape = before.type, before.shape
     return True
 
@@ -144,7 +144,7 @@ def _true(model: ir.Model) -> ir.Value:
     return value
 
 
-def _fresh_name(model: ir.Model, base: str) -> str:
+def fresh_name(model: ir.Model, base: str) -> str:
     """Return `base`, or `base_2`, ... where a value of the model has that name already."""
     taken = {
         value.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -11,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.constants import is_constant
-from onnxtrain.passes.mode import STATISTICS
+from onnxtrain.passes.constants import is_float_parameter
+from onnxtrain.passes.mode import STATISTICS, fresh_name
 from onnxtrain.passes.stop_gradient import is_stop_gradient
 
 __all__ = ["RestoreParametersPass", "TorchSignature"]
@@ -65,8 +64,7 @@ class TorchSignature:
         """Return the parameters, buffers and constants that an initializer is, or was computed from."""
         if value.name in self._kinds:
             return [str(value.name)]
-        folded = ast.literal_eval(value.metadata_props.get(_FOLDED, "[]"))
-        return [name for name in folded if name in self._kinds]
+        return [name for name in _folded_from(value) if name in self._kinds]
 
     def read(self, node: ir.Node) -> list[str]:
         """Return the parameters, buffers and constants that the operation behind a node reads, in order."""
@@ -81,7 +79,10 @@ class TorchSignature:
         """
         graph = self._model.graph
         present = {
-            name for value in graph.initializers.values() if _is_float(value) for name in self.origins(value)
+            name
+            for value in graph.initializers.values()
+            if is_float_parameter(value)
+            for name in self.origins(value)
         }
         operations = defaultdict(list)
         for node in graph if self else ():
@@ -132,7 +133,7 @@ def _restore_identities(model: ir.Model) -> None:
             node.op_type == "Identity"
             and node.domain == ""
             and source is not None
-            and _is_float(source)
+            and _is_parameter(source)
             and _QUALIFIED_NAME.fullmatch(result.name or "")
             and not (result.is_graph_output() or is_stop_gradient(node))
         ):
@@ -177,9 +178,13 @@ def _paired(
 def _restore_linear_weights(model: ir.Model) -> None:
     for node in tuple(model.graph):
         value = node.inputs[1] if node.op_type in ("MatMul", "Gemm") and node.domain == "" else None
-        if value is None or not _is_float(value) or _LINEAR not in node.metadata_props.get(_OPERATION, ""):
+        if (
+            value is None
+            or not _is_parameter(value)
+            or _LINEAR not in node.metadata_props.get(_OPERATION, "")
+        ):
             continue
-        origins = ast.literal_eval(value.metadata_props.get(_FOLDED, "[]"))
+        origins = _folded_from(value)
         tensor = value.const_value
         if (
             len(origins) != 1
@@ -209,7 +214,7 @@ def _restore_statistics(model: ir.Model) -> None:
             continue
         for (index, _), leaf in zip(STATISTICS, ("running_mean", "running_var"), strict=True):
             value, scale = node.inputs[index], node.inputs[1]
-            if value is None or scale is None or not _is_float(value):
+            if value is None or scale is None or not _is_parameter(value):
                 continue
             # A layer that is applied twice has the same statistics in the same place beside the same scale.
             if len({(use.node.op_type, use.idx, use.node.inputs[1:2]) for use in value.uses()}) > 1:
@@ -221,25 +226,25 @@ def _operands(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value
     """The floating-point initializers that nodes read."""
     for node in nodes:
         for index, value in enumerate(node.inputs):
-            if value is not None and _is_float(value):
+            if value is not None and _is_parameter(value):
                 yield node, index, value
 
 
-def _is_float(value: ir.Value) -> bool:
-    return (
-        value.is_initializer()
-        and value.dtype is not None
-        and value.dtype.is_floating_point()
-        and not is_constant(value)
-    )
+def _is_parameter(value: ir.Value) -> bool:
+    return value.is_initializer() and is_float_parameter(value)
+
+
+def _folded_from(value: ir.Value) -> list[str]:
+    """The values that the Dynamo exporter's optimizer has computed this one from."""
+    names: list[str] = ast.literal_eval(value.metadata_props.get(_FOLDED, "[]"))
+    return names
 
 
 def _register(
     model: ir.Model, like: ir.Value, name: str, tensor: ir.TensorProtocol | None = None
 ) -> ir.Value:
     """A new initializer of this name or, where it is taken, one with a number; default: with the content of `like`."""
-    taken = model.graph.initializers
-    name = next(n for i in itertools.count(1) if (n := f"{name}_{i}" if i > 1 else name) not in taken)
+    name = fresh_name(model, name)
     if tensor is None:
         assert like.const_value is not None
         tensor = ir.Tensor(like.const_value, dtype=like.dtype)

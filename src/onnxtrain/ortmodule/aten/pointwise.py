@@ -401,36 +401,3 @@ def nan_to_num(
     x = op.Where(op.IsNaN(x), 0.0 if nan is None else float(nan), x)
     x = op.Where(op.IsInf(x, detect_negative=0), float(high), x)
     return op.Where(op.IsInf(x, detect_positive=0), float(lowest), x)  # type: ignore[no-any-return]
-
-
-@lower("aten.sinc.default")
-def sinc(low: Lowering, x: ir.Value) -> ir.Value:
-    """sin(pi x) / (pi x), with the gradient 0 at 0."""
-    op = low.op
-    x = low.tensor(x, low.dtype)
-    zero = op.Equal(x, 0.0)
-    angle = op.Mul(op.Where(zero, 1.0, x), math.pi)
-    return op.Where(zero, 1.0, op.Div(op.Sin(angle), angle))  # type: ignore[no-any-return]
-
-
-@lower("aten.xlogy")
-def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
-    """X log(y); where x is 0 and log(y) not finite it is 0, with the gradient 0."""
-    op = low.op
-    x, y = low.tensors(x, y)
-    return op.Mul(x, op.Log(_where_finite(low, op.Equal(x, 0.0), y, 0.0, 1.0)))  # type: ignore[no-any-return]
-
-
-@lower("aten.special_xlog1py")
-def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
-    """X log(1 + y); where x is 0 and log(1 + y) not finite it is 0, with the gradient 0."""
-    op = low.op
-    x, y = low.tensors(x, y)
-    return op.Mul(x, _formulas.log1p(op, _where_finite(low, op.Equal(x, 0.0), y, -1.0, 0.0)))  # type: ignore[no-any-return]
-
-
-def _where_finite(low: Lowering, zero: ir.Value, y: ir.Value, bound: float, root: float) -> ir.Value:
-    """Returns y, with the logarithm's root where `zero` and y is infinite or not above the bound."""
-    op = low.op
-    undefined = op.Or(op.LessOrEqual(y, bound), op.IsInf(y))
-    return op.Where(op.And(zero, undefined), root, y)  # type: ignore[no-any-return]

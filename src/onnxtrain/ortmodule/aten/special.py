@@ -1,9 +1,10 @@
-"""Special functions: the error function's relatives and the gamma function's, computed in float64 for every dtype."""
+"""Special functions: relatives of the error function and of the gamma function, in float64 for every dtype; x log y."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import onnx_ir as ir
 
@@ -149,3 +150,36 @@ def digamma(op: Emitter, x: ir.Value) -> ir.Value:
     angle = op.Mul(op.Where(mirrored, op.Sub(x, op.Floor(x)), 0.5), math.pi)
     cotangent = op.Div(op.Cos(angle), op.Sin(angle))
     return op.Where(mirrored, op.Sub(total, op.Mul(cotangent, math.pi)), total)  # type: ignore[no-any-return]
+
+
+@lower("aten.sinc.default")
+def sinc(low: Lowering, x: ir.Value) -> ir.Value:
+    """sin(pi x) / (pi x), with the gradient 0 at 0."""
+    op = low.op
+    x = low.tensor(x, low.dtype)
+    zero = op.Equal(x, 0.0)
+    angle = op.Mul(op.Where(zero, 1.0, x), math.pi)
+    return op.Where(zero, 1.0, op.Div(op.Sin(angle), angle))  # type: ignore[no-any-return]
+
+
+@lower("aten.xlogy")
+def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
+    """X log(y); where x is 0 and log(y) not finite it is 0, with the gradient 0."""
+    op = low.op
+    x, y = low.tensors(x, y)
+    return op.Mul(x, op.Log(_where_finite(low, op.Equal(x, 0.0), y, 0.0, 1.0)))  # type: ignore[no-any-return]
+
+
+@lower("aten.special_xlog1py")
+def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
+    """X log(1 + y); where x is 0 and log(1 + y) not finite it is 0, with the gradient 0."""
+    op = low.op
+    x, y = low.tensors(x, y)
+    return op.Mul(x, _formulas.log1p(op, _where_finite(low, op.Equal(x, 0.0), y, -1.0, 0.0)))  # type: ignore[no-any-return]
+
+
+def _where_finite(low: Lowering, zero: ir.Value, y: ir.Value, bound: float, root: float) -> ir.Value:
+    """Returns y, with the logarithm's root where `zero` and y is infinite or not above the bound."""
+    op = low.op
+    undefined = op.Or(op.LessOrEqual(y, bound), op.IsInf(y))
+    return op.Where(op.And(zero, undefined), root, y)  # type: ignore[no-any-return]

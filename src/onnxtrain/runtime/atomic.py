@@ -16,10 +16,8 @@ import contextlib
 import errno
 import glob
 import json
-import logging
 import os
 import re
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -44,8 +42,6 @@ _NO_SYNC = {
     errno.EACCES,
     errno.EPERM,
 }
-
-_log = logging.getLogger("onnxtrain")
 
 
 def _lock(descriptor: int, *, wait: bool = False) -> bool:
@@ -140,7 +136,11 @@ def _sync_directory(directory: str) -> None:
             os.close(descriptor)
     except OSError as error:
         if error.errno not in _NO_SYNC:
-            _log.warning("saved, but flushing '%s' failed: %s; a power failure may undo it", directory, error)
+            import logging  # kept out of the time that a device takes to start
+
+            logging.getLogger("onnxtrain").warning(
+                "saved, but flushing '%s' failed: %s; a power failure may undo it", directory, error
+            )
 
 
 def external_data_name(model: str) -> str:
@@ -291,7 +291,8 @@ class FileSet:
     def copy(self, source: str | os.PathLike[str], name: str) -> None:
         """Makes the content of the file `source` that of the file `name`."""
         with open(source, "rb") as original, self.open(name) as file:
-            shutil.copyfileobj(original, file, 2**20)
+            while chunk := original.read(2**20):
+                file.write(chunk)
 
     def remove(self, name: str) -> None:
         """Removes the file `name`, if it is there, when the new files take their places."""

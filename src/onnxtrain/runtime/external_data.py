@@ -7,7 +7,6 @@ given the file.
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from collections.abc import Iterator
@@ -212,6 +211,8 @@ def external_files(path: str | os.PathLike[str]) -> list[Path]:
     path = os.fspath(path)
     if not _names_locations(path):
         return []
+    import mmap  # kept out of the time that a device takes to start
+
     with open(path, "rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     if _is_ort_format(content):

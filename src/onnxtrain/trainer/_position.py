@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import Averages
 
@@ -103,7 +104,7 @@ class Position:
             CheckpointError: The text is not what :meth:`to_json` writes.
         """
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             if content["version"] != 1:
                 raise ValueError(f"version {content['version']}")
             fields = dict(content["position"])

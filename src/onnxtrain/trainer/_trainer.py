@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
 from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
-from onnxtrain.trainer._run import CHECKPOINT, Run
+from onnxtrain.trainer._run import Run
 from onnxtrain.trainer._schedule import Schedule, make_schedule
 from onnxtrain.trainer._workspace import Workspace
 
@@ -411,25 +410,21 @@ class Trainer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
 
-        The models are copied there once; what changes in training is one file, replaced whole or not at all.
+        The models are copied there once, with the files of their external data. All files change together: if the
+        process is killed, the directory holds what it held before, or this run, complete.
 
         Raises:
             CheckpointError: a file cannot be written.
         """
         target = Path(path)
+        self.state.properties[PROPERTY] = self._position.to_json(self._settings)
         try:
-            target.mkdir(parents=True, exist_ok=True)
-            if target.resolve() != self.directory.resolve():
-                self._run.copy_models(target)
-                if (self.directory / BEST).is_file():
-                    shutil.copyfile(self.directory / BEST, target / BEST)
-        except OSError as error:
+            self._run.save(target, companions=[BEST])
+        except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
                 "has room."
             ) from error
-        self.state.properties[PROPERTY] = self._position.to_json(self._settings)
-        self._run.save_checkpoint(target / CHECKPOINT, optimizer=True)
 
     def _save_and_keep(self) -> Path:
         """Saves into the trainer's own directory, and keeps that if it was temporary."""

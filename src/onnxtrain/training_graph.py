@@ -14,7 +14,7 @@ from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import warn_of_export
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
-from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY, mark_labels
+from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
@@ -87,7 +87,7 @@ def build_training_graphs(
         NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op on the way has no gradient rule.
     """
-    loss_mean = json.loads(_named(model, loss).metadata_props.get(MEAN_KEY, "{}"))
+    mean = loss_mean(_named(model, loss))
     forward = model.clone()
     _set_outputs(forward, [loss, *additional_outputs])
     _make_scalar(forward)
@@ -124,7 +124,7 @@ def build_training_graphs(
     infer_shapes(training)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
-    manifest["loss_mean"] = loss_mean
+    manifest["loss_mean"] = mean
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
     return TrainingGraphs(

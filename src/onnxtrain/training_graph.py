@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.export_warnings import warn_of_export
+from onnxtrain.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
@@ -97,6 +97,7 @@ def build_training_graphs(
     ReluAfterMaxPoolPass()(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
+    check_training_mode(forward, asked=batch_norm == "training")
     selection = select_parameters(forward, requires_grad, frozen)
     active = _active_values(forward, selection.trainable)
     warn_of_export(forward, selection.trainable, active, fixed_mode=batch_norm == "as_exported")

@@ -19,7 +19,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import BinaryIO
 
@@ -104,11 +104,18 @@ def _create_temporary(path: str) -> tuple[str, int]:
         os.close(descriptor)
 
 
-def _remove_leftovers(path: str) -> None:
-    """Removes temporary files of killed saves of `path`; those of running saves are locked and stay."""
+def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
+    """Removes temporary files of killed saves of `path` and its external data, but not the `kept` ones.
+
+    Those of running saves are locked and stay.
+    """
     directory, name = os.path.split(path)
-    pattern = os.path.join(glob.escape(directory), f".{glob.escape(name)}.{_RANDOM}{_SUFFIX}")
-    for leftover in glob.glob(pattern):
+    start = os.path.join(glob.escape(directory), f".{glob.escape(name)}")
+    found = {
+        *glob.glob(f"{start}.{_RANDOM}{_SUFFIX}"),
+        *glob.glob(f"{start}.{_RANDOM}.data.{_RANDOM}{_SUFFIX}"),
+    }
+    for leftover in found - set(kept):
         with contextlib.suppress(OSError):
             descriptor = os.open(leftover, os.O_WRONLY)
             try:
@@ -278,7 +285,7 @@ class FileSet:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         with _exclusive(self._directory):
             _finish(self._directory)  # its temporary files are no leftovers
-            _remove_leftovers(path)
+            _remove_leftovers(path, [temporary for temporary, _ in self._temporaries.values()])
         temporary, descriptor = _create_temporary(path)
         file = os.fdopen(descriptor, "wb")
         self._temporaries[name] = temporary, file

@@ -81,7 +81,7 @@ def differentiate(
         raise TypeError(f"differentiating: wrt is the str {wrt!r}; pass a list of names")
     if not isinstance(wrt, Collection):
         raise TypeError(f"differentiating: wrt is {wrt!r}; pass a list of names")
-    result, gradients = add_gradients(canonicalize(load_model(model)), of, wrt, cotangent=cotangent)
+    result, gradients = add_gradients(canonicalize(load_model(model), wrt), of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")
     if value not in outputs:

@@ -88,7 +88,7 @@ def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dic
         ],
     }
     if PROPERTY in store.properties:
-        position, _ = Position.from_json(str(store.properties[PROPERTY]), f"'{path}'")
+        position, *_ = Position.from_json(str(store.properties[PROPERTY]), f"'{path}'")
         document |= {
             "epochs": position.epoch,
             "unfinished": position.unfinished,

@@ -12,6 +12,7 @@ OFF = frozenset(
         "write after break",
         "checkpoint",
         "cond",
+        "negative indices",
     }
 )
 """Names that `Writer.off` is asked for, see `statements`."""

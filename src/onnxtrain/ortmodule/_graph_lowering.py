@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
 from onnxtrain.ortmodule._lowering import (
@@ -178,12 +179,22 @@ class _GraphLowering:
         names, numbers = _parameters(function)
 
         def value(argument: Any, name: str) -> Any:
-            known = fx.node.map_arg(argument, self.env.__getitem__)
-            return _number(argument.meta["val"]) if isinstance(known, ir.Value) and name in numbers else known
+            if name in numbers:
+                return fx.node.map_arg(argument, self._number)
+            return fx.node.map_arg(argument, self.env.__getitem__)
 
         names += ("",) * (len(node.args) - len(names))
         args = [value(argument, name) for argument, name in zip(node.args, names, strict=False)]
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
+
+    def _number(self, node: fx.Node) -> Any:
+        """The value of a symbolic number; PyTorch notes that the graph is for this one."""
+        symbol, known = node.meta.get("val"), self.env[node]
+        if not isinstance(known, ir.Value) or isinstance(symbol, torch.Tensor):
+            return known
+        if _depends_on_data(symbol):
+            raise self.low.unsupported(f"{symbol}, which depends on the data, where ONNX wants a constant")
+        return self.low.known(symbol)
 
     def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
         """A result without elements, for which many kernels are not made.
@@ -302,12 +313,14 @@ def _is_empty(fake: Any) -> bool:
     return all(isinstance(size, int) for size in sizes) and 0 in sizes
 
 
-_NUMBERS = frozenset(f"{kind}{none}" for kind in ("int", "float", "bool") for none in ("", " | None"))
+_NUMBERS = frozenset(
+    f"{kind}{none}" for kind in ("int", "float", "bool", "list[int]") for none in ("", " | None")
+)
 
 
 @functools.cache
 def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The names of a lowering's parameters for ATen arguments, and of those that are Python numbers."""
+    """The names of a lowering's parameters for ATen arguments, and of those that are (lists of) Python numbers."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return (
         tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
@@ -315,11 +328,10 @@ def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[
     )
 
 
-def _number(symbol: Any) -> int | float | bool:
-    """The value of a symbolic number; PyTorch notes that the graph is for this one."""
-    if isinstance(symbol, torch.SymInt):
-        return int(symbol)
-    return float(symbol) if isinstance(symbol, torch.SymFloat) else bool(symbol)
+def _depends_on_data(symbol: Any) -> bool:
+    """Whether a symbolic number is not known before the graph has run."""
+    node = getattr(symbol, "node", None)
+    return node is not None and bool(free_unbacked_symbols(node.expr))
 
 
 def _keeps(node: fx.Node) -> bool:

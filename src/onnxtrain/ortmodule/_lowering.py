@@ -57,9 +57,9 @@ def lower(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
 
     It is called with the op's own arguments: tensors and symbolic numbers are `ir.Value`s, the rest is Python. A
-    parameter annotated as `int`, `float` or `bool` gets a Python number: a symbolic one is guarded, so that another
-    value captures another graph. The function returns a value, or a tuple for an op with several results. Values that
-    come back with another dtype than PyTorch gives are cast.
+    parameter annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers: a symbolic one is guarded, so
+    that another value captures another graph. The function returns a value, or a tuple for an op with several
+    results. Values that come back with another dtype than PyTorch gives are cast.
     """
 
     def register(function: F) -> F:
@@ -157,6 +157,14 @@ class Lowering:
         assert node is not None
         mark_stop_gradient(node)
         return result
+
+    def known(self, number: Any) -> Any:
+        """Returns a number, perhaps a symbolic size, as a Python one, for which alone the graph is then."""
+        if isinstance(number, torch.SymInt):
+            return int(number)
+        if isinstance(number, torch.SymFloat):
+            return float(number)
+        return bool(number) if isinstance(number, torch.SymBool) else number
 
     def unsupported(self, why: str) -> UnsupportedATenOp:
         """Returns the error that sends the graph to PyTorch."""

@@ -254,9 +254,10 @@ class CompiledGraph:
         self._aliases = aliases
         self._needs: tuple[bool, ...] | None = None
         self._copied: list[int] = []
+        self._complex = [index for index, place in enumerate(lowered.inputs) if place in lowered.complex]
         differentiable = [False] * len(lowered.model.graph.outputs)
         for (kind, index), flag in zip(lowered.outputs, requires_grad, strict=True):
-            if kind == "tensor":
+            if kind in ("tensor", "complex"):
                 differentiable[index] = flag
         for placeholder, index in lowered.mutated:
             differentiable[index] |= carries_gradient[placeholder]
@@ -323,6 +324,8 @@ class CompiledGraph:
         """Runs the graph, writes mutated inputs back, and returns its outputs."""
         lowered = self._lowered
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in lowered.inputs]
+        for index in self._complex:
+            tensors[index] = torch.view_as_real(tensors[index].resolve_conj())
         if forward_ad._current_level >= 0 and any(map(_is_dual, tensors)):
             why = (
                 "an input has a tangent (torch.autograd.forward_ad); torch.autograd.functional.jvp needs none"
@@ -342,9 +345,13 @@ class CompiledGraph:
             if is_of_onnxruntime(error):
                 self._plain(*args)  # an index out of range raises what PyTorch raises
             raise
+        for output, message in lowered.assertions:
+            if not results[output].all():
+                raise RuntimeError(message)
         for placeholder, output in lowered.mutated:
             with torch.set_grad_enabled(results[output].requires_grad):
-                args[placeholder].copy_(results[output])
+                kind = "complex" if placeholder in lowered.complex else "tensor"
+                args[placeholder].copy_(_output(kind, output, args, results))
         outputs = tuple(_output(kind, value, args, results) for kind, value in lowered.outputs)
         return outputs if self._aliases is None else self._aliases.fill(outputs, args)
 
@@ -354,6 +361,8 @@ def _output(kind: str, value: Any, args: tuple[Any, ...], results: tuple[torch.T
         return value
     if kind == "placeholder":
         return args[value]
+    if kind == "complex":
+        return torch.view_as_complex(results[value])
     return results[value].item() if kind == "integer" else results[value]
 
 

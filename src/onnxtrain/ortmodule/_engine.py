@@ -194,7 +194,7 @@ def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.devic
     lowered = lower_graph(functional)
     differentiable = [False] * len(lowered.model.graph.outputs)
     for (kind, index), flag in zip(lowered.outputs, gradients.outputs, strict=True):
-        if kind == "tensor":
+        if kind in ("tensor", "complex"):
             differentiable[index] = flag
     for placeholder, index in lowered.mutated:
         differentiable[index] |= gradients.carried[placeholder]

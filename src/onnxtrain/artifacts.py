@@ -142,7 +142,8 @@ def generate_artifacts(
         _check_names(option, names)
     optimizer_ = _optimizer_for(optimizer)
     library = _library(custom_op_library)
-    forward, loss_name, extra = _with_loss(model, loss, loss_input_names)
+    parameters = [*(requires_grad or ()), *(frozen_params or ())]
+    forward, loss_name, extra = _with_loss(model, loss, loss_input_names, parameters)
     graphs = build_training_graphs(
         forward,
         loss_name,
@@ -193,7 +194,7 @@ def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
 
 
 def _with_loss(
-    source: ModelSource, spec: LossSpec, loss_input_names: Sequence[str] | None
+    source: ModelSource, spec: LossSpec, loss_input_names: Sequence[str] | None, parameters: Sequence[str]
 ) -> tuple[ir.Model, str, list[str]]:
     """Loads the model and appends the loss.
 
@@ -204,8 +205,8 @@ def _with_loss(
     outputs = [str(value.name) for value in loaded.graph.outputs]
     names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
     if isinstance(spec, onnxblock.Block):
-        return _with_block_loss(source, loaded, spec, names)
-    model = canonicalize(loaded)
+        return _with_block_loss(source, loaded, spec, names, parameters)
+    model = canonicalize(loaded, parameters)
     if spec is None:
         if len(names) != 1:
             raise GraphBuildError(
@@ -233,7 +234,11 @@ def _with_loss(
 
 
 def _with_block_loss(
-    source: ModelSource, loaded: ir.Model, block: onnxblock.Block, names: Sequence[str]
+    source: ModelSource,
+    loaded: ir.Model,
+    block: onnxblock.Block,
+    names: Sequence[str],
+    parameters: Sequence[str],
 ) -> tuple[ir.Model, str, list[str]]:
     """The block sees the model in its own opset, and its weights stay in their files."""
     path = source if isinstance(source, str | os.PathLike) else None
@@ -242,7 +247,7 @@ def _with_block_loss(
     else:
         proto = source if isinstance(source, onnx.ModelProto) else ir.to_proto(loaded)
     model, outputs = build_forward(block, proto, names, model_path=path)
-    return canonicalize(model), outputs[0], outputs[1:]
+    return canonicalize(model, parameters), outputs[0], outputs[1:]
 
 
 def _write(

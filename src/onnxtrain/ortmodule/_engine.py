@@ -19,11 +19,11 @@ from torch.autograd import forward_ad
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
-from onnxtrain.ortmodule._aliases import Aliases, split_aliases
+from onnxtrain.ortmodule._aliases import Aliases, Overlaps, split_aliases
 from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_assertions
 from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._breaks import break_reason
-from onnxtrain.ortmodule._capture import example_values, functional_graph
+from onnxtrain.ortmodule._capture import functional_graph
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
@@ -31,6 +31,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from onnxtrain.ortmodule._gradients import Gradients, example_values, gradients_of, note_inputs
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
@@ -107,6 +108,7 @@ def onnxruntime_backend(
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         _warn_of_many_captures(captures)
         keep_from_global_hooks(graph_module)
+        note_inputs(graph_module, example_inputs)
         mark_assertions(graph_module)
         if not has_custom_function(graph_module):
             return compile_graph(graph_module)
@@ -168,17 +170,19 @@ def _compile(graph_module: fx.GraphModule, severity: int) -> CompiledGraph:
     """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph; it prints what has `severity`."""
     device = _common_device(graph_module)
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in example_values(graph_module)]
-    aliases = split_aliases(graph_module)
-    outputs = _outputs_requiring_grad(graph_module)
-    carries = [_carries_gradient(value) for value in example_values(graph_module)]
     try:
-        functional = functional_graph(graph_module)
+        overlaps = Overlaps(graph_module)
+        aliases = split_aliases(graph_module)
+        gradients = gradients_of(graph_module)
+        functional = functional_graph(graph_module, gradients)
     except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
-        compiled = CompiledGraph(lower_graph(functional), outputs, carries, device, aliases, severity)
+        compiled = CompiledGraph(
+            lower_graph(functional), graph_module, gradients, device, aliases, overlaps, severity
+        )
         compiled.prepare(needs)
     except UnsupportedATenOp as error:
         raise ORTModuleONNXModelException(str(error)) from error
@@ -211,13 +215,24 @@ def _common_device(graph_module: fx.GraphModule) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
-def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
-    node = next(n for n in graph_module.graph.nodes if n.op == "output")
-    flags = []
-    for item in node.args[0]:
-        value = item.meta.get("example_value") if isinstance(item, fx.Node) else None
-        flags.append(isinstance(value, torch.Tensor) and value.requires_grad)
-    return flags
+def _differentiable(
+    lowered: Lowered, graph_module: fx.GraphModule, gradients: Gradients, written: set[int]
+) -> tuple[list[bool], dict[int, list[int]]]:
+    """Per output of the program, whether it has a gradient; for some, the inputs whose gradient is then not None."""
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    returned = next(node for node in graph_module.graph.nodes if node.op == "output").args[0]
+    nodes: dict[int, Any] = {
+        index: placeholders[place] for place, index in lowered.mutated if place in written
+    }
+    for (kind, index), node in zip(lowered.outputs, returned, strict=True):
+        if kind == "tensor" and node.meta["example_value"].requires_grad:
+            nodes[index] = node
+    inputs = {place: index for index, place in enumerate(lowered.inputs)}
+    links = gradients.links or {}
+    return [index in nodes for index in range(len(lowered.model.graph.outputs))], {
+        index: [inputs[place] for place in links.get(node, ()) if place in inputs]
+        for index, node in nodes.items()
+    }
 
 
 def _carries_gradient(value: Any) -> bool:
@@ -234,35 +249,36 @@ class CompiledGraph:
 
     Args:
         lowered: the graph.
-        requires_grad: per output of the graph, whether it does.
-        carries_gradient: per input of the graph, whether what is written to it may have a gradient.
+        graph_module: what it was lowered from.
+        gradients: what autograd does in it.
         device: of the tensors.
-        aliases: the outputs that share the memory of inputs.
+        aliases: the outputs that share memory, with inputs or with each other.
+        overlaps: finds inputs that share memory in a way that the graph is not made for.
         severity: the least severity of what ONNX Runtime prints.
     """
 
     def __init__(
         self,
         lowered: Lowered,
-        requires_grad: Sequence[bool],
-        carries_gradient: Sequence[bool],
+        graph_module: fx.GraphModule,
+        gradients: Gradients,
         device: torch.device,
         aliases: Aliases | None,
+        overlaps: Overlaps,
         severity: int,
     ) -> None:
         self._lowered = lowered
         self._aliases = aliases
+        self._overlaps = overlaps
         self._needs: tuple[bool, ...] | None = None
         self._copied: list[int] = []
-        differentiable = [False] * len(lowered.model.graph.outputs)
-        for (kind, index), flag in zip(lowered.outputs, requires_grad, strict=True):
-            if kind == "tensor":
-                differentiable[index] = flag
-        for placeholder, index in lowered.mutated:
-            differentiable[index] |= carries_gradient[placeholder]
-        self._written = {place for place, _ in lowered.mutated if carries_gradient[place]}
-        overwritten = [index for index, place in enumerate(lowered.inputs) if place in self._written]
-        self.program = Program(lowered.model, differentiable, device, overwritten, severity)
+        self._written = {
+            place
+            for place, value in enumerate(example_values(graph_module))
+            if _carries_gradient(value) and any(place == written for written, _ in lowered.mutated)
+        }
+        differentiable, links = _differentiable(lowered, graph_module, gradients, self._written)
+        self.program = Program(lowered.model, differentiable, device, links, severity)
 
     def replay_by(self, plain: fx.GraphModule, unchecked: fx.GraphModule, announce: Announce) -> None:
         """Takes the graph in PyTorch, for derivatives and for messages that ONNX Runtime does not give.
@@ -329,6 +345,12 @@ class CompiledGraph:
             )
             self._announce("forward-mode derivative", ORTModuleTorchModelException(why))
             return tuple(self._unchecked(*args))
+        if self._overlaps.found(args):
+            why = (
+                "two inputs share memory, of which the graph writes to one; when it was captured they did not"
+            )
+            self._announce("overlapping inputs", ORTModuleTorchModelException(why))
+            return tuple(self._plain(*args))
         for index in self._copied:
             tensors[index] = tensors[index].clone()
         for random in lowered.random:

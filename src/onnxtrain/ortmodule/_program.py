@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
@@ -70,7 +70,8 @@ class Program:
         model: the graph.
         differentiable: per output, whether it can have a cotangent.
         device: of the tensors.
-        overwritten: indices of inputs whose gradient is zero, and not nothing, if the outputs do not depend on them.
+        links: per output, indices of inputs whose gradient is zero, and not nothing, where nothing comes through;
+            what the graph itself shows need not be said.
         severity: the least severity of what ONNX Runtime prints.
     """
 
@@ -79,11 +80,14 @@ class Program:
         model: ir.Model,
         differentiable: Sequence[bool],
         device: torch.device,
-        overwritten: Iterable[int] = (),
+        links: Mapping[int, Iterable[int]] | None = None,
         severity: int = LogLevel.WARNING.onnxruntime_severity,
     ) -> None:
         self.model = model
-        self._overwritten = frozenset(str(model.graph.inputs[index].name) for index in overwritten)
+        self._links = {
+            output: frozenset(str(model.graph.inputs[index].name) for index in indices)
+            for output, indices in (links or {}).items()
+        }
         self.differentiable = tuple(differentiable)
         self.device = device
         self.severity = severity
@@ -119,11 +123,12 @@ class Program:
             seeds[target] = ir.Value(name=op.unique_name(f"{name}_ct"), shape=target.shape, type=target.type)
         model.graph.inputs.extend(seeds.values())
         leaves = [by_name[name] for name in wanted]
-        linked = _linked(seeds)
+        linked = {str(value.name) for value in _linked(seeds)}
+        linked.update(*(self._links.get(index, ()) for index in received))
         gradients: list[ir.Value | None] = []
         for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
             # Behind sign, floor or fill_: zero, and not nothing, as PyTorch has it.
-            if gradient is None and (leaf in linked or str(leaf.name) in self._overwritten):
+            if gradient is None and str(leaf.name) in linked:
                 gradient = op.zeros_like(leaf)
             # A runtime wants no input, constant or repeated value as an output.
             if gradient is not None and (gradient.producer() is None or gradient in gradients):

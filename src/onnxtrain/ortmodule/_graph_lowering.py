@@ -129,7 +129,8 @@ class _GraphLowering:
     def _attribute(self, node: fx.Node) -> ir.Value:
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedATenOp(f"attribute {node.target} is a {type(tensor).__name__}")
+            what = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
+            raise UnsupportedATenOp(f"attribute {node.target} is {what}")
         return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
 
     def _call(self, node: fx.Node) -> Any:

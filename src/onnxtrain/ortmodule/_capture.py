@@ -18,6 +18,7 @@ from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_m
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from onnxtrain.ortmodule._checkpoint import REGION
 from onnxtrain.ortmodule._gradients import Gradients, example_values, map_tensors, straight_through
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.aten.random import DROPOUTS
@@ -89,7 +90,9 @@ def functional_graph(graph_module: fx.GraphModule, gradients: Gradients) -> fx.G
         decomposition_table=_decompositions(),
     )
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    with torch.no_grad(), math, fake_mode, _without_tracebacks():
+    regions = any(REGION in node.meta for node in graph_module.graph.nodes)
+    noting = fx.traceback.preserve_node_meta() if regions else contextlib.nullcontext()
+    with torch.no_grad(), math, fake_mode, _without_tracebacks(), noting:
         try:
             result = traced(*values)
         except RuntimeError:

@@ -24,6 +24,7 @@ from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_asser
 from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._breaks import break_reason
 from onnxtrain.ortmodule._capture import functional_graph
+from onnxtrain.ortmodule._checkpoint import inline_checkpoints
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
@@ -71,10 +72,12 @@ def onnxruntime_backend(
     numbers = itertools.count()
     captures: Counter[Any] = Counter()
 
-    def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    def compile_graph(
+        graph_module: fx.GraphModule, plain: fx.GraphModule | None = None
+    ) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
-        plain = _copied(graph_module)
+        plain = plain or _copied(graph_module)
         log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         messages = take_assertions(graph_module)
         unchecked = _copied(graph_module) if messages else plain
@@ -110,8 +113,10 @@ def onnxruntime_backend(
         keep_from_global_hooks(graph_module)
         note_inputs(graph_module, example_inputs)
         mark_assertions(graph_module)
+        plain = _copied(graph_module)
+        inline_checkpoints(graph_module)
         if not has_custom_function(graph_module):
-            return compile_graph(graph_module)
+            return compile_graph(graph_module, plain)
         return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend

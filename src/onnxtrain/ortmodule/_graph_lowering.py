@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import fx
 
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
+from onnxtrain.ortmodule._checkpoint import REGION, mark_region
 from onnxtrain.ortmodule._lowering import (
     DTYPES,
     LOWERINGS,
@@ -72,7 +74,12 @@ class _GraphLowering:
         self._inputs()
         for node in graph_module.graph.nodes:
             if node.op == "call_function":
+                before = self.result.model.graph.num_nodes()
                 self.env[node] = self._call(node)
+                if (region := node.meta.get(REGION)) is not None:
+                    made = self.result.model.graph.num_nodes() - before
+                    for new in itertools.islice(reversed(self.result.model.graph), made):
+                        mark_region(new, region)
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op not in ("placeholder", "output"):

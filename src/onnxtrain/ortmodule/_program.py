@@ -14,6 +14,7 @@ from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
@@ -305,11 +306,24 @@ def _boundary(
         node = value.producer()
         if value in inputs:
             read.add(value)
-        elif node is not None and node in forward and not _is_cheap(node):
+        elif node is not None and node in forward and not _is_repeated(value, node, forward):
             residuals[value] = None
         elif node is not None:
             stack += _reads(node)
     return list(residuals), read
+
+
+def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
+    """Whether backward computes a value of the forward graph again: it is cheap, or inside of a checkpointed region."""
+    if _is_cheap(node):
+        return True
+    region = region_of(node)
+    readers = (usage.node for usage in value.uses())
+    return (
+        region is not None
+        and not value.is_graph_output()
+        and all(region_of(reader) == region for reader in readers if reader in forward)
+    )
 
 
 def _is_cheap(node: ir.Node) -> bool:

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtrain.ortmodule._checkpoint import REGION
 from onnxtrain.ortmodule._gradients import Gradients, example_values, map_tensors, straight_through
+from onnxtrain.ortmodule.aten.indexing import INDEXING
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.aten.random import DROPOUTS
 from onnxtrain.ortmodule.aten.recurrent import WHOLE_LAYERS
@@ -29,7 +30,6 @@ __all__ = ["functional_graph"]
 
 # Ops that PyTorch writes with others, which ONNX has; those it has itself are better lowered as they are.
 _DECOMPOSED = (
-    "_euclidean_dist",
     "_weight_norm_interface",
     "addr",
     "aminmax",
@@ -73,8 +73,41 @@ _DECOMPOSED = (
 def _decompositions() -> dict[Any, Any]:
     table = torch._decomp.decomposition_table
     packets = (getattr(torch.ops.aten, name) for name in _DECOMPOSED)
-    overloads = (getattr(packet, overload) for packet in packets for overload in packet.overloads())
-    return {overload: table[overload] for overload in overloads if overload in table}
+    overloads = (overload for packet in packets for overload in _overloads(packet))
+    aten = torch.ops.aten
+    found = {overload: table[overload] for overload in overloads if overload in table}
+    for packet in (aten.index_add, aten.index_copy, aten.index_reduce):
+        found |= {
+            overload: _counting(found[overload], False)
+            for overload in _overloads(packet)
+            if overload in found
+        }
+    for overload in _overloads(aten.index_fill):
+        found[overload] = _counting(table[overload], True)
+    return {**found, aten._euclidean_dist.default: _euclidean_dist}
+
+
+def _overloads(packet: Any) -> Iterator[Any]:
+    return (getattr(packet, overload) for overload in packet.overloads())
+
+
+def _euclidean_dist(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """By one product, as PyTorch does it; without gradient where the distance is 0."""
+    of_a, of_b = a.square().sum(-1, keepdim=True), b.square().sum(-1, keepdim=True)
+    left = torch.cat([a.mul(-2), of_a, torch.ones_like(of_a)], -1)
+    squares = left.matmul(torch.cat([b, torch.ones_like(of_b), of_b], -1).mT)
+    near = squares <= 0
+    return torch.where(near, 0.0, torch.where(near, 1.0, squares).sqrt())
+
+
+def _counting(decomposition: Callable[..., Any], from_the_end: bool) -> Callable[..., Any]:
+    """A decomposition by index_put, for which negative indices count from the end, as one for which they may or not."""
+
+    def decomposed(x: torch.Tensor, dim: int, index: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        instead = index + x.shape[dim] if from_the_end and x.dim() else torch.iinfo(index.dtype).max
+        return decomposition(x, dim, torch.where(index < 0, instead, index), *args, **kwargs)
+
+    return decomposed
 
 
 def functional_graph(graph_module: fx.GraphModule, gradients: Gradients) -> fx.GraphModule:
@@ -121,7 +154,7 @@ def _is_no_traceback(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("failed while attempting to run meta")
 
 
-_REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE}
+_REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING}
 """Functions of Dynamo graphs that trace better, or as eager PyTorch runs them, when written in other terms."""
 
 

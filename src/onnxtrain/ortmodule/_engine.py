@@ -18,10 +18,11 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
-from onnxtrain.ortmodule._aliases import Aliases, split_aliases
+from onnxtrain.ortmodule._aliases import Aliases, Overlaps, split_aliases
 from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_assertions
 from onnxtrain.ortmodule._breaks import break_reason
-from onnxtrain.ortmodule._capture import example_values, functional_graph
+from onnxtrain.ortmodule._capture import functional_graph
+from onnxtrain.ortmodule._checkpoint import inline_checkpoints
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
@@ -29,6 +30,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from onnxtrain.ortmodule._gradients import Gradients, example_values, gradients_of, note_inputs
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
@@ -36,7 +38,7 @@ from onnxtrain.ortmodule._replay import Announce
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._session import is_of_onnxruntime
 from onnxtrain.ortmodule._split import has_custom_function, keep_from_global_hooks, split_at_custom_functions
-from onnxtrain.ortmodule._steps import Gradients, Steps, compile_in_steps
+from onnxtrain.ortmodule._steps import Differentiable, Steps, compile_in_steps
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
@@ -67,10 +69,12 @@ def onnxruntime_backend(
     numbers = itertools.count()
     captures: Counter[Any] = Counter()
 
-    def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    def compile_graph(
+        graph_module: fx.GraphModule, plain: fx.GraphModule | None = None
+    ) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
-        plain = _copied(graph_module)
+        plain = plain or _copied(graph_module)
         log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         messages = take_assertions(graph_module)
         unchecked = _copied(graph_module) if messages else plain
@@ -106,9 +110,12 @@ def onnxruntime_backend(
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         _warn_of_many_captures(captures)
         keep_from_global_hooks(graph_module)
+        note_inputs(graph_module, example_inputs)
         mark_assertions(graph_module)
+        plain = _copied(graph_module)
+        inline_checkpoints(graph_module)
         if not has_custom_function(graph_module):
-            return compile_graph(graph_module)
+            return compile_graph(graph_module, plain)
         return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend
@@ -168,39 +175,44 @@ def _warn_of_many_captures(captures: Counter[Any]) -> None:
 def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int) -> CompiledGraph:
     """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph; it prints what has `severity`."""
     device = _common_device(graph_module)
-    values = example_values(graph_module)
-    needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
-    aliases = split_aliases(graph_module)
-    carries = [_carries_gradient(value) for value in values]
-    gradients = Gradients(needs, carries, _outputs_requiring_grad(graph_module))
     try:
-        functional = functional_graph(graph_module)
+        overlaps = Overlaps(graph_module)
+        aliases = split_aliases(graph_module)
+        gradients = gradients_of(graph_module)
+        differentiable = _differentiable(graph_module, gradients)
+        functional = functional_graph(graph_module, gradients)
     except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
         with building():
-            return CompiledGraph(_whole(functional, gradients, device, severity), gradients, aliases)
+            body: OnnxPart | Steps = _whole(functional, differentiable, device, severity)
+            return CompiledGraph(body, differentiable, aliases, overlaps)
     except ORTModuleONNXModelException as error:
         if not policy.allows(error):
             raise
-        return CompiledGraph(
-            compile_in_steps(functional, error, gradients, device, severity), gradients, aliases
-        )
+        body = compile_in_steps(functional, error, differentiable, device, severity)
+        return CompiledGraph(body, differentiable, aliases, overlaps)
 
 
-def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.device, severity: int) -> OnnxPart:
+def _whole(
+    functional: fx.GraphModule, differentiable: Differentiable, device: torch.device, severity: int
+) -> OnnxPart:
     lowered = lower_graph(functional)
-    differentiable = [False] * len(lowered.model.graph.outputs)
-    for (kind, index), flag in zip(lowered.outputs, gradients.outputs, strict=True):
+    flags = [False] * len(lowered.model.graph.outputs)
+    links: dict[int, set[int]] = {}
+    for place, ((kind, index), flag) in enumerate(zip(lowered.outputs, differentiable.outputs, strict=True)):
         if kind in ("tensor", "complex"):
-            differentiable[index] = flag
+            flags[index] = flag
+            links.setdefault(index, set()).update(differentiable.output_links.get(place, ()))
     for placeholder, index in lowered.mutated:
-        differentiable[index] |= gradients.carried[placeholder]
-    written = {place for place, _ in lowered.mutated if gradients.carried[place]}
-    overwritten = [index for index, place in enumerate(lowered.inputs) if place in written]
-    return OnnxPart(lowered, differentiable, device, overwritten, severity)
+        flags[index] |= differentiable.carried[placeholder]
+        if differentiable.carried[placeholder]:
+            links.setdefault(index, set()).update(differentiable.carried_links.get(placeholder, ()))
+    inputs = {place: index for index, place in enumerate(lowered.inputs)}
+    known = {index: [inputs[p] for p in places if p in inputs] for index, places in links.items()}
+    return OnnxPart(lowered, flags, device, known, severity)
 
 
 def _common_device(graph_module: fx.GraphModule) -> torch.device:
@@ -219,13 +231,20 @@ def _common_device(graph_module: fx.GraphModule) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
-def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
-    node = next(n for n in graph_module.graph.nodes if n.op == "output")
-    flags = []
-    for item in node.args[0]:
-        value = item.meta.get("example_value") if isinstance(item, fx.Node) else None
-        flags.append(isinstance(value, torch.Tensor) and value.requires_grad)
-    return flags
+def _differentiable(graph_module: fx.GraphModule, gradients: Gradients) -> Differentiable:
+    """Returns where a graph of Dynamo's has gradients."""
+    values = example_values(graph_module)
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    returned = next(node for node in graph_module.graph.nodes if node.op == "output").args[0]
+    examples = [node.meta.get("example_value") if isinstance(node, fx.Node) else None for node in returned]
+    links = gradients.links or {}
+    return Differentiable(
+        [isinstance(value, torch.Tensor) and value.requires_grad for value in values],
+        [_carries_gradient(value) for value in values],
+        [isinstance(value, torch.Tensor) and value.requires_grad for value in examples],
+        {place: links[node] for place, node in enumerate(returned) if node in links},
+        {place: links[node] for place, node in enumerate(placeholders) if node in links},
+    )
 
 
 def _carries_gradient(value: Any) -> bool:
@@ -242,18 +261,26 @@ class CompiledGraph:
 
     Args:
         body: computes its results.
-        gradients: where the graph has gradients.
-        aliases: the outputs that share the memory of inputs.
+        differentiable: where the graph has gradients.
+        aliases: the outputs that share memory, with inputs or with each other.
+        overlaps: finds inputs that share memory in a way that the graph is not made for.
     """
 
-    def __init__(self, body: OnnxPart | Steps, gradients: Gradients, aliases: Aliases | None) -> None:
+    def __init__(
+        self,
+        body: OnnxPart | Steps,
+        differentiable: Differentiable,
+        aliases: Aliases | None,
+        overlaps: Overlaps,
+    ) -> None:
         self.body = body
         self._aliases = aliases
+        self._overlaps = overlaps
         changed = {place for place, _ in body.mutated}
-        written = {place for place in changed if gradients.carried[place]}
+        written = {place for place in changed if differentiable.carried[place]}
         # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
         # kept there, keep its own graph alive.
-        reads = body.prepare(gradients.inputs)
+        reads = body.prepare(differentiable.inputs)
         self._copied = [
             index
             for index, place in enumerate(body.inputs)
@@ -283,6 +310,12 @@ class CompiledGraph:
             )
             self._announce("forward-mode derivative", ORTModuleTorchModelException(why))
             return tuple(self._unchecked(*args))
+        if self._overlaps.found(args):
+            why = (
+                "two inputs share memory, of which the graph writes to one; when it was captured they did not"
+            )
+            self._announce("overlapping inputs", ORTModuleTorchModelException(why))
+            return tuple(self._plain(*args))
         for index in self._copied:
             tensors[index] = tensors[index].clone()
         try:

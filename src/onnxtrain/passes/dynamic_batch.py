@@ -142,14 +142,19 @@ class _Walk:
         self._replace_constant(node, 1, [-1 if i == axis else size for i, size in enumerate(result)])
 
     def _rewrite_expand(self, node: ir.Node) -> None:
-        wanted, before = self._constant(node.inputs[1]), self._dims(node.inputs[0])
-        if (
-            wanted is not None
-            and before is not None
-            and len(wanted) == len(before)
-            and wanted[0] == self._batch
-        ):
+        data, target = node.inputs[:2]
+        before = self._dims(data)
+        if data is None or target is None or before is None:
+            return
+        wanted, known = self._constant(target), self._values.get(str(target.name))
+        if wanted is not None and len(wanted) == len(before) and wanted[0] == self._batch:
             self._replace_constant(node, 1, [1, *wanted[1:].tolist()])
+        if known is None or len(known) != len(before) or self._carries(data):
+            return
+        for axis in np.flatnonzero(known == _TRIAL).tolist():
+            if before[axis] == self._batch:
+                node.replace_input_with(0, self._one_row(node, data, before, axis))
+                self.modified = True
 
     def _rewrite_resize(self, node: ir.Node) -> None:
         sizes = self._constant(node.inputs[3]) if len(node.inputs) > 3 else None

@@ -27,6 +27,9 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     torch._dynamo.config.skip_nnmodule_hook_guards = False
     # A symbolic number has no place among ONNX attributes: another one captures another graph.
     torch._dynamo.config.specialize_float = True
+    # What depends on the data has a size that depends on it, which ONNX computes like any other.
+    torch._dynamo.config.capture_dynamic_output_shape_ops = True
+    torch._dynamo.config.capture_scalar_outputs = True
     # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
     torch._dynamo.config.accumulated_recompile_limit = sys.maxsize
     if any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules()):

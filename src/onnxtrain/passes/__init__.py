@@ -18,7 +18,7 @@ from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import ColumnVectorPass, TransposedProductPass
-from onnxtrain.passes.save import save_model, to_proto
+from onnxtrain.passes.save import save_model, to_proto, write_model
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
 from onnxtrain.passes.stop_gradient import (
@@ -70,4 +70,5 @@ __all__ = [
     "settle_shapes",
     "to_proto",
     "widen_bfloat16",
+    "write_model",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxtrain.errors import CheckpointError
-from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.trainer._position import Position
 
 __all__ = ["read_predictions", "remove_other_predictions", "write_predictions"]
@@ -16,23 +16,23 @@ __all__ = ["read_predictions", "remove_other_predictions", "write_predictions"]
 _PATTERN = "predictions-*.npz"
 
 
-def _path(directory: Path, position: Position) -> Path:
-    """One name per position: a file never belongs to another checkpoint than the one that was written after it."""
-    return directory / f"predictions-{position.epoch}-{position.batch}.npz"
+def _name(position: Position) -> str:
+    """One name per position: a file never belongs to another checkpoint than the one that was written with it."""
+    return f"predictions-{position.epoch}-{position.batch}.npz"
 
 
-def write_predictions(directory: Path, position: Position) -> None:
-    """Writes the predictions and targets of the current epoch, if there are any; to be done before the checkpoint."""
+def write_predictions(files: FileSet, position: Position) -> None:
+    """Writes the predictions and targets of the current epoch, if there are any, in one set with the checkpoint."""
     if not position.averages.parts:
         return
     prediction, target = (np.concatenate(arrays) for arrays in zip(*position.averages.parts, strict=True))
-    with replace_file(_path(directory, position)) as file:
+    with files.open(_name(position)) as file:
         np.savez(file, prediction=prediction, target=target)
 
 
 def remove_other_predictions(directory: Path, position: Position) -> None:
     """Removes files of other positions; to be done after the checkpoint."""
-    kept = _path(directory, position)
+    kept = directory / _name(position)
     for path in directory.glob(_PATTERN):
         if path != kept or not position.averages.parts:
             path.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def read_predictions(directory: Path, position: Position) -> None:
     Raises:
         CheckpointError: The file is missing or damaged.
     """
-    path = _path(directory, position)
+    path = directory / _name(position)
     try:
         with np.load(path, allow_pickle=False) as content:
             position.averages.parts = [(content["prediction"], content["target"])]

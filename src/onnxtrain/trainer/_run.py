@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
-import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -14,10 +14,13 @@ import numpy as np
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError, InputError, TrainingStateError
+from onnxtrain.runtime.atomic import FileSet, finish_interrupted
 from onnxtrain.runtime.binding import Binding
+from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.export import export_inference_model
+from onnxtrain.runtime.external_data import external_files
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.runtime.session import open_session
@@ -40,6 +43,15 @@ class Step(NamedTuple):
     outputs: list[Array]
 
 
+Stamp = tuple[int, int, int]
+"""What of a file changes with its content: inode, size, time."""
+
+
+def _stamp(path: Path) -> Stamp:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 class Run:
     """A training run in a directory of artifacts, opened on a device.
 
@@ -58,6 +70,10 @@ class Run:
     """
 
     def __init__(self, directory: Path, device: str) -> None:
+        try:
+            finish_interrupted(directory / CHECKPOINT)
+        except OSError as error:
+            raise CheckpointError(f"Opening the training run in '{directory}': {error}.") from error
         self.directory = directory
         self.files = find_files(directory)
         self.state = CheckpointState.load_checkpoint(directory / self.files.checkpoint)
@@ -67,6 +83,7 @@ class Run:
         self.optimizer = Optimizer(directory / self.files.optimizer_model, self.module)
         self.outputs = self.module.output_names()[1:]
         self._device = parse_device(device)
+        self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
 
     @property
     def manifest(self) -> Manifest:
@@ -169,11 +186,61 @@ class Run:
             )
         return self.outputs
 
-    def copy_models(self, target: Path) -> None:
-        """Copies the models (with files of external data) and the manifest to another directory."""
-        for path in sorted(self.directory.iterdir()):
-            if path.is_file() and (path.suffix in (".onnx", ".data") or path.name == self.files.manifest):
-                shutil.copyfile(path, target / path.name)
+    def save(
+        self,
+        target: Path,
+        companions: Sequence[str] = (),
+        write_more: Callable[[FileSet], None] | None = None,
+    ) -> None:
+        """Writes the run to a directory, which is made if missing: all of it, or nothing.
+
+        In a directory of their own the models are written once; in another one those that differ are replaced.
+
+        Args:
+            target: the directory.
+            companions: names of further files of :attr:`directory`, which are copied if they are there and
+                removed from `target` if they are not.
+            write_more: writes further files to the same set.
+
+        Raises:
+            OSError: A file cannot be written.
+            CheckpointError: Some parameters have no data.
+        """
+        encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
+        target.mkdir(parents=True, exist_ok=True)
+        with FileSet(target) as files:
+            if target.resolve() != self.directory.resolve():
+                for group in self._model_files():
+                    if not all(self._same(path, target / path.name) for path in group):
+                        for path in group:
+                            files.copy(path, path.name)
+                for name in companions:
+                    if not (self.directory / name).is_file():
+                        files.remove(name)
+                    elif not self._same(self.directory / name, target / name):
+                        files.copy(self.directory / name, name)
+            if write_more is not None:
+                write_more(files)
+            with files.open(self.files.checkpoint) as file:
+                encode(file)
+
+    def _model_files(self) -> list[list[Path]]:
+        """The manifest, and each model with the files of its external data."""
+        names = (self.files.training_model, self.files.eval_model, self.files.optimizer_model)
+        groups = [[*external_files(self.directory / name), self.directory / name] for name in names]
+        manifest = self.directory / self.files.manifest
+        return [*groups, *([[manifest]] if manifest.is_file() else [])]
+
+    def _same(self, source: Path, target: Path) -> bool:
+        """Returns whether two files have the same content; of those seen before, whether they have changed."""
+        if not target.is_file():
+            return False
+        seen = (_stamp(source), _stamp(target))
+        if self._equal.get(target) != seen:
+            if not filecmp.cmp(source, target, shallow=False):
+                return False
+            self._equal[target] = seen
+        return True
 
     def save_checkpoint(self, path: str | os.PathLike[str], *, optimizer: bool) -> None:
         """Writes the state to a checkpoint file, whole or not at all."""

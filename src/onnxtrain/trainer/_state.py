@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -157,20 +156,16 @@ class TrainingState:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
         target = Path(path)
+        self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
         try:
-            target.mkdir(parents=True, exist_ok=True)
-            if target.resolve() != self.directory.resolve():
-                self.run.copy_models(target)
-                if (self.directory / BEST).is_file():
-                    shutil.copyfile(self.directory / BEST, target / BEST)
-            write_predictions(target, self.position)
-        except OSError as error:
+            self.run.save(
+                target, companions=[BEST], write_more=lambda files: write_predictions(files, self.position)
+            )
+        except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
                 "has room."
             ) from error
-        self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
-        self.run.save_checkpoint(target / self.run.files.checkpoint, optimizer=True)
         remove_other_predictions(target, self.position)
 
     def save_and_keep(self) -> Path:

@@ -375,7 +375,8 @@ class Trainer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
 
-        The models are copied there once; what changes in training is one file, replaced whole or not at all.
+        The models are copied there once, with the files of their external data. All files change together: if the
+        process is killed, the directory holds what it held before, or this run, complete.
 
         Raises:
             CheckpointError: a file cannot be written.

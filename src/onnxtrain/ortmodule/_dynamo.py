@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._dynamo import trace_rules
 
+from onnxtrain.ortmodule._data_dependent import data_dependent_results
+
 __all__ = ["capture"]
 
 _RECOMPILE_LIMIT = 256
@@ -59,7 +61,7 @@ class _WithSettings:
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend  # Dynamo asks for it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(self._settings):
+        with torch._dynamo.config.patch(self._settings), data_dependent_results():
             return self._callback(*args, **kwargs)
 
 

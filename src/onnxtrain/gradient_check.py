@@ -102,7 +102,7 @@ def check_gradients(
     Raises:
         OnnxTrainError: the model cannot be loaded or differentiated, or an input does not fit.
     """
-    forward = canonicalize(load_model(model))
+    forward = canonicalize(load_model(model), wrt or ())
     TrainingModePass(dropout="inference")(forward)
     output = of or _first_float_output(forward)
     names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable

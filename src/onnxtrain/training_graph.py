@@ -10,11 +10,11 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs
-from onnxtrain.emitter import Emitter, find_value, static_dims
+from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.export_warnings import warn_of_export
+from onnxtrain.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
-from onnxtrain.losses import LABELS_KEY, MEAN_KEY, TARGET_KEY, mark_labels
+from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
     IsolateStatisticsPass,
@@ -23,6 +23,7 @@ from onnxtrain.passes import (
     TransposedProductPass,
     infer_shapes,
     promote_initializers,
+    settle_shapes,
 )
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
@@ -69,7 +70,8 @@ def build_training_graphs(
     """Returns the training and eval models of a canonical model that computes the scalar `loss`.
 
     Args:
-        model: canonical model; it is not changed. Inputs with metadata :data:`TARGET_KEY` are targets.
+        model: canonical model, with the parameters named here among its `variable` ones; it is not changed.
+            Inputs with metadata :data:`TARGET_KEY` are targets.
         loss: name of the scalar to minimise.
         additional_outputs: names of further values to return beside the loss.
         requires_grad: names of the parameters to train; None trains every floating-point parameter that is
@@ -85,41 +87,46 @@ def build_training_graphs(
         NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op on the way has no gradient rule.
     """
-    loss_mean = json.loads(_named(model, loss).metadata_props.get(MEAN_KEY, "{}"))
+    mean = loss_mean(_named(model, loss))
     forward = model.clone()
     _set_outputs(forward, [loss, *additional_outputs])
     _make_scalar(forward)
-    CleanupPass(keep={name for name, _ in float_initializers(forward)})(forward)
+    frozen = list(frozen or ())
+    CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)
     ReluAfterMaxPoolPass()(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
+    check_training_mode(forward, asked=batch_norm == "training")
     selection = select_parameters(forward, requires_grad, frozen)
     active = _active_values(forward, selection.trainable)
     warn_of_export(forward, selection.trainable, active, fixed_mode=batch_norm == "as_exported")
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
 
+    # From here on nothing can rely on the values that parameters and statistics have now: they are inputs.
+    order = [name for name in forward.graph.initializers if name in selection.parameters]
+    _order_inputs(forward)
+    promote_initializers(forward, [*order, *selection.statistics])
+    forward = settle_shapes(forward)
+
     evaluation = forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
-    CleanupPass(keep={*selection.parameters, *selection.statistics})(evaluation)
+    CleanupPass(keep=set())(evaluation)
 
     statistics = _chain_statistics(forward, selection.statistics)
-    order = [name for name in forward.graph.initializers if name in selection.parameters]
-    RMSNormFusionPass(selection.parameters)(forward)
-    RINormFusionPass(selection.parameters)(forward)
+    RMSNormFusionPass()(forward)
+    RINormFusionPass()(forward)
     training, gradients = add_gradients(forward, loss, selection.trainable)
     append_outputs(training, selection.trainable, gradients)
-    training.graph.outputs.extend(_named(training, output) for output in statistics.values())
-    for graph_model in (training, evaluation):
-        _order_inputs(graph_model)
-        promote_initializers(graph_model, [*order, *statistics])
+    computed = values_by_name(training.graph)
+    training.graph.outputs.extend(computed[output] for output in statistics.values())
     TransposedProductPass()(training)
     CleanupPass(keep=set())(training)
     IsolateStatisticsPass()(training)
     infer_shapes(training)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
-    manifest["loss_mean"] = loss_mean
+    manifest["loss_mean"] = mean
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
     return TrainingGraphs(

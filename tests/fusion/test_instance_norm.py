@@ -106,7 +106,7 @@ def feeds(dtype=np.float64):
 
 
 def fused(proto: onnx.ModelProto, parameters=()) -> ir.Model:
-    return rewritten(proto, RINormFusionPass(parameters))
+    return rewritten(proto, RINormFusionPass(), parameters)
 
 
 def with_gradients(model_: ir.Model, of="y") -> onnx.ModelProto:

@@ -133,7 +133,7 @@ def feeds(dtype=np.float64):
 
 
 def fused(proto: onnx.ModelProto, parameters=()) -> ir.Model:
-    return rewritten(proto, RMSNormFusionPass(parameters))
+    return rewritten(proto, RMSNormFusionPass(), parameters)
 
 
 def with_gradients(model_: ir.Model) -> onnx.ModelProto:

@@ -129,12 +129,12 @@ def test_several_inputs_by_order_and_by_name() -> None:
         trainer.predict([left, right[:9]])
 
 
-def test_fixed_batch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fixed_batch(caplog: pytest.LogCaptureFixture) -> None:
     problem, fixed = problems.line(samples=42), problems.line(samples=42, batch=8)
     trainer = Trainer(fixed.model, "mse", "sgd", learning_rate=0.05)
     dynamic = Trainer(problem.model, "mse", "sgd", learning_rate=0.05)
-    trainer.fit(problem.x, problem.y, shuffle=False)
-    assert "2 samples are left out of each epoch: the model takes 8 at a time" in capsys.readouterr().err
+    trainer.fit(problem.x, problem.y, shuffle=False, verbose=False)
+    assert "2 of 42 samples are left out of each epoch: the model takes exactly 8 at a time" in caplog.text
     dynamic.fit(problem.x[:40], problem.y[:40], batch_size=8, shuffle=False, verbose=False)
     np.testing.assert_allclose(trainer.parameters["w"].data, dynamic.parameters["w"].data, rtol=1e-6)
     prediction = trainer.predict(problem.x)
@@ -144,5 +144,5 @@ def test_fixed_batch(capsys: pytest.CaptureFixture[str]) -> None:
         InputError, match="batch_size is 16, but the model was exported with a fixed batch of 8"
     ):
         trainer.fit(problem.x, problem.y, batch_size=16, verbose=False)
-    with pytest.raises(InputError, match="takes exactly 8 samples at a time, received 5 in all"):
+    with pytest.raises(InputError, match="takes exactly 8 samples at a time, received 5 to train on"):
         trainer.fit(problem.x[:5], problem.y[:5], verbose=False)

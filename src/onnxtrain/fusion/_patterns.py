@@ -1,8 +1,6 @@
-"""What the passes have in common: their arguments, and what they ask of nodes and values."""
+"""What the passes have in common: what they ask of nodes and values."""
 
 from __future__ import annotations
-
-from collections.abc import Collection
 
 import onnx_ir as ir
 
@@ -24,21 +22,12 @@ def is_op(node: ir.Node, op_type: str, inputs: int | None = None) -> bool:
 class PatternPass(ir.passes.InPlacePass):
     """A pass that recognises chains of ops in which some numbers must be constants."""
 
-    def __init__(self, parameters: Collection[str] = ()) -> None:
-        """Choose the initializers that are no constants.
-
-        Args:
-            parameters: their names.
-        """
-        super().__init__()
-        self._parameters = frozenset(parameters)
-
     def _number(self, value: ir.Value | None) -> float | None:
         """Returns the number that a value always has."""
         node = value.producer() if value is not None else None
         if node is not None and is_op(node, "Cast"):  # what a float64 graph reads a float32 constant through
             value = node.inputs[0]
-        if value is None or value.is_graph_input() or value.name in self._parameters:
+        if value is None or value.is_graph_input():
             return None
         tensor = ir.convenience.get_const_tensor(value)
         return float(tensor.numpy().item()) if tensor is not None and tensor.size == 1 else None

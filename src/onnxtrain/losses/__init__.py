@@ -26,6 +26,7 @@ from onnxtrain.errors import GraphBuildError
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
 from ._elementwise import BCEWithLogitsLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
+from ._mean import loss_mean
 
 __all__ = [
     "LABELS_KEY",
@@ -44,6 +45,7 @@ __all__ = [
     "SmoothL1Loss",
     "TargetSpec",
     "attach_loss",
+    "loss_mean",
     "make_loss",
     "mark_labels",
     "mark_target",
@@ -85,15 +87,25 @@ def make_loss(spec: str | Loss) -> Loss:
     return LOSSES[spec]()
 
 
-def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None) -> ir.Value:
+def attach_loss(
+    op: Emitter,
+    loss: Loss,
+    scores: str,
+    target: str | None = None,
+    *,
+    new_target: str | None = None,
+    origin: ir.Graph | None = None,
+) -> ir.Value:
     """Appends a loss, and new graph inputs for its targets.
 
     Args:
         op: writes into the model's graph.
         loss: what to append.
         scores: name of the value that the loss judges.
-        target: name of an existing value to use as the target (see :func:`mark_target`); None adds an input
-            `target` or `labels` (with a number behind it when the name is taken).
+        target: name of an existing value to use as the target (see :func:`mark_target`); None adds an input.
+        new_target: name for the input that is added; default: `target` or `labels`. With a number behind it when the
+            name is taken.
+        origin: the model's graph, where `op` writes into one that will become part of it.
 
     Returns:
         The loss, named `loss` unless that name is taken; its metadata says what it is the mean over.
@@ -102,16 +114,16 @@ def attach_loss(op: Emitter, loss: Loss, scores: str, target: str | None = None)
         GraphBuildError: a name is no value of the graph, or the loss does not fit the values.
     """
     judged = _find(op.graph, scores, loss)
+    spec = loss.targets(judged)[0]
+    source: ir.Value | None
     if target is not None:
-        values = [_find(op.graph, target, loss)]
-        source = mark_target(values[0], loss.targets(judged)[0])
+        value = _find(op.graph, target, loss)
+        source = mark_target(_find(origin or op.graph, target, loss), spec)
     else:
-        values = [spec.as_input() for spec in loss.targets(judged)]
-        for value in values:
-            value.name = op.unique_name(str(value.name))
-        op.graph.inputs.extend(values)
-        source = values[0]
-    result = loss.build(op, judged, *values)
+        value = source = spec.as_input()
+        value.name = op.unique_name(new_target or str(value.name))
+        op.graph.inputs.append(value)
+    result = loss.build(op, judged, value)
     result.name = op.unique_name("loss")
     result.metadata_props[MEAN_KEY] = json.dumps(loss.mean_over(source.name if source else None))
     return result

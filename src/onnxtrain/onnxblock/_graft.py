@@ -139,7 +139,8 @@ def append(
         doing: what is being built, as errors say it.
         inputs: names of values of the base model.
         write: called with an emitter and a value per input; returns the resulting value or values.
-            Initializers that it makes are constants, not parameters.
+            Initializers that it makes are constants, not parameters. Inputs that it adds to the emitter's graph
+            become inputs of the base model.
         wish: name that the first result should get if it is free.
 
     Returns:
@@ -183,6 +184,7 @@ def _rename(model: ir.Model, first: ir.Value | None, wish: str | None, taken: se
 
 def _merge(base: onnx.ModelProto, graft: onnx.ModelProto) -> None:
     inputs = {info.name for info in graft.graph.input}
+    base.graph.input.extend(info for info in graft.graph.input if not has_value(base, info.name))
     base.graph.node.extend(graft.graph.node)
     base.graph.initializer.extend(graft.graph.initializer)
     base.graph.value_info.extend(info for info in graft.graph.value_info if info.name not in inputs)

@@ -8,8 +8,10 @@ used.
 from __future__ import annotations
 
 import numpy.typing as npt
+import onnx_ir as ir
 
 from onnxtrain import losses
+from onnxtrain.emitter import Emitter
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
 
@@ -37,26 +39,27 @@ class LossBlock(Block):
         self.loss = loss
 
     def _build_loss(self, scores_name: str, target_name: str) -> str:
-        spec = self.loss.targets(self._describe(scores_name))[0]
-        if _graft.has_value(self.base, target_name):
-            self._mark_target(target_name, spec)
-        else:
-            target = spec.as_input()
-            target.name = target_name
-            _graft.add_input(self.base, target, self._doing)
-        return self._append(self.loss.build, scores_name, target_name, wish="loss")
+        exists = _graft.has_value(self.base, target_name)
+        origin = self._accessor.to_ir().graph
 
-    def _mark_target(self, name: str, spec: losses.TargetSpec) -> None:
-        """Records which labels this loss takes on the input that an existing target comes from."""
-        graph = self._accessor.to_ir().graph
-        values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
-        marked = [losses.mark_target(value, spec) for value in values if value.name == name]
-        for value in marked:
-            for info in self.base.graph.input:
-                if value is not None and info.name == value.name:
-                    del info.metadata_props[:]
-                    for key, text in value.metadata_props.items():
-                        info.metadata_props.add(key=key, value=text)
+        def write(op: Emitter, *_: ir.Value) -> ir.Value:
+            target = target_name if exists else None
+            return losses.attach_loss(
+                op, self.loss, scores_name, target, new_target=target_name, origin=origin
+            )
+
+        result = self._append(write, scores_name, *([target_name] if exists else []), wish="loss")
+        self._keep_marks(origin)
+        return result
+
+    def _keep_marks(self, origin: ir.Graph) -> None:
+        """Writes what a loss has recorded on inputs of an IR graph to those of the base model."""
+        marks = {value.name: value.metadata_props for value in origin.inputs}
+        for info in self.base.graph.input:
+            if info.name in marks:
+                del info.metadata_props[:]
+                for key, text in marks[info.name].items():
+                    info.metadata_props.add(key=key, value=text)
 
 
 class _FloatTargetLoss(LossBlock):

@@ -109,7 +109,7 @@ class TrainingBlock(Block):
         _set_outputs(accessor, [loss, *additional], self._doing)
         trained = [name for name, wanted in self._wanted.items() if wanted]
         graphs = build_training_graphs(
-            canonicalize(load_model(accessor.to_ir())),
+            canonicalize(load_model(accessor.to_ir()), self._wanted),
             loss,
             additional,
             requires_grad=trained or None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import operator
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from onnxtrain.ortmodule._lowering import (
 )
 from onnxtrain.passes import ReluAfterMaxPoolPass, infer_shapes
 
-__all__ = ["lower_graph"]
+__all__ = ["lower_graph", "refused_nodes"]
 
 
 def lower_graph(graph_module: fx.GraphModule) -> Lowered:
@@ -42,6 +43,16 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     RINormFusionPass()(model)
     ReluAfterMaxPoolPass()(model)
     return lowered
+
+
+def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
+    """Returns the nodes of a functional ATen graph that cannot be lowered, with the reasons.
+
+    Raises:
+        UnsupportedATenOp: the graph cannot be lowered, whatever its nodes are.
+    """
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="survey")
+    return _Survey(graph_module, ir.Model(graph, ir_version=10)).refusals()
 
 
 def _infer_missing_shapes(model: ir.Model) -> None:
@@ -238,6 +249,55 @@ class _GraphLowering:
             value = identity
         outputs.append(value)
         return len(outputs) - 1
+
+
+class _Survey(_GraphLowering):
+    """Lowers what can be lowered, with something of the right type in the place of the rest."""
+
+    def refusals(self) -> dict[fx.Node, str]:
+        refused: dict[fx.Node, str] = {}
+        self._refuse_mutations()
+        for node in self.placeholders:
+            self.env[node] = self.original[node] = self._unknown(node.meta["val"])
+        for node in self.graph_module.graph.nodes:
+            if node.op not in ("call_function", "get_attr") or str(node.target) == "aten.copy_.default":
+                continue
+            source = node.args[0] if node.target is operator.getitem else None
+            if source in refused:  # one of the results of a node that stays in PyTorch
+                refused[node] = refused[source]
+                self.env[node] = self._unknown(node.meta.get("val"))
+                continue
+            try:
+                foreign = [n for n in node.all_input_nodes if self.env[n] is _FOREIGN]
+                if foreign:
+                    fake = foreign[0].meta.get("val")
+                    raise UnsupportedATenOp(f"{node.target} of {getattr(fake, 'dtype', type(fake).__name__)}")
+                self.env[node] = self._attribute(node) if node.op == "get_attr" else self._call(node)
+            except UnsupportedATenOp as error:
+                self.env[node] = self._unknown(node.meta.get("val"))
+                if node.op == "call_function":
+                    refused[node] = str(error)
+        return refused
+
+    def _unknown(self, fake: Any) -> Any:
+        """A value like `fake`."""
+        if isinstance(fake, tuple | list):
+            return tuple(self._unknown(part) for part in fake)
+        if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
+            kinds = {torch.SymInt: ir.DataType.INT64, torch.SymFloat: ir.DataType.DOUBLE}
+            value = ir.Value(name=self.low.op.unique_name("unknown"), shape=ir.Shape([]))
+            value.type = ir.TensorType(kinds.get(type(fake), ir.DataType.BOOL))
+        elif isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and fake.layout == torch.strided:
+            value = ir.Value(name=self.low.op.unique_name("unknown"), shape=self.low.shape(fake))
+            value.type = ir.TensorType(DTYPES[fake.dtype])
+        else:
+            return fake if isinstance(fake, int | float) else _FOREIGN
+        self.result.model.graph.inputs.append(value)
+        return value
+
+
+_FOREIGN = object()
+"""In the place of a value that ONNX, or a lowering, does not know: complex numbers, sparse tensors."""
 
 
 def _is_empty(fake: Any) -> bool:

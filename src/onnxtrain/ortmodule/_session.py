@@ -88,7 +88,7 @@ class Session:
         return outputs
 
 
-def is_of_onnxruntime(error: Exception) -> bool:
+def is_of_onnxruntime(error: BaseException) -> bool:
     """Whether ONNX Runtime raised it."""
     return type(error).__module__.startswith("onnxruntime")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -12,6 +14,7 @@ from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import inline_schema_functions
 from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
 from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
+from onnxtrain.passes.parameters import give_back, withhold
 from onnxtrain.passes.products import ColumnVectorPass
 from onnxtrain.passes.shapes import settle_shapes
 from onnxtrain.passes.stop_gradient import mark_stopped_gradients
@@ -20,7 +23,7 @@ from onnxtrain.passes.torch_parameters import RestoreParametersPass
 __all__ = ["canonicalize"]
 
 
-def canonicalize(model: ir.Model) -> ir.Model:
+def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     """Return `model` in canonical form; `model` itself is not changed.
 
     Canonical form: opset 21 with IR 10, or opset 22 to 26; no model-local functions; no initializer among the
@@ -31,6 +34,8 @@ def canonicalize(model: ir.Model) -> ir.Model:
 
     Args:
         model: What :func:`onnxtrain.passes.load_model` returns.
+        variable: Names of initializers and Constant nodes that will be graph inputs, or be differentiated: nothing
+            is computed or inferred from the values that they have. Other names are overlooked.
 
     Raises:
         ModelError: The graph is not valid ONNX.
@@ -39,6 +44,7 @@ def canonicalize(model: ir.Model) -> ir.Model:
     model = model.clone(deep_copy=True)
     common.RemoveInitializersFromInputsPass()(model)
     fit_ir_version(model)
+    withheld = withhold(model, variable)
     model = inline_functions(model)
     # Now, lest checker and converter have to serialise them.
     lift_constants(model, min_elements=BIG_ELEMENTS + 1)
@@ -46,16 +52,20 @@ def canonicalize(model: ir.Model) -> ir.Model:
     # GroupNormalization-18 scales per group, 21 per channel; the converter passes it on unchanged, and wrong.
     if 18 <= opset < CANONICAL_OPSET:
         model = inline_schema_functions(model, lambda node: node.op_type != "GroupNormalization")
+    give_back(model, withheld)  # the converter may want them
     _check_input(model)
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
         _check_converted(model, opset)
     model = lift_constants(model)
     RestoreParametersPass()(model)
+    withheld = withhold(model, variable)
     model = settle_shapes(model)
     if ColumnVectorPass()(model).modified:
         lift_constants(model)
-    return mark_stopped_gradients(model)
+    model = mark_stopped_gradients(model)
+    give_back(model, withheld)
+    return model
 
 
 def _checkable_proto(model: ir.Model) -> onnx.ModelProto:

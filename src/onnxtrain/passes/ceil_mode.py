@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from onnxtrain.passes.forget import forget_sizes_after
+
 __all__ = ["CeilModePass"]
 
 _POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
@@ -47,7 +49,7 @@ class CeilModePass(ir.passes.InPlacePass):
     """Rewrite poolings whose last window would start in the end padding, by floor mode or less padding.
 
     The specification ignores such a window, as PyTorch and the kernels of ONNX Runtime do, but shape inference
-    (onnx 1.23) counts it. What a pooling computes stays the same. Needs static spatial sizes; forgets the shapes that
+    (onnx 1.23) counts it. What a pooling computes stays the same. Needs static spatial sizes; forgets the sizes that
     follow from the miscounted one, to be inferred again.
     """
 
@@ -55,7 +57,7 @@ class CeilModePass(ir.passes.InPlacePass):
         """Rewrite the first such node in place: whether later ones are miscounted may follow from it."""
         node = next((n for n in ir.traversal.RecursiveGraphIterator(model.graph) if _rewrite(n)), None)
         if node is not None:
-            _forget_shapes(model.graph, node, set())
+            forget_sizes_after(model.graph, node)
         return ir.passes.PassResult(model, node is not None)
 
 
@@ -105,23 +107,3 @@ def _axes(node: ir.Node) -> list[_Axis | None]:
 
 def _integers(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
     return list(node.attributes.get_ints(name, default))
-
-
-def _forget_shapes(graph: ir.Graph, start: ir.Node, changed: set[ir.Value]) -> bool:
-    """Remove the shapes of the outputs of `start` and of all that follow; return whether `graph` has such."""
-    found = False
-    for node in graph:
-        inside = [_forget_shapes(body, start, changed) for body in _bodies(node)]
-        if node is start or any(inside) or any(value in changed for value in node.inputs):
-            found = True
-            for value in node.outputs:
-                value.shape = None
-                changed.add(value)
-    return found
-
-
-def _bodies(node: ir.Node) -> list[ir.Graph]:
-    graphs = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
-    return graphs + [
-        g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.as_graphs()
-    ]

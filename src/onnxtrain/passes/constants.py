@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-__all__ = ["is_constant", "is_float_parameter", "lift_constants", "mark_constant"]
+__all__ = ["is_constant", "is_float_parameter", "lift_constants", "mark_constant", "unmark_constant"]
 
 _KEY = "onnxtrain.constant"
 
@@ -26,6 +26,11 @@ def is_float_parameter(value: ir.Value) -> bool:
 def mark_constant(value: ir.Value) -> None:
     """Mark an initializer, or the output of a Constant node, as no parameter."""
     value.metadata_props[_KEY] = "true"
+
+
+def unmark_constant(value: ir.Value) -> None:
+    """Make an initializer that was a Constant node a parameter."""
+    value.metadata_props.pop(_KEY, None)
 
 
 def lift_constants(model: ir.Model, min_elements: int = 0) -> ir.Model:

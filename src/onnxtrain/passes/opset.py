@@ -83,11 +83,14 @@ def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:
     for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
         new.metadata_props.update(old.metadata_props)
     before = {
-        node.outputs[0].name: node
+        out.name: (node, out)
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if node.outputs
+        for out in node.outputs
     }
     for node in ir.traversal.RecursiveGraphIterator(converted.graph):
-        source = before.get(node.outputs[0].name) if node.outputs else None
-        if source is not None and source.op_type == node.op_type:
-            node.metadata_props.update(source.metadata_props)
+        for out in node.outputs:
+            source, value = before.get(out.name, (None, None))
+            if value is not None:
+                out.metadata_props.update(value.metadata_props)
+            if source is not None and source.op_type == node.op_type and out is node.outputs[0]:
+                node.metadata_props.update(source.metadata_props)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
+from onnxtrain.passes.constants import unmark_constant
+from onnxtrain.passes.forget import forget_sizes_behind
 
-__all__ = ["embed_parameters", "promote_initializers"]
+__all__ = ["Withheld", "embed_parameters", "give_back", "promote_initializers", "withhold"]
 
 
 def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.TensorProtocol]:
     """Turn initializers into graph inputs, in place, after the inputs there are and in the order of `names`.
+
+    Shapes that follow from what is in them are forgotten; infer them again.
 
     Returns:
         The tensors that the graph no longer holds, by name and in the same order; external data
@@ -40,9 +45,49 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
         del initializers[name]
         value.const_value = None
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
-        if value not in model.graph.inputs:
-            model.graph.inputs.append(value)
+        model.graph.inputs.append(value)
+    forget_sizes_behind(model.graph, model.graph.inputs[len(model.graph.inputs) - len(names) :])
     return tensors
+
+
+@dataclass(frozen=True)
+class Withheld:
+    """Values of initializers that passes must not see.
+
+    Attributes:
+        tensors: the values by name; `order` the names of all initializers that there were.
+    """
+
+    tensors: dict[str, ir.TensorProtocol]
+    order: list[str]
+
+
+def withhold(model: ir.Model, names: Iterable[str]) -> Withheld:
+    """Make those of the names that are initializers graph inputs for a while, in place: see :func:`give_back`.
+
+    What is to be an input of the training model, or differentiated, has no value that passes may rely on: not to
+    fold what is computed from it, nor to infer shapes. Constant nodes of these names are parameters from now on.
+    """
+    order = [str(name) for name in model.graph.initializers]
+    present = [name for name in dict.fromkeys(names) if name in model.graph.initializers]
+    for name in present:
+        unmark_constant(model.graph.initializers[name])
+    return Withheld(promote_initializers(model, present), order)
+
+
+def give_back(model: ir.Model, withheld: Withheld) -> None:
+    """Make what was withheld initializers again, in place and in the order that they had.
+
+    Args:
+        model: what became of the model.
+        withheld: what :func:`withhold` returned.
+    """
+    embed_parameters(model, withheld.tensors)
+    now = dict(model.graph.initializers)
+    model.graph.initializers.clear()
+    for name in dict.fromkeys((*withheld.order, *now)):
+        if name in now:
+            model.graph.initializers.add(now[name])
 
 
 def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.TensorProtocol]) -> None:

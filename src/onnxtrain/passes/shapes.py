@@ -37,22 +37,36 @@ def infer_shapes(model: ir.Model) -> ir.Model:
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
             value.shape = _without_generated_names(value.shape)
-    inferred = ir.from_proto(onnx.shape_inference.infer_shapes(lean_proto(model), data_prop=True))
-    # The lean model has the same graphs and nodes in the same order, and more inputs at the end.
-    for graph, lean in zip(model.graphs(), inferred.graphs(), strict=True):
-        for target, source in zip(graph.inputs, lean.inputs, strict=False):
-            _annotate(target, source)
-        for node, twin in zip(graph, lean, strict=True):
-            for target, source in zip(node.outputs, twin.outputs, strict=False):
-                _annotate(target, source)
+    inferred = onnx.shape_inference.infer_shapes(lean_proto(model), data_prop=True)
+    _annotate(model.graph, inferred.graph)
     return model
 
 
-def _annotate(target: ir.Value, source: ir.Value) -> None:
-    if source.type is not None:
-        target.type = source.type
-    if source.shape is not None:
-        target.shape = source.shape
+def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
+    """Give the values of a graph, and of its subgraphs, what its twin says of them."""
+    known = {info.name: info.type for info in (*inferred.input, *inferred.value_info, *inferred.output)}
+    for value, info in zip(graph.inputs, inferred.input, strict=False):  # the twin has more, at the end
+        _describe(value, info.type)
+    for node, twin in zip(graph, inferred.node, strict=True):
+        for value, name in zip(node.outputs, twin.output, strict=False):
+            if name in known:
+                _describe(value, known[name])
+        for attribute in twin.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _annotate(node.attributes[attribute.name].as_graph(), attribute.g)
+            elif attribute.type == onnx.AttributeProto.GRAPHS:
+                bodies = node.attributes[attribute.name].as_graphs()
+                for body, inner in zip(bodies, attribute.graphs, strict=True):
+                    _annotate(body, inner)
+
+
+def _describe(value: ir.Value, described: onnx.TypeProto) -> None:
+    type_ = ir.serde.deserialize_type_proto_for_type(described)
+    shape = ir.serde.deserialize_type_proto_for_shape(described)
+    if type_ is not None:
+        value.type = type_
+    if shape is not None:
+        value.shape = shape
 
 
 def _without_generated_names(shape: ir.Shape | None) -> ir.Shape | None:

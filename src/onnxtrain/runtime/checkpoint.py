@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import BinaryIO
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.legacy_checkpoint import IDENTIFIER, read_legacy_checkpoint
 from onnxtrain.runtime.manifest import Signature, fingerprint
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
-from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
+from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors, writing
 
 FORMAT = "onnxtrain-checkpoint"
 DELTA_FORMAT = "onnxtrain-checkpoint-delta"
@@ -53,30 +55,24 @@ def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimize
     return {f"{kind}/{name}": buffer for kind, group in groups.items() for name, buffer in group.items()}
 
 
-def write_checkpoint(
-    store: Store,
-    uri: str | os.PathLike[str],
-    *,
-    include_optimizer_state: bool = False,
-    nominal: bool = False,
-) -> None:
-    """Writes `store` to the file `uri`, replacing it whole or not at all.
+def encode_checkpoint(
+    store: Store, doing: str, *, include_optimizer_state: bool = False, nominal: bool = False
+) -> Callable[[BinaryIO], None]:
+    """Returns what writes `store` to an open file.
 
     Args:
         store: What to save.
-        uri: Path of the file.
+        doing: Begins the message of an error.
         include_optimizer_state: Also save moments, step count and learning rate.
         nominal: Save names, dtypes and shapes of the parameters instead of their data. A store whose
             parameters are all still undefined is always saved so. Statistics keep their data: no buffer that
             completes a nominal checkpoint contains them.
 
     Raises:
-        CheckpointError: The file cannot be written (a previous one is intact), or some parameters have no
-            data.
+        CheckpointError: Some parameters have no data.
     """
-    where = f"Saving the checkpoint '{os.fspath(uri)}'"
     nominal = nominal or (bool(store.parameters) and len(store.undefined()) == len(store.parameters))
-    store.require_shapes(where)
+    store.require_shapes(doing)
     metadata = common_metadata(store, FORMAT, include_optimizer_state and not nominal)
     metadata |= {"order": json.dumps(list(store.parameters)), "nominal": json.dumps(nominal)}
     if nominal:
@@ -85,9 +81,28 @@ def write_checkpoint(
         )
         tensors = tensors_by_key({}, store, with_optimizer=False)
     else:
-        store.require_defined(where)
+        store.require_defined(doing)
         tensors = tensors_by_key(store.parameters, store, include_optimizer_state)
-    write_tensors(uri, tensors, metadata, where)
+    return lambda file: write_tensors(file, tensors, metadata)
+
+
+def write_checkpoint(
+    store: Store,
+    uri: str | os.PathLike[str],
+    *,
+    include_optimizer_state: bool = False,
+    nominal: bool = False,
+) -> None:
+    """Writes `store` to the file `uri`, replacing it whole or not at all; see :func:`encode_checkpoint`.
+
+    Raises:
+        CheckpointError: The file cannot be written (a previous one is intact), or some parameters have no
+            data.
+    """
+    doing = f"Saving the checkpoint '{os.fspath(uri)}'"
+    write = encode_checkpoint(store, doing, include_optimizer_state=include_optimizer_state, nominal=nominal)
+    with writing(uri, doing) as file:
+        write(file)
 
 
 def _properties(text: str) -> dict[str, int | float | str]:
@@ -162,6 +177,7 @@ def read_checkpoint(uri: str | os.PathLike[str]) -> Store:
     path = os.fspath(uri)
     source = f"'{path}'"
     with verification(source):
+        finish_interrupted(path)
         with open(path, "rb") as file:
             head = file.read(8)
             if head[4:] == IDENTIFIER:

@@ -20,7 +20,7 @@ from onnxtrain.runtime.atomic import replace_file
 from onnxtrain.runtime.store import Buffer
 
 
-def _write(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str, str]) -> None:
+def write_tensors(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str, str]) -> None:
     """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors."""
     # Widest elements first keeps every tensor aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.storage.itemsize)
@@ -40,17 +40,16 @@ def _write(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str,
         file.write(buffer.read().reshape(-1).view(np.uint8).data)
 
 
-def write_tensors(
-    uri: str | os.PathLike[str], tensors: Mapping[str, Buffer], metadata: Mapping[str, str], doing: str
-) -> None:
-    """Writes tensors and metadata to the file `uri`, replacing it whole or not at all.
+@contextlib.contextmanager
+def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
+    """Yields a file that replaces `uri` whole or not at all.
 
     Raises:
         CheckpointError: The file cannot be written; a previous one is intact. `doing` begins the message.
     """
     try:
         with replace_file(uri) as file:
-            _write(file, tensors, metadata)
+            yield file
     except OSError as error:
         raise CheckpointError(
             f"{doing} failed: {error}. A checkpoint that was there before is unchanged; check that the "

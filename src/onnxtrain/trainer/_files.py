@@ -1,0 +1,78 @@
+"""The files of a training run, as its manifest names them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxtrain.errors import CheckpointError, ModelLoadError
+
+__all__ = ["Files", "find_files"]
+
+_MANIFEST = "manifest.json"
+_DEFAULTS = {
+    "training_model": "training_model.onnx",
+    "eval_model": "eval_model.onnx",
+    "optimizer_model": "optimizer_model.onnx",
+    "checkpoint": "checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Files:
+    """Names of the files of a run in its directory."""
+
+    manifest: str
+    training_model: str
+    eval_model: str
+    optimizer_model: str
+    checkpoint: str
+
+
+def find_files(directory: Path) -> Files:
+    """Returns the names of the files of the run in a directory.
+
+    They are those that its manifest gives, which is `manifest.json`, or with a prefix the only other one; without a
+    manifest beside the models, which hold it as well, the usual ones.
+
+    Raises:
+        CheckpointError: There is no run in it, or there are several, or it has no optimizer.
+        ModelLoadError: The manifest is damaged.
+    """
+    names = sorted(path.name for path in directory.glob(f"*{_MANIFEST}"))
+    if _MANIFEST in names:
+        names = [_MANIFEST]
+    if len(names) > 1:
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': there are several ({', '.join(names)}). Move each with its "
+            "files to a directory of its own."
+        )
+    files = _read(directory / names[0]) if names else _DEFAULTS
+    if "optimizer_model" not in files:
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': it has no optimizer model. Generate the artifacts with "
+            "optimizer='adamw'."
+        )
+    if not (directory / files["checkpoint"]).is_file():
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': there is no file '{files['checkpoint']}'. Pass a directory "
+            "that Trainer.save or generate_artifacts has written."
+        )
+    return Files(manifest=names[0] if names else _MANIFEST, **files)
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Returns the names of the files by their roles."""
+    try:
+        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
+        wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
+        if wrong or not _DEFAULTS.keys() - {"optimizer_model"} <= named.keys():
+            raise ValueError(f"files {files}")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelLoadError(
+            f"Opening the training run in '{path.parent}': its manifest '{path.name}' is damaged "
+            f"({type(error).__name__}: {error}). Generate the artifacts again."
+        ) from error
+    return named

@@ -42,6 +42,9 @@ _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     # A symbolic number has no place among ONNX attributes: another one captures another graph.
     "specialize_float": True,
+    # What depends on the data has a size that depends on it, which ONNX computes like any other.
+    "capture_dynamic_output_shape_ops": True,
+    "capture_scalar_outputs": True,
     # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
     "accumulated_recompile_limit": sys.maxsize,
 }

@@ -61,6 +61,9 @@ class OnnxPart:
         self._needs: tuple[bool, ...] | None = None
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
         self.program = Program(lowered.model, differentiable, device, links, severity)
+        self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
+        self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
+        self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]
 
     def prepare(self, requires_grad: Sequence[bool]) -> Sequence[int]:
         """Makes the sessions; returns which of `inputs` the gradients depend on.
@@ -89,7 +92,23 @@ class OnnxPart:
         Args:
             args: the arguments of the graph.
             tensors: those of `inputs`.
+
+        Raises:
+            RuntimeError: what the graph asserts does not hold.
         """
+        for index in self._complex_inputs:
+            tensors[index] = torch.view_as_real(tensors[index].resolve_conj())
+        results = self._run(args, tensors)
+        for index, message in self._lowered.assertions:
+            if not results[index].all():
+                raise RuntimeError(message)
+        if self._complex_outputs:
+            results = list(results)
+            for index in self._complex_outputs:
+                results[index] = torch.view_as_complex(results[index])
+        return results
+
+    def _run(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         lowered, device = self._lowered, self.program.device
         for random in lowered.random:
             drawn = random.draw(random.sizes(args))

@@ -19,7 +19,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtrain.ortmodule._checkpoint import REGION
-from onnxtrain.ortmodule._gradients import Gradients, example_values, map_tensors, straight_through
+from onnxtrain.ortmodule._gradients import GradientFlow, example_values, map_tensors, straight_through
 from onnxtrain.ortmodule.aten.indexing import INDEXING
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.aten.random import DROPOUTS
@@ -110,7 +110,7 @@ def _counting(decomposition: Callable[..., Any], from_the_end: bool) -> Callable
     return decomposed
 
 
-def functional_graph(graph_module: fx.GraphModule, gradients: Gradients) -> fx.GraphModule:
+def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.GraphModule:
     """Returns the ATen graph of a Dynamo graph.
 
     Its placeholders and outputs are those of `graph_module`. Mutated inputs are written by `aten.copy_` nodes at its
@@ -119,7 +119,7 @@ def functional_graph(graph_module: fx.GraphModule, gradients: Gradients) -> fx.G
     values = example_values(graph_module)
     fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), contextlib.nullcontext())
     traced = make_fx(
-        lambda *args: _functionalized(_Interpreter(graph_module, gradients).run, args),
+        lambda *args: _functionalized(_Interpreter(graph_module, flow).run, args),
         decomposition_table=_decompositions(),
     )
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
@@ -159,20 +159,20 @@ _REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERP
 
 
 class _Interpreter(fx.Interpreter):
-    def __init__(self, graph_module: fx.GraphModule, gradients: Gradients) -> None:
-        keeps = bool(gradients.hidden or gradients.ended)
+    def __init__(self, graph_module: fx.GraphModule, flow: GradientFlow) -> None:
+        keeps = bool(flow.hidden or flow.ended)
         super().__init__(graph_module, garbage_collect_values=not keeps)
-        self.gradients = gradients
+        self.flow = flow
 
     def run_node(self, n: fx.Node) -> Any:
-        gradients = self.gradients
-        before = {base: self.env[base].clone() for base in gradients.hidden.get(n, ())}
+        flow = self.flow
+        before = {base: self.env[base].clone() for base in flow.hidden.get(n, ())}
         result = super().run_node(n)
         for base, value in before.items():
             self.env[base].copy_(straight_through(value, self.env[base]))
-        for base in gradients.ended.get(n, ()):
+        for base in flow.ended.get(n, ()):
             self.env[base].copy_(self.env[base].detach().clone())
-        stopped = gradients.stopped.get(n)
+        stopped = flow.stopped.get(n)
         if stopped:
             return map_tensors(lambda place, t: t.detach() if place in stopped else t, result)
         return result

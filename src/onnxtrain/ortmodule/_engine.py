@@ -30,7 +30,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
-from onnxtrain.ortmodule._gradients import Gradients, example_values, gradients_of, note_inputs
+from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
@@ -38,7 +38,7 @@ from onnxtrain.ortmodule._replay import Announce
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._session import is_of_onnxruntime
 from onnxtrain.ortmodule._split import has_custom_function, keep_from_global_hooks, split_at_custom_functions
-from onnxtrain.ortmodule._steps import Differentiable, Steps, compile_in_steps
+from onnxtrain.ortmodule._steps import Gradients, Steps, compile_in_steps
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
@@ -175,44 +175,53 @@ def _warn_of_many_captures(captures: Counter[Any]) -> None:
 def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int) -> CompiledGraph:
     """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph; it prints what has `severity`."""
     device = _common_device(graph_module)
+    values = example_values(graph_module)
+    needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
+    carries = [_carries_gradient(value) for value in values]
     try:
         overlaps = Overlaps(graph_module)
         aliases = split_aliases(graph_module)
-        gradients = gradients_of(graph_module)
-        differentiable = _differentiable(graph_module, gradients)
-        functional = functional_graph(graph_module, gradients)
+        flow = flow_of(graph_module)
+        gradients = Gradients(
+            needs, carries, _outputs_requiring_grad(graph_module), *_links(graph_module, flow)
+        )
+        functional = functional_graph(graph_module, flow)
     except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
         with building():
-            body: OnnxPart | Steps = _whole(functional, differentiable, device, severity)
-            return CompiledGraph(body, differentiable, aliases, overlaps)
+            return CompiledGraph(
+                _whole(functional, gradients, device, severity), gradients, aliases, overlaps
+            )
     except ORTModuleONNXModelException as error:
         if not policy.allows(error):
             raise
-        body = compile_in_steps(functional, error, differentiable, device, severity)
-        return CompiledGraph(body, differentiable, aliases, overlaps)
+        return CompiledGraph(
+            compile_in_steps(functional, error, gradients, device, severity), gradients, aliases, overlaps
+        )
 
 
-def _whole(
-    functional: fx.GraphModule, differentiable: Differentiable, device: torch.device, severity: int
-) -> OnnxPart:
+def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.device, severity: int) -> OnnxPart:
     lowered = lower_graph(functional)
-    flags = [False] * len(lowered.model.graph.outputs)
-    links: dict[int, set[int]] = {}
-    for place, ((kind, index), flag) in enumerate(zip(lowered.outputs, differentiable.outputs, strict=True)):
+    differentiable = [False] * len(lowered.model.graph.outputs)
+    for (kind, index), flag in zip(lowered.outputs, gradients.outputs, strict=True):
         if kind in ("tensor", "complex"):
-            flags[index] = flag
-            links.setdefault(index, set()).update(differentiable.output_links.get(place, ()))
+            differentiable[index] = flag
     for placeholder, index in lowered.mutated:
-        flags[index] |= differentiable.carried[placeholder]
-        if differentiable.carried[placeholder]:
-            links.setdefault(index, set()).update(differentiable.carried_links.get(placeholder, ()))
+        differentiable[index] |= gradients.carried[placeholder]
+    linked = {
+        index: gradients.links[output]
+        for output, (_, index) in enumerate(lowered.outputs)
+        if output in gradients.links
+    }
+    linked |= {index: gradients.written_links.get(place, frozenset()) for place, index in lowered.mutated}
     inputs = {place: index for index, place in enumerate(lowered.inputs)}
-    known = {index: [inputs[p] for p in places if p in inputs] for index, places in links.items()}
-    return OnnxPart(lowered, flags, device, known, severity)
+    links = {
+        index: [inputs[place] for place in places if place in inputs] for index, places in linked.items()
+    }
+    return OnnxPart(lowered, differentiable, device, links, severity)
 
 
 def _common_device(graph_module: fx.GraphModule) -> torch.device:
@@ -231,19 +240,24 @@ def _common_device(graph_module: fx.GraphModule) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
-def _differentiable(graph_module: fx.GraphModule, gradients: Gradients) -> Differentiable:
-    """Returns where a graph of Dynamo's has gradients."""
-    values = example_values(graph_module)
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
+    node = next(n for n in graph_module.graph.nodes if n.op == "output")
+    flags = []
+    for item in node.args[0]:
+        value = item.meta.get("example_value") if isinstance(item, fx.Node) else None
+        flags.append(isinstance(value, torch.Tensor) and value.requires_grad)
+    return flags
+
+
+def _links(
+    graph_module: fx.GraphModule, flow: GradientFlow
+) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """What `Gradients` calls so."""
     returned = next(node for node in graph_module.graph.nodes if node.op == "output").args[0]
-    examples = [node.meta.get("example_value") if isinstance(node, fx.Node) else None for node in returned]
-    links = gradients.links or {}
-    return Differentiable(
-        [isinstance(value, torch.Tensor) and value.requires_grad for value in values],
-        [_carries_gradient(value) for value in values],
-        [isinstance(value, torch.Tensor) and value.requires_grad for value in examples],
-        {place: links[node] for place, node in enumerate(returned) if node in links},
-        {place: links[node] for place, node in enumerate(placeholders) if node in links},
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return (
+        {index: flow.links[node] for index, node in enumerate(returned) if node in flow.links},
+        {place: flow.links[node] for place, node in enumerate(placeholders) if node in flow.links},
     )
 
 
@@ -261,26 +275,22 @@ class CompiledGraph:
 
     Args:
         body: computes its results.
-        differentiable: where the graph has gradients.
+        gradients: where the graph has gradients.
         aliases: the outputs that share memory, with inputs or with each other.
         overlaps: finds inputs that share memory in a way that the graph is not made for.
     """
 
     def __init__(
-        self,
-        body: OnnxPart | Steps,
-        differentiable: Differentiable,
-        aliases: Aliases | None,
-        overlaps: Overlaps,
+        self, body: OnnxPart | Steps, gradients: Gradients, aliases: Aliases | None, overlaps: Overlaps
     ) -> None:
         self.body = body
         self._aliases = aliases
         self._overlaps = overlaps
         changed = {place for place, _ in body.mutated}
-        written = {place for place in changed if differentiable.carried[place]}
+        written = {place for place in changed if gradients.carried[place]}
         # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
         # kept there, keep its own graph alive.
-        reads = body.prepare(differentiable.inputs)
+        reads = body.prepare(gradients.inputs)
         self._copied = [
             index
             for index, place in enumerate(body.inputs)

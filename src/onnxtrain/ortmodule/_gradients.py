@@ -11,13 +11,13 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
-__all__ = ["Gradients", "example_values", "gradients_of", "map_tensors", "note_inputs", "straight_through"]
+__all__ = ["GradientFlow", "example_values", "flow_of", "map_tensors", "note_inputs", "straight_through"]
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"
 
 
 @dataclass(frozen=True)
-class Gradients:
+class GradientFlow:
     """What the values of a graph do not tell of their gradients.
 
     Attributes:
@@ -26,13 +26,13 @@ class Gradients:
             `.data`), the first nodes with that memory: their gradient is that of what was there before.
         ended: per node, the first nodes with the memory whose gradient it ends (`detach_`).
         links: per output of the graph, then per written placeholder, indices of the placeholders whose gradient is
-            zero, and not nothing, where nothing comes through; None if the graph itself shows them.
+            zero, and not nothing, where nothing comes through; empty if the graph itself shows them.
     """
 
     stopped: Mapping[fx.Node, frozenset[int]]
     hidden: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     ended: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
-    links: Mapping[fx.Node, frozenset[int]] | None = None
+    links: Mapping[fx.Node, frozenset[int]] = field(default_factory=dict)
 
 
 def example_values(graph_module: fx.GraphModule) -> list[Any]:
@@ -51,7 +51,7 @@ def note_inputs(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
             node.meta[_REQUIRED_GRAD] = (value.requires_grad, value.is_leaf)
 
 
-def gradients_of(graph_module: fx.GraphModule) -> Gradients:
+def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
     """Returns what autograd does in a graph of Dynamo's.
 
     Where nothing with a gradient is written to, Dynamo's fake tensors tell. Else the graph is run once more on fake
@@ -71,10 +71,10 @@ def gradients_of(graph_module: fx.GraphModule) -> Gradients:
                 "PyTorch has no derivative of one of its operators, whose result needs one"
             )
     if not _writes_to_gradients(graph_module):
-        return Gradients(_stopped_by_metadata(graph_module))
+        return GradientFlow(_stopped_by_metadata(graph_module))
     if any(_is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
         raise NotImplementedError("it writes to what requires a gradient, within a transform of torch.func")
-    return _Rehearsal(graph_module).gradients()
+    return _Rehearsal(graph_module).flow()
 
 
 def straight_through(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -152,7 +152,7 @@ class _Rehearsal(fx.Interpreter):
         values = example_values(graph_module)
         self.fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
 
-    def gradients(self) -> Gradients:
+    def flow(self) -> GradientFlow:
         """Returns what was found."""
         mode = self.fake_mode or contextlib.nullcontext()
         with mode, torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -170,7 +170,7 @@ class _Rehearsal(fx.Interpreter):
             _check_backward(list(results.values()), [leaf for leaf in leaves.values() if leaf.requires_grad])
             indices = {id(leaf): index for index, leaf in leaves.items()}
             links = {node: frozenset(_reached(value, indices)) for node, value in results.items()}
-        return Gradients(self.stopped, self.hidden, self.ended, links)
+        return GradientFlow(self.stopped, self.hidden, self.ended, links)
 
     def _inputs(self) -> tuple[dict[int, torch.Tensor], list[Any]]:
         """Tensors like the graph's inputs, that nothing has been done to; the leaves among them and behind them."""

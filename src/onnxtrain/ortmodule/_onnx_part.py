@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ class OnnxPart:
         lowered: Lowered,
         differentiable: Sequence[bool],
         device: torch.device,
-        links: Mapping[int, Collection[int]],
+        links: Mapping[int, Iterable[int]],
         severity: int,
     ) -> None:
         self._lowered = lowered

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,27 +21,27 @@ from onnxtrain.ortmodule._partition import Part, calls, mutations, partition
 from onnxtrain.ortmodule._replay import Announce
 from onnxtrain.ortmodule._report import GraphRecord, PyTorchOp
 
-__all__ = ["Differentiable", "Steps", "compile_in_steps"]
+__all__ = ["Gradients", "Steps", "compile_in_steps"]
 
 
 @dataclass(frozen=True)
-class Differentiable:
+class Gradients:
     """Where a graph has gradients.
 
     Attributes:
         inputs: per input, whether it requires one.
         carried: per input, whether what the graph writes to it may have one.
         outputs: per output, whether it has one.
-        output_links: per output, inputs whose gradient is zero, and not nothing, where nothing comes through; what
-            the graph itself shows need not be said.
-        carried_links: the same, of what is written to an input.
+        links: for some outputs, the inputs whose gradient is zero, and not nothing, where nothing comes through;
+            what the graph itself shows need not be said.
+        written_links: the same for what is written to some inputs.
     """
 
     inputs: Sequence[bool]
     carried: Sequence[bool]
     outputs: Sequence[bool]
-    output_links: Mapping[int, Collection[int]]
-    carried_links: Mapping[int, Collection[int]]
+    links: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    written_links: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Steps:
         graph_module: fx.GraphModule,
         places: dict[fx.Node, int],
         steps: Sequence[Step],
-        gradients: Differentiable,
+        gradients: Gradients,
         refused: dict[fx.Node, str],
         device: torch.device,
     ) -> None:
@@ -192,7 +192,7 @@ _ROUNDS = 8
 def compile_in_steps(
     graph_module: fx.GraphModule,
     error: ORTModuleONNXModelException,
-    gradients: Differentiable,
+    gradients: Gradients,
     device: torch.device,
     severity: int,
 ) -> Steps:
@@ -253,7 +253,7 @@ def _kind(node: fx.Node) -> tuple[Any, ...]:
 def _steps(
     graph_module: fx.GraphModule,
     refused: dict[fx.Node, str],
-    gradients: Differentiable,
+    gradients: Gradients,
     device: torch.device,
     severity: int,
 ) -> Steps | None:
@@ -297,14 +297,13 @@ def _onnx_part(
     for (_, index), node in zip(lowered.outputs, part.gives, strict=True):
         flags[index] = node in differentiable
     overwritten = [index for index, place in enumerate(lowered.inputs) if written[place]]
-    links = dict.fromkeys(range(len(flags)), overwritten)
-    onnx = OnnxPart(lowered, flags, device, links, severity)
+    onnx = OnnxPart(lowered, flags, device, dict.fromkeys(range(len(flags)), overwritten), severity)
     onnx.prepare([node in differentiable for node in part.takes])
     return onnx
 
 
 def _with_gradients(
-    graph_module: fx.GraphModule, gradients: Differentiable, refused: dict[fx.Node, str]
+    graph_module: fx.GraphModule, gradients: Gradients, refused: dict[fx.Node, str]
 ) -> set[fx.Node]:
     """The nodes that a gradient comes to."""
     graph = graph_module.graph

@@ -340,7 +340,9 @@ def test_resume_finds_the_files_by_the_manifest(tmp_path: Path) -> None:
 
     problem = problems.classes()
     options: dict[str, Any] = {"loss": problem.loss, "additional_output_names": ["logits"]}
-    generate_artifacts(problem.model, optimizer="adamw", artifact_directory=tmp_path / "a", prefix="my_", **options)
+    generate_artifacts(
+        problem.model, optimizer="adamw", artifact_directory=tmp_path / "a", prefix="my_", **options
+    )
     trainer = Trainer.resume(tmp_path / "a")
     trainer.fit(problem.x, problem.y, verbose=False)
     trainer.save(tmp_path / "b")
@@ -355,7 +357,9 @@ def test_resume_finds_the_files_by_the_manifest(tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             Trainer.resume(tmp_path / place).predict(problem.x), trainer.predict(problem.x)
         )
-    generate_artifacts(problem.model, optimizer="adamw", artifact_directory=tmp_path / "a", prefix="other_", **options)
+    generate_artifacts(
+        problem.model, optimizer="adamw", artifact_directory=tmp_path / "a", prefix="other_", **options
+    )
     with pytest.raises(CheckpointError, match=r"there are several \(my_manifest.json, other_manifest.json\)"):
         Trainer.resume(tmp_path / "a")
     generate_artifacts(problem.model, artifact_directory=tmp_path / "c", **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
+from onnxtrain.ortmodule._checkpoint import REGION, mark_region
 from onnxtrain.ortmodule._lowering import (
     COMPLEX_LOWERINGS,
     COMPONENTS,
@@ -87,7 +89,12 @@ class _GraphLowering:
         self._inputs()
         for node in graph_module.graph.nodes:
             if node.op == "call_function":
+                before = self.result.model.graph.num_nodes()
                 self.env[node] = self._call(node)
+                if (region := node.meta.get(REGION)) is not None:
+                    made = self.result.model.graph.num_nodes() - before
+                    for new in itertools.islice(reversed(self.result.model.graph), made):
+                        mark_region(new, region)
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op not in ("placeholder", "output"):
@@ -157,7 +164,8 @@ class _GraphLowering:
     def _attribute(self, node: fx.Node) -> ir.Value | Complex:
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedATenOp(f"attribute {node.target} is a {type(tensor).__name__}")
+            what = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
+            raise UnsupportedATenOp(f"attribute {node.target} is {what}")
         if tensor.is_complex():
             parts = torch.view_as_real(tensor.detach().cpu().resolve_conj()).unbind(-1)
             return Complex(*(self.low.op.const(part.numpy(), DTYPES[part.dtype]) for part in parts))
@@ -251,7 +259,13 @@ class _GraphLowering:
                 self.result.outputs.append(("placeholder", self.placeholders.index(item)))
             else:
                 fake = item.meta["val"]
-                kind = "integer" if not isinstance(fake, torch.Tensor) else "complex" if fake.is_complex() else "tensor"
+                kind = (
+                    "integer"
+                    if not isinstance(fake, torch.Tensor)
+                    else "complex"
+                    if fake.is_complex()
+                    else "tensor"
+                )
                 self.result.outputs.append((kind, self._output(self.env[item])))
         for node_, before in self.original.items():
             if self.env[node_] is not before:
@@ -266,7 +280,9 @@ class _GraphLowering:
         outputs = self.result.model.graph.outputs
         if isinstance(value, Complex):
             shape = value.re.shape
-            value = self.low.op.Concat(*(self.low.op.Unsqueeze(x, [-1]) for x in (value.re, value.im)), axis=-1)
+            value = self.low.op.Concat(
+                *(self.low.op.Unsqueeze(x, [-1]) for x in (value.re, value.im)), axis=-1
+            )
             value.shape = None if shape is None else ir.Shape([*shape, 2])
         if not isinstance(value, ir.Value):
             value = self.low.op.const(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class OnnxPart:
         lowered: the graph.
         differentiable: per output of the ONNX graph, whether it can have a cotangent.
         device: of the tensors.
-        overwritten: indices of inputs whose gradient is zero, and not nothing, if the outputs do not depend on them.
+        links: see `Program`.
         severity: the least severity of what ONNX Runtime prints.
 
     Attributes:
@@ -54,13 +54,13 @@ class OnnxPart:
         lowered: Lowered,
         differentiable: Sequence[bool],
         device: torch.device,
-        overwritten: Sequence[int],
+        links: Mapping[int, Iterable[int]],
         severity: int,
     ) -> None:
         self._lowered = lowered
         self._needs: tuple[bool, ...] | None = None
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
-        self.program = Program(lowered.model, differentiable, device, overwritten, severity)
+        self.program = Program(lowered.model, differentiable, device, links, severity)
         self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
         self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]

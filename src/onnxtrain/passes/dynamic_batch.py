@@ -93,6 +93,7 @@ class _Walk:
         self._before = _static_dims(model, batch)
         self._after: dict[str, Dims | None] = {}
         self._values: dict[str, np.ndarray] = {}
+        self._inside: dict[str, int] = {}
         self._opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.graph.opset_imports.items()]
         self.modified = False
         for value in model.graph.inputs:
@@ -131,23 +132,29 @@ class _Walk:
         result = self._dims(node.outputs[0])
         if before is None or after is None or result is None:
             raise self._error(node, "the shape of its input is not known")
-        axis = _axis_of_batch(before, after, result, self._batch)
-        if axis is None or 0 in result:
+        place = _axis_of_batch(before, after, result, self._batch, self._inside.get(str(data.name), 1))
+        if place is None or 0 in result:
             raise self._error(
                 node, f"it reshapes {list(before)} to {list(result)}, where no axis is the batch alone"
             )
+        axis, self._inside[str(node.outputs[0].name)] = place
         node.attributes.pop("allowzero", None)
         self._replace_constant(node, 1, [-1 if i == axis else size for i, size in enumerate(result)])
 
     def _rewrite_expand(self, node: ir.Node) -> None:
-        wanted, before = self._constant(node.inputs[1]), self._dims(node.inputs[0])
-        if (
-            wanted is not None
-            and before is not None
-            and len(wanted) == len(before)
-            and wanted[0] == self._batch
-        ):
+        data, target = node.inputs[:2]
+        before = self._dims(data)
+        if data is None or target is None or before is None:
+            return
+        wanted, known = self._constant(target), self._values.get(str(target.name))
+        if wanted is not None and len(wanted) == len(before) and wanted[0] == self._batch:
             self._replace_constant(node, 1, [1, *wanted[1:].tolist()])
+        if known is None or len(known) != len(before) or self._carries(data):
+            return
+        for axis in np.flatnonzero(known == _TRIAL).tolist():
+            if before[axis] == self._batch:
+                node.replace_input_with(0, self._one_row(node, data, before, axis))
+                self.modified = True
 
     def _rewrite_resize(self, node: ir.Node) -> None:
         sizes = self._constant(node.inputs[3]) if len(node.inputs) > 3 else None
@@ -285,6 +292,11 @@ class _Walk:
             static = dims is not None and all(dim.HasField("dim_value") for dim in dims)
             after = tuple(dim.dim_value for dim in dims) if dims is not None and static else None
             self._after[str(output.name)] = after
+            if node.op_type != "Reshape":
+                inside = [
+                    self._inside[str(value.name)] for value in inputs if str(value.name) in self._inside
+                ]
+                self._inside |= {str(output.name): inside[0]} if inside else {}
         self._follow_values(node)
 
     def _infer(
@@ -353,23 +365,45 @@ class _Walk:
         )
 
 
-def _axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int) -> int | None:
-    """Returns the axis of a reshaped value that the axis with the batch goes into; None if there is no such axis.
+def _axis_of_batch(
+    before: Dims, after: Dims, result: Dims, batch: int, inside: int
+) -> tuple[int, int] | None:
+    """Returns where the number of samples goes in a Reshape; None if there is no such place.
 
-    Elements keep their order: the batch is found again where as many elements lie outside of it.
+    Elements keep their order: the samples are found again where as many elements lie outside of them.
+
+    Args:
+        before: dimensions of the input at the exported number of samples.
+        after: at another one.
+        result: dimensions of the output at the exported one.
+        batch: the exported one.
+        inside: how many elements of the axis with the samples lie outside of them: T in an axis of T·batch.
+
+    Returns:
+        The axis of the output, and what is `inside` for it.
     """
     moved = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     if len(before) != len(after) or len(moved) != 1 or after[moved[0]] * batch != before[moved[0]] * _TRIAL:
         return None
-    outer = math.prod(before[: moved[0]])
-    starts = [math.prod(result[:axis]) for axis in range(len(result))]
-    fitting = [
-        axis
-        for axis, (start, size) in enumerate(zip(starts, result, strict=True))
-        if size % batch == 0 and outer % start == 0 and (start * size) % (outer * batch) == 0
-    ]
-    exact = [axis for axis in fitting if starts[axis] == outer]
-    return next(iter(exact or fitting), None)
+    outer = math.prod(before[: moved[0]]) * inside
+    inner = math.prod(before) // (outer * batch)
+    fitting = []
+    for axis, size in enumerate(result):
+        start = math.prod(result[:axis])
+        if size % batch == 0 and outer % start == 0 and (start * size) % (outer * batch) == 0:
+            # A batch of 1 fits in several places. Best alone, then with a part of what is inside of it (heads), then
+            # with what is outside of it (the rows of a matrix), and last with all of what is inside.
+            rank = (
+                0
+                if (start, size) == (outer, batch)
+                else 2
+                if start < outer
+                else 3
+                if size == batch * inner
+                else 1
+            )
+            fitting.append((rank, axis, outer // start))
+    return min(fitting)[1:] if fitting else None
 
 
 def _concrete(value: ir.Value, batch: int) -> Dims | None:

@@ -10,6 +10,7 @@ from torch import fx
 
 from onnxtrain.ortmodule._lowering import DTYPES, Lowering, lower
 from onnxtrain.ortmodule.aten.counting import segment_of_each
+from onnxtrain.ortmodule.aten.indexing import counted
 
 
 @lower("aten._safe_softmax.default")
@@ -48,7 +49,7 @@ def embedding(
     if scale_grad_by_freq or sparse:
         raise low.unsupported("sparse gradients, or scaled by frequency")
     op = low.op
-    rows = op.Gather(weight, indices, axis=0)
+    rows = op.Gather(weight, counted(low, 1, indices), axis=0)
     if isinstance(padding_idx, int) and padding_idx < 0:
         return rows  # type: ignore[no-any-return]
     rows.shape = low.shape(low.result)

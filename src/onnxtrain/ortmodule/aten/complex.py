@@ -22,7 +22,9 @@ def as_complex(low: Lowering, value: Any) -> Complex:
     if isinstance(value, complex):
         return Complex(low.tensor(value.real, low.dtype), low.tensor(value.imag, low.dtype))
     real = low.tensor(value, low.dtype)
-    return Complex(real, low.op.zeros_like(real) if isinstance(value, ir.Value) else low.tensor(0.0, low.dtype))
+    return Complex(
+        real, low.op.zeros_like(real) if isinstance(value, ir.Value) else low.tensor(0.0, low.dtype)
+    )
 
 
 def _is_float(value: Any) -> bool:
@@ -127,7 +129,12 @@ def imag(low: Lowering, z: Complex) -> ir.Value:
     return z.im
 
 
-@lower_complex("aten._conj.default", "aten._conj_physical.default", "aten.conj_physical.default", "aten._neg_view.default")
+@lower_complex(
+    "aten._conj.default",
+    "aten._conj_physical.default",
+    "aten.conj_physical.default",
+    "aten._neg_view.default",
+)
 def conjugate(low: Lowering, z: Complex) -> Complex:
     if "neg" in str(low.node.target):
         return Complex(low.op.Neg(z.re), low.op.Neg(z.im))
@@ -139,7 +146,14 @@ def resolved(low: Lowering, z: Complex) -> Complex:
     return z
 
 
-@lower_complex("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar")
+@lower_complex(
+    "aten.add.Tensor",
+    "aten.add.Scalar",
+    "aten.sub.Tensor",
+    "aten.sub.Scalar",
+    "aten.rsub.Tensor",
+    "aten.rsub.Scalar",
+)
 def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> Complex:
     name = str(low.node.target).split(".")[1]
     a, b = as_complex(low, a), as_complex(low, b)
@@ -254,7 +268,9 @@ def power(low: Lowering, z: Complex, exponent: Any) -> Complex:
     return result if exponent > 0 else _reciprocal(low, result)
 
 
-@lower_complex("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default", "aten.dot.default")
+@lower_complex(
+    "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default", "aten.dot.default"
+)
 def product(low: Lowering, a: Any, b: Any) -> Complex:
     a, b = as_complex(low, a), as_complex(low, b)
     op = low.op

@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
 
-DOUBLE = ir.DataType.DOUBLE
 _SQUARINGS = 20
 """At most: exp(A) of a matrix of norm 2^20 overflows, but for nilpotent and skew ones."""
 _DEGREE = 16
@@ -19,19 +18,17 @@ _DEGREE = 16
 
 @lower("aten._linalg_slogdet.default")
 def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
-    """Sign and logarithm of the determinant of the rows over their lengths, in float64, so that it does not overflow."""
+    """Sign and logarithm of the determinant of the rows over their lengths, which does not overflow."""
     if low.uses_result(2) or low.uses_result(3):
         raise low.unsupported("its factors")
     op = low.op
-    wide = low.tensor(a, DOUBLE)
-    wide.shape = low.shape(low.fake(0))
-    lengths = low.stopped(op.Sqrt(op.ReduceSum(op.Mul(wide, wide), [-1], keepdims=1)))
+    lengths = low.stopped(op.ReduceL2(a, [-1], keepdims=1))
     lengths = op.Where(op.Equal(lengths, 0.0), 1.0, lengths)
-    rows = op.Div(wide, lengths)
-    rows.shape = wide.shape
+    rows = op.Div(a, lengths)
+    rows.shape = low.shape(low.fake(0))
     determinant = op.Det(rows)
     volume = op.Add(op.Log(op.Abs(determinant)), op.ReduceSum(op.Log(lengths), [-2, -1], keepdims=0))
-    return low.tensor(op.Sign(determinant), low.dtype), low.tensor(volume, low.dtype), None, None
+    return low.stopped(op.Sign(determinant)), volume, None, None
 
 
 @lower("aten.linalg_matrix_exp.default")

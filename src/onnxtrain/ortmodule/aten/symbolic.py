@@ -169,7 +169,9 @@ def sym_is_contiguous(low: Lowering, x: ir.Value, *_: Any) -> bool:
 
 
 @lower("aten._assert_async.default", "aten._assert_async.msg", "aten._functional_assert_async.msg")
-def assertion(low: Lowering, condition: ir.Value, message: str = "Expected a condition that holds", *_: Any) -> ir.Value:
+def assertion(
+    low: Lowering, condition: ir.Value, message: str = "Expected a condition that holds", *_: Any
+) -> ir.Value:
     """Checked when the graph has run."""
     holds = low.tensor(condition, BOOL)
     low.assertions.append((holds, message))

@@ -31,7 +31,9 @@ class OnnxRuntimeHook(MetadataHookInterface):
         """
         chosen = os.environ.get(VARIABLE, DEFAULT).strip()
         if chosen and not re.match(r"[A-Za-z0-9][A-Za-z0-9._-]*", chosen):
-            raise ValueError(f"{VARIABLE}={chosen!r}: expected a name as 'onnxruntime-gpu' or 'onnxruntime-gpu==1.23.2'")
+            raise ValueError(
+                f"{VARIABLE}={chosen!r}: expected a name as 'onnxruntime-gpu' or 'onnxruntime-gpu==1.23.2'"
+            )
         if re.fullmatch(r"[A-Za-z0-9._-]+", chosen):
             chosen = f"{chosen}>={MINIMUM}"
         metadata["dependencies"] = [*self.config["device"], *([chosen] if chosen else [])]

@@ -69,7 +69,9 @@ def test_the_lowest_versions_are_the_tested_ones() -> None:
     assert runtime
     declared = dict(re.findall(r'"([\w-]+)>=([\d.]+)', text)) | {"onnxruntime": runtime[1]}
     oldest = dict(
-        line.split("==") for line in (ROOT / "tests" / "oldest.txt").read_text().splitlines() if line[0] != "#"
+        line.split("==")
+        for line in (ROOT / "tests" / "oldest.txt").read_text().splitlines()
+        if line[0] != "#"
     )
     device = {"numpy", "onnxruntime", "safetensors"}
     assert device | {"onnx", "onnx-ir", "ml_dtypes", "rich", "typer", "torch", "onnxscript"} <= set(oldest)
@@ -81,7 +83,9 @@ def test_the_lowest_versions_are_the_tested_ones() -> None:
 def test_where_onnxruntime_is_missing_the_way_is_named(tmp_path: Path) -> None:
     block = "import sys, importlib.abc\nclass Block(importlib.abc.MetaPathFinder):\n"
     block += "    def find_spec(self, name, path=None, target=None):\n"
-    block += "        if name == 'onnxruntime':\n            raise ModuleNotFoundError('No module', name=name)\n"
+    block += (
+        "        if name == 'onnxruntime':\n            raise ModuleNotFoundError('No module', name=name)\n"
+    )
     block += "sys.meta_path.insert(0, Block())\nimport onnxtrain.api\n"
     done = subprocess.run(
         [sys.executable, "-c", block],

@@ -293,8 +293,8 @@ def _tensor_entry(value: ir.Value) -> dict[str, Any]:
         shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
     if value.dtype == ir.DataType.STRING:
         raise GraphBuildError(
-            f"building the training graph: the input '{value.name}' holds texts, which ONNX Runtime does not bind beside "
-            "parameters. Turn them into numbers before the model: cut it behind the op that looks them up "
+            f"building the training graph: the input '{value.name}' holds texts, which ONNX Runtime does not bind "
+            "beside parameters. Turn them into numbers before the model: cut it behind the op that looks them up "
             "(onnx.utils.extract_model), and look them up in Python."
         )
     dtype = value.dtype.numpy().name if value.dtype is not None else None

@@ -67,8 +67,8 @@ class Optimizer:
         unknown = sorted({i.type for i in session.get_inputs() if types[i.name] is None})
         if unknown:
             raise ModelLoadError(
-                f"Loading {source}: it takes {', '.join(unknown)}, which no optimizer has. The file is corrupt; generate "
-                "the artifacts again."
+                f"Loading {source}: it takes {', '.join(unknown)}, which no optimizer has. The file is corrupt; "
+                "generate the artifacts again."
             )
         wanted = {m: {p: types[f"{p}_{m}"] for p in names} for m in spec.moments}
         _prepare_moments(self._store, spec, wanted, source)

@@ -161,6 +161,12 @@ class Emitter:
             The output value, or a tuple of `_outputs` values when more than one is asked for.
         """
         schema = schema_of(op_type, self.opset)
+        if not attributes.keys() <= schema.attributes.keys():
+            unknown = ", ".join(sorted(attributes.keys() - schema.attributes.keys()))
+            raise GraphBuildError(
+                f"writing a node {op_type} of opset {self.opset}: it has no attribute {unknown}; it has "
+                f"{', '.join(sorted(schema.attributes)) or 'none'}"
+            )
         like = next(
             (v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None
         )

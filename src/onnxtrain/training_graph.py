@@ -17,13 +17,12 @@ from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
-    IsolateStatisticsPass,
     ReluAfterMaxPoolPass,
     TrainingModePass,
     TransposedProductPass,
-    infer_shapes,
     promote_initializers,
     settle_shapes,
+    suit_runtime,
 )
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
@@ -122,8 +121,7 @@ def build_training_graphs(
     training.graph.outputs.extend(computed[output] for output in statistics.values())
     TransposedProductPass()(training)
     CleanupPass(keep=set())(training)
-    IsolateStatisticsPass()(training)
-    infer_shapes(training)
+    training, evaluation = suit_runtime(training), suit_runtime(evaluation)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
     manifest["loss_mean"] = mean

@@ -27,6 +27,7 @@ from onnxtrain.passes.stop_gradient import (
     mark_stop_gradient,
     mark_stopped_gradients,
 )
+from onnxtrain.passes.suit_runtime import suit_runtime
 from onnxtrain.passes.torch_parameters import TorchSignature
 from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
@@ -68,6 +69,7 @@ __all__ = [
     "promote_initializers",
     "save_model",
     "settle_shapes",
+    "suit_runtime",
     "to_proto",
     "widen_bfloat16",
     "write_model",

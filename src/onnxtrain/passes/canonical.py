@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelError, UnsupportedOpsetError
+from onnxtrain.passes.check_types import check_types
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import inline_schema_functions
@@ -38,7 +39,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
             is computed or inferred from the values that they have. Other names are overlooked.
 
     Raises:
-        ModelError: The graph is not valid ONNX.
+        ModelError: The graph is not valid ONNX, or mixes dtypes.
         UnsupportedOpsetError: The opset is above 26 or cannot be converted.
     """
     model = model.clone(deep_copy=True)
@@ -61,6 +62,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     RestoreParametersPass()(model)
     withheld = withhold(model, variable)
     model = settle_shapes(model)
+    check_types(model)
     if ColumnVectorPass()(model).modified:
         lift_constants(model)
     model = mark_stopped_gradients(model)

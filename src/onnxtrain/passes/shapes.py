@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.passes.branches import TakenBranchPass
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
@@ -25,12 +26,15 @@ _MAX_ELEMENTS = 1 << 21
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Poolings whose windows shape inference miscounts are rewritten: what is folded must not follow from them. Data are
+    Poolings whose windows shape inference miscounts are rewritten: what is folded must not follow from them. An If
+    whose condition turns out to be constant becomes the branch that is taken. Data are
     propagated last, when all static sizes are known that could make it costly.
     """
     for propagate in (False, True) if _computes_with_shapes(model) else (False,):
         infer_shapes(model, propagate=propagate)
-        while CeilModePass()(model).modified or FoldConstantsPass()(model).modified:
+        while any(
+            rewrite(model).modified for rewrite in (CeilModePass(), TakenBranchPass(), FoldConstantsPass())
+        ):
             infer_shapes(model, propagate=propagate)
     return model
 

@@ -60,7 +60,7 @@ def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Spreads the cotangent of a channel evenly over its positions."""
     sizes = spatial_sizes(n.X)
     if sizes and None not in sizes:
-        share = op.Mul(ct, 1 / math.prod(int(size or 0) for size in sizes))
+        share = divide_by_count(op, ct, math.prod(int(size or 0) for size in sizes))
     else:
         count = op.ReduceProd(op.Shape(n.X, start=2), keepdims=0)
         share = divide_by_count(op, ct, op.Cast(count, to=counting_dtype(ct)))
@@ -113,7 +113,7 @@ def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.
     """
     include = bool(n.attr("count_include_pad"))
     if (include or not w.padded) and not n.attr("ceil_mode"):
-        return op.Mul(ct, 1 / math.prod(w.kernel))  # type: ignore[no-any-return]
+        return divide_by_count(op, ct, math.prod(w.kernel))
     rank = len(w.kernel)
     count = None
     for axis in range(rank):

@@ -289,5 +289,11 @@ def _tensor_entry(value: ir.Value) -> dict[str, Any]:
     if dims is not None and value.shape is not None:
         symbols = [getattr(dim, "value", None) for dim in value.shape]
         shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
+    if value.dtype == ir.DataType.STRING:
+        raise GraphBuildError(
+            f"building the training graph: the input '{value.name}' holds texts, which ONNX Runtime does not bind "
+            "beside parameters. Turn them into numbers before the model: cut it behind the op that looks them up "
+            "(onnx.utils.extract_model), and look them up in Python."
+        )
     dtype = value.dtype.numpy().name if value.dtype is not None else None
     return {"name": str(value.name), "dtype": dtype, "shape": shape}

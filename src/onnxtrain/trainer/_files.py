@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtrain.errors import CheckpointError, ModelLoadError
+from onnxtrain.runtime.json_text import parse_json
 
 __all__ = ["Files", "find_files", "find_manifest"]
 
@@ -74,7 +74,7 @@ def find_manifest(directory: Path) -> str | None:
 def _read(path: Path) -> dict[str, str]:
     """Returns the names of the files by their roles."""
     try:
-        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        files = parse_json(path.read_bytes())["files"]
         named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
         wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
         if wrong or not _DEFAULTS.keys() - {"optimizer_model"} <= named.keys():

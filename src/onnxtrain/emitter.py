@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ __all__ = [
     "output_dtype",
     "schema_of",
     "static_dims",
+    "values_by_name",
 ]
 
 Operand = ir.Value | npt.ArrayLike | None
@@ -68,9 +69,17 @@ def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
     """Returns the input, initializer or node output of that name, None when the graph has no such value."""
+    return next((value for value in _values(graph) if value.name == name), None)
+
+
+def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Returns all inputs, initializers and node outputs of a graph by name: what to look many names up in."""
+    return {str(value.name): value for value in _values(graph)}
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     computed = (value for node in graph for value in node.outputs)
-    known = itertools.chain(graph.inputs, graph.initializers.values(), computed)
-    return next((value for value in known if value.name == name), None)
+    return itertools.chain(graph.inputs, graph.initializers.values(), computed)
 
 
 @dataclass(frozen=True)
@@ -84,8 +93,29 @@ class AttributeRef:
 class Composite(Protocol):
     """A composite op: gives the model-local function that implements it for a dtype (see `onnxtrain.functions`)."""
 
+    def identifier(self, dtype: ir.DataType) -> ir.OperatorIdentifier:
+        """Returns what a function table has the function for a dtype under."""
+
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
         """Returns the function whose body computes this op in `dtype` at `opset`."""
+
+
+class _Names:
+    """The names that are taken, and for each wish the number that was tried last."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._taken = set(names)
+        self._counts: dict[str, int] = {}
+
+    def unique(self, wish: str) -> str:
+        """Returns `wish`, or `wish_1`, ... whichever is not taken yet, and takes it."""
+        name, count = wish, self._counts.get(wish, 0)
+        while name in self._taken:
+            count += 1
+            name = f"{wish}_{count}"
+        self._counts[wish] = count
+        self._taken.add(name)
+        return name
 
 
 class Emitter:
@@ -117,7 +147,7 @@ class Emitter:
         self._in_function = in_function
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._shapes: dict[ir.Value, ir.Value] = {}
-        self._names = set(_all_names(graph))
+        self._names = _Names(_all_names(graph))
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
@@ -156,18 +186,24 @@ class Emitter:
             raise GraphBuildError(
                 f"calling composite {composite}: needs an input of known floating-point dtype"
             )
+        domain, name, _ = self.function(composite, like.dtype)
+        values = [self._operand(v, like) for v in inputs]
+        outputs = self._append(domain, name, values, _outputs, attributes)
+        for output in outputs:
+            output.type = ir.TensorType(like.dtype)
+        return outputs[0] if _outputs == 1 else outputs
+
+    def function(self, composite: Composite, dtype: ir.DataType) -> ir.OperatorIdentifier:
+        """Adds the function of a composite op for a dtype to the model, unless it is there; returns its name."""
         if self._functions is None:
             raise GraphBuildError(
                 f"calling composite {composite}: this emitter was made without a function table"
             )
-        function = composite.function_for(like.dtype, self.opset)
-        self._functions.setdefault(function.identifier(), function)
-        self.graph.opset_imports.setdefault(function.domain, 1)
-        values = [self._operand(v, like) for v in inputs]
-        outputs = self._append(function.domain, function.name, values, _outputs, attributes)
-        for output in outputs:
-            output.type = ir.TensorType(like.dtype)
-        return outputs[0] if _outputs == 1 else outputs
+        identifier = composite.identifier(dtype)
+        if identifier not in self._functions:
+            self._functions[identifier] = composite.function_for(dtype, self.opset)
+        self.graph.opset_imports.setdefault(identifier[0], 1)
+        return identifier
 
     def const(
         self, value: npt.ArrayLike, dtype: ir.DataType | None = None, *, like: ir.Value | None = None
@@ -305,12 +341,7 @@ class Emitter:
 
     def unique_name(self, wish: str) -> str:
         """Returns `wish`, or `wish_1`, `wish_2`, ... whichever is not taken yet, and reserves it."""
-        name, count = wish, 0
-        while name in self._names:
-            count += 1
-            name = f"{wish}_{count}"
-        self._names.add(name)
-        return name
+        return self._names.unique(wish)
 
     def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
         if value is None or isinstance(value, ir.Value):

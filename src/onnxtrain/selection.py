@@ -62,7 +62,8 @@ def select_parameters(
         NothingToTrain: nothing is left to train.
     """
     floats = dict(float_initializers(model))
-    statistics = [name for name in floats if name in _statistics_in_training(model)]
+    running = _statistics_in_training(model)
+    statistics = [name for name in floats if name in running]
     frozen_names = list(frozen or ())
     requested = list(requires_grad) if requires_grad is not None else None
     _check_names(model, requested or [], frozen_names, set(statistics))

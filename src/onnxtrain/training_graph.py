@@ -10,7 +10,7 @@ from typing import Any, Literal
 import onnx_ir as ir
 
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs
-from onnxtrain.emitter import Emitter, find_value, static_dims
+from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
@@ -118,7 +118,8 @@ def build_training_graphs(
     RINormFusionPass()(forward)
     training, gradients = add_gradients(forward, loss, selection.trainable)
     append_outputs(training, selection.trainable, gradients)
-    training.graph.outputs.extend(_named(training, output) for output in statistics.values())
+    computed = values_by_name(training.graph)
+    training.graph.outputs.extend(computed[output] for output in statistics.values())
     TransposedProductPass()(training)
     CleanupPass(keep=set())(training)
     IsolateStatisticsPass()(training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import overload
@@ -9,7 +10,7 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter, find_value, static_dims
+from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
     IsolateStatisticsPass,
@@ -101,12 +102,10 @@ def add_gradients(
         The model, and the gradient of every name in `wrt`, of its shape and dtype; zeros where `of` does not depend
         on it. The gradients are not graph outputs yet.
     """
-    target = _find(model.graph, of, "of")
-    leaves = [_find(model.graph, name, "wrt") for name in wrt]
+    target, leaves = _find(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
     _check_request(target, leaves, cotangent)
     model = expand_path(model, [of], wrt)
-    target = _find(model.graph, of, "of")
-    leaves = [_find(model.graph, name, "wrt") for name in wrt]
+    target, leaves = _find(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
     op = Emitter(model.graph, functions=model.functions)
     if cotangent is None:
         seed = op.ones_like(target)
@@ -127,10 +126,10 @@ def add_gradients(
 def append_outputs(model: ir.Model, wrt: Sequence[str], gradients: Sequence[ir.Value]) -> None:
     """Makes what :func:`add_gradients` returned the last outputs of `model`, named `<name>_grad` where free."""
     writer = Emitter(model.graph)
-    for name, gradient in zip(wrt, gradients, strict=True):
+    primals = _find_all(model.graph, wrt, "wrt")
+    for name, primal, gradient in zip(wrt, primals, gradients, strict=True):
         if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
             gradient = writer.Identity(gradient)
-        primal = _find(model.graph, name, "wrt")
         gradient.name = writer.unique_name(f"{name}_grad")
         gradient.shape, gradient.type = primal.shape, primal.type
         model.graph.outputs.append(gradient)
@@ -138,8 +137,7 @@ def append_outputs(model: ir.Model, wrt: Sequence[str], gradients: Sequence[ir.V
 
 def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
     """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies."""
-    targets = [_find(model.graph, name, "of") for name in of]
-    leaves = [_find(model.graph, name, "wrt") for name in wrt]
+    targets, leaves = _find_all(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
 
     def keep(node: ir.Node) -> bool:
@@ -157,7 +155,7 @@ def _check_request(target: ir.Value, leaves: Sequence[ir.Value], cotangent: str 
                     f"differentiating: {role} {value.name!r} is {value.dtype}; "
                     "only floating-point values have gradients"
                 )
-    duplicates = sorted({str(v.name) for v in leaves if leaves.count(v) > 1})
+    duplicates = sorted(str(value.name) for value, count in Counter(leaves).items() if count > 1)
     if duplicates:
         raise DifferentiationError(f"differentiating: wrt names {', '.join(duplicates)} more than once")
     dims = static_dims(target)
@@ -169,11 +167,16 @@ def _check_request(target: ir.Value, leaves: Sequence[ir.Value], cotangent: str 
 
 
 def _find(graph: ir.Graph, name: str, role: str) -> ir.Value:
-    value = find_value(graph, name)
-    if value is not None:
-        return value
-    known = [str(v.name) for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)]
-    raise DifferentiationError(
-        f"differentiating: {role} names {name!r}, which is not a value of the graph; "
-        f"inputs, parameters and outputs are {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
-    )
+    return _find_all(graph, [name], role)[0]
+
+
+def _find_all(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
+    values = values_by_name(graph)
+    for name in names:
+        if name not in values:
+            known = [str(v.name) for v in (*graph.inputs, *graph.initializers.values(), *graph.outputs)]
+            raise DifferentiationError(
+                f"differentiating: {role} names {name!r}, which is not a value of the graph; "
+                f"inputs, parameters and outputs are {', '.join(known[:20])}{', ...' if len(known) > 20 else ''}"
+            )
+    return [values[name] for name in names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,7 @@ class NodeView:
         opset: version of the standard domain in force.
     """
 
-    def __init__(self, node: ir.Node, signature: Signature, opset: int, needed: frozenset[ir.Value]) -> None:
+    def __init__(self, node: ir.Node, signature: Signature, opset: int, needed: Set[ir.Value]) -> None:
         self._node = node
         self._signature = signature
         self._needed = needed

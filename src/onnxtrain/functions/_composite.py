@@ -58,6 +58,10 @@ class CompositeOp:
         """Names of its functions, one for each dtype."""
         return tuple(f"{self.name}_{dtype}" for dtype in _DTYPE_NAMES.values())
 
+    def identifier(self, dtype: ir.DataType) -> ir.OperatorIdentifier:
+        """Returns what a function table has the function for a dtype under."""
+        return (DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", "")
+
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
         """Returns the function that computes this op in `dtype`, written with ops of `opset`."""
         return self._cached(dtype, opset).clone()

@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import (
-    DOMAIN,
     instance_standardization,
     reversible_instance_normalization,
 )
@@ -123,11 +122,8 @@ def _rewrite(
     assert front is not None
     loose = [value.producer() for value in (*last.inputs, match.stdev.inputs[0]) if value is not None]
     composite = reversible_instance_normalization if affine else instance_standardization
-    function = composite.function_for(x.dtype, op.opset)
-    model.functions.setdefault(function.identifier(), function)
-    model.graph.opset_imports.setdefault(DOMAIN, 1)
     inputs = [x, *affine, op.const(match.epsilon, x.dtype)]
-    last.domain, last.op_type = DOMAIN, function.name
+    last.domain, last.op_type, _ = op.function(composite, x.dtype)
     last.attributes.clear()
     last.attributes.add(ir.AttrInt64s("axes", match.axes))
     last.resize_inputs(len(inputs))

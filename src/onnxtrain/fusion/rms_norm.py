@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import (
-    DOMAIN,
     CompositeOp,
     floored_rms_normalization,
     inverse_rms_normalization,
@@ -150,11 +149,8 @@ def _rewrite(model: ir.Model, op: Emitter, last: ir.Node, match: _Match, scale: 
     x = match.x
     assert x.dtype is not None
     assert x.shape is not None
-    function = match.composite.function_for(x.dtype, op.opset)
-    model.functions.setdefault(function.identifier(), function)
-    model.graph.opset_imports.setdefault(DOMAIN, 1)
     inputs = [x, scale, *(op.const(number, x.dtype) for number in match.numbers)]
-    last.domain, last.op_type = DOMAIN, function.name
+    last.domain, last.op_type, _ = op.function(match.composite, x.dtype)
     last.attributes.clear()
     last.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):

@@ -18,10 +18,11 @@ from torch import fx
 from torch.autograd import forward_ad
 
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
-from onnxtrain.ortmodule._aliases import Aliases, split_aliases
+from onnxtrain.ortmodule._aliases import Aliases, Overlaps, split_aliases
 from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_assertions
 from onnxtrain.ortmodule._breaks import break_reason
-from onnxtrain.ortmodule._capture import example_values, functional_graph
+from onnxtrain.ortmodule._capture import functional_graph
+from onnxtrain.ortmodule._checkpoint import inline_checkpoints
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
@@ -29,6 +30,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
@@ -67,10 +69,12 @@ def onnxruntime_backend(
     numbers = itertools.count()
     captures: Counter[Any] = Counter()
 
-    def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    def compile_graph(
+        graph_module: fx.GraphModule, plain: fx.GraphModule | None = None
+    ) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
-        plain = _copied(graph_module)
+        plain = plain or _copied(graph_module)
         log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         messages = take_assertions(graph_module)
         unchecked = _copied(graph_module) if messages else plain
@@ -106,9 +110,12 @@ def onnxruntime_backend(
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         _warn_of_many_captures(captures)
         keep_from_global_hooks(graph_module)
+        note_inputs(graph_module, example_inputs)
         mark_assertions(graph_module)
+        plain = _copied(graph_module)
+        inline_checkpoints(graph_module)
         if not has_custom_function(graph_module):
-            return compile_graph(graph_module)
+            return compile_graph(graph_module, plain)
         return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend
@@ -170,23 +177,29 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
     device = _common_device(graph_module)
     values = example_values(graph_module)
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
-    aliases = split_aliases(graph_module)
     carries = [_carries_gradient(value) for value in values]
-    gradients = Gradients(needs, carries, _outputs_requiring_grad(graph_module))
     try:
-        functional = functional_graph(graph_module)
+        overlaps = Overlaps(graph_module)
+        aliases = split_aliases(graph_module)
+        flow = flow_of(graph_module)
+        gradients = Gradients(
+            needs, carries, _outputs_requiring_grad(graph_module), *_links(graph_module, flow)
+        )
+        functional = functional_graph(graph_module, flow)
     except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
         with building():
-            return CompiledGraph(_whole(functional, gradients, device, severity), gradients, aliases)
+            return CompiledGraph(
+                _whole(functional, gradients, device, severity), gradients, aliases, overlaps
+            )
     except ORTModuleONNXModelException as error:
         if not policy.allows(error):
             raise
         return CompiledGraph(
-            compile_in_steps(functional, error, gradients, device, severity), gradients, aliases
+            compile_in_steps(functional, error, gradients, device, severity), gradients, aliases, overlaps
         )
 
 
@@ -194,13 +207,21 @@ def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.devic
     lowered = lower_graph(functional)
     differentiable = [False] * len(lowered.model.graph.outputs)
     for (kind, index), flag in zip(lowered.outputs, gradients.outputs, strict=True):
-        if kind == "tensor":
+        if kind in ("tensor", "complex"):
             differentiable[index] = flag
     for placeholder, index in lowered.mutated:
         differentiable[index] |= gradients.carried[placeholder]
-    written = {place for place, _ in lowered.mutated if gradients.carried[place]}
-    overwritten = [index for index, place in enumerate(lowered.inputs) if place in written]
-    return OnnxPart(lowered, differentiable, device, overwritten, severity)
+    linked = {
+        index: gradients.links[output]
+        for output, (_, index) in enumerate(lowered.outputs)
+        if output in gradients.links
+    }
+    linked |= {index: gradients.written_links.get(place, frozenset()) for place, index in lowered.mutated}
+    inputs = {place: index for index, place in enumerate(lowered.inputs)}
+    links = {
+        index: [inputs[place] for place in places if place in inputs] for index, places in linked.items()
+    }
+    return OnnxPart(lowered, differentiable, device, links, severity)
 
 
 def _common_device(graph_module: fx.GraphModule) -> torch.device:
@@ -228,6 +249,18 @@ def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
     return flags
 
 
+def _links(
+    graph_module: fx.GraphModule, flow: GradientFlow
+) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """What `Gradients` calls so."""
+    returned = next(node for node in graph_module.graph.nodes if node.op == "output").args[0]
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return (
+        {index: flow.links[node] for index, node in enumerate(returned) if node in flow.links},
+        {place: flow.links[node] for place, node in enumerate(placeholders) if node in flow.links},
+    )
+
+
 def _carries_gradient(value: Any) -> bool:
     """Whether an input, when the graph is done, is a result of it that has a gradient: `x.mul_(weight)`."""
     return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
@@ -243,12 +276,16 @@ class CompiledGraph:
     Args:
         body: computes its results.
         gradients: where the graph has gradients.
-        aliases: the outputs that share the memory of inputs.
+        aliases: the outputs that share memory, with inputs or with each other.
+        overlaps: finds inputs that share memory in a way that the graph is not made for.
     """
 
-    def __init__(self, body: OnnxPart | Steps, gradients: Gradients, aliases: Aliases | None) -> None:
+    def __init__(
+        self, body: OnnxPart | Steps, gradients: Gradients, aliases: Aliases | None, overlaps: Overlaps
+    ) -> None:
         self.body = body
         self._aliases = aliases
+        self._overlaps = overlaps
         changed = {place for place, _ in body.mutated}
         written = {place for place in changed if gradients.carried[place]}
         # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
@@ -283,6 +320,12 @@ class CompiledGraph:
             )
             self._announce("forward-mode derivative", ORTModuleTorchModelException(why))
             return tuple(self._unchecked(*args))
+        if self._overlaps.found(args):
+            why = (
+                "two inputs share memory, of which the graph writes to one; when it was captured they did not"
+            )
+            self._announce("overlapping inputs", ORTModuleTorchModelException(why))
+            return tuple(self._plain(*args))
         for index in self._copied:
             tensors[index] = tensors[index].clone()
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 from typing import Any
 
@@ -14,10 +15,14 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
+from onnxtrain.ortmodule._checkpoint import REGION, mark_region
 from onnxtrain.ortmodule._lowering import (
+    COMPLEX_LOWERINGS,
+    COMPONENTS,
     DTYPES,
     LOWERINGS,
     OPSET,
+    Complex,
     Lowered,
     Lowering,
     LoweringFunction,
@@ -84,7 +89,12 @@ class _GraphLowering:
         self._inputs()
         for node in graph_module.graph.nodes:
             if node.op == "call_function":
+                before = self.result.model.graph.num_nodes()
                 self.env[node] = self._call(node)
+                if (region := node.meta.get(REGION)) is not None:
+                    made = self.result.model.graph.num_nodes() - before
+                    for new in itertools.islice(reversed(self.result.model.graph), made):
+                        mark_region(new, region)
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op not in ("placeholder", "output"):
@@ -107,16 +117,27 @@ class _GraphLowering:
             fake = node.meta["val"]
             if not isinstance(fake, torch.Tensor):
                 continue
-            if fake.dtype not in DTYPES or fake.layout != torch.strided:
+            dtype = COMPONENTS.get(fake.dtype, fake.dtype)
+            if dtype not in DTYPES or fake.layout != torch.strided:
                 raise UnsupportedATenOp(f"input {node.name}: {fake.dtype}, {fake.layout}")
-            value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=self.low.shape(fake))
-            value.type = ir.TensorType(DTYPES[fake.dtype])
+            pair = [2] if fake.is_complex() else []
+            shape = ir.Shape([*self.low.shape(fake), *pair])
+            value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=shape)
+            value.type = ir.TensorType(DTYPES[dtype])
             graph.inputs.append(value)
             self.result.inputs.append(index)
-            self.env[node] = self.original[node] = value
+            if pair:
+                self.result.complex.add(index)
+            self.env[node] = self.original[node] = self._parts(value, fake) if pair else value
         for index, node in enumerate(self.placeholders):
             if node not in self.env and node.users:
                 self.env[node] = self.original[node] = self._symbol(index, node)
+
+    def _parts(self, value: ir.Value, fake: torch.Tensor) -> Complex:
+        parts = [self.low.op.Gather(value, part, axis=-1) for part in (0, 1)]
+        for part in parts:
+            part.shape = self.low.shape(fake)
+        return Complex(*parts)
 
     def _symbol(self, index: int, node: fx.Node) -> Any:
         """A symbolic integer: the size of an input's axis where there is one, else an input of its own."""
@@ -128,8 +149,10 @@ class _GraphLowering:
             if isinstance(fake, torch.Tensor):
                 for axis, size in enumerate(fake.shape):
                     if not isinstance(size, int) and str(size) == str(symbol):
+                        known = self.env[other]
+                        tensor = known.re if isinstance(known, Complex) else known
                         return self.low.op.Reshape(
-                            self.low.op.dim(self.env[other], axis), self.low.op.const(np.array([], np.int64))
+                            self.low.op.dim(tensor, axis), self.low.op.const(np.array([], np.int64))
                         )
         value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=ir.Shape([]))
         dtype = ir.DataType.DOUBLE if isinstance(symbol, torch.SymFloat | float) else ir.DataType.INT64
@@ -138,10 +161,14 @@ class _GraphLowering:
         self.result.inputs.append(index)
         return value
 
-    def _attribute(self, node: fx.Node) -> ir.Value:
+    def _attribute(self, node: fx.Node) -> ir.Value | Complex:
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedATenOp(f"attribute {node.target} is a {type(tensor).__name__}")
+            what = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
+            raise UnsupportedATenOp(f"attribute {node.target} is {what}")
+        if tensor.is_complex():
+            parts = torch.view_as_real(tensor.detach().cpu().resolve_conj()).unbind(-1)
+            return Complex(*(self.low.op.const(part.numpy(), DTYPES[part.dtype]) for part in parts))
         return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
 
     def _call(self, node: fx.Node) -> Any:
@@ -150,14 +177,10 @@ class _GraphLowering:
         low.op.scope = f"{node.name}/"
         name = str(node.target).replace("_copy", "") if callable(node.target) else str(node.target)
         if name == "aten.copy_.default":
-            destination = node.args[0]
-            self.env[destination] = low.tensor(self.env[node.args[1]], low.dtype)  # type: ignore[index]
+            destination, source = node.args[0], self.env[node.args[1]]  # type: ignore[index]
+            self.env[destination] = self._typed(source, node.meta["val"])  # type: ignore[index]
             return self.env[destination]  # type: ignore[index]
-        function = LOWERINGS.get(name) or LOWERINGS.get(name.rpartition(".")[0])
-        if function is None:
-            function = LOWERINGS.get(getattr(node.target, "__name__", ""))
-        if function is None:
-            raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX")
+        function = _function(node, name)
         fake: Any = node.meta.get("val")
         if name.startswith("aten.") and name != "aten.detach.default" and _is_empty(fake):
             if isinstance(fake, tuple | list):
@@ -216,6 +239,8 @@ class _GraphLowering:
         """Gives results the dtype and shape that PyTorch says they have."""
         if isinstance(result, tuple | list):
             return tuple(self._typed(r, f) for r, f in zip(result, fake, strict=False))
+        if isinstance(result, Complex):
+            return Complex(*(self._typed(part, fake.real) for part in (result.re, result.im)))
         if isinstance(result, ir.Value) and isinstance(fake, torch.Tensor):
             if fake.dtype not in DTYPES:
                 raise UnsupportedATenOp(f"{self.low.node.target} returns {fake.dtype}")
@@ -233,17 +258,32 @@ class _GraphLowering:
             elif item in self.placeholders and self.env.get(item) is self.original.get(item):
                 self.result.outputs.append(("placeholder", self.placeholders.index(item)))
             else:
-                kind = "tensor" if isinstance(item.meta["val"], torch.Tensor) else "integer"
+                fake = item.meta["val"]
+                kind = (
+                    "integer"
+                    if not isinstance(fake, torch.Tensor)
+                    else "complex"
+                    if fake.is_complex()
+                    else "tensor"
+                )
                 self.result.outputs.append((kind, self._output(self.env[item])))
         for node_, before in self.original.items():
             if self.env[node_] is not before:
                 self.result.mutated.append((self.placeholders.index(node_), self._output(self.env[node_])))
+        for value, message in self.low.assertions:
+            self.result.assertions.append((self._output(value), message))
         # Also those that nothing reads: eager PyTorch draws them too.
         self.result.model.graph.inputs.extend(value for value, _ in self.low.random)
         self.result.random = [random for _, random in self.low.random]
 
     def _output(self, value: Any) -> int:
         outputs = self.result.model.graph.outputs
+        if isinstance(value, Complex):
+            shape = value.re.shape
+            value = self.low.op.Concat(
+                *(self.low.op.Unsqueeze(x, [-1]) for x in (value.re, value.im)), axis=-1
+            )
+            value.shape = None if shape is None else ir.Shape([*shape, 2])
         if not isinstance(value, ir.Value):
             value = self.low.op.const(value)
         if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
@@ -252,6 +292,19 @@ class _GraphLowering:
             value = identity
         outputs.append(value)
         return len(outputs) - 1
+
+
+def _function(node: fx.Node, name: str) -> LoweringFunction:
+    """The lowering of a node, whose op is called `name` without `_copy`."""
+    python = getattr(node.target, "__name__", "")
+    values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
+    complex_ = any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+    table = COMPLEX_LOWERINGS if complex_ and python != "getitem" else LOWERINGS
+    for known in (name, name.rpartition(".")[0], python):
+        if known in table:
+            return table[known]
+    of_what = " of complex numbers" if complex_ else ""
+    raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX{of_what}")
 
 
 class _Survey(_GraphLowering):
@@ -290,6 +343,8 @@ class _Survey(_GraphLowering):
             kinds = {torch.SymInt: ir.DataType.INT64, torch.SymFloat: ir.DataType.DOUBLE}
             value = ir.Value(name=self.low.op.unique_name("unknown"), shape=ir.Shape([]))
             value.type = ir.TensorType(kinds.get(type(fake), ir.DataType.BOOL))
+        elif isinstance(fake, torch.Tensor) and fake.dtype in COMPONENTS:
+            return Complex(self._unknown(fake.real), self._unknown(fake.real))
         elif isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and fake.layout == torch.strided:
             value = ir.Value(name=self.low.op.unique_name("unknown"), shape=self.low.shape(fake))
             value.type = ir.TensorType(DTYPES[fake.dtype])
@@ -300,7 +355,7 @@ class _Survey(_GraphLowering):
 
 
 _FOREIGN = object()
-"""In the place of a value that ONNX, or a lowering, does not know: complex numbers, sparse tensors."""
+"""In the place of a value that ONNX, or a lowering, does not know: sparse tensors."""
 
 
 def _is_empty(fake: Any) -> bool:
@@ -349,6 +404,7 @@ def _keeps(node: fx.Node) -> bool:
                 "uniform",
                 "native_dropout",
                 "exponential",
+                "multinomial",
                 "_assert_async",
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ class OnnxPart:
         lowered: the graph.
         differentiable: per output of the ONNX graph, whether it can have a cotangent.
         device: of the tensors.
-        overwritten: indices of inputs whose gradient is zero, and not nothing, if the outputs do not depend on them.
+        links: see `Program`.
         severity: the least severity of what ONNX Runtime prints.
 
     Attributes:
@@ -54,13 +54,16 @@ class OnnxPart:
         lowered: Lowered,
         differentiable: Sequence[bool],
         device: torch.device,
-        overwritten: Sequence[int],
+        links: Mapping[int, Iterable[int]],
         severity: int,
     ) -> None:
         self._lowered = lowered
         self._needs: tuple[bool, ...] | None = None
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
-        self.program = Program(lowered.model, differentiable, device, overwritten, severity)
+        self.program = Program(lowered.model, differentiable, device, links, severity)
+        self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
+        self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
+        self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]
 
     def prepare(self, requires_grad: Sequence[bool]) -> Sequence[int]:
         """Makes the sessions; returns which of `inputs` the gradients depend on.
@@ -89,7 +92,23 @@ class OnnxPart:
         Args:
             args: the arguments of the graph.
             tensors: those of `inputs`.
+
+        Raises:
+            RuntimeError: what the graph asserts does not hold.
         """
+        for index in self._complex_inputs:
+            tensors[index] = torch.view_as_real(tensors[index].resolve_conj())
+        results = self._run(args, tensors)
+        for index, message in self._lowered.assertions:
+            if not results[index].all():
+                raise RuntimeError(message)
+        if self._complex_outputs:
+            results = list(results)
+            for index in self._complex_outputs:
+                results[index] = torch.view_as_complex(results[index])
+        return results
+
+    def _run(self, args: Sequence[Any], tensors: list[torch.Tensor]) -> Sequence[torch.Tensor]:
         lowered, device = self._lowered, self.program.device
         for random in lowered.random:
             drawn = random.draw(random.sizes(args))

@@ -141,6 +141,8 @@ class CapturedGraph:
         lowered = self._lowered
         args: list[Any] = [None] * self._places
         for place, tensor in zip(lowered.inputs, tensors, strict=False):
+            if place in lowered.complex:
+                tensor = torch.view_as_complex(tensor)
             args[place] = tensor.clone() if place in self._changed else tensor
         for place, number in zip(self._numbers, numbers, strict=True):
             args[place] = number
@@ -150,10 +152,14 @@ class CapturedGraph:
         for (kind, index), value in zip(lowered.outputs, returned, strict=True):
             if kind == "tensor":
                 results[index] = value
+            elif kind == "complex":
+                results[index] = torch.view_as_real(value.resolve_conj())
             elif kind == "integer":
                 results[index] = torch.tensor(value)
         for place, index in lowered.mutated:
-            results[index] = args[place]
+            results[index] = torch.view_as_real(args[place]) if place in lowered.complex else args[place]
+        for index, _ in lowered.assertions:  # they have held
+            results[index] = torch.tensor(True)
         return [results[index] for index in range(len(results))]
 
     @contextlib.contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,11 +33,16 @@ class Gradients:
         inputs: per input, whether it requires one.
         carried: per input, whether what the graph writes to it may have one.
         outputs: per output, whether it has one.
+        links: for some outputs, the inputs whose gradient is zero, and not nothing, where nothing comes through;
+            what the graph itself shows need not be said.
+        written_links: the same for what is written to some inputs.
     """
 
     inputs: Sequence[bool]
     carried: Sequence[bool]
     outputs: Sequence[bool]
+    links: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    written_links: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -326,7 +331,7 @@ def _onnx_part(
     for (_, index), node in zip(lowered.outputs, part.gives, strict=True):
         flags[index] = node in differentiable
     overwritten = [index for index, place in enumerate(lowered.inputs) if written[place]]
-    onnx = OnnxPart(lowered, flags, device, overwritten, severity)
+    onnx = OnnxPart(lowered, flags, device, dict.fromkeys(range(len(flags)), overwritten), severity)
     onnx.prepare([node in differentiable for node in part.takes])
     return onnx
 

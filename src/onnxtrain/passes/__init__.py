@@ -8,6 +8,7 @@ from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.cleanup import CleanupPass
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
+from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
@@ -35,6 +36,7 @@ __all__ = [
     "MAX_OPSET",
     "CleanupPass",
     "ColumnVectorPass",
+    "DynamicBatchPass",
     "FoldConstantsPass",
     "IsolateStatisticsPass",
     "Mode",
@@ -46,6 +48,8 @@ __all__ = [
     "TransposedProductPass",
     "canonicalize",
     "embed_parameters",
+    "fixed_batch",
+    "free_batch",
     "has_bfloat16",
     "has_schema_function",
     "infer_shapes",

@@ -6,6 +6,9 @@ Those functions serialise the model, and protobuf stops at 2 GB. They only look 
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
+
 import onnx
 import onnx_ir as ir
 
@@ -43,34 +46,51 @@ def _is_big(tensor: ir.TensorProtocol | None) -> bool:
 
 def lean_proto(model: ir.Model) -> onnx.ModelProto:
     """Return `model` as a proto in which big initializers are typed inputs, after the real ones."""
-    lean = model.clone()
-    _hide_unregistered(lean)
-    for name, value in tuple(lean.graph.initializers.items()):
-        tensor = value.const_value
-        if not _is_big(tensor):
-            continue
-        if tensor is not None:
-            value.dtype = tensor.dtype
-            value.shape = ir.Shape(tensor.shape.numpy())
-        lean.graph.initializers.pop(name)
-        value.const_value = None
-        if value not in lean.graph.inputs:
-            lean.graph.inputs.append(value)
-    return ir.to_proto(lean)
+    if any(value.name is None and value.uses() for node in model.graph.all_nodes() for value in node.outputs):
+        model = model.clone()  # which names them
+    graph = model.graph
+    big = {name: value for name, value in graph.initializers.items() if _is_big(value.const_value)}
+    order = dict(graph.initializers)
+    for name in big:
+        graph.initializers.pop(name)
+    try:
+        lean = ir.to_proto(model)
+    finally:
+        if big:
+            graph.initializers.clear()
+            for value in order.values():
+                graph.initializers.add(value)
+    known = {info.name for info in lean.graph.input}
+    lean.graph.input.extend(_described(value) for name, value in big.items() if name not in known)
+    if _hide_unregistered(lean.graph.node, graph.opset_imports[""]):
+        lean.opset_import.add(domain=_UNREGISTERED, version=1)
+    return lean
 
 
-def _hide_unregistered(model: ir.Model) -> None:
-    """Move ops that onnx does not know out of the standard domain.
+def _described(value: ir.Value) -> onnx.ValueInfoProto:
+    tensor = value.const_value
+    if tensor is None:
+        return ir.serde.serialize_value(value)
+    return onnx.helper.make_tensor_value_info(str(value.name), int(tensor.dtype), tensor.shape.numpy())
+
+
+def _hide_unregistered(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
+    """Move ops that onnx does not know out of the standard domain; return whether there are any.
 
     ONNX Runtime has some of its own there, such as SimplifiedLayerNormalization; onnx's C++ gives up on them.
     """
-    opset = model.graph.opset_imports[""]
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.domain == "" and not _is_registered(node.op_type, opset):
+    found = False
+    for node in nodes:
+        if node.domain in ("", "ai.onnx") and not _is_registered(node.op_type, opset):
             node.domain = _UNREGISTERED
-            model.graph.opset_imports[_UNREGISTERED] = 1
+            found = True
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                found |= _hide_unregistered(body.node, opset)
+    return found
 
 
+@functools.cache
 def _is_registered(op_type: str, opset: int) -> bool:
     try:
         onnx.defs.get_schema(op_type, opset, "")

@@ -19,9 +19,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import BinaryIO
+
+from onnxtrain.runtime.json_text import parse_json
 
 __all__ = ["FileSet", "external_data_name", "finish_interrupted", "replace_file"]
 
@@ -104,11 +106,18 @@ def _create_temporary(path: str) -> tuple[str, int]:
         os.close(descriptor)
 
 
-def _remove_leftovers(path: str) -> None:
-    """Removes temporary files of killed saves of `path`; those of running saves are locked and stay."""
+def _remove_leftovers(path: str, kept: Collection[str] = ()) -> None:
+    """Removes temporary files of killed saves of `path` and its external data, but not the `kept` ones.
+
+    Those of running saves are locked and stay.
+    """
     directory, name = os.path.split(path)
-    pattern = os.path.join(glob.escape(directory), f".{glob.escape(name)}.{_RANDOM}{_SUFFIX}")
-    for leftover in glob.glob(pattern):
+    start = os.path.join(glob.escape(directory), f".{glob.escape(name)}")
+    found = {
+        *glob.glob(f"{start}.{_RANDOM}{_SUFFIX}"),
+        *glob.glob(f"{start}.{_RANDOM}.data.{_RANDOM}{_SUFFIX}"),
+    }
+    for leftover in found - set(kept):
         with contextlib.suppress(OSError):
             descriptor = os.open(leftover, os.O_WRONLY)
             try:
@@ -165,7 +174,7 @@ def _is_name(name: object) -> bool:
 
 def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
     """Returns moves and removals of a journal, which never reach beyond its directory."""
-    content = json.loads(text)
+    content = parse_json(text)
     moves = [(temporary, name) for temporary, name in content["moves"]]
     removals = list(content["remove"])
     for temporary, name in moves:
@@ -213,7 +222,7 @@ def _finish(directory: str) -> None:
             f"a save in '{directory}' was interrupted, and what is left of it cannot be done ({error}); open the "
             "directory once where it can be written",
         ) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise OSError(
             errno.EINVAL,
             f"'{path}' should say what is left of a save that was interrupted, but is corrupt ({error}); if the "
@@ -278,7 +287,7 @@ class FileSet:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         with _exclusive(self._directory):
             _finish(self._directory)  # its temporary files are no leftovers
-            _remove_leftovers(path)
+            _remove_leftovers(path, [temporary for temporary, _ in self._temporaries.values()])
         temporary, descriptor = _create_temporary(path)
         file = os.fdopen(descriptor, "wb")
         self._temporaries[name] = temporary, file

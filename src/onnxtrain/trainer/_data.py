@@ -279,6 +279,7 @@ def _convert(word: str, spec: InputSpec, data: Any) -> Array:
         array = np.asarray(data)
     except ValueError as error:
         raise InputError(f"The {word} '{spec.name}' is no array of one shape: {error}.") from error
+    _check_label_form(spec, array)
     wanted = spec.dtype.name
     if array.dtype.name == wanted or (wanted == "bfloat16" and array.dtype == np.uint16):
         converted = array
@@ -305,6 +306,22 @@ def _convert(word: str, spec: InputSpec, data: Any) -> Array:
     return np.ascontiguousarray(converted) if converted.ndim else converted
 
 
+def _check_label_form(spec: InputSpec, array: Array) -> None:
+    """Raises InputError for class labels in a form that other libraries take: one-hot, or in a column."""
+    labels = spec.class_labels
+    if labels is None or spec.shape is None or array.ndim != len(spec.shape) + 1:
+        return
+    form = f"The labels '{spec.name}' should be one integer per sample, received shape {list(array.shape)}"
+    if array.ndim == 2 and array.shape[1] == 1:
+        raise InputError(f"{form}. Take them out of their column: labels[:, 0].")
+    classes = array.dtype.kind in "iufb" and labels.count in (None, array.shape[1])
+    if classes and np.isin(array, (0, 1)).all() and (array.sum(axis=1) == 1).all():
+        raise InputError(
+            f"{form}: they are one-hot. Pass labels.argmax(axis=1), or train with "
+            "CrossEntropyLoss(probabilities=True)."
+        )
+
+
 def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
     wanted = spec.dtype.name
     message = f"The {word} '{spec.name}' should be {wanted}, received dtype {array.dtype}"
@@ -312,6 +329,11 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
         return f"{message}: it is no rectangular array of numbers."
     if spec.class_labels is not None and array.dtype.kind == "f":
         return f"{message}. Class labels are integers: .astype('int64'), or choose a regression loss."
+    if wanted.startswith("float") and array.dtype.kind in "iub" and word == "target":
+        return (
+            f"{message}. If they are quantities, convert with .astype('{wanted}'); if they are classes, choose a loss "
+            "for classes (cross_entropy)."
+        )
     if wanted.startswith("float") and array.dtype.kind in "iu":
         return f"{message}. Convert with .astype('{wanted}'), scaled as the model expects (often / 255)."
     return f"{message}. Convert it with .astype('{wanted}') if that is what is meant."

@@ -103,8 +103,7 @@ class FitLoop:
                 self._report.note(
                     f"Interrupted in epoch {position.epoch + 1} after {position.batch} of "
                     f"{self._data.batches} "
-                    f"batches. The state is saved in '{where}': Trainer.resume('{where}') and the same fit "
-                    "go on."
+                    f"batches. The state is saved in '{where}': {state.resume_hint.format(where)}"
                 )
             elif not state.workspace.temporary:
                 state.save(state.directory)  # callbacks may have put back the best parameters

@@ -36,6 +36,7 @@ class TrainingState:
         schedule: factor of the learning rate.
         metrics: what is recorded beside the loss.
         validating: whether the fit under way validates.
+        resume_hint: what is said of going on after Ctrl-C; `{}` stands for the directory.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class TrainingState:
         self.settings = settings
         self.schedule = schedule
         self.validating = False
+        self.resume_hint = "Trainer.resume('{}') and the same fit go on."
         measurable = bool(run.manifest.targets) and settings.prediction is not None
         if metrics is None:
             metrics = default_metrics(run.manifest.targets[0], settings.loss) if measurable else []

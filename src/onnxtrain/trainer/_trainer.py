@@ -199,6 +199,20 @@ class Trainer:
         return self._state.position.unfinished
 
     @property
+    def last_fit(self) -> Plan | None:
+        """What the last fit, or the one that was interrupted, was asked to do; None before the first one."""
+        return self._state.position.plan
+
+    @property
+    def resume_hint(self) -> str:
+        """What is said of going on after Ctrl-C; `{}` stands for the directory."""
+        return self._state.resume_hint
+
+    @resume_hint.setter
+    def resume_hint(self, text: str) -> None:
+        self._state.resume_hint = text
+
+    @property
     def metrics(self) -> list[Metric]:
         """The metrics that are recorded beside the loss."""
         return self._state.metrics

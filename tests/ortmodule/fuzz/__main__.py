@@ -19,7 +19,7 @@ __all__ = ["main"]
 _SECONDS = 300
 """After which a module is taken to hang."""
 
-_MODULES_OF_A_PROCESS = 40
+_MODULES_OF_A_PROCESS = 100
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import torch
 from ortmodule.fuzz.known import OFF
 from ortmodule.fuzz.run import run
 from ortmodule.fuzz.scenario import write_scenario
-from ortmodule.fuzz.statements import write_statement
+from ortmodule.fuzz.statements import write_refused, write_statement
 from ortmodule.fuzz.writer import Unfit, Writer
 
 __all__ = ["Program", "generate"]
@@ -83,9 +83,11 @@ def _written(seed: str, writer: Writer) -> Program:
     _write_state(writer, inputs)
     for _ in range(writer.choose.randint(3, 11)):
         write_statement(writer)
+    patience = 1 if writer.odds(_REFUSED) else 6
+    if patience == 1 and writer.odds(0.7):
+        write_refused(writer)
     result = _result(writer)
     body = tuple(writer.body) or ("pass",)
-    patience = 1 if writer.odds(_REFUSED) else 6
     for attempt in range(patience):
         scenario = tuple(write_scenario(writer, inputs, changing=attempt < 4))
         program = Program(
@@ -208,6 +210,7 @@ def _result(writer: Writer) -> str:
     if not local:
         raise Unfit
     names = local[-choose.randint(1, 4) :]
+    names += [writer.refused] if writer.refused else []
     if writer.odds(0.25):
         names.append(choose.choice(writer.tensors))
     if writer.odds(0.06):

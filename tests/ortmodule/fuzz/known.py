@@ -4,14 +4,5 @@ from __future__ import annotations
 
 __all__ = ["OFF"]
 
-OFF = frozenset(
-    {
-        "several results without grad",
-        "write without grad",
-        "overlap",
-        "write after break",
-        "checkpoint",
-        "cond",
-    }
-)
+OFF: frozenset[str] = frozenset()
 """Names that `Writer.off` is asked for, see `statements`."""

@@ -138,6 +138,10 @@ def _after(writer: Writer, call: int) -> list[str]:
     if writer.odds(0.06):
         lines.append("see('loss', backward(out, create_graph=True))")
         lines.append("backward([p.grad for p in net.parameters()])")
+    elif writer.odds(0.1):  # of this call and the next
+        return ["earlier = out"]
+    elif writer.odds(0.1) and call:
+        lines.append("see('loss', backward(out, vars().get('earlier')))")
     else:
         lines.append("see('loss', backward(out))")
     lines.append("gradients(net, inputs, see)")

@@ -10,7 +10,7 @@ from ortmodule.fuzz import expressions, memory
 from ortmodule.fuzz.layers import write_layer
 from ortmodule.fuzz.writer import Unfit, Writer
 
-__all__ = ["write_statement"]
+__all__ = ["write_refused", "write_statement"]
 
 _ATTEMPTS = 12
 
@@ -140,6 +140,51 @@ def _higher_order(writer: Writer) -> bool:
     made = writer.new()
     text = writer.fill("torch.cond({x}.sum() > 0, lambda t: t + 1, lambda t: t * 2, ({x},))")
     return writer.write([f"{made} = {text}"], [made])
+
+
+_REFUSED = (
+    "{x1}[torch.tensor([99])]",
+    "{x1}.gather(0, torch.full((1,) * {x1}.dim(), 99))",
+    "{x1}.index_select(0, torch.tensor([99]))",
+    "{x1}.scatter_add(0, torch.full((1,) * {x1}.dim(), 99), {x1})",
+    "F.nll_loss({x2=}, torch.full(({x2=}.shape[0],), 99))",
+    "F.embedding(torch.tensor([99]), {p})",
+    "{x1} @ torch.ones(17, 3)",
+    "{x1}.view(-1, 17)",
+    "{x1}.reshape(17, 3)",
+    "torch.cat([{x}, torch.ones(1, 2, 3, 4)])",
+    "torch.linalg.cholesky(-torch.eye(2) * {x}.abs().sum())",
+    "{x1}[{x1}.dim() + 99]",
+    "{x}.sum(7)",
+    "self.missing + {x}",
+    "{p}.add_(1)",
+    "{x}.copy_(torch.ones(17))",
+    "{x1}.expand(17, 3, 2, 5, 5, 5, 5)",
+    "F.conv2d({x}, torch.ones(1, 1, 1, 1))",
+    "{x}.long().mean()",
+    "{x} & {x}",
+)
+_REFUSED_INDICES = (
+    "{x1}.index_select(0, torch.tensor([-1]))",
+    "{x1}.gather(0, torch.full((1,) * {x1}.dim(), -1))",
+    "F.cross_entropy({x2=}, torch.full(({x2=}.shape[0],), -1))",
+    "F.nll_loss({x2=}, torch.full(({x2=}.shape[0],), -1))",
+    "{x1}.scatter(0, torch.full((1,) * {x1}.dim(), -1), 1.0)",
+    "{x1}.index_add(0, torch.tensor([-1]), {x1}[:1])",
+    "{x1}.index_copy(0, torch.tensor([-1]), {x1}[:1])",
+    "F.embedding(torch.tensor([-1]), {p})",
+)
+
+
+def write_refused(writer: Writer) -> None:
+    """Writes a statement that eager PyTorch refuses, without running it."""
+    more = () if "negative indices" in writer.off else _REFUSED_INDICES
+    try:
+        made, text = writer.new(), writer.fill(writer.choose.choice((*_REFUSED, *more)))
+    except Unfit:
+        return
+    writer.body.append(f"{made} = {text}")
+    writer.refused = made
 
 
 _BREAKS = (

@@ -34,6 +34,9 @@ class Writer:
         scope: names and their values after the last line.
         tensors: names of tensors, of which the next statements choose.
         features: what the program has that the judge or the scenario must know.
+        layers: modules that a later statement may call again.
+        refused: the name of a result that eager PyTorch refuses to compute.
+        grad: whether the next line runs with gradients.
     """
 
     def __init__(self, seed: str, off: frozenset[str]) -> None:
@@ -46,6 +49,7 @@ class Writer:
         self.tensors: list[str] = []
         self.features: set[str] = set()
         self.layers: list[str] = []
+        self.refused = ""
         self.grad = True
         self.depth = 0
         self._count = 0
@@ -185,11 +189,10 @@ class Writer:
             raise Unfit
         if kind == "k":
             return str(choose.randint(1, min(size, 3)))
-        low = 0 if "negative index" in self.off else -size
         if kind == "j":
             return str(choose.randint(-size, size - 1))
         if kind == "q":
-            return str([choose.randint(low, size - 1) for _ in range(choose.randint(1, 4))])
+            return str([choose.randint(-size, size - 1) for _ in range(choose.randint(1, 4))])
         raise AssertionError(kind)
 
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import not_yet, vjp
+from onnxtrain.autodiff.rules._count import counting_dtype, divide_by_count
 from onnxtrain.autodiff.rules._scatter import scatter_to
 from onnxtrain.autodiff.rules._windows import Sizes, Windows, scatter_windows, spatial_sizes, windows_of
 from onnxtrain.emitter import Emitter, static_dims
@@ -61,7 +62,8 @@ def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     if sizes and None not in sizes:
         share = op.Mul(ct, 1 / math.prod(int(size or 0) for size in sizes))
     else:
-        share = op.Div(ct, op.Cast(op.ReduceProd(op.Shape(n.X, start=2), keepdims=0), to=ct.dtype))
+        count = op.ReduceProd(op.Shape(n.X, start=2), keepdims=0)
+        share = divide_by_count(op, ct, op.Cast(count, to=counting_dtype(ct)))
     return op.Expand(share, op.shape_of(n.X))  # type: ignore[no-any-return]
 
 
@@ -124,10 +126,12 @@ def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.
         if not include:
             inside = op.And(inside, op.GreaterOrEqual(positions, 0))
         along = op.Reshape(
-            op.ReduceSum(op.Cast(inside, to=ct.dtype), [0], keepdims=0), [-1] + [1] * (rank - 1 - axis)
+            op.ReduceSum(op.Cast(inside, to=counting_dtype(ct)), [0], keepdims=0),
+            [-1] + [1] * (rank - 1 - axis),
         )
         count = along if count is None else op.Mul(count, along)
-    return op.Div(ct, count)  # type: ignore[no-any-return]
+    assert count is not None
+    return divide_by_count(op, ct, count)
 
 
 def _entry(op: Emitter, sizes: Sizes, axis: int) -> ir.Value:

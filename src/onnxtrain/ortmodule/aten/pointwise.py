@@ -248,13 +248,14 @@ def expm1(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.atan2.default")
 def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
-    """The angle of (x, y), from the arc tangent of the quotient that is at most 1 in magnitude."""
+    """The angle of (x, y), from the arc tangent of the quotient that is at most 1 in magnitude; no gradient at 0."""
     op = low.op
     y, x = low.tensors(y, x)
     steep = op.Greater(op.Abs(y), op.Abs(x))
     bottom = op.Where(steep, y, x)
-    bottom = op.Where(op.Equal(bottom, 0.0), 1.0, bottom)
-    angle = op.Atan(op.Div(op.Where(steep, x, y), bottom))
+    origin = op.Equal(bottom, 0.0)
+    top, bottom = op.Where(origin, 0.0, op.Where(steep, x, y)), op.Where(origin, 1.0, bottom)
+    angle = op.Atan(op.Div(top, bottom))
     down = op.Less(y, 0.0)
     from_steep = op.Sub(op.Where(down, *_constants(low, -math.pi / 2, math.pi / 2)), angle)
     turn = op.Where(op.Less(x, 0.0), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)

@@ -1,0 +1,45 @@
+"""Building takes time in proportion to the number of nodes."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.training_graph import build_training_graphs
+
+
+def chain(nodes: int, named: bool) -> onnx.ModelProto:
+    """y = sum(tanh(w_k tanh(... w_0 x))), a Mul and a Tanh for each of the parameters."""
+    items, last, weights = [], "x", []
+    for index in range(nodes // 2):
+        weights.append(numpy_helper.from_array(np.full(4, 1.0, np.float32), f"w{index}"))
+        for op_type, inputs in (("Mul", [last, f"w{index}"]), ("Tanh", [f"Mul{index}"])):
+            last = f"{op_type}{index}"
+            items.append(helper.make_node(op_type, inputs, [last], name=f"/{last}" if named else ""))
+    items.append(helper.make_node("ReduceSum", [last], ["y"], keepdims=0))
+    x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 4])
+    y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [])
+    graph = helper.make_graph(items, "chain", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def seconds(nodes: int, named: bool) -> float:
+    """Processor time of building the training graphs, the better of two."""
+    times = []
+    for _ in range(2):
+        model = load_model(chain(nodes, named))
+        start = time.process_time()
+        graphs = build_training_graphs(canonicalize(model), "y")
+        times.append(time.process_time() - start)
+        assert len(graphs.trainable) == nodes // 2
+    return min(times)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_eight_times_the_nodes_take_about_eight_times_as_long(named: bool) -> None:
+    assert seconds(3200, named) < 20 * seconds(400, named)  # 64 times where it is quadratic

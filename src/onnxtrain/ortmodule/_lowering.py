@@ -29,6 +29,7 @@ __all__ = [
     "UnsupportedATenOp",
     "lower",
     "lower_complex",
+    "memory_order",
 ]
 
 OPSET = 21
@@ -245,6 +246,14 @@ class Lowering:
             )
         self.random.append((value, RandomInput(draw, sizes)))
         return value
+
+
+def memory_order(fake: torch.Tensor) -> list[int]:
+    """Returns the axes from the slowest in memory to the fastest."""
+    if fake.is_contiguous():
+        return list(range(fake.dim()))
+    strides = fake.stride()
+    return sorted(range(fake.dim()), key=lambda axis: -strides[axis])
 
 
 def _dimension(size: int | torch.SymInt) -> int | str:

@@ -28,7 +28,7 @@ from onnxtrain.passes.stop_gradient import (
     mark_stopped_gradients,
 )
 from onnxtrain.passes.torch_parameters import TorchSignature
-from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
+from onnxtrain.passes.widen import has_narrow_floats, widen_narrow_floats
 
 __all__ = [
     "CANONICAL_OPSET",
@@ -50,7 +50,7 @@ __all__ = [
     "embed_parameters",
     "fixed_batch",
     "free_batch",
-    "has_bfloat16",
+    "has_narrow_floats",
     "has_schema_function",
     "infer_shapes",
     "inline_functions",
@@ -69,6 +69,6 @@ __all__ = [
     "save_model",
     "settle_shapes",
     "to_proto",
-    "widen_bfloat16",
+    "widen_narrow_floats",
     "write_model",
 ]

@@ -21,7 +21,9 @@ class Of(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
-        self.weight = nn.Parameter(torch.tensor([[0.3, -0.7, 1.2, 0.1], [1.5, 0.4, -0.2, 2.0], [-1.0, 0.6, 0.9, -0.3]]))
+        self.weight = nn.Parameter(
+            torch.tensor([[0.3, -0.7, 1.2, 0.1], [1.5, 0.4, -0.2, 2.0], [-1.0, 0.6, 0.9, -0.3]])
+        )
         self.layers = nn.ModuleDict(
             {
                 "lstm": nn.LSTM(4, 4),
@@ -49,7 +51,13 @@ def trained(function: Callable[..., Any], in_onnxruntime: bool = True) -> None:
             result = module(x)
             (result.square().sum() + 0.5 * x.sum()).backward()
             gradients = {name: p.grad for name, p in module.named_parameters()}
-            seen.append(([result, x, leaf.grad], [name for name in gradients if gradients[name] is not None], gradients))
+            seen.append(
+                (
+                    [result, x, leaf.grad],
+                    [name for name in gradients if gradients[name] is not None],
+                    gradients,
+                )
+            )
         assert seen[0][1] == seen[1][1]
         torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-4, atol=1e-5)
         for name in seen[0][1]:

@@ -29,7 +29,7 @@ from onnxtrain.passes.stop_gradient import (
 )
 from onnxtrain.passes.suit_runtime import suit_runtime
 from onnxtrain.passes.torch_parameters import TorchSignature
-from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
+from onnxtrain.passes.widen import has_narrow_floats, widen_narrow_floats
 
 __all__ = [
     "CANONICAL_OPSET",
@@ -51,7 +51,7 @@ __all__ = [
     "embed_parameters",
     "fixed_batch",
     "free_batch",
-    "has_bfloat16",
+    "has_narrow_floats",
     "has_schema_function",
     "infer_shapes",
     "inline_functions",
@@ -71,6 +71,6 @@ __all__ = [
     "settle_shapes",
     "suit_runtime",
     "to_proto",
-    "widen_bfloat16",
+    "widen_narrow_floats",
     "write_model",
 ]

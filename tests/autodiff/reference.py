@@ -167,6 +167,32 @@ class LRN(OpRun):
         return (x / (bias + float(alpha) / size * (windows**2).sum(-1)) ** beta,)
 
 
+class BatchNormalization(OpRun):
+    """BatchNormalization; before opset 14, where inference was all it did, onnx's takes the batch's statistics."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        bias: np.ndarray,
+        mean: np.ndarray,
+        var: np.ndarray,
+        epsilon: Any = None,
+        momentum: Any = None,
+        training_mode: Any = None,
+    ) -> tuple[np.ndarray, ...]:
+        own: tuple[np.ndarray, ...] = (mean, var)
+        if training_mode:
+            over = (0, *range(2, x.ndim))
+            mean, var = x.mean(over), x.var(over)
+            own = tuple(old * momentum + new * (1 - momentum) for old, new in zip(own, (mean, var), strict=True))
+        scale, bias, mean, var = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in (scale, bias, mean, var))
+        y = (x - mean) / np.sqrt(var + epsilon) * scale + bias
+        return (y, *own) if training_mode else (y,)
+
+
 class GroupNormalization(OpRun):
     """GroupNormalization; the op's function body, which onnx evaluates, rounds to float32."""
 
@@ -256,6 +282,7 @@ CORRECTED = {
         ConvTranspose,
         MaxPool,
         AveragePool,
+        BatchNormalization,
         GroupNormalization,
         LpPool,
         GlobalMaxPool,

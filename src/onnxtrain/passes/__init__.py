@@ -17,6 +17,7 @@ from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import ColumnVectorPass, TransposedProductPass
+from onnxtrain.passes.ranks import ImpliedRanksPass
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
@@ -36,6 +37,7 @@ __all__ = [
     "CleanupPass",
     "ColumnVectorPass",
     "FoldConstantsPass",
+    "ImpliedRanksPass",
     "IsolateStatisticsPass",
     "Mode",
     "ModelSource",

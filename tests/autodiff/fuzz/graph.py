@@ -6,6 +6,7 @@ and values that it gets, whatever the model declares.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -107,6 +108,14 @@ class Graph:
     leaves: list[Leaf] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     drawn: int = 0
+    result_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether a value has no elements."""
+        return any(0 in shape for shape in self.result_shapes.values()) or any(
+            leaf.array.size == 0 for leaf in self.leaves
+        )
 
     @property
     def ops(self) -> list[str]:
@@ -166,6 +175,7 @@ class Builder:
 
     Attributes:
         values: array of every value; float64 where it has the dtype under test.
+        unused: results that no loss is made of.
         rank: ranks of new leaves are near this one.
     """
 
@@ -175,6 +185,7 @@ class Builder:
         self.rank = rank
         self.empty = empty
         self.values: dict[str, Array] = {}
+        self.unused: set[str] = set()
         self._rng = d.rng()
 
     # What is there.
@@ -186,7 +197,7 @@ class Builder:
     def computed(self) -> list[str]:
         """Differentiable values that nodes may read."""
         leaves = {leaf.name for leaf in self.graph.leaves if not leaf.wrt}
-        return [name for name, array in self.values.items() if array.dtype == np.float64 and name not in leaves]
+        return [name for name, array in self.values.items() if array.dtype == np.float64 and name not in leaves | self.unused]
 
     def supports(self, op: str, attribute: str) -> bool:
         """Whether the op has the attribute at this opset."""
@@ -334,7 +345,8 @@ class Builder:
             opset_imports=[helper.make_opsetid("", self.graph.opset)],
         )
         try:
-            with np.errstate(all="ignore"):
+            with np.errstate(all="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
                 results = ReferenceEvaluator(model).run(None, {i.name: self.values[i.name] for i in infos})
         except Exception as error:
             raise Rejected(f"{node.op}: {error}") from error
@@ -355,7 +367,7 @@ class Builder:
         """
         read = {name for node in self.graph.nodes for name in node.inputs}
         active = self._active()
-        loose = [name for name in active if name not in read and self.values[name].dtype == np.float64]
+        loose = [name for name in active if name not in read | self.unused]
         if not loose or not self.graph.wrt:
             raise Rejected("nothing to differentiate")
         self.graph.drawn = len(self.graph.nodes)
@@ -369,6 +381,7 @@ class Builder:
         last = self.graph.nodes[count]
         self.graph.nodes[count] = Node("Sum", last.inputs, ("loss",), {})
         self.values["loss"] = self.values.pop(last.outputs[0])
+        self.graph.result_shapes = {o: self.shape(o) for n in self.graph.nodes for o in n.outputs}
 
     def _active(self) -> list[str]:
         """Values that depend on a differentiable leaf."""

@@ -19,7 +19,7 @@ def image(b: Builder, d: Draw, ranks: Sequence[int] = (3, 4, 5)) -> str:
     def shape() -> list[int]:
         return [*b.sizes(1), *b.sizes(1, least=1), *b.sizes(rank - 2, most=5 if rank < 5 else 3)]
 
-    return b.tensor([rank], shape=shape)
+    return b.tensor([rank], fits=lambda a: a.shape[1] > 0, shape=shape)
 
 
 def _geometry(b: Builder, d: Draw, op: str, rank: int) -> dict[str, Any]:
@@ -224,7 +224,8 @@ def batch_norm(b: Builder, d: Draw) -> None:
     if training:
         if b.values[x].size // max(channels, 1) < 2:
             raise Rejected("the variance of one number")
-        b.nodes("BatchNormalization", [x, scale, bias, mean, var], 3, training_mode=1, epsilon=0.01)
+        names = b.nodes("BatchNormalization", [x, scale, bias, mean, var], 3, training_mode=1, epsilon=0.01)
+        b.unused.update(names[1:])  # running statistics have no gradient
         return
     b.node("BatchNormalization", [x, scale, bias, mean, var], epsilon=epsilon)
 

@@ -78,7 +78,7 @@ def squeeze(b: Builder, d: Draw) -> None:
         b.node("Squeeze", [x])
         return
     rank = len(b.shape(x))
-    b.node("Squeeze", [x, b.data(_i64([a - rank if d.chance(30) else a for a in d.subset(ones)]))])
+    b.node("Squeeze", [x, b.data(_i64([a - rank if d.chance(30) else a for a in d.subset(ones, 1)]))])
 
 
 def unsqueeze(b: Builder, d: Draw) -> None:
@@ -265,7 +265,7 @@ def top_k(b: Builder, d: Draw) -> None:
 
 def one_hot(b: Builder, d: Draw) -> None:
     """Indices beyond the depth are cold."""
-    shape = b.sizes(d.integer(0, 2))
+    shape = b.sizes(d.integer(1, 2))
     depth = d.integer(1, 3)
     where = d.rng().integers(-depth - 1, depth + 2, shape)
     values = b.tensor([1], fits=lambda a: a.shape == (2,), shape=lambda: (2,))

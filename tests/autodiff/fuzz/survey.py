@@ -25,8 +25,8 @@ from autodiff.fuzz.graph import Graph
 from autodiff.fuzz.judge import CRASH, FINDINGS, NOT_OURS, Verdict, judge
 from autodiff.fuzz.layers import random_graph
 
-SECOND_SHARE = 3
-"""Every third graph is differentiated twice."""
+SECOND_SHARE = 4
+"""Every fourth graph is differentiated twice."""
 
 
 def survey(

@@ -90,7 +90,7 @@ def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tup
         totals = [extent - 1 for extent in w.extents]
     else:
         sizes, counts = spatial_sizes(over), spatial_sizes(result)
-        if None in sizes or None in counts:
+        if not sizes or not counts or None in sizes or None in counts:
             spans = op.Add(op.Mul(op.Sub(_run_time_sizes(op, result), [1]), list(w.strides)), list(w.extents))
             total = op.Max(op.Sub(spans, _run_time_sizes(op, over)), [0])
             small = op.Div(total, [2])

@@ -22,6 +22,8 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
     ScatterND, the faster of the two scatters, works on leading axes, so `axis` comes first meanwhile.
     """
+    if n.data.shape is None or n.indices.shape is None:
+        return scatter_to(op, ct, op.Gather(positions(op, n.data), n.indices, axis=n.attr("axis")), n.data)
     axis = n.axis(n.data, n.attr("axis"))
     rank, index_rank = n.rank(n.data), n.rank(n.indices)
     if index_rank == 0:

@@ -99,7 +99,8 @@ def _spread(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
         ones = op.Expand(op.const(1, like=ct), [channels, 1, *w.kernel])
         return scatter_windows(op, ct, ones, w, n.X, channels)
     folded = op.Reshape(ct, op.Concat([-1, 1], op.Shape(ct, start=2), axis=0))
-    folded.shape = ir.Shape([None, 1, *(ct.shape or n.X.shape)[2:]])
+    counts = [None] * len(w.kernel) if ct.shape is None else list(ct.shape)[2:]
+    folded.shape = ir.Shape([None, 1, *counts])
     ones = op.Expand(op.const(1, like=ct), [1, 1, *w.kernel])
     return op.reshape_like(scatter_windows(op, folded, ones, w, n.X), n.X)
 

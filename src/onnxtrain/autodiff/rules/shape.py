@@ -100,7 +100,7 @@ def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     pad up to the size of the data. Otherwise the places are found by slicing the positions themselves.
     """
     data, output = n.data, n.out.output
-    axes, steps = _axes_and_steps(n)
+    axes, steps = _axes_and_steps(n) if data.shape is not None else (None, None)
     if axes is None or steps is None or data.shape is None or output.shape is None:
         where = op.Slice(positions(op, data), n.starts, n.ends, n.axes, n.steps)
         return scatter_to(op, ct, where, data)
@@ -188,7 +188,7 @@ def pad(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Removes the padding from `ct`; negative padding becomes zeros."""
     pads = n.constant(n.pads)
-    axes = op.const(np.arange(n.rank(n.data))) if n.axes is None else op.Cast(n.axes, to=ir.DataType.INT64)
+    axes = _padded_axes(op, n)
     if pads is not None:
         begin, end = np.split(pads.astype(np.int64), 2)
         if (pads > 0).any():
@@ -200,6 +200,15 @@ def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     size = op.Gather(op.Shape(ct), axes)
     ct = op.Slice(ct, op.Max(begin, zero), op.Sub(size, op.Max(end, zero)), axes)
     return op.Pad(ct, op.Max(op.Neg(n.pads), zero), None, axes)  # type: ignore[no-any-return]
+
+
+def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
+    """The axes that pads are given for, int64."""
+    if n.axes is not None:
+        return op.Cast(n.axes, to=ir.DataType.INT64)  # type: ignore[no-any-return]
+    if n.data.shape is None:
+        return op.Range(0, op.Size(op.Shape(n.data)), 1)  # type: ignore[no-any-return]
+    return op.const(np.arange(n.data.shape.rank()))
 
 
 def _padding_total(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:

@@ -22,24 +22,32 @@ _SAME = frozenset(
 )
 """Ops whose first result has as many axes as their first input."""
 
+_SAME_DTYPE = _SAME - {"Bernoulli", "Cast"}
+"""Those whose first result has its dtype, too; shape inference does not go through functions without a rank."""
+
 _Ranks = Mapping[ir.Value | None, int | None]
 
 
 class ImpliedRanksPass(ir.passes.InPlacePass):
-    """Give values without a shape the rank that their ops prescribe, in the main graph; sizes stay unknown.
+    """Give values without a shape the rank that their ops prescribe, and the dtype, in the main graph.
 
-    A convolution has as many axes as its weight, a recurrent layer three, a pooling two more than its kernel; what
-    computes their inputs elementwise has as many. Shape inference goes forward from declared shapes only.
+    Sizes stay unknown. A convolution has as many axes as its weight, a recurrent layer three, a pooling two more than
+    its kernel; what computes their inputs elementwise has as many. Shape inference goes forward from declared shapes
+    only.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Annotate in place."""
         modified = False
+        for node in model.graph:
+            if node.domain == "" and node.op_type in _SAME_DTYPE and node.outputs[0].type is None:
+                node.outputs[0].type = None if node.inputs[0] is None else node.inputs[0].type
+                modified |= node.outputs[0].type is not None
         for node in reversed(model.graph):
             if node.domain != "" or all(value is None or value.shape is not None for value in _ends(node)):
                 continue
             for value, rank in _ranks(node).items():
-                if value is not None and rank is not None and value.shape is None:
+                if value is not None and rank is not None and value.shape is None and value.type is not None:
                     value.shape = ir.Shape([None] * rank)
                     modified = True
         return ir.passes.PassResult(model, modified)

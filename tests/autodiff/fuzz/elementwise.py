@@ -111,6 +111,8 @@ def where(b: Builder, d: Draw) -> None:
     else:
         own = [1 if d.chance(25) else s for s in shape[d.integer(0, len(shape)) :]]
         condition = b.data(d.rng().integers(0, 2, own).astype(bool))
+        if x == y and not own:
+            raise Rejected("a choice of nothing: it says that no gradient passes")
     b.node("Where", [condition, *d.permutation([x, y])])
 
 

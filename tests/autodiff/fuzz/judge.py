@@ -265,7 +265,7 @@ def _runtime(model: onnx.ModelProto) -> Run | None:
         except Exception as error:
             if "does not support double" in str(error):
                 raise _NoKernel from error
-            raise _Undecided(NOT_OURS, f"no run: {str(error)[:200]}") from error
+            raise _Undecided(NOT_OURS, f"no run: {str(error)[:500]}") from error
 
     return run
 

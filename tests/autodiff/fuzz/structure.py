@@ -324,6 +324,8 @@ def tensor_scatter(b: Builder, d: Draw) -> None:
     sizes = list(b.shape(past))
     axis = d.integer(1, len(sizes) - 1) if d.chance(50) else None
     at = len(sizes) - 2 if axis is None else axis
+    if sizes[at] == 0:
+        raise Rejected("a cache of nothing")
     update = list(sizes)
     update[at] = d.integer(min(1, sizes[at]), sizes[at])
     mode = d.choice([None, "linear", "circular"])

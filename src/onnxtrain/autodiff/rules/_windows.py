@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -157,6 +158,8 @@ def scatter_windows(
     Returns:
         `[batch, C, *spatial]`.
     """
+    if 0 in spatial_sizes(ct):  # no window: the runtime can end the process there
+        return _nothing(op, weight, over, group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
     if isinstance(w.begins, tuple) and isinstance(w.ends, tuple):
         rest = _uncovered(w, w.begins, w.ends, spatial_sizes(over), spatial_sizes(ct))
@@ -166,10 +169,21 @@ def scatter_windows(
             )
     # Up to stride - 1 positions at the end are in no window, and windows may reach beyond the end: make room
     # for both, then cut out the part that is the input.
-    wide = op.ConvTranspose(ct, weight, output_padding=[s - 1 for s in w.strides], **common)
+    known = bool(spatial_sizes(ct)) and None not in spatial_sizes(ct)
+    room: dict[str, Any] = {"output_padding": [s - 1 for s in w.strides]}
+    if not known:  # there may be no window at all: one more that adds nothing
+        ct, room = op.Pad(ct, [0] * (4 + len(w.kernel)) + [1] * len(w.kernel)), {}
+    wide = op.ConvTranspose(ct, weight, **room, **common)
     axes = list(range(2, 2 + len(w.kernel)))
     begins = op.const(list(w.begins)) if isinstance(w.begins, tuple) else w.begins
     return op.Slice(wide, begins, op.Add(begins, _run_time_sizes(op, over)), axes)  # type: ignore[no-any-return]
+
+
+def _nothing(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:
+    """Returns zeros of the shape of `over`, as many channels as the weight has columns."""
+    channels = op.Mul(op.dim(weight, 1), [group])
+    shape = op.Concat(op.dim(over, 0), channels, op.Shape(over, start=2), axis=0)
+    return op.Expand(op.const(0, like=weight), shape)  # type: ignore[no-any-return]
 
 
 def _uncovered(

@@ -79,8 +79,7 @@ def range_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 @vjp("Tile", wrt=("input",))
 def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Axis i of the output is [repeats[i], size[i]] flattened: sum over the repeats."""
-    rank = n.rank(n.input)
-    if rank == 0:
+    if n.input.shape is not None and n.input.shape.rank() == 0:
         return ct
     repeats, dims = n.constant(n.repeats), static_dims(n.input)
     if repeats is not None and dims is not None and None not in dims:
@@ -89,7 +88,11 @@ def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         pairs = [op.Unsqueeze(v, [1]) for v in (n.repeats, op.shape_of(n.input))]
         shape = op.Reshape(op.Concat(*pairs, axis=1), [-1])
     split = op.Reshape(ct, shape, allowzero=1)
-    return op.ReduceSum(split, list(range(0, 2 * rank, 2)), keepdims=0)  # type: ignore[no-any-return]
+    if n.input.shape is None:
+        axes = op.Range(0, op.Size(shape), 2)
+    else:
+        axes = op.const(np.arange(0, 2 * n.input.shape.rank(), 2))
+    return op.ReduceSum(split, axes, keepdims=0)  # type: ignore[no-any-return]
 
 
 @vjp("Slice", wrt=("data",))
@@ -159,7 +162,8 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
         lowest = np.minimum(first + (count - 1) * np.minimum(step, 0), size)
         return op.const(np.concatenate([lowest, size - lowest - np.maximum((count - 1) * abs(step) + 1, 0)]))
     size, count = (op.Gather(op.shape_of(value), axes) for value in (data, output))
-    start = op.Cast(n.starts, to=ir.DataType.INT64)
+    # Far beyond either end is as good as at it, and no sum overflows.
+    start = op.Max(op.Min(op.Cast(n.starts, to=ir.DataType.INT64), size), op.Neg(size))
     start = op.Where(op.Less(start, op.const(0)), op.Add(start, size), start)
     first = op.Max(op.Min(start, op.Sub(size, back)), op.const(0))
     gaps = op.Sub(count, op.const(1))

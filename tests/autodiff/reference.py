@@ -209,7 +209,9 @@ class BatchNormalization(OpRun):
         if training_mode:
             over = (0, *range(2, x.ndim))
             mean, var = x.mean(over), x.var(over)
-            own = tuple(old * momentum + new * (1 - momentum) for old, new in zip(own, (mean, var), strict=True))
+            own = tuple(
+                old * momentum + new * (1 - momentum) for old, new in zip(own, (mean, var), strict=True)
+            )
         scale, bias, mean, var = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in (scale, bias, mean, var))
         y = (x - mean) / np.sqrt(var + epsilon) * scale + bias
         return (y, *own) if training_mode else (y,)

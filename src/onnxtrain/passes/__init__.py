@@ -27,7 +27,7 @@ from onnxtrain.passes.stop_gradient import (
     mark_stop_gradient,
     mark_stopped_gradients,
 )
-from onnxtrain.passes.torch_parameters import TorchSignature
+from onnxtrain.passes.torch_parameters import TorchSignature, mark_gradients
 from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = [
@@ -61,6 +61,7 @@ __all__ = [
     "load_model",
     "lost_detaches",
     "mark_constant",
+    "mark_gradients",
     "mark_stop_gradient",
     "mark_stopped_gradients",
     "promote_initializers",

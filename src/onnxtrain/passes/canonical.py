@@ -22,7 +22,9 @@ __all__ = ["canonicalize"]
 
 _FLOAT64_BODIES = {
     **dict.fromkeys(("LeakyRelu", "PRelu"), 16),
-    **dict.fromkeys(("Elu", "HardSigmoid", "HardSwish", "Mish", "Selu", "Softplus", "Softsign", "ThresholdedRelu"), 18),
+    **dict.fromkeys(
+        ("Elu", "HardSigmoid", "HardSwish", "Mish", "Selu", "Softplus", "Softsign", "ThresholdedRelu"), 18
+    ),
 }
 """Ops of which ONNX Runtime computes float64 by their function body, and the opset from which on it does so."""
 
@@ -74,7 +76,10 @@ def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
     """
     if opset < _FLOAT64_BODIES_SINCE:
         return model
-    wide = any(value.dtype == ir.DataType.DOUBLE for value in (*model.graph.inputs, *model.graph.initializers.values()))
+    wide = any(
+        value.dtype == ir.DataType.DOUBLE
+        for value in (*model.graph.inputs, *model.graph.initializers.values())
+    )
     if wide:
         infer_shapes(model)
 

@@ -61,7 +61,9 @@ def _ends(node: ir.Node) -> Iterator[ir.Value | None]:
 def _ranks(node: ir.Node) -> _Ranks:
     if node.op_type in _SAME:
         pair = [node.inputs[0], node.outputs[0]]
-        known = next((value.shape.rank() for value in pair if value is not None and value.shape is not None), None)
+        known = next(
+            (value.shape.rank() for value in pair if value is not None and value.shape is not None), None
+        )
         return dict.fromkeys(pair, known)
     find = _RULES.get(node.op_type)
     return {} if find is None else find(node)
@@ -134,7 +136,9 @@ def _rotary_embedding(node: ir.Node) -> _Ranks:
 
 def _concat(node: ir.Node) -> _Ranks:
     values = [*node.inputs, node.outputs[0]]
-    known = next((value.shape.rank() for value in values if value is not None and value.shape is not None), None)
+    known = next(
+        (value.shape.rank() for value in values if value is not None and value.shape is not None), None
+    )
     return dict.fromkeys(values, known)
 
 

@@ -76,7 +76,9 @@ def pow_(b: Builder, d: Draw) -> None:
     elif kind == "scalar":
         exponent = d.choice([0.0, 1.0, 2.0, 3.0, 4.0, 0.5, -1.0, -1.5])
         fits = exponent >= 0 and exponent % 1 == 0
-        b.node("Pow", [x if fits else b.squashed(x, 0.4, 2.5), b.data(np.full(d.choice([(), (1,)]), exponent))])
+        b.node(
+            "Pow", [x if fits else b.squashed(x, 0.4, 2.5), b.data(np.full(d.choice([(), (1,)]), exponent))]
+        )
     else:
         sizes = b.shape(x)[d.integer(0, len(b.shape(x))) :]
         exponents = np.reshape([d.integer(0, 3) for _ in range(int(np.prod(sizes)))], sizes)
@@ -246,7 +248,12 @@ def einsum(b: Builder, d: Draw) -> None:
     output = "".join(d.subset(used))
     equation = ",".join(terms) + ("" if d.chance(15) else "->" + output)
     head = labels[:1]
-    if head and labels.count(head) == 1 and d.chance(20) and all(t[:1] == head or head not in t for t in terms):
+    if (
+        head
+        and labels.count(head) == 1
+        and d.chance(20)
+        and all(t[:1] == head or head not in t for t in terms)
+    ):
         equation = equation.replace(head, "...")
     b.node("Einsum", operands, equation=equation)
 

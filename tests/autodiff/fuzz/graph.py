@@ -197,7 +197,11 @@ class Builder:
     def computed(self) -> list[str]:
         """Differentiable values that nodes may read."""
         leaves = {leaf.name for leaf in self.graph.leaves if not leaf.wrt}
-        return [name for name, array in self.values.items() if array.dtype == np.float64 and name not in leaves | self.unused]
+        return [
+            name
+            for name, array in self.values.items()
+            if array.dtype == np.float64 and name not in leaves | self.unused
+        ]
 
     def supports(self, op: str, attribute: str) -> bool:
         """Whether the op has the attribute at this opset."""
@@ -262,7 +266,9 @@ class Builder:
             shape: sizes of a new leaf.
         """
         found = [
-            n for n in self.computed() if (ranks is None or self.values[n].ndim in ranks) and fits(self.values[n])
+            n
+            for n in self.computed()
+            if (ranks is None or self.values[n].ndim in ranks) and fits(self.values[n])
         ]
         if found and self.d.chance(80):
             return found[-1] if self.d.chance(60) else self.d.choice(found)

@@ -49,7 +49,13 @@ def conv(b: Builder, d: Draw) -> None:
     w = _weight(b, d, [outputs, channels // group, *kernel])
     bias = [b.like([outputs])] if d.chance(50) else []
     attrs = _geometry(b, d, "Conv", rank)
-    b.node("Conv", [x, w, *bias], group=group if group > 1 else None, kernel_shape=d.choice([None, kernel]), **attrs)
+    b.node(
+        "Conv",
+        [x, w, *bias],
+        group=group if group > 1 else None,
+        kernel_shape=d.choice([None, kernel]),
+        **attrs,
+    )
 
 
 def conv_transpose(b: Builder, d: Draw) -> None:
@@ -89,7 +95,9 @@ def _pool(op: str) -> Drawer:
         attrs = _geometry(b, d, op, rank)
         attrs["kernel_shape"] = [d.integer(1, 3) for _ in range(rank)]
         if "pads" in attrs:
-            attrs["pads"] = [min(p, k - 1) for p, k in zip(attrs["pads"], attrs["kernel_shape"] * 2, strict=True)]
+            attrs["pads"] = [
+                min(p, k - 1) for p, k in zip(attrs["pads"], attrs["kernel_shape"] * 2, strict=True)
+            ]
         if b.supports(op, "ceil_mode"):
             attrs["ceil_mode"] = d.choice([None, 0, 1])
         if op == "AveragePool":
@@ -134,7 +142,9 @@ def col2im(b: Builder, d: Draw) -> None:
         for i, (s, k, t) in enumerate(zip(size, block, strides, strict=True))
     ]
     x = b.like([*b.sizes(1), d.integer(1, 2) * int(np.prod(block)), int(np.prod(counts))])
-    b.node("Col2Im", [x, b.data(np.array(size)), b.data(np.array(block), fixed=True)], strides=strides, pads=pads)
+    b.node(
+        "Col2Im", [x, b.data(np.array(size)), b.data(np.array(block), fixed=True)], strides=strides, pads=pads
+    )
 
 
 def depth_to_space(b: Builder, d: Draw) -> None:
@@ -183,7 +193,13 @@ def grid_sample(b: Builder, d: Draw) -> None:
     modes = ["linear", "nearest"] if b.graph.opset >= 20 else ["bilinear", "nearest"]
     grid = b.leaf([b.shape(x)[0], *b.sizes(rank, least=1), rank], -1.6, 1.6)
     padding = d.choice([None, "zeros", "border", "reflection"])
-    b.node("GridSample", [x, grid], mode=d.choice([None, *modes]), padding_mode=padding, align_corners=d.choice([None, 0, 1]))
+    b.node(
+        "GridSample",
+        [x, grid],
+        mode=d.choice([None, *modes]),
+        padding_mode=padding,
+        align_corners=d.choice([None, 0, 1]),
+    )
 
 
 def affine_grid(b: Builder, d: Draw) -> None:
@@ -191,7 +207,11 @@ def affine_grid(b: Builder, d: Draw) -> None:
     rank = d.choice([2, 3])
     (batch,) = b.sizes(1, least=1)
     size = [batch, 1, *b.sizes(rank, least=1)]
-    b.node("AffineGrid", [b.like([batch, rank, rank + 1]), b.data(np.array(size))], align_corners=d.choice([None, 0, 1]))
+    b.node(
+        "AffineGrid",
+        [b.like([batch, rank, rank + 1]), b.data(np.array(size))],
+        align_corners=d.choice([None, 0, 1]),
+    )
 
 
 def max_roi_pool(b: Builder, d: Draw) -> None:
@@ -247,7 +267,12 @@ def group_norm(b: Builder, d: Draw) -> None:
     scales = [channels if b.graph.opset >= 21 else groups]
     if b.graph.opset < 21 and groups != channels:
         raise Rejected("the judge scales channels")
-    b.node("GroupNormalization", [x, _weight(b, d, scales), _weight(b, d, scales)], num_groups=groups, epsilon=0.01)
+    b.node(
+        "GroupNormalization",
+        [x, _weight(b, d, scales), _weight(b, d, scales)],
+        num_groups=groups,
+        epsilon=0.01,
+    )
 
 
 def layer_norm(b: Builder, d: Draw) -> None:

@@ -109,7 +109,9 @@ def _judge(graph: Graph, *, second: bool, tell: Callable[[str], None]) -> Verdic
 def _check_model_runs(graph: Graph, run: Run, feeds: Feeds, expected: float) -> None:
     (value,) = run(["loss"], feeds)
     if not _close(value, expected, 1e-3):
-        raise _Undecided(NOT_OURS, f"ONNX Runtime and the reference differ: {' '.join(sorted(set(graph.ops)))}")
+        raise _Undecided(
+            NOT_OURS, f"ONNX Runtime and the reference differ: {' '.join(sorted(set(graph.ops)))}"
+        )
     if not graph.empty:
         return
     # A loss of nothing tells nothing: all values must have their shapes.
@@ -132,7 +134,9 @@ def _check_first(graph: Graph, loss: Callable[[dict[str, Array]], float], gradie
     rng = np.random.default_rng(0)
     direction = {leaf.name: rng.uniform(-1, 1, leaf.array.shape) for leaf in graph.wrt}
     slope = _slope(graph, loss, direction)
-    terms = [g.astype(np.float64) * direction[leaf.name] for leaf, g in zip(graph.wrt, gradients, strict=True)]
+    terms = [
+        g.astype(np.float64) * direction[leaf.name] for leaf, g in zip(graph.wrt, gradients, strict=True)
+    ]
     scale = sum(float(np.abs(t).sum()) for t in terms) + abs(slope) + 1e-4 * abs(loss({})) + 1e-3
     projected = sum(float(t.sum()) for t in terms)
     notes = {"slope": f"{projected} instead of {slope}", "scale": str(scale)}

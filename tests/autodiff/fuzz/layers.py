@@ -66,12 +66,16 @@ def rotary_embedding(b: Builder, d: Draw) -> None:
     x = b.like([batch, heads, length, 2 * half])
     table = [4, half] if d.chance(50) else [batch, length, half]
     positions = [b.data(d.rng().integers(0, 4, (batch, length)))] if len(table) == 2 else []
-    b.node("RotaryEmbedding", [x, b.leaf(table), b.leaf(table), *positions], interleaved=d.choice([None, 0, 1]))
+    b.node(
+        "RotaryEmbedding", [x, b.leaf(table), b.leaf(table), *positions], interleaved=d.choice([None, 0, 1])
+    )
 
 
 def _loss(op: str) -> Drawer:
     def drawer(b: Builder, d: Draw) -> None:
-        x = b.tensor([2, 3, 4], fits=lambda a: 0 not in a.shape, shape=lambda: b.sizes(d.integer(2, 4), least=1))
+        x = b.tensor(
+            [2, 3, 4], fits=lambda a: 0 not in a.shape, shape=lambda: b.sizes(d.integer(2, 4), least=1)
+        )
         if 0 in b.shape(x):
             raise Rejected("a mean of nothing")
         batch, classes, *rest = b.shape(x)

@@ -50,7 +50,10 @@ def reshape(b: Builder, d: Draw) -> None:
     if kind == "rest" and target and 0 not in sizes:
         i = d.integer(0, len(target) - 1)
         target = [-1 if j == i else s for j, s in enumerate(target)]
-        target = [0 if s != -1 and j < len(sizes) and s == sizes[j] and d.chance(40) else s for j, s in enumerate(target)]
+        target = [
+            0 if s != -1 and j < len(sizes) and s == sizes[j] and d.chance(40) else s
+            for j, s in enumerate(target)
+        ]
         b.node("Reshape", [x, b.data(_i64(target))])
         return
     b.node("Reshape", [x, _shape_of(b, d, target)], allowzero=allow)
@@ -127,7 +130,10 @@ def expand(b: Builder, d: Draw) -> None:
     sizes = [d.integer(1, 3) if s == 1 and d.chance(70) else s for s in b.shape(x)]
     if d.chance(40):
         sizes = [*b.sizes(1), *sizes]
-    target = [1 if d.chance(20) and s == o else s for s, o in zip(sizes, [1] * (len(sizes) - len(b.shape(x))) + list(b.shape(x)), strict=True)]
+    target = [
+        1 if d.chance(20) and s == o else s
+        for s, o in zip(sizes, [1] * (len(sizes) - len(b.shape(x))) + list(b.shape(x)), strict=True)
+    ]
     b.node("Expand", [x, _shape_of(b, d, target)])
 
 

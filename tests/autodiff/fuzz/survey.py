@@ -73,7 +73,9 @@ def _in_another_process(
     if code == 0:
         return done, None
     if not lines or "verdict" in lines[-1]:
-        raise RuntimeError(f"the fuzz itself failed with exit code {code}, behind graph {len(done)} of seed {seed}")
+        raise RuntimeError(
+            f"the fuzz itself failed with exit code {code}, behind graph {len(done)} of seed {seed}"
+        )
     last = lines[-1]
     kind = NOT_OURS if last["stage"] == "model" else CRASH
     graph = random_graph(f"{seed}-{last['number']}", ops)

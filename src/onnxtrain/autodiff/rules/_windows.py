@@ -143,7 +143,14 @@ def tap_slices(op: Emitter, padded: ir.Value, w: Windows) -> Iterator[ir.Value]:
 
 
 def scatter_windows(
-    op: Emitter, ct: ir.Value, weight: ir.Value, w: Windows, over: ir.Value, group: int = 1
+    op: Emitter,
+    ct: ir.Value,
+    weight: ir.Value,
+    w: Windows,
+    over: ir.Value,
+    group: int = 1,
+    *,
+    maybe_none: bool = False,
 ) -> ir.Value:
     """Returns the adjoint of convolution in its input: each window adds `ct * weight` to what it read.
 
@@ -154,6 +161,7 @@ def scatter_windows(
         w: the windows.
         over: the value that the windows slid over; gives the spatial sizes of the result.
         group: groups of channels.
+        maybe_none: whether there may be no window at all, which runtimes allow a pooling, but no convolution.
 
     Returns:
         `[batch, C, *spatial]`.
@@ -161,7 +169,8 @@ def scatter_windows(
     if 0 in spatial_sizes(ct):  # no window: the runtime can end the process there
         return _nothing(op, weight, over, group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
-    if isinstance(w.begins, tuple) and isinstance(w.ends, tuple):
+    open_ended = maybe_none and None in (spatial_sizes(ct) or (None,))
+    if isinstance(w.begins, tuple) and isinstance(w.ends, tuple) and not open_ended:
         rest = _uncovered(w, w.begins, w.ends, spatial_sizes(over), spatial_sizes(ct))
         if rest is not None:
             return op.ConvTranspose(  # type: ignore[no-any-return]
@@ -169,9 +178,8 @@ def scatter_windows(
             )
     # Up to stride - 1 positions at the end are in no window, and windows may reach beyond the end: make room
     # for both, then cut out the part that is the input.
-    known = bool(spatial_sizes(ct)) and None not in spatial_sizes(ct)
     room: dict[str, Any] = {"output_padding": [s - 1 for s in w.strides]}
-    if not known:  # there may be no window at all: one more that adds nothing
+    if open_ended:  # one window more, which adds nothing
         ct, room = op.Pad(ct, [0] * (4 + len(w.kernel)) + [1] * len(w.kernel)), {}
     wide = op.ConvTranspose(ct, weight, **room, **common)
     axes = list(range(2, 2 + len(w.kernel)))

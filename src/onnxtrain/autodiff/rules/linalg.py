@@ -18,7 +18,9 @@ def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """
     if n.A.shape is None and n.B.shape is not None and n.B.shape.rank() == 2:
         # Whatever the rank of A: a vector is one row.
-        product = op.MatMul(op.Transpose(_rows(op, n.A), perm=[1, 0]), _rows(op, ct)) if n.needs("B") else None
+        product = (
+            op.MatMul(op.Transpose(_rows(op, n.A), perm=[1, 0]), _rows(op, ct)) if n.needs("B") else None
+        )
         return op.MatMul(ct, op.Transpose(n.B, perm=[1, 0])) if n.needs("A") else None, product
     ranks = n.rank(n.A), n.rank(n.B)
     if ranks == (1, 1):

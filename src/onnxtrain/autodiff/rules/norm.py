@@ -110,7 +110,7 @@ def _through_statistics(
     ct_inverse: ir.Value | None,
 ) -> ir.Value:
     """Returns (ct_mean - ct_inverse r³ (x - mean)) / count, as mean = sum(x) / count and r = (var + epsilon)^(-1/2)."""
-    count = op.Cast(op.Div(op.Size(x), op.Size(mean)), to=x.dtype)
+    count = op.Cast(op.Div(op.Size(x), op.Max(op.Size(mean), op.const(1))), to=x.dtype)
     zero = op.zeros_like(mean)
     terms = op.Expand(zero if ct_mean is None else op.Cast(ct_mean, to=x.dtype), op.shape_of(x))
     if ct_inverse is not None:

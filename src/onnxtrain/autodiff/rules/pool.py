@@ -105,13 +105,13 @@ def _spread(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
     channels = (static_dims(n.X) or (None, None))[1]
     if channels is not None:
         ones = op.Expand(op.const(1, like=ct), [channels, 1, *w.kernel])
-        return scatter_windows(op, ct, ones, w, n.X, channels)
+        return scatter_windows(op, ct, ones, w, n.X, channels, maybe_none=True)
     planes = op.Shape(op.Flatten(ct, axis=2), end=1)
     folded = op.Reshape(ct, op.Concat(planes, [1], op.Shape(ct, start=2), axis=0), allowzero=1)
     counts = [None] * len(w.kernel) if ct.shape is None else list(ct.shape)[2:]
     folded.shape = ir.Shape([None, 1, *counts])
     ones = op.Expand(op.const(1, like=ct), [1, 1, *w.kernel])
-    return op.reshape_like(scatter_windows(op, folded, ones, w, n.X), n.X)
+    return op.reshape_like(scatter_windows(op, folded, ones, w, n.X, maybe_none=True), n.X)
 
 
 def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:

@@ -1,4 +1,4 @@
-"""Gradients over values without elements, of sizes other than declared, and of models without ranks; found by fuzzing."""
+"""Gradients over values without elements, at sizes not declared, and of models without ranks; found by fuzzing."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ EMPTY = {
         {"x": _random(0, 3, 2)},
         lambda x: x.amax(2).sin(),
     ),
-    "GroupNormalization-batch": (
+    "InstanceNormalization-batch": (
         "g (float[a,4,c] x, float[4] w, float[4] b) => (float loss) "
-        "{ y = GroupNormalization<num_groups=2>(x, w, b) s = Sin(y) loss = ReduceSum<keepdims=0>(s) }",
+        "{ y = InstanceNormalization(x, w, b) s = Sin(y) loss = ReduceSum<keepdims=0>(s) }",
         {"x": _random(0, 4, 2), "w": _random(4), "b": _random(4)},
         lambda x, w, b: (x * w[:, None] + b[:, None]).sin(),  # of nothing
     ),
@@ -194,7 +194,17 @@ def test_values_without_elements(name: str) -> None:
     _check(_parse(text), feeds, list(feeds), twin)
 
 
-@pytest.mark.parametrize("sizes", [(3, 3), (5, 3), (7, 2), (1, 1)])
+def test_windows_that_lie_in_the_padding_pass_nothing_on() -> None:
+    """torch gives them the index of no element, and writes there."""
+    model = _parse(
+        "g (float[n,c,h,w] x) => (float loss) { p = MaxPool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1], "
+        "dilations=[2,1], ceil_mode=1>(x) s = Clip(p) loss = ReduceSum<keepdims=0>(s) }"
+    )
+    (got,) = _session(differentiate(model, "loss", ["x"])).run(["x_grad"], {"x": _random(2, 3, 1, 1)})
+    np.testing.assert_array_equal(got, np.zeros((2, 3, 1, 1)))
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (5, 3), (7, 2)])
 def test_pooling_with_ceil_mode_and_dilations_at_sizes_not_declared(sizes: tuple[int, int]) -> None:
     text = (
         "g (float[n,c,h,w] x) => (float loss) { p = MaxPool<kernel_shape=[2,2], strides=[2,2], pads=[1,1,1,1], "
@@ -221,7 +231,10 @@ def test_second_derivative_in_running_statistics_that_are_parameters() -> None:
     """The first derivative reads them too; they were taken for statistics that an exporter had merged."""
     numbers = {name: [0.5, 1.5] for name in ("w", "b", "m", "v")}
     constants = ", ".join(f"double[2] {k} = {{{', '.join(map(str, v))}}}" for k, v in numbers.items())
-    text = f"g (double[3,2] x) => (double loss) <{constants}> {{ y = BatchNormalization(x, w, b, m, v) s = Sin(y) loss = ReduceSum<keepdims=0>(s) }}"
+    text = (
+        f"g (double[3,2] x) => (double loss) <{constants}> {{ y = BatchNormalization(x, w, b, m, v) "
+        "s = Sin(y) loss = ReduceSum<keepdims=0>(s) }"
+    )
     second = differentiate(differentiate(_parse(text), "loss", ["x"]), "x_grad", ["m"], cotangent="u")
     x, u = _random(3, 2).astype(np.float64), np.ones((3, 2))
     (got,) = _session(second).run(["m_grad"], {"x": x, "u": u})

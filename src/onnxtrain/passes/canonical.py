@@ -63,7 +63,8 @@ def canonicalize(model: ir.Model) -> ir.Model:
     model = lift_constants(model)
     RestoreParametersPass()(model)
     model = settle_shapes(model)
-    if any([step(model).modified for step in (ColumnVectorPass(), PositiveAxesPass())]):
+    modified = ColumnVectorPass()(model).modified
+    if PositiveAxesPass()(model).modified or modified:
         lift_constants(model)
     return mark_stopped_gradients(model)
 

@@ -20,7 +20,8 @@ _GENERATED = "unk__"
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Ranks that the model leaves open come from the ops. Poolings whose windows shape inference miscounts are rewritten: what is folded must not follow from them.
+    Ranks that the model leaves open come from the ops. Poolings whose windows shape inference miscounts are
+    rewritten: what is folded must not follow from them.
     """
     infer_shapes(model)
     passes = (ImpliedRanksPass(), CeilModePass(), FoldConstantsPass())

@@ -29,7 +29,7 @@ LARGEST = 40.0
 """Values beyond are not drawn: differences of the loss would lose too many digits."""
 
 
-class Rejected(Exception):  # noqa: N818 (a choice that leads nowhere, not an error)
+class Rejected(Exception):
     """A node cannot be added: the op does not take such inputs, or its result is too large."""
 
 
@@ -137,7 +137,7 @@ class Graph:
         return {leaf.name: _as(leaf.array, dtype) for leaf in self.leaves if leaf.kind == "input"}
 
     def model(self, dtype: type[np.floating[Any]], *, judge: bool = False) -> onnx.ModelProto:
-        """The model in a dtype. That of the judge computes in one dtype, has static shapes, and takes parameters as inputs."""
+        """The model in a dtype; that of the judge computes in one dtype and takes parameters as inputs."""
         inputs, initializers = [], []
         for leaf in self.leaves:
             array = _as(leaf.array, dtype)

@@ -280,7 +280,7 @@ def layer_norm(b: Builder, d: Draw) -> None:
     x = b.tensor(range(1, 5))
     rank = len(b.shape(x))
     axis = d.integer(-rank, rank - 1)
-    shape = b.shape(x)[axis:] if axis < 0 else b.shape(x)[axis:]
+    shape = b.shape(x)[axis:]
     scale = b.broadcastable(shape, within=True)
     bias = [b.broadcastable(shape, within=True)] if d.chance(60) else []
     b.node("LayerNormalization", [x, scale, *bias], axis=axis, epsilon=0.01)

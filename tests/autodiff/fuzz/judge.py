@@ -52,11 +52,11 @@ class Verdict:
     notes: dict[str, str] = field(default_factory=dict)
 
 
-class _NoKernel(Exception):  # noqa: N818 (an outcome)
+class _NoKernel(Exception):
     """ONNX Runtime has no kernel for a dtype, and says so when it runs."""
 
 
-class _Undecided(Exception):  # noqa: N818 (an outcome)
+class _Undecided(Exception):
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
         self.kind = kind
@@ -259,7 +259,7 @@ def _runtime(model: onnx.ModelProto) -> Run | None:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         text = str(error)
-        if "NOT_IMPLEMENTED" in text or "INVALID_GRAPH" in text and "Type Error" in text:
+        if "NOT_IMPLEMENTED" in text or ("INVALID_GRAPH" in text and "Type Error" in text):
             return None
         raise _Undecided(NOT_OURS, f"no session: {text[:90]}") from error
 

@@ -11,6 +11,7 @@ from onnxtrain.passes.branches import TakenBranchPass
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
+from onnxtrain.passes.ranks import ImpliedRanksPass
 
 __all__ = ["infer_shapes", "settle_shapes"]
 
@@ -26,15 +27,14 @@ _MAX_ELEMENTS = 1 << 21
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Poolings whose windows shape inference miscounts are rewritten: what is folded must not follow from them. An If
-    whose condition turns out to be constant becomes the branch that is taken. Data are
-    propagated last, when all static sizes are known that could make it costly.
+    Ranks that the model leaves open come from the ops. Poolings whose windows shape inference miscounts are
+    rewritten: what is folded must not follow from them. An If whose condition turns out to be constant becomes the
+    branch that is taken. Data are propagated last, when all static sizes are known that could make it costly.
     """
+    steps = (ImpliedRanksPass(), CeilModePass(), TakenBranchPass(), FoldConstantsPass())
     for propagate in (False, True) if _computes_with_shapes(model) else (False,):
         infer_shapes(model, propagate=propagate)
-        while any(
-            rewrite(model).modified for rewrite in (CeilModePass(), TakenBranchPass(), FoldConstantsPass())
-        ):
+        while any(step(model).modified for step in steps):
             infer_shapes(model, propagate=propagate)
     return model
 

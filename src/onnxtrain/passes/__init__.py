@@ -28,12 +28,14 @@ from onnxtrain.passes.stop_gradient import (
 )
 from onnxtrain.passes.suit_runtime import suit_runtime
 from onnxtrain.passes.torch_parameters import TorchSignature
+from onnxtrain.passes.twins import TWINS
 from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = [
     "CANONICAL_OPSET",
     "MAX_IR_VERSION",
     "MAX_OPSET",
+    "TWINS",
     "CleanupPass",
     "ColumnVectorPass",
     "FoldConstantsPass",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
     from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
     from onnxtrain.autodiff import differentiate
+    from onnxtrain.dynamic_batch import make_batch_dynamic
     from onnxtrain.errors import OnnxTrainError
     from onnxtrain.gradient_check import check_gradients
     from onnxtrain.trainer import (
@@ -44,6 +45,7 @@ __all__ = [
     "check_gradients",
     "differentiate",
     "generate_artifacts",
+    "make_batch_dynamic",
 ]
 
 _HOME = {
@@ -63,6 +65,7 @@ _HOME = {
     "check_gradients": "gradient_check",
     "differentiate": "autodiff",
     "generate_artifacts": "artifacts",
+    "make_batch_dynamic": "dynamic_batch",
 }
 
 

@@ -7,6 +7,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
-from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model
-from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model, write_model
+from onnxtrain.runtime.atomic import FileSet
+from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.training_graph import BatchNormMode, TrainingGraphs, build_training_graphs
@@ -260,7 +262,6 @@ def _write(
     manifest = graphs.manifest | {"optimizer": None}
     if optimizer is not None:
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
-    files.directory.mkdir(parents=True, exist_ok=True)
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
     manifest["files"] = {name: files.path(name).name for name in names}
     text = json.dumps(manifest, indent=2)
@@ -270,16 +271,21 @@ def _write(
         statistics={name: tensor.numpy() for name, tensor in graphs.statistics.items()},
         copy=False,
     )
-    CheckpointState.save_checkpoint(state, files.path("checkpoint"))
-    if nominal_checkpoint:
-        CheckpointState.save_checkpoint(state, files.path("nominal_checkpoint"), nominal=True)
-    for name, model in models.items():
-        model.metadata_props[METADATA_KEY] = text
-        save_model(model, files.path(name))
-        if ort_format:
-            _convert_to_ort(files.path(name), custom_op_library)
-    with replace_file(files.path("manifest")) as file:
-        file.write(text.encode())
+    files.directory.mkdir(parents=True, exist_ok=True)
+    with FileSet(files.directory) as written:  # all of them, or those that were there before
+        for name, model in models.items():
+            model.metadata_props[METADATA_KEY] = text
+            write_model(model, written, files.path(name).name)
+            if ort_format:
+                _write_ort_format(model, written, files.path(name), custom_op_library)
+        for name in names[len(models) :]:
+            encode = encode_checkpoint(
+                state._store, f"Writing '{name}'", nominal=name == "nominal_checkpoint"
+            )
+            with written.open(files.path(name).name) as file:
+                encode(file)
+        with written.open(files.path("manifest").name) as file:
+            file.write(text.encode())
     _log.info("wrote %s to %s", ", ".join(names), files.directory)
 
 
@@ -298,7 +304,18 @@ def _optimizer_model(
     return model, optimizers.manifest_entry(optimizer)
 
 
-def _convert_to_ort(path: Path, custom_op_library: Path | None) -> None:
+def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:
+    """Writes `model` in ORT format to a set of files; `path` is that of its ONNX file."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        source = Path(folder) / path.name
+        save_model(model, source)
+        before = set(source.parent.iterdir())
+        _convert_to_ort(source, path, custom_op_library)
+        for made in sorted(set(source.parent.iterdir()) - before):
+            files.copy(made, made.name)
+
+
+def _convert_to_ort(source: Path, path: Path, custom_op_library: Path | None) -> None:
     # Importing the tool sets up logging for the whole process, and running it prints its progress.
     root = logging.getLogger()
     handlers = list(root.handlers)
@@ -309,13 +326,13 @@ def _convert_to_ort(path: Path, custom_op_library: Path | None) -> None:
     try:
         with redirect_stdout(StringIO()):
             convert_onnx_models_to_ort(
-                path,
-                output_dir=path.parent,
+                source,
+                output_dir=source.parent,
                 custom_op_library_path=custom_op_library,
                 optimization_styles=[OptimizationStyle.Fixed],
             )
     except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
         raise ModelError(
-            f"Converting '{path}' to ORT format failed: {error}. The .onnx file is complete; check "
+            f"Converting '{path}' to ORT format failed: {error}. Nothing has been written; check "
             "custom_op_library, or leave out ort_format."
         ) from error

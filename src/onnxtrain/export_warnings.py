@@ -1,4 +1,4 @@
-"""Warnings of what an exporter did to a model that is now to be trained."""
+"""Warnings, and errors, about what an exporter did to a model that is now to be trained."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.passes import TorchSignature, lost_detaches
+from onnxtrain.emitter import static_dims
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes import TorchSignature, is_training_batch_norm, lost_detaches
 from onnxtrain.selection import batch_norms
 
-__all__ = ["warn_of_export"]
+__all__ = ["check_training_mode", "warn_of_export"]
 
 _log = logging.getLogger("onnxtrain")
 
@@ -31,6 +33,44 @@ def warn_of_export(
     _warn_of_lost_parameters(model)
     _warn_of_shared_weights(model, trainable)
     _warn_of_lost_detaches(model, active)
+
+
+def check_training_mode(model: ir.Model, *, asked: bool) -> None:
+    """Checks that BatchNormalization and Dropout can train as they are to.
+
+    Args:
+        model: canonical model in the mode that it is trained in.
+        asked: whether training mode was asked for by `batch_norm="training"`.
+
+    Raises:
+        GraphBuildError: nothing in the model has a training mode that was asked for, or BatchNormalization would take
+            the statistics of one sample.
+    """
+    nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
+    norms = [node for node in nodes if node.op_type == "BatchNormalization" and node.domain == ""]
+    dropouts = any(node.op_type == "Dropout" and node.domain == "" for node in nodes)
+    if asked and not norms and not dropouts:
+        raise GraphBuildError(
+            "building the training graph: batch_norm='training' has nothing to switch, as the model has no "
+            "BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
+            "dropped them: export it in training mode (torch.onnx.export(..., "
+            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Else leave "
+            "batch_norm out"
+        )
+    if asked and not norms:
+        _log.warning(
+            "batch_norm='training' trains with Dropout, but the model has no BatchNormalization node. If the network "
+            "has such layers, its exporter has folded them into others; export it in training mode.",
+        )
+    for node in norms:
+        batch = node.inputs[0] and (static_dims(node.inputs[0]) or (None,))[0]
+        if batch == 1 and is_training_batch_norm(node):
+            raise GraphBuildError(
+                f"building the training graph: the BatchNormalization {node.name or node.outputs[0].name!r} is to "
+                "normalise by the statistics of the batch, but the model was exported for a batch of 1. Make the batch "
+                "dynamic, by the exporter's dynamic_shapes or onnxtrain.make_batch_dynamic(model), or pass "
+                "batch_norm='inference'"
+            )
 
 
 def _warn_of_inference_mode(model: ir.Model) -> None:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.export_warnings import warn_of_export
+from onnxtrain.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
@@ -99,6 +99,7 @@ def build_training_graphs(
     ReluAfterMaxPoolPass()(forward)
     if batch_norm != "as_exported":
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
+    check_training_mode(forward, asked=batch_norm == "training")
     selection = select_parameters(forward, requires_grad, frozen)
     active = _active_values(forward, selection.trainable)
     warn_of_export(forward, selection.trainable, active, fixed_mode=batch_norm == "as_exported")
@@ -303,5 +304,11 @@ def _tensor_entry(value: ir.Value) -> dict[str, Any]:
     if dims is not None and value.shape is not None:
         symbols = [getattr(dim, "value", None) for dim in value.shape]
         shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
+    if value.dtype == ir.DataType.STRING:
+        raise GraphBuildError(
+            f"building the training graph: the input '{value.name}' holds texts, which ONNX Runtime does not bind "
+            "beside parameters. Turn them into numbers before the model: cut it behind the op that looks them up "
+            "(onnx.utils.extract_model), and look them up in Python."
+        )
     dtype = value.dtype.numpy().name if value.dtype is not None else None
     return {"name": str(value.name), "dtype": dtype, "shape": shape}

@@ -109,3 +109,100 @@ def test_an_input_changed_in_place_carries_the_gradient(loss: Callable[[Any, Any
         loss(*expected).backward()
         torch.testing.assert_close(model.weight.grad, plain.weight.grad)
     assert model.report().runs_in_onnxruntime
+
+
+class Windows(nn.Module):
+    """A buffer that is a part of another one, which forward writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.zeros(4)
+        self.register_buffer("flat", flat)
+        self.register_buffer("head", flat[:2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.flat.add_(x)
+        return self.head * 2
+
+
+class TwoArguments(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+
+def test_an_input_that_overlaps_a_written_one_is_left_to_pytorch() -> None:
+    plain, x = Windows(), torch.ones(4)
+    model = ORTModule(copy.deepcopy(plain))
+    with pytest.warns(UserWarning, match="shares its memory"):
+        result = model(x)
+    torch.testing.assert_close(result, plain(x))
+
+
+def test_arguments_that_begin_to_overlap() -> None:
+    """Apart in the first call, then parts of one tensor that do not overlap, then overlapping."""
+    model = ORTModule(TwoArguments())
+    torch.testing.assert_close(model(torch.ones(4), torch.ones(2)), torch.full((2,), 2.0))
+    base = torch.ones(6)
+    torch.testing.assert_close(model(base[:4], base[4:]), torch.full((2,), 2.0))
+    assert model.report().runs_in_onnxruntime
+    with pytest.warns(UserWarning, match="share memory"):
+        result = model(base[:4], base[2:4])
+    torch.testing.assert_close(result, torch.full((2,), 6.0))
+    torch.testing.assert_close(base, torch.tensor([3.0, 3.0, 3.0, 3.0, 1.0, 1.0]))
+
+
+class Parts(nn.Module):
+    """Results that are views of one intermediate tensor, one of them laid out otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = x * self.weight
+        t = (x.t() * 2).mul(self.weight[0])
+        with torch.no_grad():
+            stopped = h[1]
+        return h, h[0], h.detach(), h.chunk(2, 1)[1], t, t.t()[0], stopped.detach()
+
+
+def test_results_share_memory_with_each_other() -> None:
+    plain, model = both(Parts)
+    for batch in (2, 3):
+        x = torch.randn(batch, 4)
+        seen = []
+        for module in (plain, model):
+            module.zero_grad()
+            results = module(x)
+            flags = [result.requires_grad for result in results]
+            (results[1].sum() + results[3].square().sum() + results[5].sum()).backward()
+            with torch.no_grad():
+                for number, result in enumerate(results):
+                    result.add_(number)
+            seen.append((results, module.weight.grad, flags))
+        torch.testing.assert_close(seen[1][:2], seen[0][:2])
+        assert seen[1][2] == seen[0][2]
+    assert model.report().runs_in_onnxruntime
+
+
+class AcrossABreak(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x * self.weight
+        row = h[0]
+        torch._dynamo.graph_break()
+        row.zero_()
+        return h.square()
+
+
+def test_a_view_that_is_written_to_after_a_graph_break() -> None:
+    plain, model = both(AcrossABreak)
+    x = torch.randn(2, 4)
+    expected, result = plain(x), model(x)
+    expected.sum().backward()
+    result.sum().backward()
+    torch.testing.assert_close((result, model.weight.grad), (expected, plain.weight.grad))

@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,9 +13,6 @@ from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.manifest import fingerprint
 from runtime import handmade
-
-SOURCE = str(Path(__file__).parents[2] / "src")
-KILLS = int(os.environ.get("ONNXTRAIN_KILLS", "20"))
 
 
 def train(module, optimizer, steps, seed):
@@ -257,65 +248,6 @@ def test_a_link_stays_a_link(tmp_path):
     CheckpointState.save_checkpoint(state, tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert CheckpointState.load_checkpoint(tmp_path / "real" / "c").parameters["w"].data[0] == 1
-
-
-SAVER = """
-import sys
-import numpy as np
-from onnxtrain.api import CheckpointState
-
-state = CheckpointState.load_checkpoint(sys.argv[1])
-k = state.properties["k"]
-while True:
-    k += 1
-    for _, parameter in state.parameters:
-        parameter.data[...] = k
-    state.properties["k"] = k
-    CheckpointState.save_checkpoint(state, sys.argv[1])
-    print(k, flush=True)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-def test_killed_saves_leave_a_complete_checkpoint(tmp_path):
-    path = tmp_path / "checkpoint"
-    shapes = {"a": (300, 300), "b": (7,), "c": (1000, 100), "d": ()}
-    state = CheckpointState.from_arrays({n: np.zeros(s, np.float32) for n, s in shapes.items()}, ["a"])
-    state.properties["k"] = 0
-    CheckpointState.save_checkpoint(state, path)
-    chance = random.Random(0)
-    leftovers = advanced = last = 0
-    for _ in range(KILLS):
-        saver = subprocess.Popen(
-            [sys.executable, "-c", SAVER, str(path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"},
-        )
-        assert saver.stdout
-        saver.stdout.readline()
-        time.sleep(chance.uniform(0, 0.03))
-        saver.send_signal(signal.SIGKILL)
-        acknowledged = [int(line) for line in saver.stdout.read().split()]
-        saver.wait()
-        saver.stdout.close()
-        state = CheckpointState.load_checkpoint(path)
-        k = state.properties["k"]
-        assert isinstance(k, int)
-        assert k >= max([last, *acknowledged])
-        advanced += k > last
-        last = k
-        for name, parameter in state.parameters:
-            assert parameter.data.shape == shapes[name]
-            assert (parameter.data == k).all()
-        extra = [n for n in os.listdir(tmp_path) if n != "checkpoint"]
-        assert len(extra) <= 1
-        leftovers += len(extra)
-    assert advanced == KILLS
-    if KILLS >= 20:
-        assert leftovers > 0  # otherwise no kill has hit a save and the test shows nothing
-    CheckpointState.save_checkpoint(state, path)
-    assert os.listdir(tmp_path) == ["checkpoint"]
 
 
 def test_saves_of_one_file_from_many_threads_do_not_disturb_each_other(tmp_path):

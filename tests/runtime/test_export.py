@@ -199,7 +199,8 @@ def test_large_models_keep_their_tensors_beside(mlp_dir, batch, monkeypatch):
     module = Module(mlp_dir / "training_model.onnx", state, mlp_dir / "eval_model.onnx")
     monkeypatch.setattr(export, "MAX_FILE_SIZE", 300)
     module.export_model_for_inferencing(mlp_dir / "out.onnx", ["logits"])
-    assert (mlp_dir / "out.onnx.data").stat().st_size > 4 * 4096 - 4096
+    (data,) = mlp_dir.glob("out.onnx.*.data")
+    assert data.stat().st_size > 4 * 4096 - 4096
     model, session = load(mlp_dir / "out.onnx")
     assert len((mlp_dir / "out.onnx").read_bytes()) < 1500
     np.testing.assert_array_equal(session.run(None, {"x": batch[0]})[0], module.eval()(*batch)[1])
@@ -225,6 +226,25 @@ def test_external_data_of_the_eval_model_is_taken_along(tmp_path):
     content = (tmp_path / "in" / "eval.onnx").read_bytes()
     with pytest.raises(ModelLoadError, match=r"given as bytes and refers to the external file 'w.bin'"):
         export.export_inference_model(content, values, tmp_path / "out" / "m.onnx", ["product"])
+
+
+def test_a_large_export_leaves_the_data_of_the_last_model_only(mlp_dir, batch, monkeypatch):
+    state = CheckpointState.load_checkpoint(mlp_dir / "checkpoint")
+    module = Module(mlp_dir / "training_model.onnx", state, mlp_dir / "eval_model.onnx")
+    (mlp_dir / "out.onnx.data").write_text("the user's own")
+    monkeypatch.setattr(export, "MAX_FILE_SIZE", 300)
+    module.export_model_for_inferencing(mlp_dir / "out.onnx", ["logits"])
+    (first,) = mlp_dir.glob("out.onnx.*.data")
+    state.parameters["fc1.weight"].data[...] *= 2
+    module.export_model_for_inferencing(mlp_dir / "out.onnx", ["logits"])
+    (second,) = mlp_dir.glob("out.onnx.*.data")
+    assert first != second
+    _, session = load(mlp_dir / "out.onnx")
+    np.testing.assert_array_equal(session.run(None, {"x": batch[0]})[0], module.eval()(*batch)[1])
+    monkeypatch.undo()
+    module.export_model_for_inferencing(mlp_dir / "out.onnx", ["logits"])
+    assert not list(mlp_dir.glob("out.onnx.*.data"))
+    assert (mlp_dir / "out.onnx.data").read_text() == "the user's own"
 
 
 def test_wire_format_agrees_with_protobuf():

@@ -123,3 +123,116 @@ def test_monitor_that_is_not_recorded() -> None:
         InputError, match="'val_loss' will not be recorded in this fit, which records loss, mae, rmse"
     ):
         trainer.fit(problem.x, problem.y, callbacks=[EarlyStopping()], verbose=False)
+
+
+def f1(prediction: np.ndarray, target: np.ndarray) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(target == 1, prediction.argmax(axis=1) == 1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **mode: EarlyStopping("val_f1", patience=50, restore_best=True, **mode),
+        lambda **mode: ReduceLROnPlateau("val_f1", **mode),
+    ],
+)
+def test_functions_need_a_mode(make: object) -> None:
+    problem = problems.classes(samples=100)
+    trainer = Trainer(problem.model, problem.loss, learning_rate=0.05, metrics=[f1])
+    data = (problem.x, problem.y)
+    with pytest.raises(
+        InputError, match=r"of 'val_f1' is better is not known, as it is a function. Pass mode='max'"
+    ):
+        trainer.fit(*data, validation=data, callbacks=[make()], verbose=False)  # type: ignore[operator]
+    assert len(trainer.history) == 0
+    trainer.fit(*data, validation=data, epochs=2, callbacks=[make(mode="max")], verbose=False)  # type: ignore[operator]
+    assert len(trainer.history) == 2
+
+
+def test_restore_best_of_a_function_keeps_the_best_epoch() -> None:
+    problem = problems.classes(samples=60)
+    trainer = Trainer(problem.model, problem.loss, learning_rate=0.3, metrics=[f1])
+    data = (problem.x, problem.y)
+    stop = EarlyStopping("val_f1", patience=50, restore_best=True, mode="max")
+    history = trainer.fit(*data, epochs=12, batch_size=20, validation=data, callbacks=[stop], verbose=False)
+    assert trainer.evaluate(*data)["f1"] == pytest.approx(max(history["val_f1"]))
+    assert f1(trainer.predict(problem.x), problem.y) == pytest.approx(max(history["val_f1"]))
+    assert min(history["val_f1"]) < max(history["val_f1"])
+
+
+@pytest.mark.parametrize("epochs", [100, 6], ids=["stopped", "ended"])
+def test_saved_best_is_the_best_in_memory(tmp_path: Path, epochs: int) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((24, 4)).astype(np.float32), rng.integers(0, 3, 24)
+    trainer = Trainer(
+        problems.classes().model, "cross_entropy", learning_rate=0.2, directory=tmp_path / "run"
+    )
+    both = [EarlyStopping(patience=4, restore_best=True), ModelCheckpoint(tmp_path / "best")]
+    validation = (x[16:], y[16:])
+    history = trainer.fit(x[:16], y[:16], epochs=epochs, validation=validation, callbacks=both, verbose=False)
+    assert len(history) > 1 + int(np.argmin(history["val_loss"]))
+    for saved in (Trainer.resume(tmp_path / "run"), Trainer.resume(tmp_path / "best")):
+        for name, parameter in trainer.parameters:
+            np.testing.assert_array_equal(saved.parameters[name].data, parameter.data)
+    resumed = Trainer.resume(tmp_path / "run")
+    assert not resumed.resumes_fit
+    scores = [t.evaluate(*validation)["loss"] for t in (trainer, resumed)]
+    assert scores[0] == scores[1] == pytest.approx(min(history["val_loss"]), rel=1e-6)
+
+
+def test_killed_before_the_best_is_put_back(tmp_path: Path) -> None:
+    """A process that ends between the last epoch and the callbacks' end: the same call puts the best back."""
+
+    class Killed(Callback):
+        def on_fit_end(self, trainer: Trainer, history: object) -> None:
+            raise KeyboardInterrupt
+
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((24, 4)).astype(np.float32), rng.integers(0, 3, 24)
+    data = {
+        "inputs": x[:16],
+        "targets": y[:16],
+        "validation": (x[16:], y[16:]),
+        "epochs": 100,
+        "verbose": False,
+    }
+    model = problems.classes().model
+    straight = Trainer(model, "cross_entropy", learning_rate=0.2)
+    straight.fit(**data, callbacks=[EarlyStopping(patience=4, restore_best=True)])
+    killed = Trainer(model, "cross_entropy", learning_rate=0.2, directory=tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        killed.fit(**data, callbacks=[Killed(), EarlyStopping(patience=4, restore_best=True)])
+    resumed = Trainer.resume(tmp_path)
+    assert resumed.resumes_fit
+    resumed.fit(**data, callbacks=[EarlyStopping(patience=4, restore_best=True)])
+    assert resumed.history == straight.history
+    for name, parameter in straight.parameters:
+        np.testing.assert_array_equal(resumed.parameters[name].data, parameter.data)
+
+
+def test_only_one_callback_restores() -> None:
+    problem = problems.line()
+    both = [EarlyStopping("loss", restore_best=True), EarlyStopping("mae", restore_best=True)]
+    with pytest.raises(InputError, match="Only one EarlyStopping can have restore_best=True"):
+        Trainer(problem.model, "mse").fit(problem.x, problem.y, callbacks=both, verbose=False)
+
+
+def test_metric_objects_say_what_is_better() -> None:
+    from onnxtrain.trainer import Metric
+
+    def measure(prediction: np.ndarray, target: np.ndarray, spec: object) -> tuple[float, float]:
+        return float((prediction - target).sum()), float(len(target))
+
+    problem = problems.line()
+    for known, message in ((None, "is better is not known"), (True, None)):
+        trainer = Trainer(problem.model, "mse", metrics=[Metric("bias", measure, higher_is_better=known)])
+        stop = EarlyStopping("bias", patience=1)
+        if message is None:
+            trainer.fit(problem.x, problem.y, callbacks=[stop], verbose=False)
+            continue
+        with pytest.raises(InputError, match=message):
+            trainer.fit(problem.x, problem.y, callbacks=[stop], verbose=False)
+    with pytest.raises(InputError, match="pass either measure or function"):
+        Metric("nothing")

@@ -33,7 +33,14 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (X[:0], LABELS[:0], "There are no samples"),
         (X[:, :3], LABELS, r"received shape \[6, 3\]; axis 1 must be 4"),
         (X[:, 0], LABELS, r"rank 1 instead of 2"),
-        (X, LABELS[:, None], r"'labels'.*rank 2 instead of 1"),
+        (
+            X,
+            LABELS[:, None],
+            r"one integer per sample, received shape \[6, 1\]. Take them out of their column",
+        ),
+        (X, np.eye(3)[LABELS], r"they are one-hot. Pass labels.argmax\(axis=1\)"),
+        (X, np.eye(3, dtype=np.int64)[LABELS], r"they are one-hot. Pass labels.argmax\(axis=1\)"),
+        (X, LABELS[:, None] * np.ones(2, np.int64), r"'labels'.*rank 2 instead of 1"),
         (X, LABELS + 1, r"class labels must be 0 .. 2, or -100.*received 3 at index \[2\]"),
         (X, -LABELS, r"received -1 at index \[1\] \(4 such labels\)"),
         (
@@ -129,12 +136,12 @@ def test_several_inputs_by_order_and_by_name() -> None:
         trainer.predict([left, right[:9]])
 
 
-def test_fixed_batch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fixed_batch(caplog: pytest.LogCaptureFixture) -> None:
     problem, fixed = problems.line(samples=42), problems.line(samples=42, batch=8)
     trainer = Trainer(fixed.model, "mse", "sgd", learning_rate=0.05)
     dynamic = Trainer(problem.model, "mse", "sgd", learning_rate=0.05)
-    trainer.fit(problem.x, problem.y, shuffle=False)
-    assert "2 samples are left out of each epoch: the model takes 8 at a time" in capsys.readouterr().err
+    trainer.fit(problem.x, problem.y, shuffle=False, verbose=False)
+    assert "2 of 42 samples are left out of each epoch: the model takes exactly 8 at a time" in caplog.text
     dynamic.fit(problem.x[:40], problem.y[:40], batch_size=8, shuffle=False, verbose=False)
     np.testing.assert_allclose(trainer.parameters["w"].data, dynamic.parameters["w"].data, rtol=1e-6)
     prediction = trainer.predict(problem.x)
@@ -144,5 +151,13 @@ def test_fixed_batch(capsys: pytest.CaptureFixture[str]) -> None:
         InputError, match="batch_size is 16, but the model was exported with a fixed batch of 8"
     ):
         trainer.fit(problem.x, problem.y, batch_size=16, verbose=False)
-    with pytest.raises(InputError, match="takes exactly 8 samples at a time, received 5 in all"):
+    with pytest.raises(InputError, match="takes exactly 8 samples at a time, received 5 to train on"):
         trainer.fit(problem.x[:5], problem.y[:5], verbose=False)
+
+
+def test_integer_targets_of_a_regression() -> None:
+    problem = problems.line()
+    with pytest.raises(
+        InputError, match=r"If they are quantities, convert with .astype\('float32'\); if they are"
+    ):
+        Trainer(problem.model, "mse").fit(problem.x, problem.y.astype(int), verbose=False)

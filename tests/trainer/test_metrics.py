@@ -32,15 +32,49 @@ def test_binary_labels() -> None:
     assert trainer.evaluate(problem.x, target, batch_size=7)["accuracy"] == pytest.approx(expected)
 
 
-def test_function_is_averaged_by_sample() -> None:
-    def largest(prediction: np.ndarray, target: np.ndarray) -> float:
-        return float(np.abs(prediction - target).max())
+@pytest.mark.parametrize("size", [200, 32, 7, 1])
+def test_functions_are_of_the_whole_set(size: int) -> None:
+    """F1 and the area under the curve are no means over batches."""
 
-    problem = problems.line(samples=10)
-    trainer = Trainer(problem.model, "mse", metrics=[largest])
-    error = np.abs(trainer.predict(problem.x) - problem.y)
-    expected = (8 * error[:8].max() + 2 * error[8:].max()) / 10
-    assert trainer.evaluate(problem.x, problem.y, batch_size=8)["largest"] == pytest.approx(expected)
+    def f1(prediction: np.ndarray, target: np.ndarray) -> float:
+        return float(reference.f1_score(target == 1, prediction.argmax(axis=1) == 1))
+
+    def auc(prediction: np.ndarray, target: np.ndarray) -> float:
+        return float(reference.roc_auc_score(target == 1, prediction[:, 1]))
+
+    problem = problems.classes(samples=200)
+    trainer = Trainer(problem.model, problem.loss, learning_rate=0.0, metrics=["accuracy", f1, auc])
+    prediction = trainer.predict(problem.x)
+    expected = {
+        "accuracy": reference.accuracy_score(problem.y, prediction.argmax(axis=1)),
+        "f1": f1(prediction, problem.y),
+        "auc": auc(prediction, problem.y),
+    }
+    scores = trainer.evaluate(problem.x, problem.y, batch_size=size)
+    assert {name: scores[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    data = (problem.x, problem.y)
+    history = trainer.fit(*data, batch_size=size, validation=data, verbose=False)
+    for prefix in ("", "val_"):
+        recorded = {name: history.last[prefix + name] for name in expected}
+        assert recorded == pytest.approx(expected, rel=1e-5)
+    assert list(history.last)[:5] == ["epoch", "loss", "accuracy", "f1", "auc"]
+
+
+def test_function_that_gives_no_number() -> None:
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse", metrics=[lambda p, t: "good"])
+    with pytest.raises(InputError, match="The metric '<lambda>' gave 'good'; it must give one number"):
+        trainer.evaluate(problem.x, problem.y)
+
+
+def test_named_metrics_do_not_broadcast() -> None:
+    """Labels [n] against scores [n, 3], and a column [n, 1] against the argmax [n]."""
+    problem = problems.classes()
+    with pytest.raises(InputError, match=r"'mae' does not fit a prediction of shape \[32, 3\] and a target"):
+        Trainer(problem.model, problem.loss, metrics=["mae"]).evaluate(problem.x, problem.y)
+    line = problems.line()
+    with pytest.raises(InputError, match="'accuracy' does not fit"):
+        Trainer(line.model, "mse", metrics=["accuracy"]).evaluate(line.x, line.y)
 
 
 def test_loss_of_the_model_itself_has_no_metrics() -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+import models
 from onnxtrain import Callback, CheckpointState, EarlyStopping, ReduceLROnPlateau, Trainer
-from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.errors import CheckpointError, InputError, ModelLoadError
 from trainer import problems
 
 
@@ -139,12 +141,14 @@ def test_directory_is_saved_after_every_epoch(tmp_path: Path) -> None:
     steps = []
 
     class Look(Callback):
-        def on_fit_end(self, trainer: Trainer, history: Any) -> None:
-            steps.append(CheckpointState.load_checkpoint(tmp_path / "checkpoint")._store.optimizer.step)
+        def on_epoch_end(self, trainer: Trainer, history: Any) -> None:
+            saved = CheckpointState.load_checkpoint(tmp_path / "checkpoint")._store.optimizer
+            steps.append(saved.step if saved else 0)
 
     trainer = Trainer(problem.model, problem.loss, directory=tmp_path)
-    trainer.fit(problem.x, problem.y, epochs=2, batch_size=20, callbacks=[Look()], verbose=False)
-    assert steps == [6]
+    trainer.fit(problem.x, problem.y, epochs=3, batch_size=20, callbacks=[Look()], verbose=False)
+    assert steps == [0, 3, 6]
+    assert CheckpointState.load_checkpoint(tmp_path / "checkpoint")._store.optimizer.step == 9
 
 
 def test_other_data_in_the_middle_of_an_epoch_is_refused(tmp_path: Path) -> None:
@@ -208,3 +212,162 @@ def test_resume_trains_plain_artifacts(tmp_path: Path) -> None:
     trainer.learning_rate = 2e-2
     history = trainer.fit(problem.x, problem.y, epochs=10, verbose=False)
     assert history.last["accuracy"] > 0.9
+
+
+def dropout_model() -> onnx.ModelProto:
+    """x [n, 4] -> hidden [n, 8], two Dropout nodes, one of them with a seed -> logits [n, 3]."""
+    rng = np.random.default_rng(0)
+    helper = onnx.helper
+    values = {"w1": rng.standard_normal((4, 8)), "w2": rng.standard_normal((8, 3)), "ratio": np.array(0.4)}
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"]),
+        helper.make_node("Dropout", ["h", "ratio", "on"], ["d1"]),
+        helper.make_node("Tanh", ["d1"], ["t"]),
+        helper.make_node("Dropout", ["t", "ratio", "on"], ["d2"], seed=7),
+        helper.make_node("MatMul", ["d2", "w2"], ["logits"]),
+    ]
+    tensors = {name: value.astype(np.float32) for name, value in values.items()} | {"on": np.array(True)}
+    return models.make_model(nodes, {"x": ["n", 4]}, {"logits": ["n", 3]}, tensors)
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 9])
+def test_dropout_goes_on_bit_equal(step: int, tmp_path: Path) -> None:
+    problem = problems.classes()
+    problem = problems.Problem(dropout_model(), problem.loss, problem.x, problem.y)
+    straight = make_trainer(problem)
+    straight.fit(problem.x, problem.y, **FIT)
+    stopped = make_trainer(problem, tmp_path / "run")
+    stopped.fit(problem.x, problem.y, callbacks=[InterruptAt(step)], **FIT)
+    del stopped
+    resumed = Trainer.resume(tmp_path / "run")
+    resumed.fit(problem.x, problem.y, **FIT)
+    assert state(resumed) == state(straight)
+    assert resumed.history == straight.history
+
+
+def test_dropout_follows_the_seed_and_is_another_in_each_step() -> None:
+    problem = problems.classes()
+    weights, losses = [], []
+    for seed in (0, 0, 1):
+        trainer = Trainer(dropout_model(), problem.loss, learning_rate=0.0 if seed else 1e-2, seed=seed)
+        history = trainer.fit(problem.x, problem.y, epochs=3, batch_size=60, shuffle=False, verbose=False)
+        weights.append(trainer.parameters["w1"].data.copy())
+        losses.append(history["loss"])
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert len(set(losses[2])) == 3  # the weights stand still: only the masks differ
+
+
+def test_other_random_ops_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        net (float[n, 4] x) => (float[n, 3] y) <float[4, 3] w>
+        { noise = RandomNormalLike(x) s = Add(x, noise) y = MatMul(s, w) }"""
+    )
+    del model.graph.input[1:]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "w"))
+    problem = problems.classes()
+    trainer = Trainer(model, problem.loss, directory=tmp_path)
+    trainer.fit(problem.x, problem.y, callbacks=[InterruptAt(1)], **FIT)
+    caplog.clear()
+    Trainer.resume(tmp_path)
+    assert "draws random numbers in RandomNormalLike, which start anew" in caplog.text
+
+
+def spread(prediction: np.ndarray, target: np.ndarray) -> float:
+    return float(np.median(prediction) + target.std())
+
+
+@pytest.mark.parametrize("step", [2, 3, 5])
+def test_metric_functions_see_the_whole_interrupted_epoch(step: int, tmp_path: Path) -> None:
+    problem = problems.classes()
+    straight = Trainer(problem.model, problem.loss, metrics=["accuracy", spread])
+    straight.fit(problem.x, problem.y, **FIT)
+    stopped = Trainer(problem.model, problem.loss, metrics=["accuracy", spread], directory=tmp_path / "run")
+    stopped.fit(problem.x, problem.y, callbacks=[InterruptAt(step)], **FIT)
+    if step != 3:  # in the middle of an epoch of three steps
+        assert len(list((tmp_path / "run").glob("predictions-*.npz"))) == 1
+        with pytest.raises(InputError, match="in the middle of an epoch with other metrics than accuracy"):
+            Trainer.resume(tmp_path / "run", metrics=["accuracy"])
+        (hidden,) = (tmp_path / "run").glob("predictions-*.npz")
+        content = hidden.read_bytes()
+        hidden.write_bytes(b"PK")
+        with pytest.raises(CheckpointError, match="predictions of the epoch under way"):
+            Trainer.resume(tmp_path / "run", metrics=["accuracy", spread])
+        hidden.write_bytes(content)
+    resumed = Trainer.resume(tmp_path / "run", metrics=["accuracy", spread])
+    resumed.fit(problem.x, problem.y, **FIT)
+    assert resumed.history == straight.history
+    assert state(resumed) == state(straight)
+    assert not list((tmp_path / "run").glob("predictions-*.npz"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": 6}, "epochs 5, now 6"),
+        ({"batch_size": 4}, "batch_size 8, now 4"),
+        ({"accumulate": 1}, "accumulate 2, now 1"),
+        ({"validation": 0.3}, "samples 48, now 42, validation 0.2, now 0.3"),
+        ({"shuffle": False}, "shuffle True, now False"),
+    ],
+)
+@pytest.mark.parametrize("step", [2, 3], ids=["within-an-epoch", "between-epochs"])
+def test_other_arguments_than_those_of_the_interrupted_fit(
+    step: int, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    problem = problems.classes()
+    trainer = make_trainer(problem, tmp_path)
+    trainer.fit(problem.x, problem.y, callbacks=[InterruptAt(step)], **FIT)
+    resumed = Trainer.resume(tmp_path)
+    with pytest.raises(InputError, match=message):
+        resumed.fit(problem.x, problem.y, **{**FIT, **change})
+    done = len(resumed.history)
+    resumed.abandon_fit()
+    resumed.fit(problem.x, problem.y, **{**FIT, **change})
+    assert len(resumed.history) == done + {**FIT, **change}["epochs"]
+
+
+def test_a_fit_that_could_not_begin_leaves_the_next_one_free() -> None:
+    problem = problems.line()
+    trainer = Trainer(problem.model, "mse")
+    with pytest.raises(InputError, match="will not be recorded"):
+        trainer.fit(problem.x, problem.y, epochs=3, callbacks=[EarlyStopping()], verbose=False)
+    assert not trainer.resumes_fit
+    trainer.fit(problem.x, problem.y, epochs=2, verbose=False)
+    assert len(trainer.history) == 2
+
+
+def test_resume_finds_the_files_by_the_manifest(tmp_path: Path) -> None:
+    from onnxtrain import generate_artifacts
+
+    problem = problems.classes()
+    options: dict[str, Any] = {"loss": problem.loss, "additional_output_names": ["logits"]}
+    generate_artifacts(
+        problem.model, optimizer="adamw", artifact_directory=tmp_path / "a", prefix="my_", **options
+    )
+    trainer = Trainer.resume(tmp_path / "a")
+    trainer.fit(problem.x, problem.y, verbose=False)
+    trainer.save(tmp_path / "b")
+    assert {path.name for path in (tmp_path / "b").iterdir()} == {
+        "my_training_model.onnx",
+        "my_eval_model.onnx",
+        "my_optimizer_model.onnx",
+        "my_checkpoint",
+        "my_manifest.json",
+    }
+    for place in ("a", "b"):
+        np.testing.assert_array_equal(
+            Trainer.resume(tmp_path / place).predict(problem.x), trainer.predict(problem.x)
+        )
+    generate_artifacts(
+        problem.model, optimizer="adamw", artifact_directory=tmp_path / "a", prefix="other_", **options
+    )
+    with pytest.raises(CheckpointError, match=r"there are several \(my_manifest.json, other_manifest.json\)"):
+        Trainer.resume(tmp_path / "a")
+    generate_artifacts(problem.model, artifact_directory=tmp_path / "c", **options)
+    with pytest.raises(CheckpointError, match="has no optimizer model"):
+        Trainer.resume(tmp_path / "c")
+    manifest = tmp_path / "b" / "my_manifest.json"
+    manifest.write_text(manifest.read_text().replace("my_checkpoint", "../a/my_checkpoint"))
+    with pytest.raises(ModelLoadError, match=r"its manifest 'my_manifest.json' is damaged"):
+        Trainer.resume(tmp_path / "b")

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from onnxtrain.cli._output import JsonOption, guarded
+from onnxtrain.cli._output import JsonOption, ShellWords, given_options, guarded
 
 __all__ = ["app", "run"]
 
@@ -45,7 +45,9 @@ def options(
     logger = logging.getLogger("onnxtrain")
     logger.setLevel(level)
     if not logger.handlers:
-        logger.addHandler(RichHandler(level, Console(stderr=True), show_time=False, show_path=False))
+        handler = RichHandler(level, Console(stderr=True), show_time=False, show_path=False)
+        handler.addFilter(ShellWords())
+        logger.addHandler(handler)
 
 
 @app.command()
@@ -91,6 +93,7 @@ def artifacts(
 
 @app.command()
 def train(
+    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(metavar="MODEL|DIR", help="An .onnx file, or the directory of a run to go on with."),
@@ -125,15 +128,26 @@ def train(
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
     batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
-    seed: Annotated[int, typer.Option(min=0, help="Of shuffling and splitting.")] = 0,
+    dynamic_batch: Annotated[
+        bool,
+        typer.Option(
+            "--dynamic-batch", help="Make the batch of a model that was exported for one size dynamic."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of shuffling, splitting and Dropout.")] = 0,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Directory of the run. Default: MODEL's name with -trained."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a model on arrays; Ctrl-C saves, and training the directory goes on."""
-    from onnxtrain.cli._train import TrainOptions, run_command
+    """Train a model on arrays; Ctrl-C saves, and training the directory goes on.
+
+    A run that goes on keeps the options that it was started with: leave them out. Of one that has finished, epochs,
+    batch size, learning rate, validation and patience can be given anew.
+    """
+    from onnxtrain.cli._options import TrainOptions
+    from onnxtrain.cli._train import run_command
 
     chosen = TrainOptions(
         source=source,
@@ -152,11 +166,12 @@ def train(
         train=only,
         freeze=freeze,
         batch_norm=batch_norm,
+        dynamic_batch=dynamic_batch,
         seed=seed,
         output=output,
         json=json,
     )
-    run_command(chosen)
+    run_command(chosen, given_options(context))
 
 
 @app.command()
@@ -197,11 +212,14 @@ def check(
 @app.command()
 def inspect(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A directory of artifacts, or a checkpoint file.")
+        Path,
+        typer.Argument(
+            metavar="DIR|FILE", help="A directory of artifacts, a checkpoint file, or an .onnx file."
+        ),
     ],
     json: JsonOption = False,
 ) -> None:
-    """Show manifest, parameters and checkpoint of a training run."""
+    """Show manifest, parameters and checkpoint of a training run, or inputs and parameters of a model."""
     from onnxtrain.cli._inspect import run_command
 
     run_command(directory, json)

@@ -7,30 +7,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
 from onnxtrain.cli._output import print_json, print_table, summary_table, table
 from onnxtrain.errors import ModelLoadError
+from onnxtrain.passes import load_model
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.trainer._files import find_manifest
 from onnxtrain.trainer._position import PROPERTY, Position
 
 __all__ = ["run_command"]
 
 
 def run_command(path: Path, json: bool) -> None:
-    """Prints what is in a directory of artifacts, or in a checkpoint file.
+    """Prints what is in a directory of artifacts, in a checkpoint file, or in an ONNX file.
 
     Raises:
         ModelLoadError, CheckpointError: there is nothing of that kind, or it is corrupt.
     """
+    if path.is_file() and path.suffix == ".onnx":
+        _inspect_model(path, json)
+        return
     manifest: Manifest | None = None
     store: Store | None
     if path.is_file():
         store = read_checkpoint(path)
-    elif (path / "manifest.json").is_file():
-        text = (path / "manifest.json").read_text(encoding="utf-8")
-        manifest, store = parse_manifest(text, f"'{path / 'manifest.json'}'"), _checkpoint(path)
+    elif (name := find_manifest(path)) is not None:
+        manifest = parse_manifest((path / name).read_text(encoding="utf-8"), f"'{path / name}'")
+        store = _checkpoint(path / f"{name.removesuffix('manifest.json')}checkpoint")
     else:
         raise ModelLoadError(
             f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make "
@@ -55,8 +61,56 @@ def run_command(path: Path, json: bool) -> None:
     print_table(table("Parameters and statistics", columns, rows, right=(4, 5, 6)))
 
 
-def _checkpoint(directory: Path) -> Store | None:
-    return read_checkpoint(directory / "checkpoint") if (directory / "checkpoint").is_file() else None
+def _inspect_model(path: Path, json: bool) -> None:
+    """Prints inputs, outputs and initializers of an ONNX file."""
+    model = load_model(path)
+    parameters = [
+        _tensor_row(name, value.const_value)
+        for name, value in model.graph.initializers.items()
+        if value.const_value is not None
+    ]
+    values = [
+        {"role": role, "name": str(value.name), "dtype": _dtype(value), "shape": _dims(value)}
+        for role, group in (("input", model.graph.inputs), ("output", model.graph.outputs))
+        for value in group
+        if value.name not in model.graph.initializers
+    ]
+    document = {
+        "path": str(path),
+        "opset": model.opset_imports.get(""),
+        "ir_version": model.ir_version,
+        "producer": " ".join(filter(None, (model.producer_name, model.producer_version))) or None,
+        "nodes": len(model.graph),
+        "elements": sum(
+            v.const_value.size for v in model.graph.initializers.values() if v.const_value is not None
+        ),
+        "values": values,
+        "parameters": parameters,
+    }
+    if json:
+        print_json(document)
+        return
+    print_table(summary_table(str(path), _summary({k: v for k, v in document.items() if k != "values"})))
+    rows = [tuple(value.values()) for value in values]
+    print_table(table("Inputs and outputs", ("", "name", "dtype", "shape"), rows))
+    columns = ("name", "dtype", "shape")
+    print_table(table("Initializers", columns, [tuple(row.values()) for row in parameters]))
+
+
+def _tensor_row(name: str, tensor: ir.TensorProtocol) -> dict[str, str]:
+    return {"name": name, "dtype": tensor.dtype.name.lower(), "shape": _shape(list(tensor.shape))}
+
+
+def _dtype(value: ir.Value) -> str:
+    return "unknown" if value.dtype is None else value.dtype.name.lower()
+
+
+def _dims(value: ir.Value) -> str:
+    return _shape(None if value.shape is None else [getattr(dim, "value", dim) for dim in value.shape])
+
+
+def _checkpoint(path: Path) -> Store | None:
+    return read_checkpoint(path) if path.is_file() else None
 
 
 def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dict[str, Any]:
@@ -88,7 +142,7 @@ def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dic
         ],
     }
     if PROPERTY in store.properties:
-        position, _ = Position.from_json(str(store.properties[PROPERTY]), f"'{path}'")
+        position, *_ = Position.from_json(str(store.properties[PROPERTY]), f"'{path}'")
         document |= {
             "epochs": position.epoch,
             "unfinished": position.unfinished,

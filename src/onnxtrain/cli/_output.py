@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
@@ -18,10 +20,13 @@ from onnxtrain.errors import OnnxTrainError
 __all__ = [
     "INTERRUPTED",
     "JsonOption",
+    "ShellWords",
+    "given_options",
     "guarded",
     "info",
     "print_json",
     "print_table",
+    "shell_words",
     "summary_table",
     "table",
 ]
@@ -94,6 +99,52 @@ def info(text: str) -> None:
     _console(stderr=True).print(text, soft_wrap=True, markup=False)
 
 
+_WORDS = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"Go on with Trainer\.resume\('(.*?)'\)", r"Go on with: onnxtrain train \1 --data FILE"),
+        (r"make it so: Trainer\(onnxtrain\.make_batch_dynamic\(model\), \.\.\.\)", "pass --dynamic-batch"),
+        (r"onnxtrain\.make_batch_dynamic\(model\)", "--dynamic-batch"),
+        (r"\bbatch_norm='?(\w+)'?", r"--batch-norm \1"),
+        (r"\bclip_grad_norm=([\d.]+)", r"--clip-norm \1"),
+        (r"\baccumulate=(\d+)", r"--accumulate \1"),
+        (r"\boptimizer='(\w+)'", r"--optimizer \1"),
+        (r"\bbatch_size\b", "--batch-size"),
+        (r"\baccumulate\b(?! \d)", "--accumulate"),
+        (r"\brequires_grad\b(?!=)", "--train"),
+        (r"\bfrozen_params\b", "--freeze"),
+        (r"\blearning_rate\b", "--learning-rate"),
+        (r"\bbatch_norm\b", "--batch-norm"),
+    )
+]
+
+
+def shell_words(text: str) -> str:
+    """Returns a message of the Python API in the words of the command line.
+
+    >>> shell_words("Pass batch_norm='training', or leave batch_size out.")
+    'Pass --batch-norm training, or leave --batch-size out.'
+    """
+    for pattern, words in _WORDS:
+        text = pattern.sub(words, text)
+    return text
+
+
+class ShellWords(logging.Filter):
+    """Puts what the package logs in the words of the command line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Rewrites the message; lets every record pass."""
+        record.msg, record.args = shell_words(record.getMessage()), ()
+        return True
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """Returns the names of the parameters that were given on the command line, in place of their defaults."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
+
+
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
     """Runs a command; a deliberate error becomes one message and exit code 1, Ctrl-C exit code 130."""
     try:
@@ -102,7 +153,7 @@ def guarded(run: Callable[[], None], *, debug: bool) -> None:
         if debug:
             raise
         console = _console(stderr=True)
-        console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(shell_words(str(error)))}", soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         info("Interrupted.")

@@ -7,84 +7,84 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from onnxtrain.cli._artifacts import batch_norm_mode, check_loss
+from onnxtrain.cli._options import TrainOptions
 from onnxtrain.cli._output import INTERRUPTED, info, print_json, print_table, summary_table
+from onnxtrain.cli._remember import digest, recall, remember
 from onnxtrain.cli._select import float_parameters, match
+from onnxtrain.dynamic_batch import make_batch_dynamic
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Callback, EarlyStopping, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 
-__all__ = ["TrainOptions", "load_arrays", "run_command"]
+__all__ = ["load_arrays", "run_command"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """The command's arguments; `onnxtrain train --help` describes them."""
+def run_command(options: TrainOptions, given: frozenset[str]) -> None:
+    """Trains, writes the trained model beside the run's files, and prints the result.
 
-    source: Path
-    data: Path
-    validation: str | None
-    loss: str | None
-    optimizer: str
-    learning_rate: float
-    epochs: int
-    batch_size: int | None
-    accumulate: int
-    schedule: str | None
-    warmup: int
-    clip_norm: float | None
-    patience: int | None
-    train: list[str] | None
-    freeze: list[str] | None
-    batch_norm: str
-    seed: int
-    output: Path | None
-    json: bool
-
-
-def run_command(options: TrainOptions) -> None:
-    """Trains, writes the trained model beside the run's files, and prints the result."""
+    Args:
+        options: what to do; of a run that goes on, what it was started with takes the place of defaults.
+        given: names of the options that were given.
+    """
     arrays = load_arrays(options.data)
-    held_out = _held_out(options.validation)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
     with nullcontext() if resuming else _removed_on_failure(directory):
-        trainer = _resume(options) if resuming else _begin(options, directory)
+        if resuming:
+            trainer = Trainer.resume(options.source)
+            options = recall(trainer, options, given, digest(arrays))
+        held_out = _held_out(options.validation)  # before the models are built, which takes longer
+        if not resuming:
+            trainer = _begin(options, directory)
         x, y = _assign(trainer, arrays, options.data)
         validation: Any = held_out
         if isinstance(held_out, dict):
             validation = _assign(trainer, held_out, Path(str(options.validation)))
         trainer.check_data(x, y, batch_size=options.batch_size, validation=validation)
-    callbacks: list[Callback] = []
-    if options.patience is not None:
-        monitor = "loss" if validation is None else "val_loss"
-        callbacks.append(EarlyStopping(monitor, options.patience, restore_best=True))
+    if not trainer.resumes_fit:
+        trainer.learning_rate = options.learning_rate
+        remember(trainer, options, digest(arrays))
+        trainer.save(trainer.directory)  # should the process be killed before the first epoch has ended
+    trainer.resume_hint = f"onnxtrain train {{}} --data {options.data} goes on."
     history = trainer.fit(
         x,
         y,
         epochs=options.epochs,
         batch_size=options.batch_size,
         validation=validation,
-        callbacks=callbacks,
+        callbacks=_callbacks(options),
+        shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
         accumulate=options.accumulate,
     )
     if history.stopped == "interrupted":
         sys.exit(INTERRUPTED)
+    _finish(trainer, options)
+
+
+def _callbacks(options: TrainOptions) -> list[Callback]:
+    if options.patience is None:
+        return []
+    monitor = "loss" if options.validation is None else "val_loss"
+    return [EarlyStopping(monitor, options.patience, restore_best=True)]
+
+
+def _finish(trainer: Trainer, options: TrainOptions) -> None:
+    """Writes the trained model, and prints the result."""
+    history = trainer.history
     model = None
     if trainer.outputs:
         model = trainer.directory / "trained.onnx"
         trainer.export(model)
-    trainer.save(trainer.directory)
     if options.json:
         document = {"directory": str(trainer.directory), "model": model, "stopped": history.stopped}
         print_json({**document, "epochs": history.epochs})
@@ -127,18 +127,12 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
         raise
 
 
-def _resume(options: TrainOptions) -> Trainer:
-    """Opens the directory of a run."""
-    trainer = Trainer.resume(options.source)
-    if not trainer.resumes_fit:
-        trainer.learning_rate = options.learning_rate
-    return trainer
-
-
 def _begin(options: TrainOptions, directory: Path) -> Trainer:
     """Begins a new run for a model."""
     model = load_model(options.source)
-    canonical = canonicalize(load_model(options.source))
+    if options.dynamic_batch:
+        model = make_batch_dynamic(model)
+    canonical = canonicalize(model)
     check_loss(canonical, options.loss)
     names = float_parameters(canonical)
     return Trainer(

@@ -26,7 +26,7 @@ from onnxtrain.ortmodule._exceptions import (
 )
 from onnxtrain.ortmodule._module import ORTModule
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel
-from onnxtrain.ortmodule._report import GraphRecord, Report
+from onnxtrain.ortmodule._report import GraphRecord, PyTorchOp, Report
 
 __all__ = [
     "DebugOptions",
@@ -40,5 +40,6 @@ __all__ = [
     "ORTModuleInitException",
     "ORTModuleONNXModelException",
     "ORTModuleTorchModelException",
+    "PyTorchOp",
     "Report",
 ]

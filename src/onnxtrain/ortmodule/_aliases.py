@@ -1,105 +1,275 @@
-"""Outputs that share the memory of an input: the input itself, or a view of it, as in eager PyTorch."""
+"""Results that share memory, with an input or with each other: views that PyTorch takes, as in eager PyTorch."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._C._dynamo.guards import compute_overlapping_tensors
+from torch._C._functorch import is_functorch_wrapped_tensor
 
-__all__ = ["Aliases", "split_aliases"]
+__all__ = ["Aliases", "Overlaps", "split_aliases"]
 
 _IN_PLACE = frozenset(getattr(operator, name) for name in dir(operator) if name.startswith("i"))
+_RESHAPING = frozenset({
+    "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
+    "unsqueeze_",
+})  # fmt: skip
 
 
 class Aliases:
-    """The outputs of a graph that PyTorch takes from its inputs, at no cost.
+    """The outputs of a graph that PyTorch takes from its inputs or from another output, at no cost.
 
     A result of ONNX Runtime would have the right values and memory of its own: what the caller then writes into it
     would not reach the input, and a buffer that forward adds to in place would become another tensor.
     """
 
-    def __init__(self, views: fx.GraphModule, outputs: Sequence[tuple[int, bool]]) -> None:
+    def __init__(
+        self, views: fx.GraphModule, outputs: Sequence[tuple[int, bool]], bases: Sequence[int], count: int
+    ) -> None:
         self._views = views
         self._outputs = tuple(outputs)
+        self._bases = tuple(bases)
+        self._count = count
 
     def fill(self, results: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the results with the views of `args` in their places."""
-        filled = list(results)
-        for (index, requires_grad), view in zip(self._outputs, self._views.forward(*args), strict=True):
+        """Returns the results with the views of `args`, and of other results, in their places."""
+        filled = list(results[: self._count])
+        views = self._views.forward(*args, *(results[index] for index in self._bases))
+        for (index, requires_grad), view in zip(self._outputs, views, strict=True):
             filled[index] = view if requires_grad or not view.requires_grad else view.detach()
         return tuple(filled)
 
 
 def split_aliases(graph_module: fx.GraphModule) -> Aliases | None:
-    """Takes such outputs out of the graph, leaving None in their places; None if there are none."""
+    """Takes such outputs out of the graph, leaving None in their places; None if there are none.
+
+    The tensor that several results are views of becomes a last output, unless it is one already.
+
+    Raises:
+        NotImplementedError: such a tensor gets another shape in place.
+    """
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
     results = list(output.args[0])
-    views = fx.Graph()
-    made = {node: views.node_copy(node) for node in graph_module.graph.nodes if node.op == "placeholder"}
-    inputs = {_memory(node) for node in made}
-    taken: list[tuple[int, bool]] = []
-    values: list[fx.Node] = []
+    maker = _ViewsGraph(graph_module)
+    inputs = {_memory(node) for node in maker.made}
+    count = len(results)
+    places: dict[int, list[int]] = {}
     for index, node in enumerate(results):
-        if not isinstance(node, fx.Node) or (memory := _memory(node)) is None or memory not in inputs:
-            continue
-        if not _is_view(node):
-            continue
-        values.append(_copied(node, views, made))
-        taken.append((index, node.meta["example_value"].requires_grad))
-        results[index] = None
+        if isinstance(node, fx.Node) and (memory := _memory(node)) is not None:
+            places.setdefault(memory, []).append(index)
+    bases: list[int] = []
+    taken: list[int] = []
+    for memory, indices in places.items():
+        if memory not in inputs:
+            roots = {_root(results[index]) for index in indices}
+            if len(indices) == 1 or len(roots) > 1:
+                continue
+            root = roots.pop()
+            place = results.index(root) if root in results else len(results)
+            results += [root] if place == len(results) else []
+            bases.append(place)
+            is_base = maker.add_base(root)
+            indices = [index for index in indices if index != place or not is_base]
+        taken += [index for index in indices if _root(results[index]) in maker.made]
     if not taken:
         return None
-    views.output(tuple(values))
+    nodes = [results[index] for index in taken]
+    views = maker.finish(nodes)
+    for index in taken:
+        if index not in bases:
+            results[index] = None
     output.args = (tuple(results),)
     graph_module.recompile()
-    return Aliases(fx.GraphModule(graph_module, views), taken)
+    flags = [node.meta["example_value"].requires_grad for node in nodes]
+    return Aliases(views, list(zip(taken, flags, strict=True)), bases, count)
+
+
+class _ViewsGraph:
+    """The graph of the views alone; inputs have been changed already when it runs."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        self._module = graph_module
+        self._graph = fx.Graph()
+        self.made = {
+            node: self._graph.node_copy(node) for node in graph_module.graph.nodes if node.op == "placeholder"
+        }
+        self._last = next(reversed(self.made.values()), None)
+        self._ungraded = _without_gradient(graph_module) if torch.is_grad_enabled() else frozenset()
+
+    def add_base(self, node: fx.Node) -> bool:
+        """Takes a result as an input; returns whether views can be taken of it as it is.
+
+        ONNX Runtime's results are contiguous: what is not, in eager PyTorch, is laid out as it is there.
+        """
+        after = self._last
+        with self._graph.inserting_after(after) if after is not None else self._graph.inserting_before():
+            made = self._last = self._graph.placeholder(f"base_{node.name}")
+        value = node.meta["example_value"]
+        contiguous = value.is_contiguous()
+        if not contiguous:
+            order = sorted(range(value.dim()), key=lambda axis: value.stride()[axis], reverse=True)
+            inverse = [order.index(axis) for axis in range(value.dim())]
+            made = self._graph.call_method("permute", (made, order))
+            made = self._graph.call_method("contiguous", (made,))
+            made = self._graph.call_method("permute", (made, inverse))
+        self.made[node] = made
+        return bool(contiguous)
+
+    def finish(self, nodes: Sequence[fx.Node]) -> fx.GraphModule:
+        """Returns the graph with these nodes as its results."""
+        self._graph.output(tuple(self._copied(node) for node in nodes))
+        return fx.GraphModule(self._module, self._graph)
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        if node not in self.made:
+            if _memory(node) is not None and _changes(node):
+                base = _base(node)
+                assert base is not None
+                if _name(node) in _RESHAPING:
+                    raise NotImplementedError("it gives another shape, in place, to a tensor that has views")
+                self.made[node] = self._copied(base)
+            else:
+                for source in node.all_input_nodes:
+                    self._copied(source)
+                ungraded = node in self._ungraded
+                if ungraded:
+                    self._graph.call_function(torch._C._set_grad_enabled, (False,))
+                self.made[node] = self._graph.node_copy(node, self.made.__getitem__)
+                if ungraded:
+                    self._graph.call_function(torch._C._set_grad_enabled, (True,))
+        return self.made[node]
+
+
+def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
+    """The nodes inside of `torch.no_grad`."""
+    enabled, found = True, []
+    for node in graph_module.graph.nodes:
+        if node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+        elif not enabled:
+            found.append(node)
+    return frozenset(found)
 
 
 def _memory(node: fx.Node) -> int | None:
     """What tells the memory of a tensor from that of others."""
     value = node.meta.get("example_value")
-    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+    if (
+        not isinstance(value, torch.Tensor)
+        or value.layout != torch.strided
+        or is_functorch_wrapped_tensor(value)
+    ):
         return None
     memory: int = value.untyped_storage()._cdata
     return memory
 
 
-def _is_view(node: fx.Node) -> bool:
-    """Whether a node is an input, or comes from one by views and by changes in place that carry no gradient."""
-    while node.op != "placeholder":
-        base = _base(node)
-        if base is None or (_changes(node) and node.meta["example_value"].requires_grad):
-            return False
+def _root(node: fx.Node) -> fx.Node:
+    """The node that a node comes from by views and by changes in place."""
+    while node.op != "placeholder" and (base := _base(node)) is not None:
         node = base
-    return True
+    return node
 
 
 def _base(node: fx.Node) -> fx.Node | None:
     """The argument whose memory the node's result has."""
-    first = node.args[0] if node.args else None
-    if node.target is operator.getitem and isinstance(first, fx.Node) and first.args:  # of a list of views
-        first = first if _memory(first) is not None else first.args[0]
-    return first if isinstance(first, fx.Node) and _memory(first) == _memory(node) else None
+    memory = _memory(node)
+    for source in node.all_input_nodes:
+        if _memory(source) == memory:
+            return source
+        if node.target is operator.getitem and _memory(source) is None:  # of a list of views
+            return next((far for far in source.all_input_nodes if _memory(far) == memory), None)
+    return None
 
 
 def _changes(node: fx.Node) -> bool:
     """Whether a node changes its first argument, and returns it."""
     if node.op == "call_function" and node.target in _IN_PLACE:
         return True
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.kwargs.get("inplace") is True or "out" in node.kwargs:
+        return True
+    name = _name(node)
     return name.endswith("_") and not name.endswith("__")
 
 
-def _copied(node: fx.Node, graph: fx.Graph, made: dict[fx.Node, fx.Node]) -> fx.Node:
-    """The node in the other graph; inputs have been changed already when that graph runs."""
-    if node not in made:
-        if _memory(node) is not None and _changes(node):
-            made[node] = _copied(node.args[0], graph, made)  # type: ignore[arg-type]
-        else:
-            for source in node.all_input_nodes:
-                _copied(source, graph, made)
-            made[node] = graph.node_copy(node, made.__getitem__)
-    return made[node]
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+class Overlaps:
+    """Whether inputs of a graph share memory with one that the graph writes to.
+
+    Parameters and buffers are compared when the graph is captured, arguments of the call in each call.
+
+    Raises:
+        NotImplementedError: they do when it is captured.
+    """
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        self._tensors = [place for place, node in enumerate(nodes) if _memory(node) is not None]
+        self._written = [place for place in self._tensors if _is_written(nodes[place])]
+        self._arguments = [place for place in self._tensors if not _is_of_module(nodes[place])]
+        values = [node.meta.get("example_value") for node in nodes]
+        if self._overlap(values, _memory_of):
+            raise NotImplementedError("it writes to an input that shares its memory with another one")
+        if len(self._tensors) < 2 or not self._arguments:
+            self._written = []
+
+    def found(self, args: Sequence[Any]) -> bool:
+        """Whether these arguments of the graph overlap where they may not."""
+        if not self._written:
+            return False
+        ranges = [(place, *_range(args[place])) for place in self._arguments]
+        for place in self._written:
+            address = args[place].data_ptr()
+            for argument, start, end in ranges:
+                if start <= address < end and argument != place:
+                    return self._overlap(args, _address_of)
+        return False
+
+    def _overlap(self, args: Sequence[Any], memory: Callable[[torch.Tensor], int]) -> bool:
+        sharing: dict[int, list[int]] = {memory(args[place]): [] for place in self._written}
+        for place in self._tensors if sharing else ():
+            sharing.get(memory(args[place]), []).append(place)
+        for places in sharing.values():
+            values = [args[place] for place in places]
+            numbers = [number for v in values for number in (*v.shape, *v.stride(), v.storage_offset())]
+            symbolic = any(isinstance(number, torch.SymInt) for number in numbers)
+            overlapping = compute_overlapping_tensors(values, symbolic=symbolic) if len(values) > 1 else ()
+            if any(places[index] in self._written for index in overlapping):
+                return True
+        return False
+
+
+def _memory_of(tensor: torch.Tensor) -> int:
+    memory: int = tensor.untyped_storage()._cdata
+    return memory
+
+
+def _address_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _range(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr()
+    return start, start + storage.nbytes()
+
+
+def _is_written(placeholder: fx.Node) -> bool:
+    value = placeholder.meta["example_value"]
+    return bool(not value.is_inference() and value._version > 0)
+
+
+def _is_of_module(placeholder: fx.Node) -> bool:
+    """Whether an input is a parameter or a buffer."""
+    source: Any = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        return False
+    kind = source.guard_source
+    return bool(kind.is_unspecialized_nn_module() or kind.is_specialized_nn_module())

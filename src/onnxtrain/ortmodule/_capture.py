@@ -18,21 +18,18 @@ from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_m
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from onnxtrain.ortmodule._checkpoint import REGION
+from onnxtrain.ortmodule._gradients import GradientFlow, example_values, map_tensors, straight_through
+from onnxtrain.ortmodule.aten.indexing import INDEXING
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.aten.random import DROPOUTS
 from onnxtrain.ortmodule.aten.recurrent import WHOLE_LAYERS
 
-__all__ = ["example_values", "functional_graph"]
-
-
-def example_values(graph_module: fx.GraphModule) -> list[Any]:
-    """Returns what Dynamo knows of each input: a fake tensor or a symbolic integer."""
-    return [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+__all__ = ["functional_graph"]
 
 
 # Ops that PyTorch writes with others, which ONNX has; those it has itself are better lowered as they are.
 _DECOMPOSED = (
-    "_euclidean_dist",
     "_weight_norm_interface",
     "addr",
     "aminmax",
@@ -76,28 +73,59 @@ _DECOMPOSED = (
 def _decompositions() -> dict[Any, Any]:
     table = torch._decomp.decomposition_table
     packets = (getattr(torch.ops.aten, name) for name in _DECOMPOSED)
-    overloads = (getattr(packet, overload) for packet in packets for overload in packet.overloads())
-    return {overload: table[overload] for overload in overloads if overload in table}
+    overloads = (overload for packet in packets for overload in _overloads(packet))
+    aten = torch.ops.aten
+    found = {overload: table[overload] for overload in overloads if overload in table}
+    for packet in (aten.index_add, aten.index_copy, aten.index_reduce):
+        found |= {
+            overload: _counting(found[overload], False)
+            for overload in _overloads(packet)
+            if overload in found
+        }
+    for overload in _overloads(aten.index_fill):
+        found[overload] = _counting(table[overload], True)
+    return {**found, aten._euclidean_dist.default: _euclidean_dist}
 
 
-def functional_graph(graph_module: fx.GraphModule) -> fx.GraphModule:
+def _overloads(packet: Any) -> Iterator[Any]:
+    return (getattr(packet, overload) for overload in packet.overloads())
+
+
+def _euclidean_dist(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """By one product, as PyTorch does it; without gradient where the distance is 0."""
+    of_a, of_b = a.square().sum(-1, keepdim=True), b.square().sum(-1, keepdim=True)
+    left = torch.cat([a.mul(-2), of_a, torch.ones_like(of_a)], -1)
+    squares = left.matmul(torch.cat([b, torch.ones_like(of_b), of_b], -1).mT)
+    near = squares <= 0
+    return torch.where(near, 0.0, torch.where(near, 1.0, squares).sqrt())
+
+
+def _counting(decomposition: Callable[..., Any], from_the_end: bool) -> Callable[..., Any]:
+    """A decomposition by index_put, for which negative indices count from the end, as one for which they may or not."""
+
+    def decomposed(x: torch.Tensor, dim: int, index: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        instead = index + x.shape[dim] if from_the_end and x.dim() else torch.iinfo(index.dtype).max
+        return decomposition(x, dim, torch.where(index < 0, instead, index), *args, **kwargs)
+
+    return decomposed
+
+
+def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.GraphModule:
     """Returns the ATen graph of a Dynamo graph.
 
     Its placeholders and outputs are those of `graph_module`. Mutated inputs are written by `aten.copy_` nodes at its
     end. Where PyTorch's autograd would stop, because of `detach` or inside `no_grad`, there is a `detach` node.
-
-    Raises:
-        NotImplementedError: the graph takes derivatives itself, or writes to a leaf that requires a gradient.
     """
     values = example_values(graph_module)
-    _refuse_derivatives(graph_module)
-    _mark_stopped_gradients(graph_module)
     fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), contextlib.nullcontext())
-    leaves = [isinstance(v, torch.Tensor) and v.requires_grad and v.is_leaf for v in values]
-    run = _functionalized(_Interpreter(graph_module).run, leaves)
-    traced = make_fx(run, decomposition_table=_decompositions())
+    traced = make_fx(
+        lambda *args: _functionalized(_Interpreter(graph_module, flow).run, args),
+        decomposition_table=_decompositions(),
+    )
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
-    with torch.no_grad(), math, fake_mode, _without_tracebacks():
+    regions = any(REGION in node.meta for node in graph_module.graph.nodes)
+    noting = fx.traceback.preserve_node_meta() if regions else contextlib.nullcontext()
+    with torch.no_grad(), math, fake_mode, _without_tracebacks(), noting:
         try:
             result = traced(*values)
         except RuntimeError:
@@ -126,89 +154,49 @@ def _is_no_traceback(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("failed while attempting to run meta")
 
 
-_REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE}
+_REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING}
 """Functions of Dynamo graphs that trace better, or as eager PyTorch runs them, when written in other terms."""
 
 
 class _Interpreter(fx.Interpreter):
+    def __init__(self, graph_module: fx.GraphModule, flow: GradientFlow) -> None:
+        keeps = bool(flow.hidden or flow.ended)
+        super().__init__(graph_module, garbage_collect_values=not keeps)
+        self.flow = flow
+
+    def run_node(self, n: fx.Node) -> Any:
+        flow = self.flow
+        before = {base: self.env[base].clone() for base in flow.hidden.get(n, ())}
+        result = super().run_node(n)
+        for base, value in before.items():
+            self.env[base].copy_(straight_through(value, self.env[base]))
+        for base in flow.ended.get(n, ()):
+            self.env[base].copy_(self.env[base].detach().clone())
+        stopped = flow.stopped.get(n)
+        if stopped:
+            return map_tensors(lambda place, t: t.detach() if place in stopped else t, result)
+        return result
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch._C._set_grad_enabled:  # what it does is known, and tracing needs no autograd
+            return None
         return super().call_function(_REPLACED.get(target, target), args, kwargs)
 
 
-def _functionalized(run: Callable[..., Any], leaves: Sequence[bool]) -> Callable[..., Any]:
-    """Returns `run` without mutations, but for those of its arguments, which come last.
+def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """Returns `run(*args)`, computed without mutations, but for those of the arguments, which come last.
 
     As AOTAutograd does it: unlike `torch.func.functionalize` this knows symbolic sizes, and reaches the mutations
-    inside composite operators. `leaves` tells which arguments are leaves that require a gradient: those can be written
-    to only where autograd does not see it, so that the gradient is not that of what the graph computes.
+    inside composite operators.
     """
-
-    def functional(*args: Any) -> Any:
-        with FunctionalTensorMode():
-            wrapped = [to_fun(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-            outputs = pytree.tree_map_only(torch.Tensor, from_fun, run(*wrapped))
-            mutated = []
-            for arg, after, leaf in zip(args, wrapped, leaves, strict=True):
-                if isinstance(arg, torch.Tensor) and has_data_mutation(after):
-                    if leaf:
-                        raise NotImplementedError(
-                            "it writes to a parameter, or another leaf that requires a gradient"
-                        )
-                    mutated.append((arg, from_fun(after)))
-        for arg, value in mutated:
-            arg.copy_(value)  # type: ignore[arg-type]
-        return outputs
-
-    return functional
-
-
-def _mark_stopped_gradients(graph_module: fx.GraphModule) -> None:
-    """Detaches what Dynamo found not to require a gradient although something that it was computed from does.
-
-    `torch.no_grad` regions leave no trace in an ATen graph, and `detach` is lost among the aliases. What Dynamo says
-    of values inside `torch.vmap` is not true: there the causes themselves are looked for.
-    """
-    enabled = True
-    for node in list(graph_module.graph.nodes):
-        value = node.meta.get("example_value")
-        if node.target is torch._C._set_grad_enabled:
-            enabled = bool(node.args[0])
-        if node.op in ("placeholder", "output") or not _is_float(value):
-            continue
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            stopped = not enabled or node.target in ("detach", "detach_", torch.detach)
-        else:
-            stopped = not value.requires_grad and any(
-                _requires_grad(source) for source in node.all_input_nodes
-            )
-        if stopped:
-            _detach(graph_module.graph, node)
-    graph_module.recompile()
-
-
-def _detach(graph: fx.Graph, node: fx.Node) -> None:
-    with graph.inserting_after(node):
-        stopped = graph.call_method("detach", (node,))
-    stopped.meta["example_value"] = node.meta["example_value"]
-    node.replace_all_uses_with(stopped, delete_user_cb=lambda user: user is not stopped)
-
-
-_DERIVATIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
-
-
-def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
-    """Raises where the graph takes derivatives: traced without autograd they would come out wrong."""
-    if any(getattr(node.target, "__name__", "") in _DERIVATIVES for node in graph_module.graph.nodes):
-        raise NotImplementedError(
-            "torch.func.grad, vjp, jvp and what is made of them, as a part of the graph"
-        )
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def _requires_grad(node: fx.Node) -> bool:
-    value = node.meta.get("example_value")
-    parts: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
-    return any(isinstance(part, torch.Tensor) and part.requires_grad for part in parts)
+    with FunctionalTensorMode():
+        wrapped = [to_fun(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        outputs = pytree.tree_map_only(torch.Tensor, from_fun, run(*wrapped))
+        mutated = [
+            (arg, from_fun(after))
+            for arg, after in zip(args, wrapped, strict=True)
+            if isinstance(arg, torch.Tensor) and has_data_mutation(after)
+        ]
+    for arg, value in mutated:
+        arg.copy_(value)  # type: ignore[arg-type]
+    return outputs

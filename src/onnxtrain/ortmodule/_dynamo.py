@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch._dynamo import trace_rules
 
+from onnxtrain.ortmodule._data_dependent import data_dependent_results
+
 __all__ = ["capture"]
 
 _RECOMPILE_LIMIT = 256
@@ -19,27 +21,48 @@ _RECOMPILE_LIMIT = 256
 
 
 def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a callable that does what `module(*args, **kwargs)` does, with `backend` for its graphs.
-
-    Changes a few settings of Dynamo for the process. None changes what other compiled code computes.
-    """
-    # Hooks are not guarded by default: one that comes after the first call would not run.
-    torch._dynamo.config.skip_nnmodule_hook_guards = False
-    # A symbolic number has no place among ONNX attributes: another one captures another graph.
-    torch._dynamo.config.specialize_float = True
-    # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
-    torch._dynamo.config.accumulated_recompile_limit = sys.maxsize
+    """Returns a callable that does what `module(*args, **kwargs)` does, with `backend` for its graphs."""
+    settings = dict(_SETTINGS)
     if any(isinstance(layer, torch.nn.RNNBase) for layer in module.modules()):
-        torch._dynamo.config.allow_rnn = True
+        settings["allow_rnn"] = True
     _enter_layers()
     # Not the module itself, whose OptimizedModule would fire global hooks a second time. Hooks of the module are
     # called as ever, since _call_impl is not captured, only the forward that it calls.
     own_call = type(module).__call__ is not torch.nn.Module.__call__
     function = MethodType(type(module).__call__, module) if own_call else module._call_impl
-    compiled: Callable[..., Any] = torch.compile(function, backend=backend, **_limits())
+    context: Any = torch._dynamo.optimize(backend, **_limits())
+    if callable(getattr(context, "callback", None)):  # not where Dynamo is switched off
+        context.callback = _WithSettings(context.callback, settings)
+    compiled: Callable[..., Any] = context(function)
     if any(isinstance(layer, _WITH_FAST_PATH) for layer in module.modules()):
         return _WithoutFastPath(compiled).run
     return compiled
+
+
+_SETTINGS = {
+    # Hooks are not guarded by default: one that comes after the first call would not run.
+    "skip_nnmodule_hook_guards": False,
+    # A symbolic number has no place among ONNX attributes: another one captures another graph.
+    "specialize_float": True,
+    # What depends on the data has a size that depends on it, which ONNX computes like any other.
+    "capture_dynamic_output_shape_ops": True,
+    "capture_scalar_outputs": True,
+    # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
+    "accumulated_recompile_limit": sys.maxsize,
+}
+
+
+class _WithSettings:
+    """What Dynamo calls to capture a frame, with settings of our own meanwhile."""
+
+    def __init__(self, callback: Any, settings: dict[str, Any]) -> None:
+        self._callback = callback
+        self._settings = settings
+        self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend  # Dynamo asks for it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch._dynamo.config.patch(self._settings), data_dependent_results():
+            return self._callback(*args, **kwargs)
 
 
 _WITH_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
@@ -70,7 +93,8 @@ def _enter_layers() -> None:
     """Lets Dynamo capture the forward of PyTorch's own modules.
 
     By default they are captured only as parts of a caller. After a graph break inside of a Sequential its layers
-    would run in PyTorch, as would a Sequential by itself, and no backend would ever hear of them.
+    would run in PyTorch, as would a Sequential by itself, and no backend would ever hear of them. It stays so for the
+    process: a layer that other compiled code skipped once would be skipped for good.
     """
     base = Path(inspect.getfile(torch.nn.Module))  # has no layer, but the code that calls hooks
     layers = [path.as_posix() for path in base.parent.glob("*.py") if path.name != base.name]
@@ -80,5 +104,5 @@ def _enter_layers() -> None:
 def _limits() -> dict[str, Any]:
     """Options that keep a model from running in PyTorch because others of its class had many graphs."""
     wanted = {"isolate_recompiles": True, "recompile_limit": _RECOMPILE_LIMIT}
-    known = inspect.signature(torch.compile).parameters  # older versions of PyTorch lack them
+    known = inspect.signature(torch._dynamo.optimize).parameters  # older versions of PyTorch lack them
     return {name: value for name, value in wanted.items() if name in known}

@@ -9,7 +9,7 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import onnxruntime as ort
@@ -17,13 +17,12 @@ import torch
 from torch import fx
 from torch.autograd import forward_ad
 
-from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule import aten as _aten  # fills the lowering table
-from onnxtrain.ortmodule._aliases import Aliases, split_aliases
+from onnxtrain.ortmodule._aliases import Aliases, Overlaps, split_aliases
 from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_assertions
-from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._breaks import break_reason
-from onnxtrain.ortmodule._capture import example_values, functional_graph
+from onnxtrain.ortmodule._capture import functional_graph
+from onnxtrain.ortmodule._checkpoint import inline_checkpoints
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
@@ -31,15 +30,15 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs
 from onnxtrain.ortmodule._graph_lowering import lower_graph
-from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp
+from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
-from onnxtrain.ortmodule._program import Program
-from onnxtrain.ortmodule._replay import Announce, CapturedGraph, Replay
+from onnxtrain.ortmodule._replay import Announce
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._session import is_of_onnxruntime
 from onnxtrain.ortmodule._split import has_custom_function, keep_from_global_hooks, split_at_custom_functions
-from onnxtrain.passes import save_model
+from onnxtrain.ortmodule._steps import Gradients, Steps, compile_in_steps
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
@@ -70,15 +69,17 @@ def onnxruntime_backend(
     numbers = itertools.count()
     captures: Counter[Any] = Counter()
 
-    def compile_graph(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    def compile_graph(
+        graph_module: fx.GraphModule, plain: fx.GraphModule | None = None
+    ) -> Callable[..., Any]:
         start = time.perf_counter()
         name = f"graph {next(numbers)}"
-        plain = _copied(graph_module)
+        plain = plain or _copied(graph_module)
         log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         messages = take_assertions(graph_module)
         unchecked = _copied(graph_module) if messages else plain
         try:
-            compiled = _compile(graph_module, options.log_level.onnxruntime_severity)
+            compiled = _compile(graph_module, policy, options.log_level.onnxruntime_severity)
         except ORTModuleFallbackException as error:
             if not policy.allows(error):
                 raise
@@ -95,21 +96,26 @@ def onnxruntime_backend(
             return _FirstCall(plain.forward, report, record, start, log)
         compiled.replay_by(plain, unchecked, _Derivatives(name, plain, report, policy).announce)
         if options.save_onnx:
-            compiled.save(options, name)
-        record = dataclasses.replace(compiled.record(name), break_reason=break_reason(graph_module))
+            compiled.body.save(options, name)
+        record = dataclasses.replace(compiled.body.record(name), break_reason=break_reason(graph_module))
         log.info(
             "%s: compiled for %s on %s in %.2f s: %d nodes forward, %d backward",
             name, record.mode, record.device, time.perf_counter() - start, record.forward_nodes, record.backward_nodes,
         )  # fmt: skip
-        log.debug("%s: %s", name, ", ".join(f"{op} {count}" for op, count in compiled.ops().items()))
+        if record.fallback is not None:
+            log.info("%s", record.fallback)
+        log.debug("%s: %s", name, ", ".join(f"{op} {count}" for op, count in compiled.body.ops().items()))
         return _FirstCall(checked(compiled, messages), report, record, start, log)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         _warn_of_many_captures(captures)
         keep_from_global_hooks(graph_module)
+        note_inputs(graph_module, example_inputs)
         mark_assertions(graph_module)
+        plain = _copied(graph_module)
+        inline_checkpoints(graph_module)
         if not has_custom_function(graph_module):
-            return compile_graph(graph_module)
+            return compile_graph(graph_module, plain)
         return split_at_custom_functions(graph_module, compile_graph).forward
 
     return backend
@@ -138,13 +144,15 @@ class _Derivatives:
         if kind in self._said:
             return
         self._said.add(kind)
-        name = f"{self._name}, {kind}"
-        self._report.record(GraphRecord(name, "training", "-", self._calls, fallback_reason=str(error)))
-        _warn_of_pytorch(name, str(error))
+        record = GraphRecord(
+            f"{self._name}, {kind}", "training", "-", self._calls, fallback_reason=str(error)
+        )
+        self._report.record(record)
+        _warn_of_pytorch(record)
 
 
-def _warn_of_pytorch(name: str, reason: str) -> None:
-    warnings.warn(f"ORTModule: {name} runs in PyTorch: {reason}", stacklevel=3)
+def _warn_of_pytorch(record: GraphRecord) -> None:
+    warnings.warn(f"ORTModule: {record.fallback}", stacklevel=3)
 
 
 _MANY = 64
@@ -164,35 +172,56 @@ def _warn_of_many_captures(captures: Counter[Any]) -> None:
         )
 
 
-def _compile(graph_module: fx.GraphModule, severity: int) -> CompiledGraph:
+def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int) -> CompiledGraph:
     """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph; it prints what has `severity`."""
     device = _common_device(graph_module)
-    needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in example_values(graph_module)]
-    aliases = split_aliases(graph_module)
-    outputs = _outputs_requiring_grad(graph_module)
-    carries = [_carries_gradient(value) for value in example_values(graph_module)]
+    values = example_values(graph_module)
+    needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
+    carries = [_carries_gradient(value) for value in values]
     try:
-        functional = functional_graph(graph_module)
+        overlaps = Overlaps(graph_module)
+        aliases = split_aliases(graph_module)
+        flow = flow_of(graph_module)
+        gradients = Gradients(
+            needs, carries, _outputs_requiring_grad(graph_module), *_links(graph_module, flow)
+        )
+        functional = functional_graph(graph_module, flow)
     except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
     try:
-        compiled = CompiledGraph(lower_graph(functional), outputs, carries, device, aliases, severity)
-        compiled.prepare(needs)
-    except UnsupportedATenOp as error:
-        raise ORTModuleONNXModelException(str(error)) from error
-    except ORTModuleFallbackException:
-        raise
-    except OnnxTrainError as error:
-        raise ORTModuleONNXModelException(f"building the gradient failed: {error}") from error
-    except Exception as error:
-        if is_of_onnxruntime(error):
-            raise ORTModuleONNXModelException(f"ONNX Runtime cannot run the graph: {error}") from error
-        raise ORTModuleONNXModelException(
-            f"building its ONNX graph failed ({type(error).__name__}: {error}); please report it"
-        ) from error
-    return compiled
+        with building():
+            return CompiledGraph(
+                _whole(functional, gradients, device, severity), gradients, aliases, overlaps
+            )
+    except ORTModuleONNXModelException as error:
+        if not policy.allows(error):
+            raise
+        return CompiledGraph(
+            compile_in_steps(functional, error, gradients, device, severity), gradients, aliases, overlaps
+        )
+
+
+def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.device, severity: int) -> OnnxPart:
+    lowered = lower_graph(functional)
+    differentiable = [False] * len(lowered.model.graph.outputs)
+    for (kind, index), flag in zip(lowered.outputs, gradients.outputs, strict=True):
+        if kind in ("tensor", "complex"):
+            differentiable[index] = flag
+    for placeholder, index in lowered.mutated:
+        differentiable[index] |= gradients.carried[placeholder]
+    linked = {
+        index: gradients.links[output]
+        for output, (_, index) in enumerate(lowered.outputs)
+        if output in gradients.links
+    }
+    linked |= {index: gradients.written_links.get(place, frozenset()) for place, index in lowered.mutated}
+    inputs = {place: index for index, place in enumerate(lowered.inputs)}
+    links = {
+        index: [inputs[place] for place in places if place in inputs] for index, places in linked.items()
+    }
+    return OnnxPart(lowered, differentiable, device, links, severity)
 
 
 def _common_device(graph_module: fx.GraphModule) -> torch.device:
@@ -220,6 +249,18 @@ def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
     return flags
 
 
+def _links(
+    graph_module: fx.GraphModule, flow: GradientFlow
+) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
+    """What `Gradients` calls so."""
+    returned = next(node for node in graph_module.graph.nodes if node.op == "output").args[0]
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return (
+        {index: flow.links[node] for index, node in enumerate(returned) if node in flow.links},
+        {place: flow.links[node] for place, node in enumerate(placeholders) if node in flow.links},
+    )
+
+
 def _carries_gradient(value: Any) -> bool:
     """Whether an input, when the graph is done, is a result of it that has a gradient: `x.mul_(weight)`."""
     return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
@@ -233,36 +274,28 @@ class CompiledGraph:
     """One captured graph: takes what Dynamo passes, returns what the graph returns.
 
     Args:
-        lowered: the graph.
-        requires_grad: per output of the graph, whether it does.
-        carries_gradient: per input of the graph, whether what is written to it may have a gradient.
-        device: of the tensors.
-        aliases: the outputs that share the memory of inputs.
-        severity: the least severity of what ONNX Runtime prints.
+        body: computes its results.
+        gradients: where the graph has gradients.
+        aliases: the outputs that share memory, with inputs or with each other.
+        overlaps: finds inputs that share memory in a way that the graph is not made for.
     """
 
     def __init__(
-        self,
-        lowered: Lowered,
-        requires_grad: Sequence[bool],
-        carries_gradient: Sequence[bool],
-        device: torch.device,
-        aliases: Aliases | None,
-        severity: int,
+        self, body: OnnxPart | Steps, gradients: Gradients, aliases: Aliases | None, overlaps: Overlaps
     ) -> None:
-        self._lowered = lowered
+        self.body = body
         self._aliases = aliases
-        self._needs: tuple[bool, ...] | None = None
-        self._copied: list[int] = []
-        differentiable = [False] * len(lowered.model.graph.outputs)
-        for (kind, index), flag in zip(lowered.outputs, requires_grad, strict=True):
-            if kind == "tensor":
-                differentiable[index] = flag
-        for placeholder, index in lowered.mutated:
-            differentiable[index] |= carries_gradient[placeholder]
-        self._written = {place for place, _ in lowered.mutated if carries_gradient[place]}
-        overwritten = [index for index, place in enumerate(lowered.inputs) if place in self._written]
-        self.program = Program(lowered.model, differentiable, device, overwritten, severity)
+        self._overlaps = overlaps
+        changed = {place for place, _ in body.mutated}
+        written = {place for place in changed if gradients.carried[place]}
+        # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
+        # kept there, keep its own graph alive.
+        reads = body.prepare(gradients.inputs)
+        self._copied = [
+            index
+            for index, place in enumerate(body.inputs)
+            if reads and place in changed and (index in reads or place in written)
+        ]
 
     def replay_by(self, plain: fx.GraphModule, unchecked: fx.GraphModule, announce: Announce) -> None:
         """Takes the graph in PyTorch, for derivatives and for messages that ONNX Runtime does not give.
@@ -274,87 +307,38 @@ class CompiledGraph:
         """
         self._plain = plain.forward
         self._unchecked = unchecked.forward
-        self._captured = CapturedGraph(unchecked, self._lowered, self.program.device)
         self._announce = announce
-
-    def prepare(self, requires_grad: Sequence[bool]) -> None:
-        """Makes the sessions, so that what ONNX Runtime cannot run is known before the first call."""
-        lowered = self._lowered
-        if not lowered.model.graph.outputs:
-            return
-        needs = tuple([requires_grad[index] for index in lowered.inputs] + [False] * len(lowered.random))
-        if any(needs) and self.program.seeds:
-            self._needs = needs
-            # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
-            # kept there, keep its own graph alive.
-            reads = self.program.training_step(needs).reads
-            changed = {place for place, _ in lowered.mutated}
-            self._copied = [
-                index
-                for index, place in enumerate(lowered.inputs)
-                if place in changed and (index in reads or place in self._written)
-            ]
-        else:
-            _ = self.program.inference
-
-    def record(self, name: str) -> GraphRecord:
-        """What the report says of the graph, without the time of its first call."""
-        device = str(self.program.device)
-        if self._needs is None:
-            return GraphRecord(name, "inference", device, self._lowered.model.graph.num_nodes())
-        step = self.program.training_step(self._needs)
-        return GraphRecord(name, "training", device, step.forward.nodes, step.backward.session.nodes)
-
-    def ops(self) -> Counter[str]:
-        """The operators of the forward graph, as it was lowered."""
-        return Counter(node.op_type for node in self._lowered.model.graph)
-
-    def save(self, options: DebugOptions, name: str) -> None:
-        """Writes the ONNX models where the options say."""
-        mode = "inference" if self._needs is None else "training"
-        stem = f"{options.onnx_prefix}_{name.replace(' ', '_')}"
-        save_model(self._lowered.model, options.save_path / f"{stem}_{mode}.onnx")
-        if self._needs is not None:
-            save_model(
-                self.program.joint_model(self._needs), options.save_path / f"{stem}_gradient_{mode}.onnx"
-            )
+        self.body.replay_by(unchecked, announce)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Runs the graph, writes mutated inputs back, and returns its outputs."""
-        lowered = self._lowered
-        tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in lowered.inputs]
+        body = self.body
+        tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in body.inputs]
         if forward_ad._current_level >= 0 and any(map(_is_dual, tensors)):
             why = (
                 "an input has a tangent (torch.autograd.forward_ad); torch.autograd.functional.jvp needs none"
             )
             self._announce("forward-mode derivative", ORTModuleTorchModelException(why))
             return tuple(self._unchecked(*args))
+        if self._overlaps.found(args):
+            why = (
+                "two inputs share memory, of which the graph writes to one; when it was captured they did not"
+            )
+            self._announce("overlapping inputs", ORTModuleTorchModelException(why))
+            return tuple(self._plain(*args))
         for index in self._copied:
             tensors[index] = tensors[index].clone()
-        for random in lowered.random:
-            drawn = random.draw(random.sizes(args))
-            # On a GPU the numbers are as random, but not those of eager PyTorch, which draws them there.
-            tensors.append(drawn if self.program.device.type == "cpu" else drawn.to(self.program.device))
         try:
-            replay = Replay(self._captured.of_call(args), self._announce)
-            results = call(self.program, tensors, replay) if lowered.model.graph.outputs else ()
+            results = body.results(args, tensors)
         except Exception as error:
-            if is_of_onnxruntime(error):
-                self._plain(*args)  # an index out of range raises what PyTorch raises
+            if error.__cause__ is not None and is_of_onnxruntime(error.__cause__):
+                self._plain(*args)  # its assertions come first
             raise
-        for placeholder, output in lowered.mutated:
+        for placeholder, output in body.mutated:
             with torch.set_grad_enabled(results[output].requires_grad):
                 args[placeholder].copy_(results[output])
-        outputs = tuple(_output(kind, value, args, results) for kind, value in lowered.outputs)
+        outputs = tuple(output_of(kind, value, args, results) for kind, value in body.outputs)
         return outputs if self._aliases is None else self._aliases.fill(outputs, args)
-
-
-def _output(kind: str, value: Any, args: tuple[Any, ...], results: tuple[torch.Tensor, ...]) -> Any:
-    if kind == "constant":
-        return value
-    if kind == "placeholder":
-        return args[value]
-    return results[value].item() if kind == "integer" else results[value]
 
 
 class _FirstCall:
@@ -384,6 +368,6 @@ class _FirstCall:
             self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))
             self._log.info("%s: first call after %.2f s", self._record.name, seconds)
             if self._record.fallback_reason is not None:
-                _warn_of_pytorch(self._record.name, self._record.fallback_reason)
+                _warn_of_pytorch(self._record)
             self._record = None
         return result

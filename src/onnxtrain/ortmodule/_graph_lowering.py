@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import operator
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
+from onnxtrain.ortmodule._checkpoint import REGION, mark_region
 from onnxtrain.ortmodule._lowering import (
+    COMPLEX_LOWERINGS,
+    COMPONENTS,
     DTYPES,
     LOWERINGS,
     OPSET,
+    Complex,
     Lowered,
     Lowering,
     LoweringFunction,
@@ -23,7 +30,7 @@ from onnxtrain.ortmodule._lowering import (
 )
 from onnxtrain.passes import ReluAfterMaxPoolPass, infer_shapes
 
-__all__ = ["lower_graph"]
+__all__ = ["lower_graph", "refused_nodes"]
 
 
 def lower_graph(graph_module: fx.GraphModule) -> Lowered:
@@ -40,6 +47,16 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     RINormFusionPass()(model)
     ReluAfterMaxPoolPass()(model)
     return lowered
+
+
+def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
+    """Returns the nodes of a functional ATen graph that cannot be lowered, with the reasons.
+
+    Raises:
+        UnsupportedATenOp: the graph cannot be lowered, whatever its nodes are.
+    """
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="survey")
+    return _Survey(graph_module, ir.Model(graph, ir_version=10)).refusals()
 
 
 def _infer_missing_shapes(model: ir.Model) -> None:
@@ -72,7 +89,12 @@ class _GraphLowering:
         self._inputs()
         for node in graph_module.graph.nodes:
             if node.op == "call_function":
+                before = self.result.model.graph.num_nodes()
                 self.env[node] = self._call(node)
+                if (region := node.meta.get(REGION)) is not None:
+                    made = self.result.model.graph.num_nodes() - before
+                    for new in itertools.islice(reversed(self.result.model.graph), made):
+                        mark_region(new, region)
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op not in ("placeholder", "output"):
@@ -95,16 +117,27 @@ class _GraphLowering:
             fake = node.meta["val"]
             if not isinstance(fake, torch.Tensor):
                 continue
-            if fake.dtype not in DTYPES or fake.layout != torch.strided:
+            dtype = COMPONENTS.get(fake.dtype, fake.dtype)
+            if dtype not in DTYPES or fake.layout != torch.strided:
                 raise UnsupportedATenOp(f"input {node.name}: {fake.dtype}, {fake.layout}")
-            value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=self.low.shape(fake))
-            value.type = ir.TensorType(DTYPES[fake.dtype])
+            pair = [2] if fake.is_complex() else []
+            shape = ir.Shape([*self.low.shape(fake), *pair])
+            value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=shape)
+            value.type = ir.TensorType(DTYPES[dtype])
             graph.inputs.append(value)
             self.result.inputs.append(index)
-            self.env[node] = self.original[node] = value
+            if pair:
+                self.result.complex.add(index)
+            self.env[node] = self.original[node] = self._parts(value, fake) if pair else value
         for index, node in enumerate(self.placeholders):
             if node not in self.env and node.users:
                 self.env[node] = self.original[node] = self._symbol(index, node)
+
+    def _parts(self, value: ir.Value, fake: torch.Tensor) -> Complex:
+        parts = [self.low.op.Gather(value, part, axis=-1) for part in (0, 1)]
+        for part in parts:
+            part.shape = self.low.shape(fake)
+        return Complex(*parts)
 
     def _symbol(self, index: int, node: fx.Node) -> Any:
         """A symbolic integer: the size of an input's axis where there is one, else an input of its own."""
@@ -116,8 +149,10 @@ class _GraphLowering:
             if isinstance(fake, torch.Tensor):
                 for axis, size in enumerate(fake.shape):
                     if not isinstance(size, int) and str(size) == str(symbol):
+                        known = self.env[other]
+                        tensor = known.re if isinstance(known, Complex) else known
                         return self.low.op.Reshape(
-                            self.low.op.dim(self.env[other], axis), self.low.op.const(np.array([], np.int64))
+                            self.low.op.dim(tensor, axis), self.low.op.const(np.array([], np.int64))
                         )
         value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=ir.Shape([]))
         dtype = ir.DataType.DOUBLE if isinstance(symbol, torch.SymFloat | float) else ir.DataType.INT64
@@ -126,10 +161,14 @@ class _GraphLowering:
         self.result.inputs.append(index)
         return value
 
-    def _attribute(self, node: fx.Node) -> ir.Value:
+    def _attribute(self, node: fx.Node) -> ir.Value | Complex:
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedATenOp(f"attribute {node.target} is a {type(tensor).__name__}")
+            what = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
+            raise UnsupportedATenOp(f"attribute {node.target} is {what}")
+        if tensor.is_complex():
+            parts = torch.view_as_real(tensor.detach().cpu().resolve_conj()).unbind(-1)
+            return Complex(*(self.low.op.const(part.numpy(), DTYPES[part.dtype]) for part in parts))
         return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
 
     def _call(self, node: fx.Node) -> Any:
@@ -138,14 +177,10 @@ class _GraphLowering:
         low.op.scope = f"{node.name}/"
         name = str(node.target).replace("_copy", "") if callable(node.target) else str(node.target)
         if name == "aten.copy_.default":
-            destination = node.args[0]
-            self.env[destination] = low.tensor(self.env[node.args[1]], low.dtype)  # type: ignore[index]
+            destination, source = node.args[0], self.env[node.args[1]]  # type: ignore[index]
+            self.env[destination] = self._typed(source, node.meta["val"])  # type: ignore[index]
             return self.env[destination]  # type: ignore[index]
-        function = LOWERINGS.get(name) or LOWERINGS.get(name.rpartition(".")[0])
-        if function is None:
-            function = LOWERINGS.get(getattr(node.target, "__name__", ""))
-        if function is None:
-            raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX")
+        function = _function(node, name)
         fake: Any = node.meta.get("val")
         if name.startswith("aten.") and name != "aten.detach.default" and _is_empty(fake):
             if isinstance(fake, tuple | list):
@@ -167,12 +202,22 @@ class _GraphLowering:
         names, numbers = _parameters(function)
 
         def value(argument: Any, name: str) -> Any:
-            known = fx.node.map_arg(argument, self.env.__getitem__)
-            return _number(argument.meta["val"]) if isinstance(known, ir.Value) and name in numbers else known
+            if name in numbers:
+                return fx.node.map_arg(argument, self._number)
+            return fx.node.map_arg(argument, self.env.__getitem__)
 
         names += ("",) * (len(node.args) - len(names))
         args = [value(argument, name) for argument, name in zip(node.args, names, strict=False)]
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
+
+    def _number(self, node: fx.Node) -> Any:
+        """The value of a symbolic number; PyTorch notes that the graph is for this one."""
+        symbol, known = node.meta.get("val"), self.env[node]
+        if not isinstance(known, ir.Value) or isinstance(symbol, torch.Tensor):
+            return known
+        if _depends_on_data(symbol):
+            raise self.low.unsupported(f"{symbol}, which depends on the data, where ONNX wants a constant")
+        return self.low.known(symbol)
 
     def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
         """A result without elements, for which many kernels are not made.
@@ -194,6 +239,8 @@ class _GraphLowering:
         """Gives results the dtype and shape that PyTorch says they have."""
         if isinstance(result, tuple | list):
             return tuple(self._typed(r, f) for r, f in zip(result, fake, strict=False))
+        if isinstance(result, Complex):
+            return Complex(*(self._typed(part, fake.real) for part in (result.re, result.im)))
         if isinstance(result, ir.Value) and isinstance(fake, torch.Tensor):
             if fake.dtype not in DTYPES:
                 raise UnsupportedATenOp(f"{self.low.node.target} returns {fake.dtype}")
@@ -211,17 +258,32 @@ class _GraphLowering:
             elif item in self.placeholders and self.env.get(item) is self.original.get(item):
                 self.result.outputs.append(("placeholder", self.placeholders.index(item)))
             else:
-                kind = "tensor" if isinstance(item.meta["val"], torch.Tensor) else "integer"
+                fake = item.meta["val"]
+                kind = (
+                    "integer"
+                    if not isinstance(fake, torch.Tensor)
+                    else "complex"
+                    if fake.is_complex()
+                    else "tensor"
+                )
                 self.result.outputs.append((kind, self._output(self.env[item])))
         for node_, before in self.original.items():
             if self.env[node_] is not before:
                 self.result.mutated.append((self.placeholders.index(node_), self._output(self.env[node_])))
+        for value, message in self.low.assertions:
+            self.result.assertions.append((self._output(value), message))
         # Also those that nothing reads: eager PyTorch draws them too.
         self.result.model.graph.inputs.extend(value for value, _ in self.low.random)
         self.result.random = [random for _, random in self.low.random]
 
     def _output(self, value: Any) -> int:
         outputs = self.result.model.graph.outputs
+        if isinstance(value, Complex):
+            shape = value.re.shape
+            value = self.low.op.Concat(
+                *(self.low.op.Unsqueeze(x, [-1]) for x in (value.re, value.im)), axis=-1
+            )
+            value.shape = None if shape is None else ir.Shape([*shape, 2])
         if not isinstance(value, ir.Value):
             value = self.low.op.const(value)
         if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
@@ -230,6 +292,70 @@ class _GraphLowering:
             value = identity
         outputs.append(value)
         return len(outputs) - 1
+
+
+def _function(node: fx.Node, name: str) -> LoweringFunction:
+    """The lowering of a node, whose op is called `name` without `_copy`."""
+    python = getattr(node.target, "__name__", "")
+    values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
+    complex_ = any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+    table = COMPLEX_LOWERINGS if complex_ and python != "getitem" else LOWERINGS
+    for known in (name, name.rpartition(".")[0], python):
+        if known in table:
+            return table[known]
+    of_what = " of complex numbers" if complex_ else ""
+    raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX{of_what}")
+
+
+class _Survey(_GraphLowering):
+    """Lowers what can be lowered, with something of the right type in the place of the rest."""
+
+    def refusals(self) -> dict[fx.Node, str]:
+        refused: dict[fx.Node, str] = {}
+        self._refuse_mutations()
+        for node in self.placeholders:
+            self.env[node] = self.original[node] = self._unknown(node.meta["val"])
+        for node in self.graph_module.graph.nodes:
+            if node.op not in ("call_function", "get_attr") or str(node.target) == "aten.copy_.default":
+                continue
+            source = node.args[0] if node.target is operator.getitem else None
+            if source in refused:  # one of the results of a node that stays in PyTorch
+                refused[node] = refused[source]
+                self.env[node] = self._unknown(node.meta.get("val"))
+                continue
+            try:
+                foreign = [n for n in node.all_input_nodes if self.env[n] is _FOREIGN]
+                if foreign:
+                    fake = foreign[0].meta.get("val")
+                    raise UnsupportedATenOp(f"{node.target} of {getattr(fake, 'dtype', type(fake).__name__)}")
+                self.env[node] = self._attribute(node) if node.op == "get_attr" else self._call(node)
+            except UnsupportedATenOp as error:
+                self.env[node] = self._unknown(node.meta.get("val"))
+                if node.op == "call_function":
+                    refused[node] = str(error)
+        return refused
+
+    def _unknown(self, fake: Any) -> Any:
+        """A value like `fake`."""
+        if isinstance(fake, tuple | list):
+            return tuple(self._unknown(part) for part in fake)
+        if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
+            kinds = {torch.SymInt: ir.DataType.INT64, torch.SymFloat: ir.DataType.DOUBLE}
+            value = ir.Value(name=self.low.op.unique_name("unknown"), shape=ir.Shape([]))
+            value.type = ir.TensorType(kinds.get(type(fake), ir.DataType.BOOL))
+        elif isinstance(fake, torch.Tensor) and fake.dtype in COMPONENTS:
+            return Complex(self._unknown(fake.real), self._unknown(fake.real))
+        elif isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and fake.layout == torch.strided:
+            value = ir.Value(name=self.low.op.unique_name("unknown"), shape=self.low.shape(fake))
+            value.type = ir.TensorType(DTYPES[fake.dtype])
+        else:
+            return fake if isinstance(fake, int | float) else _FOREIGN
+        self.result.model.graph.inputs.append(value)
+        return value
+
+
+_FOREIGN = object()
+"""In the place of a value that ONNX, or a lowering, does not know: sparse tensors."""
 
 
 def _is_empty(fake: Any) -> bool:
@@ -242,12 +368,14 @@ def _is_empty(fake: Any) -> bool:
     return all(isinstance(size, int) for size in sizes) and 0 in sizes
 
 
-_NUMBERS = frozenset(f"{kind}{none}" for kind in ("int", "float", "bool") for none in ("", " | None"))
+_NUMBERS = frozenset(
+    f"{kind}{none}" for kind in ("int", "float", "bool", "list[int]") for none in ("", " | None")
+)
 
 
 @functools.cache
 def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The names of a lowering's parameters for ATen arguments, and of those that are Python numbers."""
+    """The names of a lowering's parameters for ATen arguments, and of those that are (lists of) Python numbers."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return (
         tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
@@ -255,11 +383,10 @@ def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[
     )
 
 
-def _number(symbol: Any) -> int | float | bool:
-    """The value of a symbolic number; PyTorch notes that the graph is for this one."""
-    if isinstance(symbol, torch.SymInt):
-        return int(symbol)
-    return float(symbol) if isinstance(symbol, torch.SymFloat) else bool(symbol)
+def _depends_on_data(symbol: Any) -> bool:
+    """Whether a symbolic number is not known before the graph has run."""
+    node = getattr(symbol, "node", None)
+    return node is not None and bool(free_unbacked_symbols(node.expr))
 
 
 def _keeps(node: fx.Node) -> bool:
@@ -277,6 +404,7 @@ def _keeps(node: fx.Node) -> bool:
                 "uniform",
                 "native_dropout",
                 "exponential",
+                "multinomial",
                 "_assert_async",
             )
         )

@@ -16,15 +16,20 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.passes import mark_stop_gradient
 
 __all__ = [
+    "COMPLEX_LOWERINGS",
+    "COMPONENTS",
     "DTYPES",
     "LOWERINGS",
     "OPSET",
+    "Complex",
     "Lowered",
     "Lowering",
     "LoweringFunction",
     "RandomInput",
     "UnsupportedATenOp",
     "lower",
+    "lower_complex",
+    "memory_order",
 ]
 
 OPSET = 21
@@ -42,6 +47,17 @@ DTYPES = {
     torch.bool: ir.DataType.BOOL,
 }
 
+COMPONENTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""Of complex dtypes, that of the real and the imaginary part."""
+
+
+@dataclass(frozen=True)
+class Complex:
+    """A complex tensor, which ONNX lacks: two real ones of its shape."""
+
+    re: ir.Value
+    im: ir.Value
+
 
 class UnsupportedATenOp(Exception):
     """An ATen op, or some arguments of it, that ONNX Runtime cannot run; the message says which and why."""
@@ -53,19 +69,32 @@ LOWERINGS: dict[str, LoweringFunction] = {}
 """By the op's name without `_copy`: "aten.add.Tensor", or "aten.relu" for all overloads."""
 
 
+COMPLEX_LOWERINGS: dict[str, LoweringFunction] = {}
+"""Of ops that take or return complex tensors; those are `Complex` there."""
+
+
 def lower(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
 
     It is called with the op's own arguments: tensors and symbolic numbers are `ir.Value`s, the rest is Python. A
-    parameter annotated as `int`, `float` or `bool` gets a Python number: a symbolic one is guarded, so that another
-    value captures another graph. The function returns a value, or a tuple for an op with several results. Values that
-    come back with another dtype than PyTorch gives are cast.
+    parameter annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers: a symbolic one is guarded, so
+    that another value captures another graph. The function returns a value, or a tuple for an op with several
+    results. Values that come back with another dtype than PyTorch gives are cast.
     """
 
+    return _registers(LOWERINGS, names)
+
+
+def lower_complex(*names: str) -> Callable[[F], F]:
+    """Registers a lowering, as `lower` does, for where an argument or the result of the op is complex."""
+    return _registers(COMPLEX_LOWERINGS, names)
+
+
+def _registers(table: dict[str, LoweringFunction], names: Sequence[str]) -> Callable[[F], F]:
     def register(function: F) -> F:
         for name in names:
-            assert name not in LOWERINGS, f"{name} is lowered twice"
-            LOWERINGS[name] = function
+            assert name not in table, f"{name} is lowered twice"
+            table[name] = function
         return function
 
     return register
@@ -91,16 +120,20 @@ class Lowered:
     Attributes:
         model: inputs are the used placeholders that are tensors or unreachable symbolic integers, then `random`.
         inputs: per graph input before the random ones, the index of its placeholder.
-        outputs: per output of the ATen graph: ("tensor" or "integer", index of the ONNX output), ("constant", a Python
-            value) or ("placeholder", its index).
+        complex: indices of the placeholders whose graph input is `torch.view_as_real` of them.
+        outputs: per output of the ATen graph: ("tensor", "complex" or "integer", index of the ONNX output), ("constant",
+            a Python value) or ("placeholder", its index). A "complex" one is `torch.view_as_complex` of it.
         mutated: (index of a placeholder, index of the ONNX output that it takes the value of).
+        assertions: (index of an ONNX output, what to say where an element of it is zero).
         random: the random inputs in the order in which eager PyTorch draws them.
     """
 
     model: ir.Model
     inputs: list[int] = field(default_factory=list)
+    complex: set[int] = field(default_factory=set)
     outputs: list[tuple[str, Any]] = field(default_factory=list)
     mutated: list[tuple[int, int]] = field(default_factory=list)
+    assertions: list[tuple[int, str]] = field(default_factory=list)
     random: list[RandomInput] = field(default_factory=list)
 
 
@@ -118,6 +151,7 @@ class Lowering:
         self.random: list[tuple[ir.Value, RandomInput]] = []
         self.env: dict[fx.Node, Any] = {}
         self.placeholders: list[fx.Node] = []
+        self.assertions: list[tuple[ir.Value, str]] = []
 
     @property
     def result(self) -> Any:
@@ -126,9 +160,10 @@ class Lowering:
 
     @property
     def dtype(self) -> ir.DataType:
-        """Element type of the (first) result."""
+        """Element type of the (first) result; of a complex one, that of its parts."""
         value = self.result
-        return DTYPES[(value[0] if isinstance(value, tuple | list) else value).dtype]
+        dtype = (value[0] if isinstance(value, tuple | list) else value).dtype
+        return DTYPES[COMPONENTS.get(dtype, dtype)]
 
     @property
     def is_double(self) -> bool:
@@ -157,6 +192,14 @@ class Lowering:
         assert node is not None
         mark_stop_gradient(node)
         return result
+
+    def known(self, number: Any) -> Any:
+        """Returns a number, perhaps a symbolic size, as a Python one, for which alone the graph is then."""
+        if isinstance(number, torch.SymInt):
+            return int(number)
+        if isinstance(number, torch.SymFloat):
+            return float(number)
+        return bool(number) if isinstance(number, torch.SymBool) else number
 
     def unsupported(self, why: str) -> UnsupportedATenOp:
         """Returns the error that sends the graph to PyTorch."""
@@ -203,6 +246,14 @@ class Lowering:
             )
         self.random.append((value, RandomInput(draw, sizes)))
         return value
+
+
+def memory_order(fake: torch.Tensor) -> list[int]:
+    """Returns the axes from the slowest in memory to the fastest."""
+    if fake.is_contiguous():
+        return list(range(fake.dim()))
+    strides = fake.stride()
+    return sorted(range(fake.dim()), key=lambda axis: -strides[axis])
 
 
 def _dimension(size: int | torch.SymInt) -> int | str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 
@@ -14,6 +14,7 @@ from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
@@ -70,7 +71,8 @@ class Program:
         model: the graph.
         differentiable: per output, whether it can have a cotangent.
         device: of the tensors.
-        overwritten: indices of inputs whose gradient is zero, and not nothing, if the outputs do not depend on them.
+        links: per output, indices of inputs whose gradient is zero, and not nothing, where nothing comes through;
+            what the graph itself shows need not be said.
         severity: the least severity of what ONNX Runtime prints.
     """
 
@@ -79,11 +81,14 @@ class Program:
         model: ir.Model,
         differentiable: Sequence[bool],
         device: torch.device,
-        overwritten: Iterable[int] = (),
+        links: Mapping[int, Iterable[int]] | None = None,
         severity: int = LogLevel.WARNING.onnxruntime_severity,
     ) -> None:
         self.model = model
-        self._overwritten = frozenset(str(model.graph.inputs[index].name) for index in overwritten)
+        self._links = {
+            output: frozenset(str(model.graph.inputs[index].name) for index in indices)
+            for output, indices in (links or {}).items()
+        }
         self.differentiable = tuple(differentiable)
         self.device = device
         self.severity = severity
@@ -119,11 +124,12 @@ class Program:
             seeds[target] = ir.Value(name=op.unique_name(f"{name}_ct"), shape=target.shape, type=target.type)
         model.graph.inputs.extend(seeds.values())
         leaves = [by_name[name] for name in wanted]
-        linked = _linked(seeds)
+        linked = {str(value.name) for value in _linked(seeds)}
+        linked.update(*(self._links.get(index, ()) for index in received))
         gradients: list[ir.Value | None] = []
         for leaf, gradient in zip(leaves, pull_back(op, seeds, leaves), strict=True):
             # Behind sign, floor or fill_: zero, and not nothing, as PyTorch has it.
-            if gradient is None and (leaf in linked or str(leaf.name) in self._overwritten):
+            if gradient is None and str(leaf.name) in linked:
                 gradient = op.zeros_like(leaf)
             # A runtime wants no input, constant or repeated value as an output.
             if gradient is not None and (gradient.producer() is None or gradient in gradients):
@@ -300,11 +306,24 @@ def _boundary(
         node = value.producer()
         if value in inputs:
             read.add(value)
-        elif node is not None and node in forward and not _is_cheap(node):
+        elif node is not None and node in forward and not _is_repeated(value, node, forward):
             residuals[value] = None
         elif node is not None:
             stack += _reads(node)
     return list(residuals), read
+
+
+def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
+    """Whether backward computes a value of the forward graph again: it is cheap, or inside of a checkpointed region."""
+    if _is_cheap(node):
+        return True
+    region = region_of(node)
+    readers = (usage.node for usage in value.uses())
+    return (
+        region is not None
+        and not value.is_graph_output()
+        and all(region_of(reader) == region for reader in readers if reader in forward)
+    )
 
 
 def _is_cheap(node: ir.Node) -> bool:

@@ -108,10 +108,22 @@ class CapturedGraph:
     """A graph of Dynamo's, with the inputs and outputs of the program that was lowered from it.
 
     Made where Dynamo captures the graph, whose settings of autocast it keeps.
+
+    Args:
+        graph_module: the graph.
+        lowered: the program.
+        device: of the tensors.
+        run: does what the graph does, if it is not the graph itself that is to be run.
     """
 
-    def __init__(self, graph_module: fx.GraphModule, lowered: Lowered, device: torch.device) -> None:
-        self._run = graph_module.forward
+    def __init__(
+        self,
+        graph_module: fx.GraphModule,
+        lowered: Lowered,
+        device: torch.device,
+        run: Callable[..., Any] | None = None,
+    ) -> None:
+        self._run = run or graph_module.forward
         self._lowered = lowered
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         values = [node.meta.get("example_value") for node in placeholders]
@@ -129,6 +141,8 @@ class CapturedGraph:
         lowered = self._lowered
         args: list[Any] = [None] * self._places
         for place, tensor in zip(lowered.inputs, tensors, strict=False):
+            if place in lowered.complex:
+                tensor = torch.view_as_complex(tensor)
             args[place] = tensor.clone() if place in self._changed else tensor
         for place, number in zip(self._numbers, numbers, strict=True):
             args[place] = number
@@ -138,10 +152,14 @@ class CapturedGraph:
         for (kind, index), value in zip(lowered.outputs, returned, strict=True):
             if kind == "tensor":
                 results[index] = value
+            elif kind == "complex":
+                results[index] = torch.view_as_real(value.resolve_conj())
             elif kind == "integer":
                 results[index] = torch.tensor(value)
         for place, index in lowered.mutated:
-            results[index] = args[place]
+            results[index] = torch.view_as_real(args[place]) if place in lowered.complex else args[place]
+        for index, _ in lowered.assertions:  # they have held
+            results[index] = torch.tensor(True)
         return [results[index] for index in range(len(results))]
 
     @contextlib.contextmanager
@@ -157,9 +175,10 @@ class CapturedGraph:
 
 
 _IN_PLACE = frozenset({"bernoulli_", "exponential_", "normal_", "random_", "uniform_"})
-_NEW = frozenset(
-    {"bernoulli", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"}
-)
+_NEW = frozenset({
+    "bernoulli", "exponential", "normal", "normal_functional", "rand", "rand_like", "randint", "randint_like",
+    "randn", "randn_like", "randperm", "uniform",
+})  # fmt: skip
 
 
 class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -6,9 +6,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["GraphRecord", "Report"]
+__all__ = ["GraphRecord", "PyTorchOp", "Report"]
 
 Mode = Literal["training", "inference"]
+
+
+@dataclass(frozen=True)
+class PyTorchOp:
+    """An operator that PyTorch runs in a graph of which ONNX Runtime runs the rest.
+
+    Attributes:
+        op: its name, `aten._linalg_svd.default`.
+        calls: how many of its calls in the graph.
+        reason: why.
+    """
+
+    op: str
+    calls: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -22,9 +37,11 @@ class GraphRecord:
         forward_nodes: ONNX nodes of the forward graph, or ATen calls if it runs in PyTorch.
         backward_nodes: ONNX nodes of the backward graph; 0 in inference and in PyTorch.
         first_call_seconds: time from capture to the first result, in seconds.
-        fallback_reason: why the graph runs in PyTorch; None when ONNX Runtime runs it.
+        fallback_reason: why the graph, or a part of it, runs in PyTorch; None when ONNX Runtime runs all of it.
         break_reason: where and why Dynamo ended the graph before the function's end; None if it did not. What it
             stopped at runs in PyTorch.
+        in_pytorch: the operators that PyTorch runs, if ONNX Runtime runs the rest.
+        calls: ATen calls of the graph, then; `forward_nodes` and `backward_nodes` are those in ONNX Runtime.
     """
 
     name: str
@@ -35,11 +52,29 @@ class GraphRecord:
     first_call_seconds: float = 0.0
     fallback_reason: str | None = None
     break_reason: str | None = None
+    in_pytorch: tuple[PyTorchOp, ...] = ()
+    calls: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the graph's operators that ONNX Runtime runs, from 0 to 1."""
+        if self.in_pytorch:
+            return 1 - sum(op.calls for op in self.in_pytorch) / self.calls
+        return 1.0 if self.fallback_reason is None else 0.0
 
     @property
     def engine(self) -> str:
-        """What runs the graph: "ONNX Runtime" or "PyTorch"."""
+        """What runs the graph: "ONNX Runtime", "PyTorch", or both."""
+        if self.in_pytorch:
+            return f"both, {self.share:.0%} ONNX Runtime"
         return "ONNX Runtime" if self.fallback_reason is None else "PyTorch"
+
+    @property
+    def fallback(self) -> str | None:
+        """What runs in PyTorch, and why; None if nothing does."""
+        if self.fallback_reason is None:
+            return None
+        return f"{self.name} runs in PyTorch{' in part' if self.in_pytorch else ''}: {self.fallback_reason}"
 
 
 class Report:
@@ -79,12 +114,12 @@ class Report:
 
     @property
     def fallbacks(self) -> tuple[GraphRecord, ...]:
-        """The graphs that run in PyTorch."""
+        """The graphs that run in PyTorch, some of them only in part (`in_pytorch`)."""
         return tuple(graph for graph in self._records if graph.fallback_reason is not None)
 
     @property
     def runs_in_onnxruntime(self) -> bool:
-        """Whether there is a graph, and ONNX Runtime runs every one."""
+        """Whether there is a graph, and ONNX Runtime runs all of every one."""
         return bool(self._records) and not self.fallbacks
 
     def __iter__(self) -> Iterator[GraphRecord]:
@@ -97,7 +132,9 @@ class Report:
         return True  # an empty report is still a report
 
     def __repr__(self) -> str:
-        return f"<Report: {len(self)} graphs, {len(self.fallbacks)} of them in PyTorch>"
+        partly = sum(bool(graph.in_pytorch) for graph in self._records)
+        both = f", {partly} in both" if partly else ""
+        return f"<Report: {len(self)} graphs, {len(self.fallbacks) - partly} of them in PyTorch{both}>"
 
     def __str__(self) -> str:
         if not self._records:
@@ -115,7 +152,7 @@ class Report:
             )
             for row in table
         ]
-        reasons = [f"{graph.name} runs in PyTorch: {graph.fallback_reason}" for graph in self.fallbacks]
+        reasons = [graph.fallback for graph in self.fallbacks if graph.fallback]
         reasons += [f"{g.name} ends at {g.break_reason}" for g in self._records if g.break_reason]
         return "\n".join([*lines, "", *reasons] if reasons else lines)
 

@@ -12,14 +12,16 @@ import sys
 import threading
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, GeneratorType, TracebackType
+from types import CodeType, FrameType, GeneratorType, TracebackType
 from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
 from torch._dynamo.exc import TorchRuntimeError
+from torch._ops import HigherOrderOperator
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -94,6 +96,8 @@ class _Watched:
         self._call = call
         self._plain = plain
         self._watch = watch
+        self._raised: Counter[Any] = Counter()
+        self._left: set[CodeType] = set()
 
     # It may be called from a module that is being captured, which must not take this for its own code.
     @torch._dynamo.decorators.skip
@@ -105,7 +109,7 @@ class _Watched:
         try:
             result = self._call(*args, **kwargs)
         except Exception as error:
-            _capture_again(error.__traceback__)
+            self._capture_again(error)
             own = getattr(error, "inner_exception", None)  # Dynamo wraps what its backend raises
             try:
                 if isinstance(own, OnnxTrainError):
@@ -122,24 +126,48 @@ class _Watched:
             _pop(None)
         if type(result) is GeneratorType:  # its code runs after the call
             watch.found[result.__qualname__, "what the generator computes"] = None
+        if self._raised:
+            self._raised.clear()
+            for code in self._left:
+                eval_frame.reset_code(code)
+            self._left.clear()
         if watch.found:
             watch.publish()
         return result
 
+    def _capture_again(self, error: Exception) -> None:
+        """Lets Dynamo capture the functions that an exception has left.
 
-def _capture_again(trace: TracebackType | None) -> None:
-    """Lets Dynamo capture the functions that an exception has left.
+        It cannot capture a call that raises, runs it in PyTorch, and would do so ever after: one batch of a wrong shape
+        would move the function out of ONNX Runtime. Where every call raises (a hook that stops the model early) it is
+        not tried again until one does not.
+        """
+        codes = _codes(error.__traceback__)
+        place = (type(error), codes[-1] if codes else None)
+        self._raised[place] += 1
+        if self._raised[place] <= _TRIES:
+            for code in codes:
+                eval_frame.reset_code(code)
+        else:
+            self._left.update(codes)
 
-    It cannot capture a call that raises, runs it in PyTorch, and would do so ever after: one batch of a wrong shape
-    would move the function out of ONNX Runtime.
-    """
+
+_TRIES = 2
+
+
+def _codes(trace: TracebackType | None) -> list[CodeType]:
+    """The functions on the way of an exception that Dynamo may capture."""
+    codes = []
     for frame, _ in traceback.walk_tb(trace):
         name = frame.f_code.co_filename
         if name.startswith(_LAYERS) or not name.startswith((_TORCH, _OWN, "<eval_with_key>")):
-            eval_frame.reset_code(frame.f_code)
+            codes.append(frame.f_code)
+    return codes
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True  # torch.cond and its like, which run what they are given
+
     def __init__(self, report: Report, policy: FallbackPolicy) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[
@@ -161,7 +189,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not nested and _computes(func, args) and torch._C._current_graph_task_id() == -1:
             place = _place(sys._getframe(1))
             if place is not None:
-                self.found[place, str(func.overloadpacket)] = None
+                self.found[place, str(getattr(func, "overloadpacket", func))] = None
         _inside.handler = True
         try:
             return func(*args, **(kwargs or {}))
@@ -204,6 +232,8 @@ def _reason() -> str:
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether the operator does arithmetic on a tensor: views, copies and reads of a number do not."""
+    if isinstance(func, HigherOrderOperator):
+        return False  # what it runs is watched, too
     if func.is_view or func.namespace == "prim" or func.overloadpacket.__name__ in _MOVES_DATA:
         return False
     return any(isinstance(leaf, torch.Tensor) for leaf in _leaves(args))

@@ -8,6 +8,7 @@ from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.cleanup import CleanupPass
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
+from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
@@ -17,7 +18,7 @@ from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import ColumnVectorPass, TransposedProductPass
-from onnxtrain.passes.save import save_model, to_proto
+from onnxtrain.passes.save import save_model, to_proto, write_model
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
 from onnxtrain.passes.stop_gradient import (
@@ -29,7 +30,7 @@ from onnxtrain.passes.stop_gradient import (
 from onnxtrain.passes.suit_runtime import suit_runtime
 from onnxtrain.passes.torch_parameters import TorchSignature
 from onnxtrain.passes.twins import TWINS
-from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
+from onnxtrain.passes.widen import has_narrow_floats, widen_narrow_floats
 
 __all__ = [
     "CANONICAL_OPSET",
@@ -38,6 +39,7 @@ __all__ = [
     "TWINS",
     "CleanupPass",
     "ColumnVectorPass",
+    "DynamicBatchPass",
     "FoldConstantsPass",
     "IsolateStatisticsPass",
     "Mode",
@@ -49,7 +51,9 @@ __all__ = [
     "TransposedProductPass",
     "canonicalize",
     "embed_parameters",
-    "has_bfloat16",
+    "fixed_batch",
+    "free_batch",
+    "has_narrow_floats",
     "has_schema_function",
     "infer_shapes",
     "inline_functions",
@@ -69,5 +73,6 @@ __all__ = [
     "settle_shapes",
     "suit_runtime",
     "to_proto",
-    "widen_bfloat16",
+    "widen_narrow_floats",
+    "write_model",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import onnx
@@ -11,6 +12,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+from onnxtrain.passes.tensors import check_tensors
+from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
 __all__ = ["MAX_IR_VERSION", "MAX_OPSET", "ModelSource", "load_model"]
 
@@ -52,7 +55,9 @@ def load_model(source: ModelSource) -> ir.Model:
     elif isinstance(source, str | os.PathLike):
         path = Path(source)
         origin = f"'{path}'"
-        model = _from_proto(_read(path), origin)
+        proto = _read(path)
+        _check_file(path, origin)
+        model = _from_proto(proto, origin)
         # An absolute directory: the working directory may have changed by the time a tensor is read.
         ir.external_data.set_base_dir(model.graph, path.absolute().parent)
     else:
@@ -63,6 +68,8 @@ def load_model(source: ModelSource) -> ir.Model:
     _check_versions(model, origin)
     _check_text(model, origin)
     _check_graph(model, origin)
+    for tensor in _external_tensors(model):
+        _check_reference(tensor, origin)
     for graph in model.graphs():
         for value in graph.initializers.values():
             _settle_external_data(value, origin)
@@ -99,6 +106,12 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
             f"Cannot load a model from {origin}: sparse initializers ({names}) are not supported. "
             "Store them dense."
         )
+    try:
+        check_tensors(proto)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: {error}. The file is corrupt; download or export it again."
+        ) from error
     try:
         return ir.from_proto(proto)
     # The IR wraps whatever a malformed proto made it stumble on in an exception of its own.
@@ -211,33 +224,48 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         ) from error
 
 
+def _check_file(path: Path, origin: str) -> None:
+    """Check that all external data of a file, of attributes too, is there and lies beside it."""
+    try:
+        check_external_data(str(path))
+    except (ValueError, OSError) as error:
+        raise ModelLoadError(f"Cannot load a model from {origin}: {error}") from error
+
+
+def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yield the tensors of a model whose data is in files, those of attributes included."""
+    for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
+        found = [value.const_value for value in graph.initializers.values()]
+        for attribute in (a for node in graph for a in node.attributes.values()):
+            if attribute.type == ir.AttributeType.TENSOR:
+                found.append(attribute.value)
+            elif attribute.type == ir.AttributeType.TENSORS:
+                found += attribute.value
+        yield from (tensor for tensor in found if isinstance(tensor, ir.ExternalTensor))
+
+
+def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
+    """Check that the bytes of an external tensor are there, in its directory."""
+    data = ExternalData(
+        str(tensor.name), str(tensor.location), tensor.offset or 0, tensor.length, int(tensor.nbytes)
+    )
+    try:
+        locate(data, tensor.base_dir or ".")
+    except ValueError as error:
+        raise ModelLoadError(f"Cannot load a model from {origin}: {error}") from error
+
+
 def _settle_external_data(value: ir.Value, origin: str) -> None:
-    """Check that the bytes of an external initializer are there; read it if it is small."""
+    """Read the data of an external initializer if it is small."""
     tensor = value.const_value
-    if not isinstance(tensor, ir.ExternalTensor):
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > _EAGER_BYTES:
         return
-    what = f"Cannot load a model from {origin}: the data of '{value.name}' should be in '{tensor.path}'"
-    base, path = Path(tensor.base_dir or ".").resolve(), Path(tensor.path).resolve()
-    if not path.is_relative_to(base):
-        raise ModelLoadError(f"{what}, which is outside the model's directory '{base}'. Copy the file there.")
-    if not path.is_file():
+    try:
+        array = tensor.numpy().copy()
+    except (ValueError, OSError) as error:
         raise ModelLoadError(
-            f"{what}, which does not exist. Put it beside the model; the two belong together."
-        )
-    size, offset = path.stat().st_size, tensor.offset or 0
-    if tensor.length is not None and tensor.length < tensor.nbytes:
-        raise ModelLoadError(
-            f"{what}, but its entry gives {tensor.length} bytes where {tensor.nbytes} are needed."
-        )
-    if size < offset + tensor.nbytes:
-        raise ModelLoadError(
-            f"{what} at bytes {offset} to {offset + tensor.nbytes}, but the file has {size} bytes: "
-            "it is truncated. Copy or export it again."
-        )
-    if tensor.nbytes <= _EAGER_BYTES:
-        try:
-            array = tensor.numpy().copy()
-        except (ValueError, OSError) as error:
-            raise ModelLoadError(f"{what}, which cannot be read: {error}") from error
-        value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
-        tensor.release()
+            f"Cannot load a model from {origin}: the data of '{value.name}' is in '{tensor.path}', which cannot "
+            f"be read: {error}"
+        ) from error
+    value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
+    tensor.release()

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
-import shutil
-import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
+from onnxtrain.runtime.atomic import FileSet, external_data_name
 
-__all__ = ["DEFAULT_EXTERNAL_DATA_THRESHOLD", "save_model", "to_proto"]
+__all__ = ["DEFAULT_EXTERNAL_DATA_THRESHOLD", "save_model", "to_proto", "write_model"]
 
 DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
 """Bytes of initializers beyond which weights go to a file of their own; protobuf stops at 2 GiB."""
 
 # Shapes, axes and the like stay in the model file: runtimes and converters look at their values.
 _EXTERNAL_TENSOR_BYTES = 1024
+_ALIGNMENT = 4096  # onnx recommends page-aligned offsets, so that readers can map the file
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
@@ -47,27 +49,30 @@ def save_model(
         model: Any model; tensors on disk are copied without being read into memory as a whole.
         path: The file to write. Its directory must exist.
         external_data_threshold: If the initializers have more bytes than this in all, those over 1 kB go to
-            `<path>.data`. Each file is replaced atomically, the data first.
+            a file beside it, `<path>.<12 hexadecimal digits>.data`: a new one each time, so that there is
+            always a model whose data is there. That of a model that was replaced is removed.
     """
     path = Path(path)
-    data = path.with_name(path.name + ".data")
-    _map_tensors_of(model, data)
-    workspace = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.absolute().parent))
-    try:
-        if _initializer_bytes(model) > external_data_threshold:
-            ir.save(
-                model,
-                workspace / path.name,
-                format="protobuf",
-                external_data=data.name,
-                size_threshold_bytes=_EXTERNAL_TENSOR_BYTES,
-            )
-            _replace(workspace / data.name, data)
-        else:
-            ir.save(_with_tensors_in_memory(model), workspace / path.name, format="protobuf")
-        _replace(workspace / path.name, path)
-    finally:
-        shutil.rmtree(workspace, ignore_errors=True)
+    with FileSet(path.absolute().parent) as files:
+        write_model(model, files, path.name, external_data_threshold)
+
+
+def write_model(
+    model: ir.Model,
+    files: FileSet,
+    name: str,
+    external_data_threshold: int = DEFAULT_EXTERNAL_DATA_THRESHOLD,
+) -> None:
+    """Write `model` to the file `name` of a set, as :func:`save_model` does."""
+    _map_tensors_beside(model, name)
+    if _initializer_bytes(model) > external_data_threshold:
+        data = external_data_name(name)
+        with files.open(data) as file:
+            model = _with_tensors_in(model, file, data)
+    else:
+        model = _with_tensors_in_memory(model)
+    with files.open(name) as file:
+        file.write(ir.to_proto(model).SerializeToString())
 
 
 def _initializer_bytes(model: ir.Model) -> int:
@@ -79,34 +84,55 @@ def _initializer_bytes(model: ir.Model) -> int:
     )
 
 
-def _with_tensors_in_memory(model: ir.Model) -> ir.Model:
-    """Return a clone of `model` whose initializers are all serialised with it."""
+def _with_tensors_in_memory(model: ir.Model, limit: float = math.inf) -> ir.Model:
+    """Return a clone of `model` whose initializers of up to `limit` bytes are serialised with it."""
     clone = model.clone()
     for graph in clone.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor):
+            if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= limit:
                 value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
     return clone
 
 
-def _map_tensors_of(model: ir.Model, data: Path) -> None:
-    """Map tensors stored in `data` now: a mapping outlives the replacement of the file, a path would not."""
+def _with_tensors_in(model: ir.Model, file: BinaryIO, name: str) -> ir.Model:
+    """Write large initializers to `file`; return a clone of `model` that refers to it by `name`."""
+    clone = _with_tensors_in_memory(model, _EXTERNAL_TENSOR_BYTES)
+    for graph in clone.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if (
+                tensor is None
+                or tensor.dtype == ir.DataType.STRING
+                or tensor.nbytes <= _EXTERNAL_TENSOR_BYTES
+            ):
+                continue
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            offset = file.tell()
+            _write_data(tensor, file)
+            value.const_value = ir.ExternalTensor(
+                name,
+                offset,
+                file.tell() - offset,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=str(value.name),
+            )
+    return clone
+
+
+def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
+    write = getattr(tensor, "tofile", None)  # no part of the protocol, but without a copy in memory
+    if write is None:
+        file.write(tensor.tobytes())
+    else:
+        write(file)
+
+
+def _map_tensors_beside(model: ir.Model, name: str) -> None:
+    """Map tensors stored in data of the model `name` now: a mapping outlives the removal of the file."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value
-            if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).resolve() == data.resolve():
+            if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).name.startswith(f"{name}."):
                 tensor.numpy()
-
-
-def _replace(source: Path, target: Path) -> None:
-    """Move `source` onto `target` so that after a crash either the old or the new file is there, complete."""
-    with source.open("rb") as file:
-        os.fsync(file.fileno())
-    source.replace(target)
-    if os.name == "posix":  # other systems cannot open a directory
-        directory = os.open(target.absolute().parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)

@@ -6,15 +6,19 @@ Files of onnxruntime-training are recognised by their identifier and read as wel
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import BinaryIO
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.atomic import finish_interrupted
+from onnxtrain.runtime.json_text import list_of_texts, parse_json, sizes
 from onnxtrain.runtime.legacy_checkpoint import IDENTIFIER, read_legacy_checkpoint
 from onnxtrain.runtime.manifest import Signature, fingerprint
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
-from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
+from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors, writing
 
 FORMAT = "onnxtrain-checkpoint"
 DELTA_FORMAT = "onnxtrain-checkpoint-delta"
@@ -53,30 +57,24 @@ def tensors_by_key(parameters: Mapping[str, Buffer], store: Store, with_optimize
     return {f"{kind}/{name}": buffer for kind, group in groups.items() for name, buffer in group.items()}
 
 
-def write_checkpoint(
-    store: Store,
-    uri: str | os.PathLike[str],
-    *,
-    include_optimizer_state: bool = False,
-    nominal: bool = False,
-) -> None:
-    """Writes `store` to the file `uri`, replacing it whole or not at all.
+def encode_checkpoint(
+    store: Store, doing: str, *, include_optimizer_state: bool = False, nominal: bool = False
+) -> Callable[[BinaryIO], None]:
+    """Returns what writes `store` to an open file.
 
     Args:
         store: What to save.
-        uri: Path of the file.
+        doing: Begins the message of an error.
         include_optimizer_state: Also save moments, step count and learning rate.
         nominal: Save names, dtypes and shapes of the parameters instead of their data. A store whose
             parameters are all still undefined is always saved so. Statistics keep their data: no buffer that
             completes a nominal checkpoint contains them.
 
     Raises:
-        CheckpointError: The file cannot be written (a previous one is intact), or some parameters have no
-            data.
+        CheckpointError: Some parameters have no data.
     """
-    where = f"Saving the checkpoint '{os.fspath(uri)}'"
     nominal = nominal or (bool(store.parameters) and len(store.undefined()) == len(store.parameters))
-    store.require_shapes(where)
+    store.require_shapes(doing)
     metadata = common_metadata(store, FORMAT, include_optimizer_state and not nominal)
     metadata |= {"order": json.dumps(list(store.parameters)), "nominal": json.dumps(nominal)}
     if nominal:
@@ -85,25 +83,48 @@ def write_checkpoint(
         )
         tensors = tensors_by_key({}, store, with_optimizer=False)
     else:
-        store.require_defined(where)
+        store.require_defined(doing)
         tensors = tensors_by_key(store.parameters, store, include_optimizer_state)
-    write_tensors(uri, tensors, metadata, where)
+    return lambda file: write_tensors(file, tensors, metadata)
+
+
+def write_checkpoint(
+    store: Store,
+    uri: str | os.PathLike[str],
+    *,
+    include_optimizer_state: bool = False,
+    nominal: bool = False,
+) -> None:
+    """Writes `store` to the file `uri`, replacing it whole or not at all; see :func:`encode_checkpoint`.
+
+    Raises:
+        CheckpointError: The file cannot be written (a previous one is intact), or some parameters have no
+            data.
+    """
+    doing = f"Saving the checkpoint '{os.fspath(uri)}'"
+    write = encode_checkpoint(store, doing, include_optimizer_state=include_optimizer_state, nominal=nominal)
+    with writing(uri, doing) as file:
+        write(file)
 
 
 def _properties(text: str) -> dict[str, int | float | str]:
-    properties = json.loads(text)
+    properties = parse_json(text)
+    if not isinstance(properties, dict):
+        raise ValueError("the properties are no JSON object")
     if not all(isinstance(v, int | float | str) for v in properties.values()):
         raise ValueError("a property is neither int, float nor str")
-    return dict(properties)
+    return properties
 
 
 def _progress(text: str) -> OptimizerProgress | None:
-    progress = json.loads(text)
+    progress = parse_json(text)
     if progress is None:
         return None
-    return OptimizerProgress(
-        int(progress["step"]), float(progress["learning_rate"]), float(progress["initial_learning_rate"])
-    )
+    step = progress["step"]
+    rates = [float(progress[key]) for key in ("learning_rate", "initial_learning_rate")]
+    if type(step) is not int or not 0 <= step < 2**62 or not all(0 <= rate < math.inf for rate in rates):
+        raise ValueError(f"the optimizer cannot be at step {step} with the learning rate {rates[0]}")
+    return OptimizerProgress(step, *rates)
 
 
 def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
@@ -119,11 +140,13 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
             raise ValueError(f"unexpected tensor '{key}'")
         groups.setdefault(kind, {})[name] = buffer
     parameters, statistics = groups.pop(_PARAMETER), groups.pop(_STATISTIC)
-    if json.loads(metadata.get("nominal", "false")):
-        for name, (dtype, shape) in json.loads(metadata["shapes"]).items():
-            parameters[name] = Buffer.zeros(dtypes.BY_NAME[dtype], shape, defined=False)
-    trainable = json.loads(metadata["trainable"])
-    order = json.loads(metadata["order"]) if "order" in metadata else trainable
+    if parse_json(metadata.get("nominal", "false")):
+        for name, (dtype, shape) in parse_json(metadata["shapes"]).items():
+            parameters[name] = Buffer.zeros(dtypes.BY_NAME[dtype], sizes(shape, f"'{name}'"), defined=False)
+    trainable = list_of_texts(parse_json(metadata["trainable"]), "what is trainable")
+    order = trainable
+    if "order" in metadata:
+        order = list_of_texts(parse_json(metadata["order"]), "the order of the parameters")
     if sorted(order) != sorted(parameters):
         raise ValueError("the list of parameters does not match the tensors")
     if not set(trainable) <= set(order):
@@ -162,6 +185,7 @@ def read_checkpoint(uri: str | os.PathLike[str]) -> Store:
     path = os.fspath(uri)
     source = f"'{path}'"
     with verification(source):
+        finish_interrupted(path)
         with open(path, "rb") as file:
             head = file.read(8)
             if head[4:] == IDENTIFIER:

@@ -23,7 +23,7 @@ from onnxtrain.runtime.checkpoint import (
 )
 from onnxtrain.runtime.manifest import fingerprint
 from onnxtrain.runtime.store import Buffer, Store
-from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
+from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors, writing
 
 _SHOWN = 5
 
@@ -56,7 +56,8 @@ def write_delta(store: Store, uri: str | os.PathLike[str], *, include_optimizer_
     trained = {name: b for name, b in store.parameters.items() if name in store.trainable}
     metadata = common_metadata(store, DELTA_FORMAT, include_optimizer_state)
     metadata["frozen"] = frozen_digest(store.parameters, store.trainable)
-    write_tensors(uri, tensors_by_key(trained, store, include_optimizer_state), metadata, where)
+    with writing(uri, where) as file:
+        write_tensors(file, tensors_by_key(trained, store, include_optimizer_state), metadata)
 
 
 def read_delta(uri: str | os.PathLike[str], base: Store, base_uri: str | os.PathLike[str]) -> Store:

@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from onnxtrain.errors import InputError, ModelError, ModelLoadError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime import onnx_wire as wire
-from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.atomic import FileSet, external_data_name, finish_interrupted, replace_file
 from onnxtrain.runtime.device import CPU
+from onnxtrain.runtime.external_data import locate, parse_reference
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.onnx_wire import Bytes
 from onnxtrain.runtime.session import ModelSource, default_session_options, describe, open_session
@@ -126,20 +128,22 @@ def _embedded_tensor(tensor: Bytes, model: ModelSource) -> _Tensor:
         others = b"".join(f.raw for f in fields if f.number != _TENSOR_RAW)
         return _Tensor(others, raw[-1] if raw else b"")
     others = b"".join(f.raw for f in fields if f.number not in (_TENSOR_EXTERNAL, _TENSOR_LOCATION))
-    entries = {
-        wire.string(f.payload, 1): wire.string(f.payload, 2) for f in fields if f.number == _TENSOR_EXTERNAL
-    }
-    if isinstance(model, bytes):
+    try:
+        data = parse_reference(tensor)
+        assert data is not None
+        if isinstance(model, bytes):
+            raise ValueError(
+                f"it was given as bytes and refers to the external file '{data.location}'. Pass its path instead."
+            )
+        path = locate(data, Path(os.fspath(model)).parent)
+    except ValueError as error:
         raise ModelLoadError(
-            "Exporting for inference: the eval model was given as bytes and refers to the external file "
-            f"'{entries.get('location')}'. Pass its path instead."
-        )
-    path = Path(os.fspath(model)).parent / entries["location"]
-    offset = int(entries.get("offset", 0))
-    length = int(entries.get("length", path.stat().st_size - offset))
+            f"Exporting for inference: reading the {describe(model, 'eval model')}: {error}"
+        ) from error
+    length = path.stat().st_size - data.offset if data.length is None else data.length
     if length == 0:
         return _Tensor(others, b"")
-    return _Tensor(others, np.memmap(path, np.uint8, "r", offset, (length,)).data)
+    return _Tensor(others, np.memmap(path, np.uint8, "r", data.offset, (length,)).data)
 
 
 def _value_info(name: str, ort_type: str, shape: Iterable[int | str | None] | None) -> bytes:
@@ -241,17 +245,17 @@ def _inline(tensors: Sequence[_Tensor]) -> list[Bytes]:
     return chunks
 
 
-def _external(tensors: Sequence[_Tensor], path: str) -> list[Bytes]:
-    """Writes the tensors' data to the file `path`, and returns initializer fields that refer to it."""
+def _external(tensors: Sequence[_Tensor], files: FileSet, name: str) -> list[Bytes]:
+    """Writes the tensors' data to the file `name`, and returns initializer fields that refer to it."""
     chunks: list[Bytes] = []
-    with replace_file(path) as file:
+    with files.open(name) as file:
         for tensor in tensors:
             if not len(tensor.data):
                 chunks.append(wire.embed(_INITIALIZER, tensor.fields))
                 continue
             file.write(bytes(-file.tell() % _ALIGNMENT))
             entries = {
-                "location": os.path.basename(path),
+                "location": name,
                 "offset": str(file.tell()),
                 "length": str(len(tensor.data)),
             }
@@ -301,7 +305,11 @@ def export_inference_model(
     """
     source = describe(eval_model, "eval model")
     try:
-        content = eval_model if isinstance(eval_model, bytes) else Path(os.fspath(eval_model)).read_bytes()
+        if isinstance(eval_model, bytes):
+            content = eval_model
+        else:
+            finish_interrupted(eval_model)
+            content = Path(os.fspath(eval_model)).read_bytes()
         if content[4:8] == _ORT_FORMAT:
             raise ValueError("it is in ORT format; make the Module with the .onnx file of the eval model")
         model = list(wire.parse(content))
@@ -333,12 +341,31 @@ def export_inference_model(
     )
     large = wire.total(parts) + sum(len(t.data) for t in tensors) > MAX_FILE_SIZE
     try:
-        parts += _external(tensors, f"{os.fspath(uri)}.data") if large else _inline(tensors)
-        with replace_file(uri) as file:
-            for chunk in [*model_parts, wire.header(_MODEL_GRAPH, wire.total(parts)), *parts]:
-                file.write(chunk)
+        _write(model_parts, parts, tensors, os.fspath(uri), large)
     except OSError as error:
         raise ModelError(
             f"Exporting for inference: writing '{os.fspath(uri)}' failed: {error.strerror or error}. A file "
             "that was there before is unchanged; check that the directory exists, is writable and has room."
         ) from error
+
+
+def _write(
+    model: Sequence[Bytes], graph: Sequence[Bytes], tensors: Sequence[_Tensor], path: str, large: bool
+) -> None:
+    """Writes a model of the given fields to `path`, the data of its tensors to a file beside it if `large`."""
+
+    def write(file: BinaryIO, initializers: list[Bytes]) -> None:
+        fields = [*graph, *initializers]
+        for chunk in [*model, wire.header(_MODEL_GRAPH, wire.total(fields)), *fields]:
+            file.write(chunk)
+
+    if not large:
+        with replace_file(path) as file:
+            write(file, _inline(tensors))
+        return
+    # A link would be left pointing to a model whose data lies elsewhere, so the model takes its place.
+    directory, name = os.path.split(os.path.abspath(path))
+    with FileSet(directory) as files:
+        initializers = _external(tensors, files, external_data_name(name))
+        with files.open(name) as file:
+            write(file, initializers)

@@ -304,7 +304,8 @@ class Module:
         """Writes an ordinary ONNX model with the current parameters inside.
 
         It is cut from the eval model: whatever the requested outputs do not need (loss, targets) is gone.
-        Models over 2 GB keep their parameters in a file `<name>.data` beside the model.
+        Models over 2 GB keep their parameters in a file `<name>.<12 hexadecimal digits>.data` beside the model,
+        a new one at each export; that of a model which was replaced is removed.
 
         Args:
             inference_model_uri: Path of the file to write.

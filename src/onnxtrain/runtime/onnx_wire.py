@@ -68,6 +68,22 @@ def parse(message: Bytes) -> Iterator[Field]:
         raise ValueError("the message ends within a field") from error
 
 
+def varints(packed: Bytes) -> list[int]:
+    """Returns the numbers of a packed field of varints.
+
+    Raises:
+        ValueError: Truncated.
+    """
+    data, position, numbers = memoryview(packed), 0, []
+    try:
+        while position < len(data):
+            number, position = _read_varint(data, position)
+            numbers.append(number)
+    except IndexError as error:
+        raise ValueError("the message ends within a number") from error
+    return numbers
+
+
 def varint(value: int) -> bytes:
     """Returns the varint of a non-negative integer."""
     out = bytearray()

@@ -10,7 +10,9 @@ from pathlib import Path
 import onnxruntime as ort
 
 from onnxtrain.errors import ModelLoadError
+from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.device import Device
+from onnxtrain.runtime.external_data import check_external_data
 from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
 
 ModelSource = str | os.PathLike[str] | bytes
@@ -45,6 +47,12 @@ def open_session(
                 f"Loading {source}: there is no such file (working directory '{Path.cwd()}')."
             )
         model = str(path)
+    try:
+        if isinstance(model, str):
+            finish_interrupted(model)
+        check_external_data(model)
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"Loading {source}: {error}") from error
     try:
         return ort.InferenceSession(
             model, options or default_session_options(), providers=device.providers, enable_fallback=0

@@ -17,10 +17,11 @@ from safetensors import SafetensorError, safe_open
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.store import Buffer
 
 
-def _write(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str, str]) -> None:
+def write_tensors(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str, str]) -> None:
     """Writes a safetensors file: header length (uint64), JSON header padded to 8 bytes, then the tensors."""
     # Widest elements first keeps every tensor aligned to its element size.
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.storage.itemsize)
@@ -40,17 +41,16 @@ def _write(file: BinaryIO, tensors: Mapping[str, Buffer], metadata: Mapping[str,
         file.write(buffer.read().reshape(-1).view(np.uint8).data)
 
 
-def write_tensors(
-    uri: str | os.PathLike[str], tensors: Mapping[str, Buffer], metadata: Mapping[str, str], doing: str
-) -> None:
-    """Writes tensors and metadata to the file `uri`, replacing it whole or not at all.
+@contextlib.contextmanager
+def writing(uri: str | os.PathLike[str], doing: str) -> Iterator[BinaryIO]:
+    """Yields a file that replaces `uri` whole or not at all.
 
     Raises:
         CheckpointError: The file cannot be written; a previous one is intact. `doing` begins the message.
     """
     try:
         with replace_file(uri) as file:
-            _write(file, tensors, metadata)
+            yield file
     except OSError as error:
         raise CheckpointError(
             f"{doing} failed: {error}. A checkpoint that was there before is unchanged; check that the "
@@ -74,7 +74,7 @@ def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
         pass
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+        header = parse_json(file.read(length))
         metadata = header.pop("__metadata__", None) or {}
         return metadata, {key: _read_tensor(file, 8 + length, entry) for key, entry in header.items()}
 
@@ -86,7 +86,16 @@ def verification(source: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise CheckpointError(f"Checkpoint verification failed. There is no file {source}.") from error
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+    ) as error:
         detail = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt or "

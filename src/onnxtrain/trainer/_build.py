@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import onnx_ir as ir
 
 from onnxtrain.artifacts import LossSpec, LossType, OptimizerSpec, OptimType, generate_artifacts
 from onnxtrain.errors import GraphBuildError
@@ -14,7 +16,11 @@ from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
 from onnxtrain.training_graph import BatchNormMode
 
-__all__ = ["build_run", "loss_name", "with_clipping"]
+__all__ = ["build_run", "loss_name", "name_list", "random_ops", "with_clipping"]
+
+_STATEFUL = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
 
 
 def build_run(
@@ -37,6 +43,7 @@ def build_run(
         OnnxTrainError: as `generate_artifacts`.
     """
     loaded = load_model(model)
+    _forget_seeds(loaded)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     if loss is None:  # the first output is the loss itself
         outputs.remove((loss_input_names or outputs)[0])
@@ -52,6 +59,33 @@ def build_run(
         batch_norm=batch_norm,
     )
     return Run(directory, device)
+
+
+def _forget_seeds(model: ir.Model) -> None:
+    """Makes Dropout draw from ONNX Runtime's generator, which the trainer seeds for each step.
+
+    With a seed of its own a node has a state of its own, which no checkpoint can hold.
+    """
+    for node in _all_nodes(model):
+        if node.op_type == "Dropout" and node.domain == "":
+            node.attributes.pop("seed", None)
+
+
+def random_ops(path: Path) -> list[str]:
+    """Returns the ops of a model whose random numbers have a state in the session, which no checkpoint can hold."""
+    return sorted({node.op_type for node in _all_nodes(load_model(path))} & _STATEFUL)
+
+
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yields the nodes of the graph, its subgraphs and the model's functions."""
+    yield from ir.traversal.RecursiveGraphIterator(model.graph)
+    for function in model.functions.values():
+        yield from ir.traversal.RecursiveGraphIterator(function)
+
+
+def name_list(given: Sequence[str] | str | None) -> Sequence[str] | None:
+    """Returns a single name as a list of one: a string is a sequence of names too, of one letter each."""
+    return [given] if isinstance(given, str) else given
 
 
 def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) -> OptimizerSpec:

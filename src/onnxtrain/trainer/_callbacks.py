@@ -10,17 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 from onnxtrain.errors import InputError
 from onnxtrain.trainer._history import History
-from onnxtrain.trainer._metrics import Metric
+from onnxtrain.trainer._state import BEST
 
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["Callback", "EarlyStopping", "ModelCheckpoint", "ReduceLROnPlateau"]
+__all__ = ["Callback", "EarlyStopping", "Events", "ModelCheckpoint", "ReduceLROnPlateau", "callback_list"]
 
 Mode = Literal["auto", "min", "max"]
-
-BEST = "best"
-"""File of the trainer's directory with the parameters of the best epoch."""
 
 
 class Callback:
@@ -56,16 +53,35 @@ class _Monitor(Callback):
         self.min_delta = min_delta
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded."""
+        """Checks that the value will be recorded, and that it is known what is better."""
         if self.monitor not in trainer.recorded_keys:
             raise InputError(
                 f"{type(self).__name__}: '{self.monitor}' will not be recorded in this fit, which records "
                 f"{', '.join(trainer.recorded_keys)}. Pass validation data, or choose another monitor."
             )
+        self._rises(trainer)
+
+    def _rises(self, trainer: Trainer) -> bool:
+        """Returns whether more is better.
+
+        Raises:
+            InputError: The value is that of a function, of which nothing is known.
+        """
+        if self.mode != "auto":
+            return self.mode == "max"
+        name = self.monitor.removeprefix("val_")
+        known = {"loss": False} | {metric.name: metric.higher_is_better for metric in trainer.metrics}
+        rises = known.get(name)
+        if rises is None:
+            raise InputError(
+                f"{type(self).__name__}: whether more or less of '{self.monitor}' is better is not known, as it is a "
+                "function. Pass mode='max' or mode='min'."
+            )
+        return rises
 
     def _scores(self, trainer: Trainer) -> list[float]:
         """The monitored values of this fit, turned so that more is better."""
-        rising = self.mode == "max" or (self.mode == "auto" and _rises(self.monitor, trainer.metrics))
+        rising = self._rises(trainer)
         values = [epoch[self.monitor] for epoch in trainer.history.epochs[trainer.fit_start :]]
         scores = values if rising else [-value for value in values]
         return [-math.inf if math.isnan(score) else score for score in scores]
@@ -79,10 +95,6 @@ class _Monitor(Callback):
         return best
 
 
-def _rises(monitor: str, metrics: Sequence[Metric]) -> bool:
-    return any(m.higher_is_better for m in metrics if m.name == monitor.removeprefix("val_"))
-
-
 class EarlyStopping(_Monitor):
     """Ends a fit when the monitored value has not improved for `patience` epochs.
 
@@ -90,9 +102,10 @@ class EarlyStopping(_Monitor):
         monitor: recorded value to watch.
         patience: epochs without improvement to wait for.
         min_delta: by how much a value must be better to count.
-        mode: whether less ("min") or more ("max") is better; "auto" knows the loss and the trainer's metrics.
-        restore_best: put the parameters of the best epoch back at the end. They are kept in the file `best`
-            of the trainer's directory.
+        mode: whether less ("min") or more ("max") is better; "auto" knows the loss and the named metrics, but not
+            metrics that are functions.
+        restore_best: put the parameters of the best epoch back at the end, also in what is saved. Until then they
+            are kept in the file `best` of the trainer's directory.
     """
 
     def __init__(
@@ -192,6 +205,34 @@ class ModelCheckpoint(_Monitor):
             trainer.save(self.path)
 
 
+class Events:
+    """Tells all callbacks of a fit what happens to its trainer."""
+
+    def __init__(self, callbacks: Sequence[Callback], trainer: Trainer) -> None:
+        self._callbacks = callbacks
+        self._trainer = trainer
+
+    def fit_begin(self) -> None:
+        """Calls :meth:`Callback.on_fit_begin`."""
+        for callback in self._callbacks:
+            callback.on_fit_begin(self._trainer)
+
+    def step_end(self, loss: float) -> None:
+        """Calls :meth:`Callback.on_step_end`."""
+        for callback in self._callbacks:
+            callback.on_step_end(self._trainer, loss)
+
+    def epoch_end(self, history: History) -> None:
+        """Calls :meth:`Callback.on_epoch_end`."""
+        for callback in self._callbacks:
+            callback.on_epoch_end(self._trainer, history)
+
+    def fit_end(self, history: History) -> None:
+        """Calls :meth:`Callback.on_fit_end`."""
+        for callback in self._callbacks:
+            callback.on_fit_end(self._trainer, history)
+
+
 def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
     """Returns the callbacks that were given to a fit as a list; raises InputError for anything else."""
     if callbacks is None:
@@ -200,4 +241,6 @@ def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
     if not all(isinstance(entry, Callback) for entry in given) or isinstance(callbacks, Callback):
         received = ", ".join(type(entry).__name__ for entry in given)
         raise InputError(f"callbacks must be a list of callbacks, received {received}.")
+    if sum(isinstance(entry, EarlyStopping) and entry.restore_best for entry in given) > 1:
+        raise InputError("Only one EarlyStopping can have restore_best=True: there is one set of parameters.")
     return given

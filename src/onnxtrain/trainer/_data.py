@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +16,25 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
 
-__all__ = ["ArrayLike", "Dataset", "check_batch_size", "split", "static_batch"]
+__all__ = [
+    "DYNAMIC_REMEDY",
+    "ArrayLike",
+    "Dataset",
+    "check_batch_size",
+    "split",
+    "static_batch",
+    "warn_of_fixed_batch",
+]
 
 ArrayLike = npt.ArrayLike | Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
 """One array; for several inputs or targets a list in the model's order, or a mapping by name."""
+
+_log = logging.getLogger("onnxtrain")
+
+DYNAMIC_REMEDY = (
+    "Export it with a dynamic batch axis, or make it so: Trainer(onnxtrain.make_batch_dynamic(model), ...)."
+)
+"""What to do about a fixed batch."""
 
 # Streams of random numbers that derive from the trainer's seed.
 _SHUFFLE, _SPLIT = 0, 1
@@ -50,7 +66,7 @@ class Dataset:
         size, fixed = check_batch_size(specs, batch_size)
         padding = -len(arrays[0]) % size if fixed else 0
         if padding:
-            arrays = [np.concatenate([a, np.repeat(a[-1:], padding, axis=0)]) for a in arrays]
+            arrays = [_filled(array, padding) for array in arrays]
         _check_values(specs, arrays)
         return cls(tuple(arrays), tuple(specs), size, fixed, padding)
 
@@ -59,6 +75,8 @@ class Dataset:
         cls,
         groups: Sequence[tuple[str, Sequence[InputSpec], ArrayLike | None]],
         batch_size: int | None,
+        *,
+        training: bool,
     ) -> Dataset:
         """Returns the arrays of all groups, converted to the model's dtypes and checked as a whole.
 
@@ -68,6 +86,7 @@ class Dataset:
         Args:
             groups: (word for messages, specifications, data) of the inputs, and of the targets.
             batch_size: as asked for; None means 32, or the model's own when it is fixed.
+            training: whether they are to be trained on, which a model with a fixed batch does in whole batches only.
 
         Raises:
             InputError: Number, names, lengths, dtypes, shapes or values do not fit; nothing has been run yet.
@@ -82,14 +101,19 @@ class Dataset:
             arrays += [_convert(word, spec, array) for spec, array in zip(group, given, strict=True)]
         _check_lengths(specs, arrays)
         size, fixed = check_batch_size(specs, batch_size)
-        if fixed and len(arrays[0]) < size:
-            raise InputError(
-                f"The model takes exactly {size} samples at a time, received {len(arrays[0])} in all. "
-                "Export it with "
-                "a dynamic batch axis to use fewer."
-            )
+        dataset = cls(tuple(arrays), tuple(specs), size, fixed)
+        if training:
+            dataset.require_batch()
         _check_values(specs, arrays)
-        return cls(tuple(arrays), tuple(specs), size, fixed)
+        return dataset
+
+    def require_batch(self) -> None:
+        """Raises InputError if the samples do not fill one batch of a model whose batch is fixed."""
+        if self.batches == 0:
+            raise InputError(
+                f"The model takes exactly {self.batch_size} samples at a time, received {len(self)} to train on. "
+                f"{DYNAMIC_REMEDY}"
+            )
 
     def __len__(self) -> int:
         return len(self.arrays[0])
@@ -122,6 +146,19 @@ class Dataset:
             return [array[part] for array in self.arrays]
         return [array[order[part]] for array in self.arrays]
 
+    def incomplete(self) -> tuple[list[Array], int]:
+        """Returns the samples of an incomplete last batch, filled up with copies of the last one, and their number.
+
+        There is one only where :attr:`left_out` is not 0.
+        """
+        arrays = self.batch(self.batches)
+        count = len(arrays[0])
+        return [_filled(array, self.batch_size - count) for array in arrays], count
+
+    def last(self) -> Dataset:
+        """Returns the data set of the incomplete last batch alone."""
+        return self.take(np.arange(self.batches * self.batch_size, len(self)))
+
     def __iter__(self) -> Iterator[list[Array]]:
         for index in range(self.batches):
             yield self.batch(index)
@@ -131,13 +168,17 @@ class Dataset:
         return dataclasses.replace(self, arrays=tuple(array[samples] for array in self.arrays))
 
 
+def _filled(array: Array, copies: int) -> Array:
+    return np.concatenate([array, np.repeat(array[-1:], copies, axis=0)])
+
+
 def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Returns the data set without a random `fraction` of its samples, and these.
 
     Which ones depends on the seed alone.
 
     Raises:
-        InputError: The fraction leaves one of the two empty.
+        InputError: The fraction leaves one of the two empty, or no batch of a fixed size to train on.
     """
     count = round(len(dataset) * fraction)
     if not 0 < fraction < 1 or count == 0 or count == len(dataset):
@@ -148,7 +189,27 @@ def split(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
             "targets)."
         )
     order = np.random.default_rng([seed, _SPLIT]).permutation(len(dataset))
-    return dataset.take(np.sort(order[count:])), dataset.take(np.sort(order[:count]))
+    training, validation = dataset.take(np.sort(order[count:])), dataset.take(np.sort(order[:count]))
+    training.require_batch()
+    return training, validation
+
+
+def warn_of_fixed_batch(data: Dataset) -> None:
+    """Logs a warning where a fixed batch makes training other than it looks."""
+    if data.fixed and data.batch_size == 1 and len(data) > 1:
+        _log.warning(
+            "The model was exported for one sample at a time: each step of the optimizer sees a single one. %s Or pass "
+            "accumulate=32.",
+            DYNAMIC_REMEDY,
+        )
+    if data.left_out:
+        _log.warning(
+            "%d of %d samples are left out of each epoch: the model takes exactly %d at a time. %s",
+            data.left_out,
+            len(data),
+            data.batch_size,
+            DYNAMIC_REMEDY,
+        )
 
 
 def static_batch(specs: Sequence[InputSpec]) -> int | None:
@@ -178,9 +239,8 @@ def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int
         return int(asked or 32), False
     if asked is not None and asked != fixed:
         raise InputError(
-            f"batch_size is {asked}, but the model was exported with a fixed batch of {fixed}. Leave "
-            "batch_size out, "
-            "or export the model with a dynamic batch axis."
+            f"batch_size is {asked}, but the model was exported with a fixed batch of {fixed}. "
+            f"{DYNAMIC_REMEDY} Or leave batch_size out."
         )
     return fixed, True
 
@@ -219,6 +279,7 @@ def _convert(word: str, spec: InputSpec, data: Any) -> Array:
         array = np.asarray(data)
     except ValueError as error:
         raise InputError(f"The {word} '{spec.name}' is no array of one shape: {error}.") from error
+    _check_label_form(spec, array)
     wanted = spec.dtype.name
     if array.dtype.name == wanted or (wanted == "bfloat16" and array.dtype == np.uint16):
         converted = array
@@ -245,6 +306,22 @@ def _convert(word: str, spec: InputSpec, data: Any) -> Array:
     return np.ascontiguousarray(converted) if converted.ndim else converted
 
 
+def _check_label_form(spec: InputSpec, array: Array) -> None:
+    """Raises InputError for class labels in a form that other libraries take: one-hot, or in a column."""
+    labels = spec.class_labels
+    if labels is None or spec.shape is None or array.ndim != len(spec.shape) + 1:
+        return
+    form = f"The labels '{spec.name}' should be one integer per sample, received shape {list(array.shape)}"
+    if array.ndim == 2 and array.shape[1] == 1:
+        raise InputError(f"{form}. Take them out of their column: labels[:, 0].")
+    classes = array.dtype.kind in "iufb" and labels.count in (None, array.shape[1])
+    if classes and np.isin(array, (0, 1)).all() and (array.sum(axis=1) == 1).all():
+        raise InputError(
+            f"{form}: they are one-hot. Pass labels.argmax(axis=1), or train with "
+            "CrossEntropyLoss(probabilities=True)."
+        )
+
+
 def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
     wanted = spec.dtype.name
     message = f"The {word} '{spec.name}' should be {wanted}, received dtype {array.dtype}"
@@ -252,6 +329,11 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
         return f"{message}: it is no rectangular array of numbers."
     if spec.class_labels is not None and array.dtype.kind == "f":
         return f"{message}. Class labels are integers: .astype('int64'), or choose a regression loss."
+    if wanted.startswith("float") and array.dtype.kind in "iub" and word == "target":
+        return (
+            f"{message}. If they are quantities, convert with .astype('{wanted}'); if they are classes, choose a loss "
+            "for classes (cross_entropy)."
+        )
     if wanted.startswith("float") and array.dtype.kind in "iu":
         return f"{message}. Convert with .astype('{wanted}'), scaled as the model expects (often / 255)."
     return f"{message}. Convert it with .astype('{wanted}') if that is what is meant."

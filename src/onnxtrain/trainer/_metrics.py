@@ -1,10 +1,12 @@
-"""Metrics: figures of merit beside the loss, averaged over batches of any size."""
+"""Metrics: figures of merit beside the loss, over a whole data set whatever the batches."""
 
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,26 +22,40 @@ MetricFunction = Callable[[Array, Array], float]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric as sums, so that the value over a data set does not depend on how it is cut into batches.
+    """A metric of a data set: as sums over its batches, or as a function of all of it.
 
     Attributes:
         name: its key in the history.
-        measure: (prediction, target, target's specification) -> (total, count) of one batch.
+        measure: (prediction, target, target's specification) -> (total, count) of one batch, for a metric that
+            is a mean. None for one that is not.
         finish: from the mean over all batches, total / count, to the value.
-        higher_is_better: for callbacks that compare values.
+        higher_is_better: for callbacks that compare values; None where that is not known.
+        function: (predictions, targets) of the whole data set -> value, for a metric without `measure`.
+
+    Raises:
+        InputError: both or none of `measure` and `function` are given.
     """
 
     name: str
-    measure: Measure
+    measure: Measure | None = None
     finish: Callable[[float], float] = float
-    higher_is_better: bool = False
+    higher_is_better: bool | None = None
+    function: MetricFunction | None = None
+
+    def __post_init__(self) -> None:
+        if (self.measure is None) == (self.function is None):
+            raise InputError(f"Metric '{self.name}': pass either measure or function.")
 
 
 MetricSpec = str | Metric | MetricFunction
 
 
+_NEED_CLASSES = ("accuracy", "probability_accuracy")  # along axis 1 of the prediction
+
+
 def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     """Scores [N, C, d1, ...] against labels [N, d1, ...]; labels equal to `ignore_index` do not count."""
+    _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
     hits = prediction.argmax(axis=1) == target
     ignored = spec.class_labels.ignore_index if spec.class_labels else None
     if ignored is None:
@@ -50,22 +66,35 @@ def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float,
 
 def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     """Scores and class probabilities, both [N, C, d1, ...]."""
+    _require_shape("probability_accuracy", prediction, target, prediction.shape)
     hits = prediction.argmax(axis=1) == target.argmax(axis=1)
     return float(hits.sum()), float(hits.size)
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     """Logits (positive means yes) against 0 and 1."""
+    _require_shape("binary_accuracy", prediction, target, prediction.shape)
     hits = (prediction > 0) == (target > 0.5)
     return float(hits.sum()), float(hits.size)
 
 
 def _absolute_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
+    _require_shape("mae", prediction, target, prediction.shape)
     return float(np.abs(prediction.astype(np.float64) - target).sum()), float(prediction.size)
 
 
 def _squared_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
+    _require_shape("mse", prediction, target, prediction.shape)
     return float(((prediction.astype(np.float64) - target) ** 2).sum()), float(prediction.size)
+
+
+def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[int, ...]) -> None:
+    """Raises InputError for a target that numpy would broadcast against the prediction."""
+    if target.shape != expected or (name in _NEED_CLASSES and prediction.ndim < 2):
+        raise InputError(
+            f"The metric '{name}' does not fit a prediction of shape {list(prediction.shape)} and a target of "
+            f"shape {list(target.shape)}; choose another, or pass a function (prediction, target)."
+        )
 
 
 _ACCURACY = Metric("accuracy", _accuracy, higher_is_better=True)
@@ -74,9 +103,9 @@ METRICS: dict[str, Metric] = {
     "accuracy": _ACCURACY,
     "probability_accuracy": Metric("accuracy", _probability_accuracy, higher_is_better=True),
     "binary_accuracy": Metric("accuracy", _binary_accuracy, higher_is_better=True),
-    "mae": Metric("mae", _absolute_error),
-    "mse": Metric("mse", _squared_error),
-    "rmse": Metric("rmse", _squared_error, math.sqrt),
+    "mae": Metric("mae", _absolute_error, higher_is_better=False),
+    "mse": Metric("mse", _squared_error, higher_is_better=False),
+    "rmse": Metric("rmse", _squared_error, math.sqrt, higher_is_better=False),
 }
 """The metrics by the names that the trainer takes."""
 
@@ -102,7 +131,7 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
 def make_metrics(specs: Iterable[MetricSpec]) -> list[Metric]:
     """Returns metrics for names, :class:`Metric` objects and functions `(prediction, target) -> float`.
 
-    The value of a function is averaged over batches, weighted by their size; its key is its `__name__`.
+    A function is called once with all predictions and targets of a data set; its key is its `__name__`.
 
     Raises:
         InputError: A name is unknown, a key comes twice, or something is none of these.
@@ -112,11 +141,13 @@ def make_metrics(specs: Iterable[MetricSpec]) -> list[Metric]:
     metrics = [_make(spec) for spec in specs]
     names = [metric.name for metric in metrics]
     reserved = {"epoch", "loss", "learning_rate"}
-    wrong = sorted({name for name in names if names.count(name) > 1 or name in reserved})
+    wrong = sorted(
+        {name for name in names if names.count(name) > 1 or name in reserved or name.startswith("val_")}
+    )
     if wrong:
         raise InputError(
             f"Choosing metrics: {', '.join(wrong)} is taken already; give each function a __name__ of its "
-            "own."
+            "own that does not begin with 'val_'."
         )
     return metrics
 
@@ -132,13 +163,7 @@ def _make(spec: MetricSpec) -> Metric:
             )
         return METRICS[spec]
     if callable(spec):
-        function = spec
-        name = getattr(function, "__name__", type(function).__name__)
-
-        def measure(prediction: Array, target: Array, _: InputSpec) -> tuple[float, float]:
-            return float(function(prediction, target)) * len(prediction), float(len(prediction))
-
-        return Metric(name, measure)
+        return Metric(getattr(spec, "__name__", type(spec).__name__), function=spec)
     raise InputError(
         f"Choosing metrics: received {type(spec).__name__}; pass names or functions (prediction, target)."
     )
@@ -146,13 +171,20 @@ def _make(spec: MetricSpec) -> Metric:
 
 @dataclass
 class Averages:
-    """Running sums of the loss and the metrics over the batches of an epoch.
+    """The loss and the metrics of a data set, batch by batch.
 
     Attributes:
         sums: key -> [total, count]. Python floats, which JSON text keeps exactly.
+        parts: (prediction, target) of each batch, kept for metrics that are functions of the whole; empty if there
+            are none.
     """
 
     sums: dict[str, list[float]] = field(default_factory=dict)
+    parts: list[tuple[Array, Array]] = field(default_factory=list)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Averages:
+        # The arrays are never written to.
+        return Averages({key: list(entry) for key, entry in self.sums.items()}, list(self.parts))
 
     def add(self, key: str, total: float, count: float) -> None:
         """Adds one batch."""
@@ -160,42 +192,59 @@ class Averages:
         entry[0] += total
         entry[1] += count
 
-    def add_batch(
-        self,
-        metrics: Sequence[Metric],
-        loss: float,
-        count: float | None,
-        prediction: Array | None,
-        targets: Sequence[Array],
-        specs: Sequence[InputSpec],
-    ) -> None:
-        """Adds loss and metrics of a batch.
+    def add_loss(self, loss: float, count: float | None) -> None:
+        """Adds the loss of a batch.
 
         Args:
-            metrics: what to add beside the loss.
             loss: of the batch.
             count: what the batch counts in the mean of the loss; None to sum the losses.
-            prediction: what the metrics look at; None if they cannot be measured.
-            targets: the first one is what they compare it with.
-            specs: those of `targets`.
         """
         if count is None:
             self.sums.setdefault("loss", [0.0, 1.0])[0] += loss
         else:
             self.add("loss", loss * count if count else 0.0, count)
-        if prediction is not None and targets:
-            for metric in metrics:
-                self.add(metric.name, *metric.measure(prediction, targets[0], specs[0]))
+
+    def add_metrics(
+        self, metrics: Sequence[Metric], prediction: Array, target: Array, spec: InputSpec
+    ) -> None:
+        """Adds the predictions of a batch."""
+        for metric in metrics:
+            if metric.measure is not None:
+                self.add(metric.name, *metric.measure(prediction, target, spec))
+        if any(metric.function is not None for metric in metrics):
+            self.parts.append((prediction.copy(), target.copy()))
 
     def add_skipped(self, metrics: Sequence[Metric]) -> None:
         """Adds a batch that counts nothing."""
-        for key in ("loss", *(metric.name for metric in metrics)):
+        for key in ("loss", *(metric.name for metric in metrics if metric.measure is not None)):
             self.add(key, 0.0, 0.0)
 
-    def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
-        """Returns the averages by key; NaN where nothing counted."""
+    def running(self, metrics: Sequence[Metric]) -> dict[str, float]:
+        """Returns the averages so far by key, without metrics that are functions of the whole."""
         finish: Mapping[str, Callable[[float], float]] = {metric.name: metric.finish for metric in metrics}
         return {
-            prefix + key: finish.get(key, float)(total / count) if count else math.nan
+            key: finish.get(key, float)(total / count) if count else math.nan
             for key, (total, count) in self.sums.items()
         }
+
+    def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
+        """Returns loss and metrics of the whole by key; NaN where nothing counted.
+
+        Raises:
+            InputError: A metric function gives no number.
+        """
+        values = self.running(metrics)
+        whole = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
+        for metric in metrics:
+            if metric.function is not None:
+                values[metric.name] = _number(metric, metric.function(*whole)) if whole else math.nan
+        names = [name for name in ("loss", *(metric.name for metric in metrics)) if name in values]
+        return {prefix + name: values[name] for name in names}
+
+
+def _number(metric: Metric, value: object) -> float:
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.item()
+    if not isinstance(value, numbers.Real):
+        raise InputError(f"The metric '{metric.name}' gave {value!r}; it must give one number.")
+    return float(value)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import get_type_hints
 
 from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import Averages
+from onnxtrain.trainer._typed import check_types
 
 __all__ = ["CUSTOM", "PROPERTY", "Plan", "Position", "Settings"]
 
@@ -30,6 +34,7 @@ class Settings:
             functions.
         scheduler: name of the schedule, None for none, :data:`CUSTOM` for a function.
         warmup_steps: steps over which the learning rate first rises.
+        random: ops whose random numbers do not follow the trainer's seed from step to step.
     """
 
     loss: str = ""
@@ -37,16 +42,25 @@ class Settings:
     metrics: list[str] | None = None
     scheduler: str | None = None
     warmup_steps: int = 0
+    random: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How an epoch is cut into steps; a position within an epoch means something for the same plan only."""
+    """What a fit was asked to do; a fit that was cut off means something for the same plan only."""
 
     samples: int
     batch_size: int
     accumulate: int
     shuffle: bool
+    epochs: int
+    validation: float | int | None
+    """The fraction that was split off, or the number of samples; None for no validation."""
+
+    def differences(self, other: Plan) -> str:
+        """Returns what `other` has in place of what this one has, for messages; empty if they are equal."""
+        ours, theirs = asdict(self), asdict(other)
+        return ", ".join(f"{key} {ours[key]}, now {theirs[key]}" for key in ours if ours[key] != theirs[key])
 
 
 @dataclass
@@ -75,49 +89,94 @@ class Position:
     averages: Averages = field(default_factory=Averages)
     history: History = field(default_factory=History)
 
-    def begin(self, plan: Plan) -> None:
-        """Starts a new fit, or goes on with one that was cut off.
-
-        Raises:
-            InputError: That one stopped in the middle of an epoch, which was cut into steps in another way.
-        """
-        if self.batch and self.plan != plan:
+    def check(self, plan: Plan) -> None:
+        """Raises InputError if a fit was cut off that was asked to do something else than `plan`."""
+        if self.unfinished and self.plan is not None and self.plan != plan:
+            where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
             raise InputError(
-                f"The last fit was interrupted in the middle of epoch {self.epoch + 1}, over {self.plan}; "
-                "this one "
-                f"has {plan}. Finish it with the same data and arguments first, or start a new Trainer."
+                f"The last fit was interrupted {where}, and this call differs from it "
+                f"({self.plan.differences(plan)}). Give the same data and arguments to go on with it, or call "
+                "abandon_fit() first to start a new fit from here."
             )
+
+    def begin(self, plan: Plan) -> tuple[int, bool, Plan | None, str | None]:
+        """Starts a new fit, or goes on with one that was cut off; returns what :meth:`undo` needs."""
+        before = self.fit_start, self.unfinished, self.plan, self.history.stopped
         if not self.unfinished:
             self.fit_start = self.epoch
-        self.plan, self.unfinished, self.history.stopped = plan, True, None
+        if not self.unfinished or self.history.stopped == "interrupted":
+            self.history.stopped = None  # "early" stays where only the end of the fit was cut off
+        self.plan, self.unfinished = plan, True
+        return before
+
+    def undo(self, before: tuple[int, bool, Plan | None, str | None]) -> None:
+        """Takes back :meth:`begin`."""
+        self.fit_start, self.unfinished, self.plan, self.history.stopped = before
+
+    def abandon(self) -> None:
+        """Makes the next fit a new one, from the last whole epoch's count on."""
+        self.unfinished, self.batch, self.averages = False, 0, Averages()
 
     def to_json(self, settings: Settings) -> str:
-        """Returns JSON text of the position and of the trainer's settings; floats are kept exactly."""
-        return json.dumps({"version": 1, "position": asdict(self), "settings": asdict(settings)})
+        """Returns JSON text of the position and of the trainer's settings; floats are kept exactly.
+
+        The predictions that metric functions wait for are not in it.
+        """
+        position = asdict(replace(self, averages=Averages(self.averages.sums)))
+        position["averages"]["parts"] = bool(self.averages.parts)
+        return json.dumps({"version": 1, "position": position, "settings": asdict(settings)})
 
     @classmethod
-    def from_json(cls, text: str, source: str) -> tuple[Position, Settings]:
-        """Returns the position and settings written in `text`; `source` names the checkpoint, for messages.
+    def from_json(cls, text: str, source: str) -> tuple[Position, Settings, bool]:
+        """Returns what `text` holds; `source` names the checkpoint, for messages.
+
+        Returns:
+            The position, the settings, and whether predictions belong to the position that the text does not hold.
 
         Raises:
             CheckpointError: The text is not what :meth:`to_json` writes.
         """
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             if content["version"] != 1:
                 raise ValueError(f"version {content['version']}")
             fields = dict(content["position"])
             plan = fields.pop("plan")
-            return cls(
+            position = cls(
                 **fields
                 | {
                     "plan": None if plan is None else Plan(**plan),
-                    "averages": Averages(**fields["averages"]),
+                    "averages": Averages(fields["averages"]["sums"]),
                     "history": History(**fields["history"]),
                 }
-            ), Settings(**content["settings"])
-        except (KeyError, TypeError, ValueError) as error:
+            )
+            settings = Settings(**content["settings"])
+            _check(position, settings)
+            return position, settings, bool(fields["averages"]["parts"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"Resuming from {source}: its property '{PROPERTY}' is not a trainer's state ({error}). "
                 "It may have been written by a newer onnxtrain; upgrade."
             ) from error
+
+
+def _check(position: Position, settings: Settings) -> None:
+    """Raises ValueError unless the two, which were read from a file, hang together."""
+    for name, kind in (
+        *((n, k) for n, k in get_type_hints(Position).items() if n != "averages"),
+        ("sums", dict[str, list[float]]),
+    ):
+        check_types(position.averages.sums if name == "sums" else getattr(position, name), kind, name)
+    check_types(settings, Settings, "the settings")
+    if not 0 <= position.learning_rate < math.inf:
+        raise ValueError(f"the learning rate is {position.learning_rate}")
+    if not position.fit_start <= position.epoch == len(position.history.epochs):
+        raise ValueError(
+            f"it is at epoch {position.epoch} of a fit that began after epoch {position.fit_start}, and has recorded "
+            f"{len(position.history.epochs)}"
+        )
+    if any(len(entry) != 2 for entry in position.averages.sums.values()):
+        raise ValueError("a sum is no pair of total and count")
+    plan = position.plan
+    if plan is not None and min(plan.samples, plan.batch_size, plan.accumulate, plan.epochs) < 1:
+        raise ValueError(f"its plan is {plan}")

@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
-import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError, InputError, TrainingStateError
+from onnxtrain.runtime.atomic import FileSet, finish_interrupted
 from onnxtrain.runtime.binding import Binding
+from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.export import export_inference_model
+from onnxtrain.runtime.external_data import external_files
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Store
 from onnxtrain.trainer._data import Dataset
+from onnxtrain.trainer._files import find_files
+from onnxtrain.trainer._loss_model import LossModel
 
-__all__ = ["CHECKPOINT", "Run"]
+__all__ = ["CHECKPOINT", "Run", "Step"]
 
-TRAINING_MODEL, EVAL_MODEL, OPTIMIZER_MODEL = "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"
-CHECKPOINT, MANIFEST = "checkpoint", "manifest.json"
+CHECKPOINT = "checkpoint"
+"""Name of the checkpoint in the directory of a trainer's own run."""
+
+
+class Step(NamedTuple):
+    """A batch, its loss, and the model's outputs for it."""
+
+    arrays: list[Array]
+    loss: float
+    outputs: list[Array]
+
+
+Stamp = tuple[int, int, int]
+"""What of a file changes with its content: inode, size, time."""
+
+
+def _stamp(path: Path) -> Stamp:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 class Run:
@@ -34,6 +57,8 @@ class Run:
 
     Attributes:
         directory: where the artifacts are.
+        files: their names.
+        training_model, eval_model: paths of the models.
         state: parameters, statistics and optimizer state.
         module: training and evaluation steps.
         optimizer: parameter updates.
@@ -45,18 +70,20 @@ class Run:
     """
 
     def __init__(self, directory: Path, device: str) -> None:
-        if not (directory / CHECKPOINT).is_file():
-            raise CheckpointError(
-                f"Opening the training run in '{directory}': there is no file '{CHECKPOINT}'. Pass a "
-                "directory that "
-                "Trainer.save or generate_artifacts has written."
-            )
+        try:
+            finish_interrupted(directory / CHECKPOINT)
+        except OSError as error:
+            raise CheckpointError(f"Opening the training run in '{directory}': {error}.") from error
         self.directory = directory
-        self.state = CheckpointState.load_checkpoint(directory / CHECKPOINT)
-        self.module = Module(directory / TRAINING_MODEL, self.state, directory / EVAL_MODEL, device=device)
-        self.optimizer = Optimizer(directory / OPTIMIZER_MODEL, self.module)
+        self.files = find_files(directory)
+        self.state = CheckpointState.load_checkpoint(directory / self.files.checkpoint)
+        self.eval_model = directory / self.files.eval_model
+        self.training_model = directory / self.files.training_model
+        self.module = Module(self.training_model, self.state, self.eval_model, device=device)
+        self.optimizer = Optimizer(directory / self.files.optimizer_model, self.module)
         self.outputs = self.module.output_names()[1:]
         self._device = parse_device(device)
+        self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
 
     @property
     def manifest(self) -> Manifest:
@@ -74,6 +101,33 @@ class Run:
         results = self.module(*arrays)
         loss, *outputs = results if isinstance(results, tuple) else (results,)
         return float(np.asarray(loss)), [np.asarray(output) for output in outputs]
+
+    def evaluate(self, data: Dataset) -> Iterator[Step]:
+        """Yields the batches of a data set with loss and outputs, in inference mode.
+
+        An incomplete last batch of a model with a fixed batch is filled up; what belongs to the filling is dropped.
+
+        Raises:
+            InputError: The loss of an incomplete batch cannot be computed.
+        """
+        for arrays in data:
+            loss, outputs = self.step(arrays, training=False)
+            yield Step(arrays, loss, outputs)
+        if data.left_out:
+            arrays, count = data.incomplete()
+            loss, outputs = self.step(arrays, training=False)
+            loss = self.loss_model.loss_of_first(count, loss, outputs, arrays)
+            yield Step([array[:count] for array in arrays], loss, [output[:count] for output in outputs])
+
+    @cached_property
+    def loss_model(self) -> LossModel:
+        """The loss for batches of any size.
+
+        Raises:
+            InputError: It cannot be cut out of the eval model.
+        """
+        buffers = {**self.store.parameters, **self.store.statistics}
+        return LossModel(self.eval_model, self.manifest, buffers, self._device)
 
     def predict(self, data: Dataset) -> dict[str, Array]:
         """Returns each of the model's outputs, in inference mode, for all samples of its inputs.
@@ -103,7 +157,7 @@ class Run:
         outputs = self.require_outputs()
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             path = Path(folder) / "model.onnx"
-            export_inference_model(self.directory / EVAL_MODEL, {}, path, outputs)
+            export_inference_model(self.eval_model, {}, path, outputs)
             session = open_session(path, "inference part of the eval model", self._device, None)
         names = {value.name for value in session.get_inputs()}
         specs = [spec for spec in self.manifest.inputs if spec.name in names]
@@ -132,11 +186,61 @@ class Run:
             )
         return self.outputs
 
-    def copy_models(self, target: Path) -> None:
-        """Copies the models (with files of external data) and the manifest to another directory."""
-        for path in sorted(self.directory.iterdir()):
-            if path.is_file() and (path.suffix in (".onnx", ".data") or path.name == MANIFEST):
-                shutil.copyfile(path, target / path.name)
+    def save(
+        self,
+        target: Path,
+        companions: Sequence[str] = (),
+        write_more: Callable[[FileSet], None] | None = None,
+    ) -> None:
+        """Writes the run to a directory, which is made if missing: all of it, or nothing.
+
+        In a directory of their own the models are written once; in another one those that differ are replaced.
+
+        Args:
+            target: the directory.
+            companions: names of further files of :attr:`directory`, which are copied if they are there and
+                removed from `target` if they are not.
+            write_more: writes further files to the same set.
+
+        Raises:
+            OSError: A file cannot be written.
+            CheckpointError: Some parameters have no data.
+        """
+        encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
+        target.mkdir(parents=True, exist_ok=True)
+        with FileSet(target) as files:
+            if target.resolve() != self.directory.resolve():
+                for group in self._model_files():
+                    if not all(self._same(path, target / path.name) for path in group):
+                        for path in group:
+                            files.copy(path, path.name)
+                for name in companions:
+                    if not (self.directory / name).is_file():
+                        files.remove(name)
+                    elif not self._same(self.directory / name, target / name):
+                        files.copy(self.directory / name, name)
+            if write_more is not None:
+                write_more(files)
+            with files.open(self.files.checkpoint) as file:
+                encode(file)
+
+    def _model_files(self) -> list[list[Path]]:
+        """The manifest, and each model with the files of its external data."""
+        names = (self.files.training_model, self.files.eval_model, self.files.optimizer_model)
+        groups = [[*external_files(self.directory / name), self.directory / name] for name in names]
+        manifest = self.directory / self.files.manifest
+        return [*groups, *([[manifest]] if manifest.is_file() else [])]
+
+    def _same(self, source: Path, target: Path) -> bool:
+        """Returns whether two files have the same content; of those seen before, whether they have changed."""
+        if not target.is_file():
+            return False
+        seen = (_stamp(source), _stamp(target))
+        if self._equal.get(target) != seen:
+            if not filecmp.cmp(source, target, shallow=False):
+                return False
+            self._equal[target] = seen
+        return True
 
     def save_checkpoint(self, path: str | os.PathLike[str], *, optimizer: bool) -> None:
         """Writes the state to a checkpoint file, whole or not at all."""

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
-from onnxtrain.trainer._build import build_run, loss_name
-from onnxtrain.trainer._callbacks import BEST, Callback, callback_list
-from onnxtrain.trainer._data import ArrayLike, Dataset, split
+from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
+from onnxtrain.trainer._callbacks import Callback, Events, callback_list
+from onnxtrain.trainer._data import ArrayLike, Dataset, warn_of_fixed_batch
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
-from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
-from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
+from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
+from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
-from onnxtrain.trainer._run import CHECKPOINT, Run
 from onnxtrain.trainer._schedule import Schedule, make_schedule
+from onnxtrain.trainer._state import TrainingState, Validation
 from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from onnxtrain.training_graph import BatchNormMode
 
 __all__ = ["Trainer"]
-
-Validation = tuple[ArrayLike, ArrayLike] | float | None
 
 
 class Trainer:
@@ -47,20 +44,21 @@ class Trainer:
         optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...).
         learning_rate: the rate, or the highest one of a schedule.
         requires_grad: names of the parameters to train; None trains all that are not frozen.
-        frozen_params: names of parameters that stay as they are.
-        metrics: names ("accuracy", "mae", "rmse", ...) or functions `(prediction, target) -> float` of arrays
-            of one batch; None chooses what suits the loss, `[]` means none.
+        frozen_params: names of parameters that stay as they are; here and above a single name may stand alone.
+        metrics: names ("accuracy", "mae", "rmse", ...) or functions `(prediction, target) -> float` of the arrays
+            of a whole data set; None chooses what suits the loss, `[]` means none.
         scheduler: "linear" or "cosine" (both fall to zero at the end of a fit), or a function
             `(step, total_steps) -> factor` of the learning rate.
         warmup_steps: optimizer steps over which the rate first rises to its full value.
         clip_grad_norm: scale all gradients down together when their common L2 norm is larger.
         clip_grad_value: clip each element of the gradients to plus or minus this value.
         batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
-            for inference, "inference" keeps the statistics fixed, "as_exported" does what the model says.
+            for inference (an error where the exporter has left none of them), "inference" keeps the statistics
+            fixed, "as_exported" does what the model says.
         loss_input_names: the output that is the prediction, where the model has several.
         directory: where the files of the run live; the state is saved there after every epoch. Default: a
             temporary directory, which is removed at the end unless an interrupted run was saved there.
-        seed: what shuffling and splitting derive from.
+        seed: what shuffling, splitting and Dropout derive from.
         device: "cpu", "cuda" or "cuda:<index>".
 
     Raises:
@@ -86,21 +84,23 @@ class Trainer:
         optimizer: OptimizerSpec = "adamw",
         learning_rate: float = 1e-3,
         *,
-        requires_grad: Sequence[str] | None = None,
-        frozen_params: Sequence[str] | None = None,
+        requires_grad: Sequence[str] | str | None = None,
+        frozen_params: Sequence[str] | str | None = None,
         metrics: Sequence[MetricSpec] | None = None,
         scheduler: str | Schedule | None = None,
         warmup_steps: int = 0,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         batch_norm: BatchNormMode = "as_exported",
-        loss_input_names: Sequence[str] | None = None,
+        loss_input_names: Sequence[str] | str | None = None,
         directory: str | os.PathLike[str] | None = None,
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
         schedule = make_schedule(scheduler, warmup_steps)
+        metrics = [metrics] if isinstance(metrics, str) else metrics
         make_metrics(metrics or [])
+        inputs_of_loss = name_list(loss_input_names)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise InputError(f"seed must be an integer >= 0, received {seed!r}.")
         position = Position(seed=int(seed), learning_rate=check_learning_rate(learning_rate))
@@ -111,22 +111,23 @@ class Trainer:
             device,
             loss=loss,
             optimizer=optimizer,
-            requires_grad=requires_grad,
-            frozen_params=frozen_params,
+            requires_grad=name_list(requires_grad),
+            frozen_params=name_list(frozen_params),
             clip_grad_norm=clip_grad_norm,
             clip_grad_value=clip_grad_value,
             batch_norm=batch_norm,
-            loss_input_names=loss_input_names,
+            loss_input_names=inputs_of_loss,
         )
-        prediction = loss_input_names[0] if loss_input_names else next(iter(run.outputs), None)
+        prediction = inputs_of_loss[0] if inputs_of_loss else next(iter(run.outputs), None)
         settings = Settings(
             loss=loss_name(loss),
             prediction=prediction if prediction in run.outputs else None,
             metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
             scheduler=scheduler if scheduler is None or isinstance(scheduler, str) else CUSTOM,
             warmup_steps=warmup_steps,
+            random=random_ops(run.training_model),
         )
-        self._attach(run, workspace, position, settings, schedule, metrics)
+        self._state = TrainingState(run, workspace, position, settings, schedule, metrics)
         run.optimizer.set_learning_rate(position.learning_rate)
 
     @classmethod
@@ -141,137 +142,110 @@ class Trainer:
         """Returns the trainer that :meth:`save` wrote, or an interrupted fit, in the state it was in.
 
         The same call of :meth:`fit` then finishes an interrupted fit, bit for bit as if it had not been
-        interrupted (except where the model draws random numbers itself, as Dropout does).
+        interrupted. (Where the model draws random numbers otherwise than by Dropout, a warning says that it is not
+        so.)
 
         Args:
             path: the directory; it becomes the trainer's directory. Artifacts of `generate_artifacts` work
-                too.
+                too, also with a prefix.
             metrics: metrics to go on with; needed if the run had functions as metrics, which are not saved.
             scheduler: needed if the run had a function as schedule.
             device: where to train.
 
         Raises:
             CheckpointError: the directory does not hold a training run, or it is corrupt.
-            InputError: functions that the run needs are missing.
+            InputError: functions that the run needs are missing, or other metrics are given in the middle of an
+                epoch.
         """
-        directory = Path(path)
-        run = Run(directory, device)
-        if PROPERTY in run.state.properties:
-            text = str(run.state.properties[PROPERTY])
-            position, settings = Position.from_json(text, f"'{directory}'")
-        else:  # artifacts that no trainer has touched
-            rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
-            position = Position(seed=0, learning_rate=rate)
-            settings = Settings(prediction=next(iter(run.outputs), None))
-        for name, given, saved in (
-            ("metrics", metrics, settings.metrics or ()),
-            ("scheduler", scheduler, (settings.scheduler,)),
-        ):
-            if given is None and CUSTOM in saved:
-                raise InputError(
-                    f"Resuming from '{directory}': its {name} included a function, which is not saved. Pass "
-                    f"{name}=... again."
-                )
-        schedule = make_schedule(
-            settings.scheduler if scheduler is None else scheduler, settings.warmup_steps
-        )
         trainer = cls.__new__(cls)
-        chosen = settings.metrics if metrics is None else metrics
-        trainer._attach(run, Workspace(directory), position, settings, schedule, chosen)
+        trainer._state = TrainingState.load(Path(path), metrics, scheduler, device)
         return trainer
-
-    def _attach(
-        self,
-        run: Run,
-        workspace: Workspace,
-        position: Position,
-        settings: Settings,
-        schedule: Schedule,
-        metrics: Sequence[MetricSpec] | None,
-    ) -> None:
-        self._run = run
-        self._workspace = workspace
-        self._position = position
-        self._settings = settings
-        self._schedule = schedule
-        self._validating = False
-        measurable = bool(run.manifest.targets) and settings.prediction is not None
-        if metrics is None:
-            metrics = default_metrics(run.manifest.targets[0], settings.loss) if measurable else []
-        self._metrics = make_metrics(metrics)
-        if self._metrics and not measurable:
-            raise InputError(
-                "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
-            )
 
     @property
     def directory(self) -> Path:
         """Where the files of the run are."""
-        return self._workspace.path
+        return self._state.directory
 
     @property
     def state(self) -> CheckpointState:
         """Parameters, statistics and properties, for `onnxtrain.api`."""
-        return self._run.state
+        return self._state.run.state
 
     @property
     def parameters(self) -> Parameters:
         """The parameters by name; `.data` is a live view."""
-        return self._run.state.parameters
+        return self._state.run.state.parameters
 
     @property
     def manifest(self) -> Manifest:
         """What the training model expects and returns."""
-        return self._run.manifest
+        return self._state.run.manifest
 
     @property
     def history(self) -> History:
         """The record of all epochs so far."""
-        return self._position.history
+        return self._state.position.history
 
     @property
     def outputs(self) -> list[str]:
         """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
-        return list(self._run.outputs)
+        return list(self._state.run.outputs)
 
     @property
     def resumes_fit(self) -> bool:
         """Whether the next fit goes on with one that was interrupted."""
-        return self._position.unfinished
+        return self._state.position.unfinished
+
+    @property
+    def last_fit(self) -> Plan | None:
+        """What the last fit, or the one that was interrupted, was asked to do; None before the first one."""
+        return self._state.position.plan
+
+    @property
+    def resume_hint(self) -> str:
+        """What is said of going on after Ctrl-C; `{}` stands for the directory."""
+        return self._state.resume_hint
+
+    @resume_hint.setter
+    def resume_hint(self, text: str) -> None:
+        self._state.resume_hint = text
 
     @property
     def metrics(self) -> list[Metric]:
         """The metrics that are recorded beside the loss."""
-        return self._metrics
+        return self._state.metrics
 
     @property
     def fit_start(self) -> int:
         """Number of epochs that were finished when the fit under way, or the last one, began."""
-        return self._position.fit_start
+        return self._state.position.fit_start
 
     @property
     def recorded_keys(self) -> list[str]:
         """What the fit under way records for each epoch."""
-        keys = ["loss", *(metric.name for metric in self._metrics)]
-        return [*keys, *(f"val_{key}" for key in keys if self._validating)]
+        return self._state.recorded_keys
 
     @property
     def learning_rate(self) -> float:
         """The learning rate, before the schedule's factor; setting it takes effect at the next step."""
-        return self._position.learning_rate
+        return self._state.position.learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
-        self._position.learning_rate = check_learning_rate(value)
+        self._state.position.learning_rate = check_learning_rate(value)
 
     @property
     def current_learning_rate(self) -> float:
         """The learning rate of the last step, with the schedule's factor."""
-        return self._run.optimizer.get_learning_rate()
+        return self._state.run.optimizer.get_learning_rate()
 
     def stop_training(self) -> None:
         """Ends the fit under way after the current epoch; for callbacks."""
-        self._position.history.stopped = "early"
+        self._state.position.history.stopped = "early"
+
+    def abandon_fit(self) -> None:
+        """Makes the next fit a new one, which need not be what an interrupted one was."""
+        self._state.position.abandon()
 
     def fit(
         self,
@@ -299,7 +273,7 @@ class Trainer:
             epochs: passes over the data, further ones if the trainer has been fitted before.
             batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was
                 exported with a fixed batch takes that, and the samples beyond the last full batch are left
-                out.
+                out of an epoch, with a warning; they are others in each epoch if shuffled.
             validation: `(inputs, targets)` to evaluate after each epoch, or the fraction of the samples to
                 split off for it, at random.
             callbacks: see :class:`Callback`.
@@ -316,18 +290,15 @@ class Trainer:
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise InputError(f"{name} must be a positive integer, received {value!r}.")
         called = callback_list(callbacks)
-        data, held_out = self._datasets(inputs, targets, batch_size, validation)
-        self._validating = held_out is not None
-        plan = Plan(len(data), data.batch_size, int(accumulate), bool(shuffle))
-        report = make_report(verbose)
-        if data.left_out:
-            report.note(
-                f"{data.left_out} samples are left out of each epoch: the model takes {data.batch_size} at "
-                "a time."
-            )
-        self._position.begin(plan)
-        last = self._position.fit_start + int(epochs)
-        FitLoop(self, data, held_out, plan, last, self._schedule, called, report).run()
+        data, held_out = self._state.datasets(inputs, targets, batch_size, validation)
+        self._state.validating = held_out is not None
+        of_validation = None
+        if held_out is not None:
+            of_validation = validation if isinstance(validation, float) else len(held_out)
+        plan = Plan(len(data), data.batch_size, int(accumulate), bool(shuffle), int(epochs), of_validation)
+        self._state.position.check(plan)
+        warn_of_fixed_batch(data)
+        FitLoop(self._state, data, held_out, plan, Events(called, self), make_report(verbose)).run()
         return self.history
 
     def check_data(
@@ -339,63 +310,22 @@ class Trainer:
         validation: Validation = None,
     ) -> None:
         """Raises the InputError that :meth:`fit` would raise for this data; changes nothing."""
-        self._datasets(inputs, targets, batch_size, validation)
-
-    def _datasets(
-        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
-    ) -> tuple[Dataset, Dataset | None]:
-        data = self._dataset(inputs, targets, batch_size)
-        if validation is None:
-            return data, None
-        if isinstance(validation, float):
-            return split(data, validation, self._position.seed)
-        if not isinstance(validation, tuple | list) or len(validation) != 2:
-            raise InputError(
-                f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
-            )
-        try:
-            return data, self._dataset(validation[0], validation[1], batch_size)
-        except InputError as error:
-            raise InputError(f"Validation data: {error}") from error
-
-    def _dataset(self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None) -> Dataset:
-        if targets is not None and not self.manifest.targets:
-            raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
-        groups = [("input", self.manifest.inputs, inputs), ("target", self.manifest.targets, targets)]
-        return Dataset.check(groups, batch_size)
-
-    def _add(
-        self, averages: Averages, loss: float, outputs: Sequence[Array], arrays: Sequence[Array]
-    ) -> None:
-        """Adds loss and metrics of one batch to running averages."""
-        targets = arrays[len(self.manifest.inputs) :]
-        name = self._settings.prediction
-        chosen = outputs[self._run.outputs.index(name)] if name is not None else None
-        count = self._loss_count(arrays)
-        averages.add_batch(self._metrics, loss, count, chosen, targets, self.manifest.targets)
-
-    def _loss_count(self, arrays: Sequence[Array]) -> float | None:
-        """What the loss of a batch counts in the mean over batches; None where losses are summed."""
-        mean = self.manifest.loss_mean
-        return None if mean is None else mean.count(self.manifest.arguments, arrays)
+        self._state.datasets(inputs, targets, batch_size, validation)
 
     def evaluate(
         self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None
     ) -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode.
 
-        Neither depends on the batch size, except for functions as metrics and for losses that are an onnxblock
-        block or the model's own: these are averaged by batch, weighted by size. Arguments and errors as in
-        :meth:`fit`.
-        """
-        return self._evaluate(self._dataset(inputs, targets, batch_size)).values(self._metrics)
+        They are those of what :meth:`predict` returns, whatever the batch size, also where the model's batch is
+        fixed. Only a loss that is an onnxblock block or the model's own is averaged by batch, weighted by size.
+        Arguments and errors as in :meth:`fit`.
 
-    def _evaluate(self, data: Dataset) -> Averages:
-        averages = Averages()
-        for arrays in data:
-            loss, outputs = self._run.step(arrays, training=False)
-            self._add(averages, loss, outputs, arrays)
-        return averages
+        Raises:
+            InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
+                cannot be told apart by samples.
+        """
+        return self._state.evaluate(self._state.dataset(inputs, targets, batch_size, training=False))
 
     def predict(self, inputs: ArrayLike, *, batch_size: int | None = None) -> Array | dict[str, Array]:
         """Returns the model's output for each sample, in inference mode; several outputs as a dict.
@@ -405,41 +335,23 @@ class Trainer:
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
         """
-        result = self._run.predict(Dataset.for_prediction(self.manifest.inputs, inputs, batch_size))
+        result = self._state.run.predict(Dataset.for_prediction(self.manifest.inputs, inputs, batch_size))
         return result if len(result) > 1 else next(iter(result.values()))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
 
-        The models are copied there once; what changes in training is one file, replaced whole or not at all.
+        The models are copied there once, with the files of their external data. All files change together: if the
+        process is killed, the directory holds what it held before, or this run, complete.
 
         Raises:
             CheckpointError: a file cannot be written.
         """
-        target = Path(path)
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            if target.resolve() != self.directory.resolve():
-                self._run.copy_models(target)
-                if (self.directory / BEST).is_file():
-                    shutil.copyfile(self.directory / BEST, target / BEST)
-        except OSError as error:
-            raise CheckpointError(
-                f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
-                "has room."
-            ) from error
-        self.state.properties[PROPERTY] = self._position.to_json(self._settings)
-        self._run.save_checkpoint(target / CHECKPOINT, optimizer=True)
-
-    def _save_and_keep(self) -> Path:
-        """Saves into the trainer's own directory, and keeps that if it was temporary."""
-        self._workspace.keep()
-        self.save(self.directory)
-        return self.directory
+        self._state.save(path)
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
         """Writes parameters and statistics alone to a checkpoint file."""
-        self._run.save_checkpoint(path, optimizer=False)
+        self._state.run.save_checkpoint(path, optimizer=False)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
@@ -447,7 +359,7 @@ class Trainer:
         Raises:
             CheckpointError: the file is missing, corrupt, or of another model.
         """
-        self._run.load_parameters(path)
+        self._state.run.load_parameters(path)
 
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference.
@@ -459,5 +371,5 @@ class Trainer:
             path: the file to write.
             outputs: names of other values to return; by default the original model's outputs.
         """
-        names = list(outputs) if outputs is not None else self._run.require_outputs()
-        self._run.module.export_model_for_inferencing(path, names)
+        names = list(outputs) if outputs is not None else self._state.run.require_outputs()
+        self._state.run.module.export_model_for_inferencing(path, names)

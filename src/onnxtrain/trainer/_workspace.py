@@ -9,6 +9,7 @@ import weakref
 from pathlib import Path
 
 from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.trainer._run import CHECKPOINT
 
 __all__ = ["Workspace"]
@@ -35,6 +36,10 @@ class Workspace:
         if directory is None:
             return cls(Path(tempfile.mkdtemp(prefix="onnxtrain-")), temporary=True)
         path = Path(directory)
+        try:
+            finish_interrupted(path / CHECKPOINT)
+        except OSError as error:
+            raise CheckpointError(f"Beginning a training run in '{path}': {error}.") from error
         if (path / CHECKPOINT).exists():
             raise CheckpointError(
                 f"The directory '{path}' holds a training run already. Go on with Trainer.resume('{path}'), "

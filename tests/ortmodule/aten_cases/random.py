@@ -52,4 +52,20 @@ CASES = [
     Case("randint_like", lambda x: x * torch.randint_like(x, 3, 7), (T(3, 4),), random=True),
     Case("randperm", lambda x: x * torch.randperm(4), (T(3, 4),), random=True),
     Case("random_numbers_unused", _unused_numbers, (T(3, 4),), random=True),
+    Case("multinomial", lambda x: torch.multinomial(x.detach(), 1) + x, (T(3, 5, low=0.1),), random=True),
+    Case(
+        "multinomial_several", lambda x: torch.multinomial(x, 3), (T(3, 5, low=0.1, grad=False),), random=True
+    ),
+    Case(
+        "multinomial_replacement",
+        lambda x: torch.multinomial(x, 6, replacement=True),
+        (T(3, 5, low=0.1, grad=False),),
+        random=True,
+    ),
+    Case(
+        "categorical",
+        lambda x: torch.distributions.Categorical(logits=x, validate_args=False).sample((2,)) + x[:, 0],
+        (T(3, 5),),
+        random=True,
+    ),
 ]

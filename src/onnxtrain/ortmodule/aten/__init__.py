@@ -5,10 +5,13 @@ from . import (
     attention,
     comparison,
     convolution,
+    counting,
     creation,
+    ctc,
     indexing,
     linalg,
     loss,
+    matrix_functions,
     normalization,
     order,
     pointwise,
@@ -21,15 +24,24 @@ from . import (
     symbolic,
 )
 
+# Complex numbers take over what the others have registered.
+from . import complex as complex_  # isort: skip
+from . import fourier  # isort: skip
+
 __all__ = [
     "activation",
     "attention",
     "comparison",
+    "complex_",
     "convolution",
+    "counting",
     "creation",
+    "ctc",
+    "fourier",
     "indexing",
     "linalg",
     "loss",
+    "matrix_functions",
     "normalization",
     "order",
     "pointwise",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import onnx_ir as ir
 from torch import fx
 
 from onnxtrain.ortmodule._lowering import DTYPES, Lowering, lower
+from onnxtrain.ortmodule.aten.counting import segment_of_each
+from onnxtrain.ortmodule.aten.indexing import counted
 
 
 @lower("aten._safe_softmax.default")
@@ -46,9 +49,56 @@ def embedding(
     if scale_grad_by_freq or sparse:
         raise low.unsupported("sparse gradients, or scaled by frequency")
     op = low.op
-    rows = op.Gather(weight, indices, axis=0)
+    rows = op.Gather(weight, counted(low, 1, indices), axis=0)
     if isinstance(padding_idx, int) and padding_idx < 0:
         return rows  # type: ignore[no-any-return]
     rows.shape = low.shape(low.result)
     is_padding = op.Unsqueeze(op.Equal(indices, low.tensor(padding_idx, DTYPES[low.fake(1).dtype])), [-1])
     return op.Where(is_padding, low.stopped(rows), rows)  # type: ignore[no-any-return]
+
+
+_SUM, _MEAN, _MAX = range(3)
+
+
+@lower("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
+def embedding_bag(
+    low: Lowering,
+    weight: ir.Value,
+    indices: ir.Value,
+    offsets: ir.Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: ir.Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[ir.Value | None, ...]:
+    """Sum, mean or maximum of the rows of each bag; a bag without rows is zero."""
+    if scale_grad_by_freq or sparse or any(low.uses_result(i) for i in (1, 2, 3)):
+        raise low.unsupported("sparse gradients, or scaled by frequency, or more than the bags")
+    op = low.op
+    indices, offsets = low.tensor(indices, ir.DataType.INT64), low.tensor(offsets, ir.DataType.INT64)
+    count = op.Shape(indices)
+    bags = op.Shape(offsets)
+    if include_last_offset:
+        bags = op.Sub(bags, [1])
+        offsets = op.Slice(offsets, [0], bags, [0])
+    bag = op.Sub(segment_of_each(low, offsets, count), [1])
+    rows = op.Gather(weight, indices, axis=0)
+    width = op.Shape(weight, start=1, end=2)
+    real = op.Not(op.Equal(indices, op.const(padding_idx)))
+    if per_sample_weights is not None:
+        rows = op.Mul(rows, op.Unsqueeze(per_sample_weights, [1]))
+    rows = op.Where(op.Unsqueeze(real, [1]), rows, op.const(-math.inf if mode == _MAX else 0.0, low.dtype))
+    sizes = op.ScatterElements(
+        op.Expand(op.const(0), bags), bag, op.Cast(real, to=ir.DataType.INT64), axis=0, reduction="add"
+    )
+    sizes = op.Unsqueeze(sizes, [1])
+    start = op.Expand(op.const(-math.inf if mode == _MAX else 0.0, low.dtype), op.Concat(bags, width, axis=0))
+    places = op.Expand(op.Unsqueeze(bag, [1]), op.Shape(rows))
+    result = op.ScatterElements(start, places, rows, axis=0, reduction="max" if mode == _MAX else "add")
+    if mode == _MEAN:
+        result = op.Div(result, op.Cast(op.Max(sizes, [1]), to=low.dtype))
+    elif mode == _MAX:
+        result = op.Where(op.Equal(sizes, op.const(0)), op.const(0.0, low.dtype), result)
+    return result, None, None, None

@@ -21,8 +21,6 @@ def convolution(
     groups: int,
 ) -> ir.Value:
     """Conv or ConvTranspose. x: [batch, channels, 1 to 3 spatial axes]."""
-    if not all(isinstance(n, int) for n in (*stride, *padding, *dilation, *output_padding, groups)):
-        raise low.unsupported("strides, paddings or groups that depend on the input")
     rank = len(low.fake(0).shape) - 2
     # One number stands for all spatial axes.
     stride, padding, dilation = (_per_axis(n, rank) for n in (stride, padding, dilation))

@@ -96,11 +96,11 @@ def _computed(dtype: torch.dtype) -> torch.dtype:
 
 
 @lower("aten.linspace.default", "aten.logspace.default")
-def spaced(low: Lowering, *arguments: Any, **_: Any) -> ir.Value:
-    if any(isinstance(argument, ir.Value) for argument in arguments):
-        raise low.unsupported("symbolic bounds or number of steps")
+def spaced(low: Lowering, start: float, end: float, steps: int, *base: Any, **_: Any) -> ir.Value:
     function = torch.linspace if "linspace" in str(low.node.target) else torch.logspace
-    return low.op.const(function(*arguments, dtype=_computed(low.result.dtype)).numpy(), low.dtype)
+    return low.op.const(
+        function(start, end, steps, *base, dtype=_computed(low.result.dtype)).numpy(), low.dtype
+    )
 
 
 @lower("aten.eye.default", "aten.eye.m")
@@ -114,8 +114,15 @@ def eye(low: Lowering, rows: Any, columns: Any = None, **_: Any) -> ir.Value:
 
 
 @lower("aten.tril_indices.default", "aten.triu_indices.default")
-def triangle_indices(low: Lowering, rows: Any, columns: Any, offset: int = 0, **_: Any) -> ir.Value:
-    if not (isinstance(rows, int) and isinstance(columns, int)):
-        raise low.unsupported("symbolic sizes")
+def triangle_indices(low: Lowering, rows: int, columns: int, offset: int = 0, **_: Any) -> ir.Value:
     function = torch.tril_indices if "tril" in str(low.node.target) else torch.triu_indices
     return low.op.const(function(rows, columns, offset).numpy(), low.dtype)
+
+
+_WINDOWS = ("bartlett", "blackman", "hamming", "hann", "kaiser")
+
+
+@lower(*(f"aten.{name}_window" for name in _WINDOWS))
+def window(low: Lowering, size: int, *arguments: Any, **_: Any) -> ir.Value:
+    function = getattr(torch, str(low.node.target).split(".")[1])
+    return low.op.const(function(size, *arguments, dtype=_computed(low.result.dtype)).numpy(), low.dtype)

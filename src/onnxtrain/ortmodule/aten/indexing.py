@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import torch
+from torch import fx
 
-from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule._lowering import DTYPES, Lowering, lower
 from onnxtrain.ortmodule.aten.shape import arange, axis_of, sliced, transposed
 
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
+
+
+def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """As a write, which raises where there is no such class."""
+    if isinstance(num_classes, int) and num_classes <= 0:
+        return torch._C._nn.one_hot(classes, num_classes)
+    zeros = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
+    return zeros.scatter(-1, classes.unsqueeze(-1), 1)
+
+
+INDEXING: dict[Any, Callable[..., Any]] = {
+    torch._C._nn.one_hot: _one_hot,
+    torch.nn.functional.one_hot: _one_hot,
+}
+"""Functions that trace better when written in other terms."""
 
 
 class _Positions:
@@ -84,6 +101,33 @@ def _without_masks(
 def _fakes(low: Lowering, argument: int) -> list[Any]:
     nodes: Any = low.node.args[argument]
     return [None if node is None else node.meta["val"] for node in nodes]
+
+
+_NEVER_NEGATIVE = ("arange", "argmax", "argmin", "argsort", "max", "min", "sort", "topk")
+
+
+def counted(low: Lowering, argument: int, index: ir.Value, ignored: int | None = None) -> ir.Value:
+    """Returns an index tensor in which negative numbers are out of range, which in ONNX count from the end.
+
+    Args:
+        low: the node that reads or writes at the indices.
+        argument: which of the node's arguments they are.
+        index: their value.
+        ignored: a number that is no index.
+    """
+    source: Any = low.node.args[argument]
+    while isinstance(source, fx.Node) and source.target in (operator.getitem, torch.ops.aten.view.default):
+        source = source.args[0]
+    name = getattr(getattr(source, "target", None), "overloadpacket", None)
+    dtype = low.fake(argument).dtype
+    if not dtype.is_signed or getattr(name, "__name__", "") in _NEVER_NEGATIVE:
+        return index
+    negative = low.op.Less(index, low.tensor(0, DTYPES[dtype]))
+    if ignored is not None and ignored < 0:
+        negative = low.op.And(negative, low.op.Not(low.op.Equal(index, low.tensor(ignored, DTYPES[dtype]))))
+    result: ir.Value = low.op.Where(negative, low.tensor(torch.iinfo(dtype).max, DTYPES[dtype]), index)
+    result.shape = index.shape
+    return result
 
 
 @lower("aten.index.Tensor", "aten._unsafe_index.Tensor")
@@ -169,6 +213,7 @@ def _broadcast(low: Lowering, x: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir
 def index_select(low: Lowering, x: ir.Value, dim: int, index: ir.Value) -> ir.Value:
     if not low.fake(0).shape:
         return x
+    index = counted(low, 2, index)
     flat = index if len(low.fake(2).shape) == 1 else low.op.Reshape(index, [1])
     return low.op.Gather(x, flat, axis=axis_of(low, dim))  # type: ignore[no-any-return]
 
@@ -177,6 +222,7 @@ def index_select(low: Lowering, x: ir.Value, dim: int, index: ir.Value) -> ir.Va
 def gather(low: Lowering, x: ir.Value, dim: int, index: ir.Value, *, sparse_grad: bool = False) -> ir.Value:
     if not low.fake(0).shape:
         return low.op.Expand(x, low.op.Shape(index))  # type: ignore[no-any-return]
+    index = counted(low, 2, index)
     if not low.fake(2).shape:
         return low.op.Gather(low.op.Reshape(x, [-1]), index)  # type: ignore[no-any-return]
     return low.op.GatherElements(x, index, axis=axis_of(low, dim))  # type: ignore[no-any-return]
@@ -187,6 +233,7 @@ def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any,
     op = low.op
     if not low.fake(0).shape or not low.fake(2).shape:
         raise low.unsupported("scalars")
+    index = counted(low, 2, index)
     if not isinstance(source, ir.Value) or not isinstance(low.fake(3), torch.Tensor):
         source = op.Expand(low.tensor(source, low.dtype), op.shape_of(index))
     elif tuple(map(str, low.fake(3).shape)) != tuple(map(str, low.fake(2).shape)):

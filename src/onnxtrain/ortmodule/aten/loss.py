@@ -8,6 +8,7 @@ import onnx_ir as ir
 from torch import fx
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule.aten.indexing import counted
 from onnxtrain.ortmodule.aten.reduction import averaged
 from onnxtrain.ortmodule.aten.shape import arange
 
@@ -30,6 +31,7 @@ def nll_loss(
     op = low.op
     attributes = {"reduction": ("none", "mean", "sum")[reduction], "ignore_index": ignore_index}
     # In float64 ONNX Runtime's kernel returns numbers for NaN.
+    target = counted(low, 1, target, ignore_index)
     logits = None if low.is_double else _logits(low.node.args[0])
     source = low.env[logits] if logits is not None else scores
     if low.fake(0).dim() == 1:
@@ -137,6 +139,7 @@ def multi_margin_loss(
     axis = low.fake(0).dim() - 1
     if low.fake(1).dim() == 0:
         _refuse_one_loss_unreduced(low, reduction)
+    target = counted(low, 1, target)
     place = op.Unsqueeze(target, [axis]) if low.fake(1).dim() == axis else target
     missed = op.Relu(op.Add(op.Sub(x, op.GatherElements(x, place, axis=axis)), low.tensor(margin, low.dtype)))
     missed = op.Mul(missed, missed) if p == 2 else missed

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
@@ -123,6 +124,8 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     if not low.fake(0).shape:
         return x
+    if low.has_no_elements(0) and _is_float(x):
+        return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))  # type: ignore[no-any-return]
     flat = op.Reshape(x, [-1])
     flat.shape = ir.Shape([n if isinstance(n := low.fake(0).numel(), int) else str(n)])
     value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
@@ -229,6 +232,41 @@ def _ordered(
         return values, indices
     key = low.stopped(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
+    return op.GatherElements(x, indices, axis=axis), indices
+
+
+@lower("aten.cummax.default", "aten.cummin.default")
+def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value, ir.Value]:
+    """The extremum of every prefix, and the last place where it is; each prefix is looked through on its own."""
+    op = low.op
+    rank = len(low.fake(0).shape)
+    if not rank:
+        return op.Identity(x), op.const(0)
+    axis = axis_of(low, dim)
+    key = x if _is_float(x) else low.tensor(x, ir.DataType.INT64)
+    if "cummin" in str(low.node.target):
+        key = op.Neg(key)
+    places = op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1)
+    behind = list(range(2, rank - axis + 1))
+    prefix = op.LessOrEqual(places, op.Unsqueeze(places, [1]))  # [end of the prefix, place]
+    prefix = op.Unsqueeze(prefix, behind) if behind else prefix
+    if not _is_float(x):
+        smallest = op.const(np.iinfo(np.int64).min)
+        rows = op.Where(prefix, op.Unsqueeze(key, [axis]), smallest)
+        indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
+        return op.GatherElements(x, indices, axis=axis), indices
+    key = low.stopped(key)
+    column = op.Unsqueeze(places, list(range(1, rank - axis))) if behind else places
+    nans = op.Where(op.IsNaN(key), column, op.const(-1))
+    last_nan = op.ReduceMax(
+        op.Where(prefix, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0
+    )
+    rows = op.Where(prefix, op.Unsqueeze(key, [axis]), op.const(-math.inf, like=key))
+    rows = op.Where(op.IsNaN(rows), op.const(-math.inf, like=key), rows)
+    indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
+    # A prefix of infinities alone equals what lies behind it.
+    indices = op.Min(indices, column)
+    indices = op.Where(op.GreaterOrEqual(last_nan, op.const(0)), last_nan, indices)
     return op.GatherElements(x, indices, axis=axis), indices
 
 

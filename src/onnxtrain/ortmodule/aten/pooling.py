@@ -93,6 +93,7 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> ir.Value:
     rank = len(kernel)
+    kernel, stride = _without_excess(low, kernel, stride, padding, ceil_mode)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     if divisor_override is not None and ceil_mode:
         raise low.unsupported("divisor_override with ceil_mode")
@@ -104,21 +105,43 @@ def avg_pool(
 
 
 @lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
-def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[int]) -> ir.Value:
-    """The mean for one position per plane, AveragePool where the windows are equal, else two or three MatMuls."""
+def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[Any]) -> ir.Value:
+    """The mean for one position per plane, AveragePool where the windows are equal, else a MatMul per axis."""
     rank = len(size)
-    if all(n == 1 for n in size):
+    if all(isinstance(n, int) and n == 1 for n in size):
         return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)  # type: ignore[no-any-return]
-    have = _static_sizes(low, size)
-    if all(n % wanted == 0 for n, wanted in zip(have, size, strict=True)):
+    have = list(low.fake(0).shape[-rank:])
+    known = all(isinstance(n, int) for n in (*have, *size))
+    if known and all(n % wanted == 0 for n, wanted in zip(have, size, strict=True)):
         kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
         return _batched(low, x, rank, lambda x: low.op.AveragePool(x, kernel_shape=kernel, strides=kernel))
-    if rank != 2:
-        raise low.unsupported("adaptive pooling of three axes to sizes that do not divide theirs")
-    rows, columns = (_averages(n, wanted) for n, wanted in zip(have, size, strict=True))
-    by_columns = low.op.MatMul(x, low.op.const(columns.T, low.dtype))
-    by_columns.shape = ir.Shape([*low.shape(low.fake(0))[:-1], size[-1]])
-    return low.op.MatMul(low.op.const(rows, low.dtype), by_columns)  # type: ignore[no-any-return]
+    sizes = low.op.shape_of(x)
+    for axis, wanted in zip(range(-rank, 0), size, strict=True):
+        x = _averaged_along(low, x, axis, have[axis], wanted, sizes)
+    return x
+
+
+def _averaged_along(
+    low: Lowering, x: ir.Value, axis: int, have: Any, wanted: Any, sizes: ir.Value
+) -> ir.Value:
+    """Adaptive pooling of one axis, of the size `have`; those behind it have still the `sizes` of the input."""
+    op, before = low.op, list(x.shape or ())
+    known = isinstance(have, int) and isinstance(wanted, int)
+    matrix = (
+        op.const(_averages(have, wanted), low.dtype) if known else _symbolic_averages(low, x, axis, wanted)
+    )
+    after = [*before[:axis], *low.shape(low.result)[axis : axis + 1 or None], *before[axis:][1:]]
+    if axis == -1:
+        y = op.MatMul(x, op.Transpose(matrix, perm=[1, 0]))
+    elif axis == -2:
+        y = op.MatMul(matrix, x)
+    else:
+        rows = op.Reshape(x, op.Concat(op.Shape(x, end=len(before) + axis + 1), [-1], axis=0))
+        behind = op.Slice(sizes, [axis + 1], [np.iinfo(np.int64).max], [0])
+        pooled = op.MatMul(matrix, rows)
+        y = op.Reshape(pooled, op.Concat(op.Shape(pooled, end=-1), behind, axis=0))
+    y.shape = ir.Shape(after)
+    return y  # type: ignore[no-any-return]
 
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
@@ -128,7 +151,7 @@ def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.V
         raise low.unsupported("indices of the maxima")
     if all(n == 1 for n in size):
         return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
-    have = _static_sizes(low, size)
+    have = [low.known(n) for n in low.fake(0).shape[-rank:]]
     if any(n % wanted for n, wanted in zip(have, size, strict=True)):
         raise low.unsupported("adaptive pooling to sizes that do not divide the input's")
     kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
@@ -229,6 +252,27 @@ def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode:
     }
 
 
+_LARGE = 32
+
+
+def _without_excess(
+    low: Lowering, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool
+) -> tuple[list[int], list[int]]:
+    """Returns kernel and stride without what is outside of the padded input, where ceil mode allows a larger kernel.
+
+    One window averages all, then. Its gradient would otherwise multiply with a kernel that may need gigabytes, as
+    that of a pooling over `hidden_dim` places at the end of a network.
+    """
+    rank = len(kernel)
+    strides = _per_axis(stride, rank) if stride else list(kernel)
+    if not ceil_mode or max(kernel) <= _LARGE:
+        return kernel, strides
+    have = [low.known(n) for n in low.fake(0).shape[-rank:]]
+    reach = [n + 2 * pad for n, pad in zip(have, _per_axis(padding, rank), strict=True)]
+    strides = [step if k <= r else r for k, step, r in zip(kernel, strides, reach, strict=True)]
+    return [min(k, r) for k, r in zip(kernel, reach, strict=True)], strides
+
+
 def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
     """Pads to the windows that PyTorch has in ceil mode, which are fewer than ONNX's if the last is all padding."""
     rank = len(attributes["kernel_shape"])
@@ -259,13 +303,6 @@ def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], i
     return low.op.Squeeze(y, [0])  # type: ignore[no-any-return]
 
 
-def _static_sizes(low: Lowering, size: list[int]) -> list[int]:
-    have = list(low.fake(0).shape[-len(size) :])
-    if not all(isinstance(n, int) for n in (*have, *size)):
-        raise low.unsupported("adaptive pooling of symbolic sizes to more than one position")
-    return have
-
-
 def _averages(n: int, wanted: int) -> np.ndarray:
     """Returns the matrix [wanted, n] of adaptive pooling: row i averages from floor(i n / wanted) on."""
     matrix = np.zeros((wanted, n))
@@ -273,3 +310,21 @@ def _averages(n: int, wanted: int) -> np.ndarray:
         start, end = i * n // wanted, -(-(i + 1) * n // wanted)
         matrix[i, start:end] = 1 / (end - start)
     return matrix
+
+
+def _symbolic_averages(low: Lowering, x: ir.Value, axis: int, wanted: Any) -> ir.Value:
+    """Returns the same matrix for sizes that are known at run time."""
+    op = low.op
+    length = op.dim(x, len(x.shape or ()) + axis)
+    count = low.ints(wanted)
+    first = op.Range(0, low.int_scalar(wanted), 1)
+    starts = op.Unsqueeze(op.Div(op.Mul(first, length), count), [1])
+    ends = op.Sub(op.Mul(op.Add(first, 1), length), 1)
+    ends = op.Unsqueeze(op.Add(op.Div(ends, count), 1), [1])
+    places = op.Range(0, op.Squeeze(length, [0]), 1)
+    inside = op.And(op.GreaterOrEqual(places, starts), op.Less(places, ends))
+    weights = op.Div(op.Cast(inside, to=low.dtype), op.Cast(op.Sub(ends, starts), to=low.dtype))
+    weights.shape = ir.Shape(
+        [*low.shape(low.result)[axis : axis + 1 or None], *(x.shape or ())[axis : axis + 1 or None]]
+    )
+    return weights  # type: ignore[no-any-return]

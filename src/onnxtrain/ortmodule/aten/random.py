@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
-from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule._lowering import Lowering, lower, memory_order
 
 __all__ = ["DROPOUTS"]
 
@@ -22,7 +22,7 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
     if generator is not None:
         raise low.unsupported("a generator of its own")
     dtype, device = fake.dtype, fake.device
-    order = _memory_order(fake)
+    order = memory_order(fake)
 
     def draw(shape: Sequence[int]) -> torch.Tensor:
         tensor = torch.empty_permuted(tuple(shape), order, dtype=dtype, device=device)
@@ -30,14 +30,6 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
         return tensor
 
     return low.random_input(draw, fake)
-
-
-def _memory_order(fake: torch.Tensor) -> list[int]:
-    """Returns the axes from the slowest in memory to the fastest."""
-    if fake.is_contiguous():
-        return list(range(fake.dim()))
-    strides = fake.stride()
-    return sorted(range(fake.dim()), key=lambda axis: -strides[axis])
 
 
 def _numbers(low: Lowering, *values: Any) -> None:
@@ -180,3 +172,36 @@ def _integers(low: Lowering, start: Any, high: Any) -> ir.Value:
 def randperm(low: Lowering, n: Any, **kwargs: Any) -> ir.Value:
     dtype, device = low.result.dtype, low.result.device
     return low.random_input(lambda shape: torch.randperm(shape[0], dtype=dtype, device=device), low.result)
+
+
+@lower("aten.multinomial.default")
+def multinomial(
+    low: Lowering, weights: ir.Value, count: int, replacement: bool = False, *, generator: Any = None
+) -> ir.Value:
+    """As PyTorch's CPU kernels: the places of the largest weight / exponential, or, with replacement, a search."""
+    op = low.op
+    if generator is not None:
+        raise low.unsupported("a generator of its own")
+    weights = low.stopped(weights)
+    if not replacement or count == 1:
+        noise = low.random_input(_drawn(low, lambda tensor: tensor.exponential_()), low.fake(0))
+        _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)
+        return places  # type: ignore[no-any-return]
+    noise = low.random_input(
+        lambda shape: torch.empty(tuple(shape), dtype=torch.float64).uniform_(), low.result.double()
+    )
+    sums = op.CumSum(weights, op.const(-1))
+    shares = op.Cast(op.Div(sums, op.Gather(sums, [-1], axis=-1)), to=ir.DataType.DOUBLE)
+    before = op.Less(op.Unsqueeze(shares, [-2]), op.Unsqueeze(noise, [-1]))
+    return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)  # type: ignore[no-any-return]
+
+
+def _drawn(low: Lowering, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
+    dtype, device = low.fake(0).dtype, low.fake(0).device
+
+    def draw(shape: Sequence[int]) -> torch.Tensor:
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+        fill(tensor)
+        return tensor
+
+    return draw

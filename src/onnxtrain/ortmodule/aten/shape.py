@@ -266,11 +266,19 @@ def unfold(low: Lowering, x: ir.Value, dim: int, size: int, step: int) -> ir.Val
 
 @lower("aten.as_strided.default")
 def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offset: Any = None) -> ir.Value:
-    """Only where it changes nothing but the shape of a contiguous tensor."""
+    """By positions in the memory of a contiguous tensor; where the shape alone changes, by that."""
+    op = low.op
     source, result = low.fake(0), low.result
-    plain = not storage_offset and source.is_contiguous() and source.storage_offset() == 0
-    if not plain or not result.is_contiguous() or str(source.numel()) != str(result.numel()):
-        raise low.unsupported("it addresses memory; ONNX has no strides")
+    if not source.is_contiguous() or source.storage_offset() != 0:
+        raise low.unsupported("it addresses the memory of a view; ONNX has no strides")
+    plain = not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())
+    if not plain:
+        places = low.int_scalar(storage_offset or 0)
+        for axis, (count, step) in enumerate(zip(size, stride, strict=True)):
+            steps = op.Mul(op.Range(0, low.int_scalar(count), 1), low.int_scalar(step))
+            behind = list(range(1, len(size) - axis))
+            places = op.Add(places, op.Unsqueeze(steps, behind) if behind else steps)
+        return op.Gather(op.Reshape(x, [-1]), places)  # type: ignore[no-any-return]
     return to_result_shape(low, x, size)
 
 

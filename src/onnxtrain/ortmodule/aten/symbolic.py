@@ -166,3 +166,13 @@ def sym_ite(low: Lowering, condition: Any, a: Any, b: Any) -> Any:
 @lower("aten.sym_is_contiguous.default")
 def sym_is_contiguous(low: Lowering, x: ir.Value, *_: Any) -> bool:
     return bool(low.fake(0).is_contiguous(memory_format=torch.contiguous_format))
+
+
+@lower("aten._assert_async.default", "aten._assert_async.msg", "aten._functional_assert_async.msg")
+def assertion(
+    low: Lowering, condition: ir.Value, message: str = "Expected a condition that holds", *_: Any
+) -> ir.Value:
+    """Checked when the graph has run."""
+    holds = low.tensor(condition, BOOL)
+    low.assertions.append((holds, message))
+    return low.op.const(0.0)  # type: ignore[no-any-return]

@@ -1,0 +1,153 @@
+"""Trains small versions of real architectures in ORTModule, each in a process of its own, and says how it went.
+
+Each takes two training steps in ORTModule, in eager PyTorch and in eager PyTorch in float64 (`measure.py`). Verdicts:
+wholly (all graphs in ONNX Runtime and no code beside them), partly, PyTorch (no graph in ONNX Runtime), wrong (farther
+from float64 than eager float32 allows), raises (where eager does not), timeout or memory (beyond the limits), eager
+fails (nothing to compare with).
+
+Usage: python sweep.py [NAME or part of it ...] [--jobs N] [--seconds N] [--gigabytes N] [--resume]
+Writes results/architectures.json and docs/architectures.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+from zoo import load
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "architectures.json"
+PAGE = HERE.parents[1] / "docs" / "architectures.md"
+VERDICTS = ("wholly", "partly", "PyTorch", "wrong", "raises", "timeout", "memory", "eager fails")
+LIBRARIES = (
+    "torch", "onnxruntime", "transformers", "timm", "torchvision", "torch_geometric", "diffusers", "peft", "nflows",
+    "normflows", "torchdiffeq", "u8darts", "segmentation_models_pytorch", "pykan", "vit-pytorch", "torchsde",
+    "neuraloperator",
+)  # fmt: skip
+
+
+def measured(name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
+    """Runs `measure.py` for one architecture, within the limits."""
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(
+            [sys.executable, HERE / "measure.py", name],
+            stdout=out,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
+        )
+        verdict = None
+        while process.poll() is None:
+            if time.monotonic() - start > seconds:
+                verdict = {"verdict": "timeout", "reason": f"more than {seconds:.0f} s"}
+            elif _memory(process.pid) > gigabytes * 2**30:
+                verdict = {"verdict": "memory", "reason": f"more than {gigabytes:g} GB"}
+            if verdict is not None:
+                process.kill()
+                process.wait()
+                return {"name": name, **verdict}
+            time.sleep(0.2)
+        out.seek(0)
+        lines = [line for line in out.read().splitlines() if line.startswith('{"name"')]
+    if not lines:
+        return {"name": name, "verdict": "raises", "reason": f"the process ended with {process.returncode}"}
+    return json.loads(lines[-1])
+
+
+def _memory(pid: int) -> int:
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """Returns the page of the documentation."""
+    rows = sorted(results.values(), key=lambda r: (VERDICTS.index(r["verdict"]), r["name"]))
+    counts = Counter(row["verdict"] for row in rows)
+    compared = sum(counts.values()) - counts["eager fails"]
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in LIBRARIES if _installed(name))
+    lines = [
+        "# Real architectures in ORTModule",
+        "",
+        "Small versions of published architectures, with random weights, take two training steps in ORTModule and are",
+        "compared with eager PyTorch, the judge being eager PyTorch in float64: outputs, gradients and buffers may be no",
+        "farther from it than ten times what eager float32 is. Where float32 itself is far off (random numbers that",
+        "depend on the precision, ties, chaos), eager float32 is the judge. `benchmarks/architectures/sweep.py` writes",
+        "this page.",
+        "",
+        f"Of {compared} architectures: "
+        + ", ".join(f"{counts[v]} {_said(v)}" for v in VERDICTS if counts[v] and v != "eager fails")
+        + ".",
+        "",
+        f"Versions: {versions}.",
+        "",
+        "| architecture | verdict | graphs | why not wholly |",
+        "|---|---|---|---|",
+    ]
+    for row in rows:
+        if row["verdict"] == "eager fails":
+            continue
+        reasons = [*row.get("wrong", ())[:2], *row.get("fallbacks", ()), *row.get("breaks", ())]
+        reasons += [row["reason"]] if "reason" in row else []
+        why = "; ".join(_short(reason) for reason in reasons)
+        lines.append(f"| {row['name']} | {row['verdict']} | {row.get('graphs', '')} | {why} |")
+    return "\n".join([*lines, ""])
+
+
+def _said(verdict: str) -> str:
+    return {"wholly": "wholly in ONNX Runtime", "partly": "partly", "PyTorch": "in PyTorch"}.get(verdict, verdict)
+
+
+def _short(reason: str) -> str:
+    return " ".join(reason.split())[:160].replace("|", "/")
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Sweeps, prints a line per architecture, and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="all whose names contain one of these")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--gigabytes", type=float, default=6)
+    parser.add_argument("--resume", action="store_true", help="leave out what the results have already")
+    parser.add_argument("--not-wholly", action="store_true", help="only what was not wholly in ONNX Runtime")
+    arguments = parser.parse_args()
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    names = [n for n in load() if not arguments.names or any(part in n for part in arguments.names)]
+    if arguments.resume:
+        names = [name for name in names if name not in known]
+    if arguments.not_wholly:
+        names = [name for name in names if known.get(name, {}).get("verdict") != "wholly"]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for result in pool.map(lambda name: measured(name, arguments.seconds, arguments.gigabytes), names):
+            known[result["name"]] = result
+            why = [*result.get("wrong", ())[:1], *result.get("fallbacks", ())[:2], *result.get("breaks", ())[:1]]
+            print(result["name"], result["verdict"], result.get("reason", ""), *map(_short, why), sep=" | ", flush=True)
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    PAGE.write_text(table(known))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""The options of `onnxtrain train`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["TrainOptions"]
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The command's arguments; `onnxtrain train --help` describes them."""
+
+    source: Path
+    data: Path
+    validation: str | None
+    loss: str | None
+    optimizer: str
+    learning_rate: float
+    epochs: int
+    batch_size: int | None
+    accumulate: int
+    schedule: str | None
+    warmup: int
+    clip_norm: float | None
+    patience: int | None
+    train: list[str] | None
+    freeze: list[str] | None
+    batch_norm: str
+    dynamic_batch: bool
+    seed: int
+    output: Path | None
+    json: bool

@@ -1,0 +1,185 @@
+"""`make_batch_dynamic`: from a model for one number of samples to one for any, checked by running both."""
+
+from __future__ import annotations
+
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+from onnxtrain.passes import (
+    DynamicBatchPass,
+    ModelSource,
+    TrainingModePass,
+    canonicalize,
+    fixed_batch,
+    free_batch,
+    load_model,
+    save_model,
+)
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.session import open_session
+
+__all__ = ["make_batch_dynamic"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+_TOLERANCE = 1e-3
+"""Largest difference, relative to the largest number: kernels sum in another order for other sizes."""
+_OTHER = 6  # of other symbolic dimensions
+
+
+def make_batch_dynamic(
+    model: ModelSource, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
+) -> ir.Model:
+    """Returns the model with a batch of any size, where it was exported for one size; `model` is not changed.
+
+    `torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path)` fixes the batch at 1. Axis 0 of all inputs becomes
+    symbolic, and constants with the size in them (targets of Reshape, initial states, class tokens) are rewritten.
+    The result is then run beside the model, with more samples than that takes at a time: it has to give the same for
+    each of them. Models that mix their samples are refused.
+
+    Args:
+        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+        name: of the symbolic dimension.
+        inputs: some samples to compare with, by the names of the inputs; random numbers by default, and 0 or 1 for
+            integers.
+
+    Returns:
+        The model in canonical form (opset 21 or newer). One whose batch is symbolic already is only made canonical.
+
+    Raises:
+        ModelError: the model cannot be made so, or gives other results; the message names the node or output.
+
+    Example:
+        >>> import onnx
+        >>> fixed = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   net (float[1, 2, 3] x) => (float[1, 6] y) <int64[2] to = {1, 6}> { y = Reshape(x, to) }''')
+        >>> make_batch_dynamic(fixed).graph.outputs[0].shape
+        Shape([SymbolicDim(batch), 6])
+    """
+    loaded = load_model(model)
+    batch = fixed_batch(loaded)
+    if batch is None:
+        return canonicalize(loaded)
+    if batch == 0:
+        raise ModelError("Making the batch dynamic: the model takes no samples at all. Export it with some.")
+    dynamic = loaded.clone()
+    free_batch(dynamic, batch, name)
+    dynamic = canonicalize(dynamic)
+    DynamicBatchPass(batch)(dynamic)
+    for before, after in zip(loaded.graph.outputs, dynamic.graph.outputs, strict=True):
+        if before.shape and before.shape[0] == batch and after.shape and not isinstance(after.shape[0], int):
+            after.shape = ir.Shape([name, *after.shape[1:]])
+    _compare(loaded, dynamic, batch, inputs)
+    return dynamic
+
+
+def _compare(
+    fixed: ir.Model, dynamic: ir.Model, batch: int, inputs: Mapping[str, npt.ArrayLike] | None
+) -> None:
+    """Raises ModelError unless both models give the same for each of some samples."""
+    feeds = _samples(fixed, 2 * batch + 1, inputs)
+    total = len(next(iter(feeds.values())))
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        sessions = [_session(model, Path(folder) / f"{i}.onnx") for i, model in enumerate((fixed, dynamic))]
+    names = [output.name for output in sessions[0].get_outputs()]
+    chunks = []
+    for start in range(0, total, batch):
+        part = {key: _filled(value[start : start + batch], batch) for key, value in feeds.items()}
+        chunks.append(_run(sessions[0], part, "as it was exported"))
+    together = _run(sessions[1], feeds, f"with a batch of {total}")
+    first = _run(
+        sessions[1], {key: value[:batch] for key, value in feeds.items()}, f"with a batch of {batch}"
+    )
+    compared = False
+    for index, name in enumerate(names):
+        parts = [chunk[index] for chunk in chunks]
+        if batch <= total:
+            _require_equal(name, parts[0], first[index])
+        if parts[0].ndim and len(parts[0]) == batch:
+            _require_equal(name, np.concatenate(parts)[:total], together[index])
+            compared = True
+    if not compared:
+        raise ModelError(
+            f"Making the batch dynamic: no output ({', '.join(names)}) has the samples along axis 0, so that the "
+            "result cannot be compared with the model. Export the model with a dynamic batch axis."
+        )
+
+
+def _samples(model: ir.Model, count: int, given: Mapping[str, npt.ArrayLike] | None) -> Arrays:
+    rng = np.random.default_rng(0)
+    feeds: Arrays = {}
+    sizes: dict[str, int] = {}
+    for value in model.graph.inputs:
+        if value.name in model.graph.initializers:
+            continue
+        name = str(value.name)
+        if given is not None:
+            if name not in given:
+                raise ModelError(
+                    f"Making the batch dynamic: inputs lacks {name!r}; pass samples for all inputs."
+                )
+            feeds[name] = np.asarray(given[name])
+            continue
+        if value.shape is None or value.dtype is None:
+            raise ModelError(
+                f"Making the batch dynamic: the input {name!r} has no shape; pass inputs={{...}}."
+            )
+        tail = [d if isinstance(d, int) else sizes.setdefault(str(d.value), _OTHER) for d in value.shape[1:]]
+        shape = (count, *tail) if len(value.shape) else ()
+        dtype = value.dtype.numpy()
+        feeds[name] = (
+            rng.standard_normal(shape).astype(dtype)
+            if value.dtype.is_floating_point()
+            else rng.integers(0, 2, shape).astype(dtype)
+        )
+    if not feeds or len({len(array) if array.ndim else 0 for array in feeds.values()}) != 1:
+        raise ModelError("Making the batch dynamic: the inputs do not all have the samples along axis 0.")
+    return feeds
+
+
+def _session(model: ir.Model, path: Path) -> Any:
+    """A session of the model in inference mode: in training BatchNormalization mixes the samples by design."""
+    quiet = canonicalize(model)
+    TrainingModePass(batch_norm="inference", dropout="inference")(quiet)
+    save_model(quiet, path)
+    return open_session(path, "model", parse_device("cpu"), None)
+
+
+def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
+    names = {value.name for value in session.get_inputs()}
+    try:
+        return [
+            np.asarray(output) for output in session.run(None, {k: v for k, v in feeds.items() if k in names})
+        ]
+    except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+        raise ModelError(
+            f"Making the batch dynamic: the model does not run {how}: {error}. Export it with a dynamic batch axis, or "
+            "pass samples that suit it as inputs={...}."
+        ) from error
+
+
+def _filled(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
+    return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
+
+
+def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> None:
+    wide, other = expected.astype(np.float64), actual.astype(np.float64)
+    scale = max(1e-6, float(np.abs(wide[np.isfinite(wide)]).max(initial=0)))
+    if expected.shape != actual.shape or not np.allclose(
+        wide, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True
+    ):
+        raise ModelError(
+            f"Making the batch dynamic: with more samples at a time the output {name!r} is another for each of them "
+            f"(shape {list(actual.shape)} instead of {list(expected.shape)}, or other numbers): the model mixes its "
+            "samples, or has their number baked in. Export it with a dynamic batch axis."
+        )

@@ -1,0 +1,84 @@
+"""`torch.utils.checkpoint`: what is computed in such a region is computed again in backward, and not kept."""
+
+from __future__ import annotations
+
+import itertools
+
+import onnx_ir as ir
+import torch
+from torch import fx
+
+__all__ = ["REGION", "inline_checkpoints", "mark_region", "region_of"]
+
+REGION = "ac_graph_id"
+"""The metadata of a node by which PyTorch tells regions apart; it is copied from graph to graph."""
+
+_KEY = "onnxtrain.checkpoint"
+
+
+def inline_checkpoints(graph_module: fx.GraphModule) -> bool:
+    """Puts what checkpointed regions run in the place of their calls, each node with its region; whether any was there.
+
+    The outermost region counts. A policy of what to keep (`context_fn`) is not asked: nothing is kept.
+    """
+    numbers = itertools.count(1)
+    found = False
+    while calls := [node for node in graph_module.graph.nodes if _is_checkpoint(node)]:
+        found = True
+        for call in calls:
+            _inline(graph_module, call, call.meta.get(REGION) or next(numbers))
+    if found:
+        graph_module.recompile()
+    return found
+
+
+def _is_checkpoint(node: fx.Node) -> bool:
+    return node.target is torch.ops.higher_order.tag_activation_checkpoint
+
+
+def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
+    graph = graph_module.graph
+    body, *arguments = call.args
+    assert isinstance(body, fx.Node)
+    part = graph_module.get_submodule(str(body.target))
+    assert isinstance(part, fx.GraphModule)
+    made: dict[fx.Node, fx.Node] = {}
+    placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
+    made.update(zip(placeholders, arguments, strict=True))  # type: ignore[arg-type]
+    for node in part.graph.nodes:
+        if node.op in ("call_function", "call_method", "call_module", "get_attr"):
+            with graph.inserting_before(call):
+                made[node] = graph.node_copy(node, made.__getitem__)
+            made[node].meta[REGION] = region
+            if node.op == "get_attr":
+                made[node].target = _adopted(graph_module, part, str(node.target))
+    output = next(node for node in part.graph.nodes if node.op == "output")
+    results = fx.node.map_arg(output.args[0], made.__getitem__)
+    for user in list(call.users):
+        user.replace_all_uses_with(results[user.args[1]])
+        graph.erase_node(user)
+    graph.erase_node(call)
+    if not body.users:
+        graph.erase_node(body)
+
+
+def _adopted(graph_module: fx.GraphModule, part: fx.GraphModule, name: str) -> str:
+    """The name under which the outer graph gets an attribute of a part."""
+    value = part
+    for step in name.split("."):
+        value = getattr(value, step)
+    own = name.replace(".", "_")
+    while hasattr(graph_module, own) and getattr(graph_module, own) is not value:
+        own += "_"
+    setattr(graph_module, own, value)
+    return own
+
+
+def mark_region(node: ir.Node, region: int) -> None:
+    """Notes at a node of an ONNX graph the region that it belongs to; the mark survives cloning."""
+    node.metadata_props[_KEY] = str(region)
+
+
+def region_of(node: ir.Node) -> str | None:
+    """The region that a node of an ONNX graph belongs to."""
+    return node.metadata_props.get(_KEY)

@@ -1,0 +1,315 @@
+"""What PyTorch's autograd does in a captured graph: where gradients stop, and which writes it does not see."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import fx
+
+__all__ = ["GradientFlow", "example_values", "flow_of", "map_tensors", "note_inputs", "straight_through"]
+
+_REQUIRED_GRAD = "onnxtrain_required_grad"
+
+
+@dataclass(frozen=True)
+class GradientFlow:
+    """What the values of a graph do not tell of their gradients.
+
+    Attributes:
+        stopped: per node, which of the tensors that it returns have no gradient although its arguments have.
+        hidden: per node that writes to memory without autograd seeing it (under `no_grad`, through `detach`, through
+            `.data`), the first nodes with that memory: their gradient is that of what was there before.
+        ended: per node, the first nodes with the memory whose gradient it ends (`detach_`).
+        links: per output of the graph, then per written placeholder, indices of the placeholders whose gradient is
+            zero, and not nothing, where nothing comes through; empty if the graph itself shows them.
+    """
+
+    stopped: Mapping[fx.Node, frozenset[int]]
+    hidden: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+    ended: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
+    links: Mapping[fx.Node, frozenset[int]] = field(default_factory=dict)
+
+
+def example_values(graph_module: fx.GraphModule) -> list[Any]:
+    """Returns what Dynamo knows of each input: a fake tensor or a symbolic integer."""
+    return [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+
+
+def note_inputs(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Keeps of each input whether it requires a gradient when the graph begins, and whether it is a leaf.
+
+    Dynamo's own fake tensors tell what is true at the graph's end.
+    """
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, inputs, strict=False):
+        if isinstance(value, torch.Tensor):
+            node.meta[_REQUIRED_GRAD] = (value.requires_grad, value.is_leaf)
+
+
+def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
+    """Returns what autograd does in a graph of Dynamo's.
+
+    Where nothing with a gradient is written to, Dynamo's fake tensors tell. Else the graph is run once more on fake
+    tensors, with autograd, which knows of each write whether it belongs to the gradient.
+
+    Raises:
+        NotImplementedError: it takes derivatives itself; PyTorch cannot differentiate it; or memory has two gradients
+            (that of a tensor, and that of a detached one that was written to).
+    """
+    _refuse_derivatives(graph_module)
+    output = next(node for node in graph_module.graph.nodes if node.op == "output")
+    for node in output.all_input_nodes:
+        if any(
+            function.name() == "NotImplemented" for function in _functions(node.meta.get("example_value"))
+        ):
+            raise NotImplementedError(
+                "PyTorch has no derivative of one of its operators, whose result needs one"
+            )
+    if not _writes_to_gradients(graph_module):
+        return GradientFlow(_stopped_by_metadata(graph_module))
+    if any(_is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
+        raise NotImplementedError("it writes to what requires a gradient, within a transform of torch.func")
+    return _Rehearsal(graph_module).flow()
+
+
+def straight_through(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """The value of `after` with the gradient of `before`."""
+    nothing = before.detach() - before
+    return after.detach() - torch.where(nothing == 0, nothing, 0)
+
+
+_DERIVATIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
+
+
+def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
+    """Raises where the graph takes derivatives: traced without autograd they would come out wrong."""
+    if any(getattr(node.target, "__name__", "") in _DERIVATIVES for node in graph_module.graph.nodes):
+        raise NotImplementedError(
+            "torch.func.grad, vjp, jvp and what is made of them, as a part of the graph"
+        )
+
+
+def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
+    """Whether memory is written to that ever belongs to a tensor that requires a gradient."""
+    carrying: set[int] = set()
+    written: set[int] = set()
+    for node in graph_module.graph.nodes:
+        if node.target in ("detach_", torch.detach_, "requires_grad_"):
+            return True
+        for tensor in _tensors(node.meta.get("example_value")):
+            if tensor.layout != torch.strided or _is_transformed(tensor):
+                continue
+            if tensor.requires_grad:
+                carrying.add(_memory(tensor))
+            if not tensor.is_inference() and tensor._version > 0:
+                written.add(_memory(tensor))
+    return bool(carrying & written)
+
+
+def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
+    """`torch.no_grad` regions leave no trace in an ATen graph, and `detach` is lost among the aliases."""
+    enabled = True
+    stopped = {}
+    for node in graph_module.graph.nodes:
+        value = node.meta.get("example_value")
+        if node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+        if node.op in ("placeholder", "output"):
+            continue
+        if _is_transformed(value):
+            # What Dynamo says of values inside `torch.vmap` is not true: the causes themselves are looked for.
+            if not enabled or node.target in ("detach", "detach_", torch.detach):
+                stopped[node] = frozenset(range(len(_tensors(value))))
+        elif any(_requires_grad(source.meta.get("example_value")) for source in node.all_input_nodes):
+            stopped[node] = _stops(value, enabled)
+    return {node: places for node, places in stopped.items() if places}
+
+
+def _stops(value: Any, enabled: bool) -> frozenset[int]:
+    """Which of the tensors in a result do not carry the gradient of what they were computed from."""
+    return frozenset(
+        place
+        for place, tensor in enumerate(_tensors(value))
+        if _is_float(tensor) and not (enabled and tensor.requires_grad)
+    )
+
+
+class _Rehearsal(fx.Interpreter):
+    """Runs a graph on fake tensors, with autograd."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)  # memory is told apart by its address
+        self.first: dict[int, tuple[fx.Node, torch.Tensor]] = {}
+        self.stopped: dict[fx.Node, frozenset[int]] = {}
+        self.hidden: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self.ended: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        values = example_values(graph_module)
+        self.fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
+
+    def flow(self) -> GradientFlow:
+        """Returns what was found."""
+        mode = self.fake_mode or contextlib.nullcontext()
+        with mode, torch.set_grad_enabled(torch.is_grad_enabled()):
+            leaves, inputs = self._inputs()
+            returned = self.run(*inputs)
+            output = next(node for node in self.graph.nodes if node.op == "output")
+            results = {
+                node: value
+                for node, value in [
+                    *zip(output.args[0], returned, strict=True),
+                    *zip(self.placeholders, inputs, strict=True),
+                ]
+                if isinstance(node, fx.Node) and isinstance(value, torch.Tensor) and value.requires_grad
+            }
+            _check_backward(list(results.values()), [leaf for leaf in leaves.values() if leaf.requires_grad])
+            indices = {id(leaf): index for index, leaf in leaves.items()}
+            links = {node: frozenset(_reached(value, indices)) for node, value in results.items()}
+        return GradientFlow(self.stopped, self.hidden, self.ended, links)
+
+    def _inputs(self) -> tuple[dict[int, torch.Tensor], list[Any]]:
+        """Tensors like the graph's inputs, that nothing has been done to; the leaves among them and behind them."""
+        leaves: dict[int, torch.Tensor] = {}
+        inputs: list[Any] = []
+        for index, node in enumerate(self.placeholders):
+            value = node.meta["example_value"]
+            if isinstance(value, torch.Tensor):
+                required, is_leaf = node.meta.get(_REQUIRED_GRAD, (value.requires_grad, value.is_leaf))
+                value = torch.empty_strided(
+                    value.size(), value.stride(), dtype=value.dtype, device=value.device
+                ).requires_grad_(required)
+                leaves[index] = value
+                if required and not is_leaf:
+                    with torch.enable_grad():
+                        value = value.clone()
+            inputs.append(value)
+        return leaves, inputs
+
+    def fetch_attr(self, target: str) -> Any:
+        value = super().fetch_attr(target)
+        return (
+            self.fake_mode.from_tensor(value) if self.fake_mode and isinstance(value, torch.Tensor) else value
+        )
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op in ("placeholder", "get_attr"):
+            result = super().run_node(n)
+            self._meet(n, result)
+            return result
+        arguments = [t for source in n.all_input_nodes for t in _tensors(self.env[source])]
+        before = [(tensor, _State.of(tensor, self._first(tensor))) for tensor in arguments]
+        carrying = any(tensor.requires_grad for tensor in arguments)
+        enabled = torch.is_grad_enabled()
+        result = super().run_node(n)
+        if n.op != "output":
+            for tensor, state in before:
+                self._compare(n, tensor, state, enabled)
+            if carrying and not any(result is tensor for tensor in arguments):
+                self.stopped[n] = _stops(result, enabled)
+            self._meet(n, result)
+        return result
+
+    def _meet(self, node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            self.first.setdefault(_memory(value), (node, value))
+
+    def _first(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.first.get(_memory(tensor), (None, tensor))[1]
+
+    def _compare(self, node: fx.Node, tensor: torch.Tensor, state: _State, enabled: bool) -> None:
+        """Finds out what a node has done to one of its arguments."""
+        source, base = self.first.get(_memory(tensor), (node, tensor))
+        if state.base_required and not base.requires_grad:
+            self.ended[node] = (*self.ended.get(node, ()), source)
+        elif tensor._version != state.version:
+            written = enabled and tensor.requires_grad and tensor.grad_fn is not state.function
+            seen = base.requires_grad and base.grad_fn is not state.base_function
+            if written and not seen:
+                raise NotImplementedError(
+                    "it writes what has a gradient to a detached tensor, whose memory has another gradient or none"
+                )
+            if base.requires_grad and not seen and source not in self.hidden.get(node, ()):
+                self.hidden[node] = (*self.hidden.get(node, ()), source)
+
+
+@dataclass(frozen=True)
+class _State:
+    """A tensor, and the first one with its memory, before a node runs."""
+
+    version: int
+    function: Any
+    base_required: bool
+    base_function: Any
+
+    @staticmethod
+    def of(tensor: torch.Tensor, base: torch.Tensor) -> _State:
+        # That of a view made under no_grad whose base has changed cannot be asked for.
+        function = tensor.grad_fn if torch.is_grad_enabled() and tensor.requires_grad else None
+        return _State(tensor._version, function, base.requires_grad, base.grad_fn)
+
+
+def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
+    """Raises where PyTorch's backward would: what it has saved was changed, or an op has no derivative."""
+    results = [result for result in results if result.grad_fn is not None]
+    if not results or not leaves:
+        return
+    try:
+        torch.autograd.grad(
+            results, leaves, [torch.ones_like(result) for result in results], allow_unused=True
+        )
+    except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            raise NotImplementedError(f"its backward raises in PyTorch: {error}") from error
+
+
+def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
+    """The indices of the leaves that gradients of a tensor are passed to."""
+    for function in _functions(result):
+        index = leaves.get(id(getattr(function, "variable", None)))
+        if index is not None:
+            yield index
+
+
+def _functions(value: Any) -> set[Any]:
+    """The functions of autograd's graph behind a tensor."""
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or _is_transformed(value):
+        return set()
+    stack, seen = [value.grad_fn], set()
+    while stack:
+        current = stack.pop()
+        if current is not None and current not in seen:
+            seen.add(current)
+            stack += [following for following, _ in current.next_functions]
+    return seen
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def map_tensors(function: Callable[[int, torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Returns the value with `function` of each tensor in it and its number among these."""
+    numbers: Iterable[int] = iter(range(len(_tensors(value))))
+    return pytree.tree_map_only(torch.Tensor, lambda t: function(next(numbers), t), value)  # type: ignore[call-overload]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    memory: int = tensor.untyped_storage()._cdata
+    return memory
+
+
+def _is_transformed(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _requires_grad(value: Any) -> bool:
+    return any(tensor.requires_grad for tensor in _tensors(value))

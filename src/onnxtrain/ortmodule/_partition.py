@@ -1,0 +1,209 @@
+"""Cutting a functional ATen graph into parts that ONNX Runtime runs, and parts that PyTorch runs.
+
+The graph has no views and no mutations but at its end, so that where it is cut changes no value. Random numbers are
+drawn in the order of the uncut graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["Part", "calls", "is_number", "mutations", "partition"]
+
+TOO_FEW = "too few operators, between others that run in PyTorch, for a session of their own"
+_FEW = 3
+"""Operators that a part of elementwise arithmetic needs at least: a session costs a call as much as some of them."""
+_HEAVY = ("mm", "addmm", "bmm", "baddbmm", "convolution", "recurrent_layer", "linear", "attention")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of a graph.
+
+    Attributes:
+        graph_module: its placeholders are the nodes in `takes`, its outputs those in `gives`.
+        takes: nodes of the whole graph that it reads.
+        gives: nodes of the whole graph that others read.
+        in_pytorch: whether PyTorch runs it.
+    """
+
+    graph_module: fx.GraphModule
+    takes: tuple[fx.Node, ...]
+    gives: tuple[fx.Node, ...]
+    in_pytorch: bool
+
+
+def partition(graph_module: fx.GraphModule, refused: dict[fx.Node, str]) -> list[Part]:
+    """Returns the parts in the order in which they run; none if ONNX Runtime would run too little.
+
+    Args:
+        graph_module: functional but for `aten.copy_` to placeholders at its end, which is no part's.
+        refused: the nodes that PyTorch is to run, with the reasons. Gets those that are not worth a session, too.
+    """
+    while True:
+        levels = _Levels(graph_module.graph, refused).assign()
+        by_level: dict[int, list[fx.Node]] = {}
+        for node, level in levels.items():
+            by_level.setdefault(level, []).append(node)
+        small = [nodes for level, nodes in by_level.items() if level % 2 == 0 and not _is_worth_it(nodes)]
+        if not small:
+            break
+        refused.update((node, TOO_FEW) for nodes in small for node in nodes)
+    if all(level % 2 for level in by_level):
+        return []
+    return [_part(graph_module, set(nodes), level % 2 == 1) for level, nodes in sorted(by_level.items())]
+
+
+def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """Those of the nodes that compute tensors: not the numbers and the results of a node with several."""
+    return [
+        node
+        for node in nodes
+        if node.op == "call_function"
+        and node.target is not operator.getitem
+        and not is_number(node)
+        and not _writes_back(node)
+    ]
+
+
+def mutations(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """The placeholders that the graph writes to at its end, with the nodes whose values they take."""
+    return {node.args[0]: node.args[1] for node in graph.nodes if _writes_back(node)}
+
+
+def is_number(node: fx.Node) -> bool:
+    """Whether a node's result is a number, symbolic or not."""
+    return isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def _writes_back(node: fx.Node) -> bool:
+    return str(node.target) == "aten.copy_.default" and _is_placeholder(node.args[0])
+
+
+def _is_placeholder(argument: Any) -> bool:
+    return isinstance(argument, fx.Node) and argument.op == "placeholder"
+
+
+def _is_worth_it(nodes: list[fx.Node]) -> bool:
+    computing = [node for node in calls(nodes) if not getattr(node.target, "is_view", False)]
+    names = [str(node.target).split(".")[-2] for node in computing if "." in str(node.target)]
+    return len(computing) >= _FEW or any(word in name for name in names for word in _HEAVY)
+
+
+class _Levels:
+    """Gives each node a level, even in ONNX Runtime and odd in PyTorch, so that results go from lower to higher ones.
+
+    As many levels as the longest alternation; on these each node as late as possible, so that what is computed from
+    parameters alone (a transposed weight) is where it is used.
+    """
+
+    def __init__(self, graph: fx.Graph, refused: Mapping[fx.Node, str]) -> None:
+        given = _given(graph)
+        self._nodes = [node for node in graph.nodes if node not in given and not _writes_back(node)]
+        self._odd: dict[fx.Node, bool] = {}
+        for node in self._nodes:
+            source = _whole(node)
+            follows = is_number(node) and any(self._odd.get(s, False) for s in node.all_input_nodes)
+            self._odd[node] = self._odd[source] if source is not node else node in refused or follows
+        random = [node for node in self._nodes if _draws(node)]
+        self._after = dict(itertools.pairwise(random))
+        self._before = {later: earlier for earlier, later in self._after.items()}
+
+    def assign(self) -> dict[fx.Node, int]:
+        early = self._as_early_as_possible()
+        late: dict[fx.Node, int] = {}
+        top = max(early.values(), default=0)
+        for node in reversed(self._nodes):
+            odd = self._odd[node]
+            limit = top
+            for user in node.users:
+                if user in late:
+                    limit = min(limit, late[user] - (self._odd[user] != odd))
+            if node in self._after:
+                limit = min(limit, late[self._after[node]])
+            late[node] = limit - (limit % 2 != odd)
+        # The results of one node have its level.
+        return {node: late[_whole(node)] for node in self._nodes}
+
+    def _as_early_as_possible(self) -> dict[fx.Node, int]:
+        early: dict[fx.Node, int] = {}
+        for node in self._nodes:
+            odd = self._odd[node]
+            least = int(odd)
+            for source in node.all_input_nodes:
+                if source in early:
+                    least = max(least, early[source] + (self._odd[source] != odd))
+            if node in self._before:
+                least = max(least, early[self._before[node]])
+            early[node] = least + (least % 2 != odd)
+        return early
+
+
+def _given(graph: fx.Graph) -> set[fx.Node]:
+    """What each part has: what is given, the outputs, and numbers that are computed from what is given alone."""
+    given: set[fx.Node] = set()
+    for node in graph.nodes:
+        number = is_number(node) and all(source in given for source in node.all_input_nodes)
+        if number or node.op in ("placeholder", "get_attr", "output"):
+            given.add(node)
+    return given
+
+
+def _whole(node: fx.Node) -> fx.Node:
+    """The node whose several results this one is one of, or else the node itself."""
+    while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a node takes random numbers from PyTorch's generator."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or "bernoulli_like" in str(node.target)
+
+
+def _part(graph_module: fx.GraphModule, nodes: set[fx.Node], in_pytorch: bool) -> Part:
+    order = [node for node in graph_module.graph.nodes if node in nodes]
+    gives = tuple(node for node in order if any(user not in nodes for user in node.users))
+    graph, made = fx.Graph(), {}
+    takes = _taken(graph_module.graph, order, nodes)
+    for node in takes:
+        made[node] = graph.create_node("placeholder", node.name, name=node.name)
+        made[node].meta = {**node.meta, "example_value": node.meta.get("val")}
+
+    def copied(node: fx.Node) -> fx.Node:
+        if node not in made:
+            for source in node.all_input_nodes:
+                copied(source)
+            made[node] = graph.node_copy(node, made.__getitem__)
+        return made[node]
+
+    for node in order:
+        copied(node)
+    graph.output(tuple(made[node] for node in gives))
+    return Part(fx.GraphModule(graph_module, graph), takes, gives, in_pytorch)
+
+
+def _taken(graph: fx.Graph, order: list[fx.Node], inside: set[fx.Node]) -> tuple[fx.Node, ...]:
+    """What a part reads. That is also every size that the graph is given, which tells those of random numbers."""
+    taken = {node: None for node in graph.nodes if node.op == "placeholder" and is_number(node)}
+    given = _given(graph)
+    stack = [source for node in order for source in node.all_input_nodes]
+    seen: set[fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node in seen or node in inside or node.op == "get_attr":
+            continue
+        seen.add(node)
+        if node in given and node.op != "placeholder":
+            stack += node.all_input_nodes
+        else:
+            taken[node] = None
+    return tuple(node for node in graph.nodes if node in taken)

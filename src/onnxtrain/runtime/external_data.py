@@ -1,0 +1,230 @@
+"""Where the external data of a model is: in the model's directory and nowhere else.
+
+A model names files with its weights, and runtimes open what it names; some versions of ONNX Runtime also outside
+the model's directory, and some read beyond the end. So every tensor of a file is looked at before a runtime is
+given the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import NamedTuple
+
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime import onnx_wire as wire
+from onnxtrain.runtime.onnx_wire import Bytes
+
+__all__ = ["ExternalData", "bits_of", "check_external_data", "external_files", "locate", "parse_reference"]
+
+_KEY = b"location"
+_CHUNK = 2**20
+_MAX_DEPTH = 100  # protobuf's own limit is 100 messages; a subgraph takes three
+_EXTERNAL = 1
+_IN_MEMORY = "_ORT_MEM_ADDR_"  # onnxruntime takes the offset for an address of the process then
+_ENUM = 0xFFFFFFFF  # protobuf cuts varints of enumerations to 32 bits
+
+# Field numbers of onnx.proto.
+_GRAPH, _TRAINING, _FUNCTION = 7, 20, 25
+_TENSOR_NAME, _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_ENTRY, _TENSOR_LOCATION = 8, 1, 2, 13, 14
+
+_BITS_OF_OTHERS = {14: 64, 15: 128, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2}
+"""Bits per element of types that the runtime room does not hold: complex numbers, small floats and integers."""
+
+
+class ExternalData(NamedTuple):
+    """What a tensor says about its data: `needed` bytes from `offset` of a file, None where it does not say."""
+
+    name: str
+    location: str
+    offset: int
+    length: int | None
+    needed: int | None
+
+
+def bits_of(code: int) -> int | None:
+    """Returns the bits that an element of an ONNX type takes; None for texts and types that are not known."""
+    known = dtypes.BY_ONNX.get(code)
+    return known.storage.itemsize * 8 if known is not None else _BITS_OF_OTHERS.get(code)
+
+
+def _dims(tensor: Bytes) -> list[int]:
+    dims: list[int] = []
+    for field in wire.parse(tensor):
+        if field.number == _TENSOR_DIMS:
+            dims += wire.varints(field.payload) if len(field.payload) else [field.integer]
+    return dims
+
+
+def parse_reference(tensor: Bytes) -> ExternalData | None:
+    """Returns where a TensorProto says that its data is, None if it holds the data itself.
+
+    Raises:
+        ValueError: It says so in a way that readers could understand differently.
+    """
+    fields = list(wire.parse(tensor))
+    if not any(f.number == _TENSOR_LOCATION and f.integer & _ENUM == _EXTERNAL for f in fields):
+        return None
+    name = wire.string(tensor, _TENSOR_NAME)
+    entries: dict[str, str] = {}
+    for entry in (f.payload for f in fields if f.number == _TENSOR_ENTRY):
+        keys, values = wire.strings(entry, 1), wire.strings(entry, 2)
+        if len(keys) != 1 or len(values) > 1 or keys[0] in entries:
+            raise ValueError(f"the entries that say where the data of '{name}' is are malformed")
+        entries[keys[0]] = values[0] if values else ""
+    numbers = {}
+    for key in ("offset", "length"):
+        if key in entries:
+            if not re.fullmatch("[0-9]{1,18}", entries[key]):
+                raise ValueError(
+                    f"the {key} of the data of '{name}' is {entries[key][:40]!r}, which is no size"
+                )
+            numbers[key] = int(entries[key])
+    dims = _dims(tensor)
+    if any(d >= 2**63 for d in dims):
+        raise ValueError(f"'{name}' has a negative size")
+    code = next((f.integer for f in reversed(fields) if f.number == _TENSOR_TYPE), 0)
+    bits = bits_of(code)
+    needed = None if bits is None else (prod(dims) * bits + 7) // 8
+    return ExternalData(
+        name, entries.get("location", ""), numbers.get("offset", 0), numbers.get("length"), needed
+    )
+
+
+def locate(data: ExternalData, directory: str | os.PathLike[str]) -> Path:
+    """Returns the file with the data of a tensor of a model in `directory`.
+
+    Raises:
+        ValueError: It is missing, too short, or outside `directory`; the text says which, and what to do.
+    """
+    base = Path(directory).resolve()
+    what = f"the data of '{data.name}' should be in '{Path(directory) / data.location}'"
+    names = PurePosixPath(data.location), PureWindowsPath(data.location)
+    if not data.location or "\0" in data.location or _IN_MEMORY in data.location:
+        raise ValueError(
+            f"the data of '{data.name}' is in {data.location!r}, which is no file. Export it again."
+        )
+    outside = f"{what}, which is outside the model's directory '{base}'. Copy the file there."
+    if any(name.is_absolute() or name.drive or ".." in name.parts for name in names):
+        raise ValueError(outside)
+    path = (base / data.location).resolve()
+    if not path.is_relative_to(base):
+        raise ValueError(outside)
+    if not path.is_file():
+        raise ValueError(f"{what}, which does not exist. Put it beside the model; the two belong together.")
+    if data.needed is not None and data.length is not None and data.length < data.needed:
+        raise ValueError(f"{what}, but its entry gives {data.length} bytes where {data.needed} are needed.")
+    size = path.stat().st_size
+    end = data.offset + max(data.length or 0, data.needed or 0)
+    if end > size:
+        raise ValueError(
+            f"{what} at bytes {data.offset} to {end}, but the file has {size} bytes: it is truncated. Copy or "
+            "export it again."
+        )
+    return path
+
+
+def _joined(message: Bytes, number: int) -> Bytes:
+    """Returns a message field that occurs once; protobuf merges several, which is to join their bytes."""
+    found = wire.messages(message, number)
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _graph_tensors(graph: Bytes, depth: int) -> Iterator[Bytes]:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"its graphs are nested more than {_MAX_DEPTH // 3} deep")
+    for field in wire.parse(graph):
+        if field.number == 1:
+            yield from _node_tensors(field.payload, depth + 1)
+        elif field.number == 5:
+            yield field.payload
+        elif field.number == 15:
+            yield from (_joined(field.payload, 1), _joined(field.payload, 2))
+
+
+def _node_tensors(node: Bytes, depth: int) -> Iterator[Bytes]:
+    for attribute in wire.messages(node, 5):
+        yield from _attribute_tensors(attribute, depth + 1)
+
+
+def _attribute_tensors(attribute: Bytes, depth: int) -> Iterator[Bytes]:
+    yield from (_joined(attribute, 5), *wire.messages(attribute, 10))
+    for sparse in (_joined(attribute, 22), *wire.messages(attribute, 23)):
+        yield from (_joined(sparse, 1), _joined(sparse, 2))
+    for graph in (_joined(attribute, 6), *wire.messages(attribute, 11)):
+        yield from _graph_tensors(graph, depth + 1)
+
+
+def _tensors(model: Bytes) -> Iterator[Bytes]:
+    """Yields every TensorProto of a model: initializers and attributes, of subgraphs and functions too."""
+    yield from _graph_tensors(_joined(model, _GRAPH), 0)
+    for training in wire.messages(model, _TRAINING):
+        for number in (1, 2):
+            yield from _graph_tensors(_joined(training, number), 0)
+    for function in wire.messages(model, _FUNCTION):
+        for node in wire.messages(function, 7):
+            yield from _node_tensors(node, 0)
+        for attribute in wire.messages(function, 11):
+            yield from _attribute_tensors(attribute, 0)
+
+
+def _names_locations(path: str) -> bool:
+    """Returns whether a model file can refer to others at all, at the speed of reading it."""
+    with open(path, "rb") as file:
+        tail = b""
+        while chunk := file.read(_CHUNK):
+            if _KEY in tail + chunk:
+                return True
+            tail = chunk[-len(_KEY) :]
+    return False
+
+
+def _references(model: Bytes) -> Iterator[ExternalData]:
+    for tensor in _tensors(model):
+        if (data := parse_reference(tensor)) is not None:
+            yield data
+
+
+def check_external_data(model: str | bytes) -> None:
+    """Makes sure that the data of a model, a path or the bytes of the file, is there and in its directory.
+
+    Raises:
+        ValueError: It is not, or it cannot be told; the text says why, and what to do.
+        OSError: The file cannot be read.
+    """
+    if isinstance(model, bytes):
+        if _KEY in model and not _is_ort_format(model):
+            for data in _references(model):
+                raise ValueError(
+                    f"it was given as bytes, and the data of '{data.name}' is in the external file "
+                    f"'{data.location}'. Pass its path instead."
+                )
+        return
+    external_files(model)
+
+
+def external_files(path: str | os.PathLike[str]) -> list[Path]:
+    """Returns the files with external data of the model file `path`, each once.
+
+    Raises:
+        ValueError: One is missing, too short, or outside the model's directory.
+        OSError: The model file cannot be read.
+    """
+    path = os.fspath(path)
+    if not _names_locations(path):
+        return []
+    import mmap  # kept out of the time that a device takes to start
+
+    with open(path, "rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if _is_ort_format(content):
+        return []
+    directory = os.path.dirname(path) or "."
+    return list(dict.fromkeys(locate(data, directory) for data in _references(content)))
+
+
+def _is_ort_format(content: Bytes) -> bool:
+    return bytes(content[4:8]) == b"ORTM"  # FlatBuffer identifier

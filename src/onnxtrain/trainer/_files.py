@@ -1,0 +1,87 @@
+"""The files of a training run, as its manifest names them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnxtrain.errors import CheckpointError, ModelLoadError
+from onnxtrain.runtime.json_text import parse_json
+
+__all__ = ["Files", "find_files", "find_manifest"]
+
+_MANIFEST = "manifest.json"
+_DEFAULTS = {
+    "training_model": "training_model.onnx",
+    "eval_model": "eval_model.onnx",
+    "optimizer_model": "optimizer_model.onnx",
+    "checkpoint": "checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Files:
+    """Names of the files of a run in its directory."""
+
+    manifest: str
+    training_model: str
+    eval_model: str
+    optimizer_model: str
+    checkpoint: str
+
+
+def find_files(directory: Path) -> Files:
+    """Returns the names of the files of the run in a directory.
+
+    They are those that its manifest gives; without one beside the models, which hold it as well, the usual ones.
+
+    Raises:
+        CheckpointError: There is no run in it, or there are several, or it has no optimizer.
+        ModelLoadError: The manifest is damaged.
+    """
+    manifest = find_manifest(directory)
+    files = _read(directory / manifest) if manifest is not None else _DEFAULTS
+    if "optimizer_model" not in files:
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': it has no optimizer model. Generate the artifacts with "
+            "optimizer='adamw'."
+        )
+    if not (directory / files["checkpoint"]).is_file():
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': there is no file '{files['checkpoint']}'. Pass a directory "
+            "that Trainer.save or generate_artifacts has written."
+        )
+    return Files(manifest=manifest or _MANIFEST, **files)
+
+
+def find_manifest(directory: Path) -> str | None:
+    """Returns the name of the manifest in a directory: `manifest.json`, or with a prefix the only other one.
+
+    Raises:
+        CheckpointError: There are several with a prefix.
+    """
+    names = sorted(path.name for path in directory.glob(f"*{_MANIFEST}"))
+    if _MANIFEST in names:
+        return _MANIFEST
+    if len(names) > 1:
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': there are several ({', '.join(names)}). Move each with its "
+            "files to a directory of its own."
+        )
+    return names[0] if names else None
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Returns the names of the files by their roles."""
+    try:
+        files = parse_json(path.read_bytes())["files"]
+        named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
+        wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
+        if wrong or not _DEFAULTS.keys() - {"optimizer_model"} <= named.keys():
+            raise ValueError(f"files {files}")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelLoadError(
+            f"Opening the training run in '{path.parent}': its manifest '{path.name}' is damaged "
+            f"({type(error).__name__}: {error}). Generate the artifacts again."
+        ) from error
+    return named

@@ -1,0 +1,158 @@
+"""The loss alone, cut out of the eval model: from its outputs and the targets, for any number of samples.
+
+A model whose batch is fixed can be run on a batch that is filled up, but the loss that it then returns is one of the
+filling as well. The loss of the samples alone is computed here from the outputs that belong to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import InputError
+from onnxtrain.passes import CleanupPass, load_model, to_proto
+from onnxtrain.runtime.binding import Binding
+from onnxtrain.runtime.device import Device
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.inputs import check_arguments
+from onnxtrain.runtime.manifest import InputSpec, Manifest
+from onnxtrain.runtime.session import open_session
+from onnxtrain.runtime.store import Buffer
+from onnxtrain.trainer._data import DYNAMIC_REMEDY
+
+__all__ = ["LossModel"]
+
+_TOLERANCE = 1e-3
+"""Of the loss of all samples against the sum over two parts: float16 losses have three digits."""
+
+
+class LossModel:
+    """The part of an eval model between its outputs and its loss.
+
+    Args:
+        path: file of the eval model.
+        manifest: of the run.
+        buffers: parameters and statistics by name, should the loss read any.
+        device: where to compute.
+
+    Raises:
+        InputError: the loss is not computed from outputs that have the samples along axis 0 and from targets.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, buffers: Mapping[str, Buffer], device: Device) -> None:
+        model = load_model(path)
+        outputs = _cut(model, set(manifest.outputs[1:]))
+        inputs = {str(value.name): value for value in model.graph.inputs}
+        self._specs = [
+            (index, _any_number(spec)) for index, spec in enumerate(manifest.arguments) if spec.name in inputs
+        ]
+        allowed = {spec.name for spec in manifest.targets} | {
+            spec.name for spec in manifest.inputs if spec.class_labels is not None
+        }
+        foreign = [spec.name for _, spec in self._specs if spec.name not in allowed]
+        batches = {spec.shape[0] for spec in manifest.arguments if spec.shape}
+        shapes = [inputs[name].shape for name in outputs.values() if name in inputs]
+        if foreign or any(shape is None or not shape or shape[0] not in batches for shape in shapes):
+            raise InputError(
+                _REFUSAL.format("it is not computed from outputs of the model, sample by sample")
+            )
+        _forget_batch(model, {*outputs.values(), *(spec.name for _, spec in self._specs)})
+        self._outputs = [
+            (index, outputs[name])
+            for index, name in enumerate(manifest.outputs[1:])
+            if outputs.get(name) in inputs
+        ]
+        session = open_session(to_proto(model).SerializeToString(), "loss of the eval model", device, None)
+        self._mean = manifest.loss_mean
+        self._arguments = manifest.arguments
+        self._binding = Binding(
+            session,
+            device,
+            arguments=[name for _, name in self._outputs] + [spec.name for _, spec in self._specs],
+            results=manifest.outputs[:1],
+            inputs={name: buffer for name, buffer in buffers.items() if name in inputs},
+            outputs={},
+            doing="The loss of an incomplete batch",
+        )
+
+    def loss_of_first(
+        self, count: int, loss: float, outputs: Sequence[Array], arrays: Sequence[Array]
+    ) -> float:
+        """Returns the loss of the first samples of a batch.
+
+        Args:
+            count: how many.
+            loss: what the eval model has returned for the whole batch; the parts have to add up to it.
+            outputs: the other outputs of the eval model for the whole batch.
+            arrays: its arguments.
+
+        Raises:
+            InputError: the loss is no sum or mean over samples, so that it is not defined for a part of them.
+        """
+        cuts = (slice(None, count), slice(count, None))
+        parts = [[[array[cut] for array in group] for group in (outputs, arrays)] for cut in cuts]
+        losses = [self._run(*part) for part in parts]
+        sums = [self._sum(value, part[1]) for value, part in zip(losses, parts, strict=True)]
+        whole, size = self._sum(loss, arrays), sum(map(abs, sums))
+        if np.isfinite([whole, size]).all() and abs(whole - sum(sums)) > _TOLERANCE * max(size, 1e-6):
+            raise InputError(_REFUSAL.format("it is no mean or sum over samples"))
+        return losses[0]
+
+    def _run(self, outputs: Sequence[Array], arrays: Sequence[Array]) -> float:
+        specs = [spec for _, spec in self._specs]
+        targets = check_arguments(specs, [arrays[index] for index, _ in self._specs])
+        values = [np.ascontiguousarray(outputs[index]) for index, _ in self._outputs]
+        try:
+            return float(np.asarray(self._binding.run([*values, *targets])[0].numpy()))
+        except InputError as error:
+            raise InputError(_REFUSAL.format(f"it cannot be run on {len(arrays[0])} samples")) from error
+
+    def _sum(self, loss: float, arrays: Sequence[Array]) -> float:
+        """The loss times what it is the mean over."""
+        count = 1.0 if self._mean is None else self._mean.count(self._arguments, arrays)
+        return loss * count if count else 0.0
+
+
+_REFUSAL = (
+    "The model takes batches of one size, and the loss of an incomplete last batch cannot be computed: {}. "
+    f"Pass samples that fill all batches. {DYNAMIC_REMEDY}"
+)
+
+
+def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
+    """Makes inputs of the outputs `names`, and the loss the only output; returns the names of these inputs."""
+    graph = model.graph
+    values = {str(value.name): value for value in graph.outputs}
+    loss = graph.outputs[0]
+    graph.outputs.clear()
+    graph.outputs.append(loss)
+    inputs = {}
+    for name in names:
+        value = values[name]
+        cut = ir.Value(name=f"{name}/onnxtrain.cut", shape=value.shape, type=value.type)
+        value.replace_all_uses_with(cut)
+        graph.inputs.append(cut)
+        inputs[name] = str(cut.name)
+    CleanupPass(keep=set())(model)
+    for value in [value for value in graph.inputs if not value.uses()]:
+        graph.inputs.remove(value)
+    return inputs
+
+
+def _forget_batch(model: ir.Model, inputs: set[str]) -> None:
+    """Makes the first dimension of `inputs` symbolic, and forgets all shapes that follow from it."""
+    for node in model.graph:
+        for output in node.outputs:
+            output.shape = None
+    model.graph.outputs[0].shape = ir.Shape([])
+    for value in model.graph.inputs:
+        if value.name in inputs and value.shape is not None:
+            value.shape = ir.Shape(["samples", *value.shape[1:]])
+
+
+def _any_number(spec: InputSpec) -> InputSpec:
+    shape = None if spec.shape is None else (None, *spec.shape[1:])
+    return InputSpec(spec.name, spec.dtype, shape, spec.class_labels)

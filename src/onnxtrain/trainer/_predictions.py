@@ -1,0 +1,55 @@
+"""The predictions of an unfinished epoch in a file of their own, which metric functions wait for."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime.atomic import FileSet
+from onnxtrain.trainer._position import Position
+
+__all__ = ["read_predictions", "remove_other_predictions", "write_predictions"]
+
+_PATTERN = "predictions-*.npz"
+
+
+def _name(position: Position) -> str:
+    """One name per position: a file never belongs to another checkpoint than the one that was written with it."""
+    return f"predictions-{position.epoch}-{position.batch}.npz"
+
+
+def write_predictions(files: FileSet, position: Position) -> None:
+    """Writes the predictions and targets of the current epoch, if there are any, in one set with the checkpoint."""
+    if not position.averages.parts:
+        return
+    prediction, target = (np.concatenate(arrays) for arrays in zip(*position.averages.parts, strict=True))
+    with files.open(_name(position)) as file:
+        np.savez(file, prediction=prediction, target=target)
+
+
+def remove_other_predictions(directory: Path, position: Position) -> None:
+    """Removes files of other positions; to be done after the checkpoint."""
+    kept = directory / _name(position)
+    for path in directory.glob(_PATTERN):
+        if path != kept or not position.averages.parts:
+            path.unlink(missing_ok=True)
+
+
+def read_predictions(directory: Path, position: Position) -> None:
+    """Puts back what :func:`write_predictions` has written.
+
+    Raises:
+        CheckpointError: The file is missing or damaged.
+    """
+    path = directory / _name(position)
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            position.averages.parts = [(content["prediction"], content["target"])]
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise CheckpointError(
+            f"Resuming from '{directory}': the predictions of the epoch under way, which metric functions need, "
+            f"cannot be read from '{path.name}' ({error}). Copy the whole directory of a run."
+        ) from error

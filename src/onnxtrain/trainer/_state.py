@@ -1,0 +1,211 @@
+"""What a trainer trains and where it stands: one object that `Trainer` shows and the training loop moves along."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer._data import ArrayLike, Dataset, split
+from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
+from onnxtrain.trainer._position import CUSTOM, PROPERTY, Position, Settings
+from onnxtrain.trainer._predictions import read_predictions, remove_other_predictions, write_predictions
+from onnxtrain.trainer._run import Run, Step
+from onnxtrain.trainer._schedule import Schedule, make_schedule
+from onnxtrain.trainer._workspace import Workspace
+
+__all__ = ["BEST", "TrainingState", "Validation"]
+
+Validation = tuple[ArrayLike, ArrayLike] | float | None
+
+BEST = "best"
+"""File of the trainer's directory with the parameters of the best epoch."""
+
+_log = logging.getLogger("onnxtrain")
+
+
+class TrainingState:
+    """A run, the position in it, and how it is measured.
+
+    Attributes:
+        run: the models and tensors.
+        workspace: the directory.
+        position: where training stands.
+        settings: what the trainer was asked to do.
+        schedule: factor of the learning rate.
+        metrics: what is recorded beside the loss.
+        validating: whether the fit under way validates.
+        resume_hint: what is said of going on after Ctrl-C; `{}` stands for the directory.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        workspace: Workspace,
+        position: Position,
+        settings: Settings,
+        schedule: Schedule,
+        metrics: Sequence[MetricSpec] | None,
+    ) -> None:
+        self.run = run
+        self.workspace = workspace
+        self.position = position
+        self.settings = settings
+        self.schedule = schedule
+        self.validating = False
+        self.resume_hint = "Trainer.resume('{}') and the same fit go on."
+        measurable = bool(run.manifest.targets) and settings.prediction is not None
+        if metrics is None:
+            metrics = default_metrics(run.manifest.targets[0], settings.loss) if measurable else []
+        self.metrics: list[Metric] = make_metrics(metrics)
+        if self.metrics and not measurable:
+            raise InputError(
+                "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
+            )
+
+    @classmethod
+    def load(
+        cls,
+        directory: Path,
+        metrics: Sequence[MetricSpec] | None,
+        scheduler: Schedule | None,
+        device: str,
+    ) -> TrainingState:
+        """Returns the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
+        run = Run(directory, device)
+        predictions = False
+        if PROPERTY in run.state.properties:
+            text = str(run.state.properties[PROPERTY])
+            position, settings, predictions = Position.from_json(text, f"'{directory}'")
+        else:  # artifacts that no trainer has touched
+            rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
+            position = Position(seed=0, learning_rate=rate)
+            settings = Settings(prediction=next(iter(run.outputs), None))
+        for name, given, saved in (
+            ("metrics", metrics, settings.metrics or ()),
+            ("scheduler", scheduler, (settings.scheduler,)),
+        ):
+            if given is None and CUSTOM in saved:
+                raise InputError(
+                    f"Resuming from '{directory}': its {name} included a function, which is not saved. Pass "
+                    f"{name}=... again."
+                )
+        schedule = make_schedule(
+            settings.scheduler if scheduler is None else scheduler, settings.warmup_steps
+        )
+        chosen = settings.metrics if metrics is None else metrics
+        state = cls(run, Workspace(directory), position, settings, schedule, chosen)
+        state._check_metrics(predictions)
+        if predictions:
+            read_predictions(directory, position)
+        state._tell_of_random_ops()
+        return state
+
+    def _check_metrics(self, predictions: bool) -> None:
+        """Raises InputError where the sums of an unfinished epoch are those of other metrics."""
+        sums = set(self.position.averages.sums) - {"loss"}
+        wanted = {metric.name for metric in self.metrics if metric.measure is not None}
+        whole = any(metric.function is not None for metric in self.metrics)
+        if self.position.batch and (sums != wanted or (predictions and not whole)):
+            raise InputError(
+                f"Resuming from '{self.directory}': it was interrupted in the middle of an epoch with other metrics "
+                f"than {', '.join(metric.name for metric in self.metrics) or 'none'}. Pass the same ones."
+            )
+
+    def _tell_of_random_ops(self) -> None:
+        if self.position.unfinished and self.settings.random:
+            _log.warning(
+                "The model draws random numbers in %s, which start anew: the result will not be bit-equal to that of "
+                "a run without interruption.",
+                ", ".join(self.settings.random),
+            )
+
+    @property
+    def directory(self) -> Path:
+        """Where the files of the run are."""
+        return self.workspace.path
+
+    @property
+    def recorded_keys(self) -> list[str]:
+        """What the fit under way records for each epoch."""
+        keys = ["loss", *(metric.name for metric in self.metrics)]
+        return [*keys, *(f"val_{key}" for key in keys if self.validating)]
+
+    def loss_count(self, arrays: Sequence[Array]) -> float | None:
+        """What the loss of a batch counts in the mean over batches; None where losses are summed."""
+        mean = self.run.manifest.loss_mean
+        return None if mean is None else mean.count(self.run.manifest.arguments, arrays)
+
+    def add(self, averages: Averages, step: Step) -> None:
+        """Adds loss and metrics of one batch to averages."""
+        manifest = self.run.manifest
+        averages.add_loss(step.loss, self.loss_count(step.arrays))
+        if self.metrics and self.settings.prediction is not None:
+            prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
+            target = step.arrays[len(manifest.inputs)]
+            averages.add_metrics(self.metrics, prediction, target, manifest.targets[0])
+
+    def datasets(
+        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
+    ) -> tuple[Dataset, Dataset | None]:
+        """Returns the checked data to train on and to validate with; see :meth:`Trainer.fit`."""
+        data = self.dataset(inputs, targets, batch_size, training=True)
+        if validation is None:
+            return data, None
+        if isinstance(validation, float):
+            data, held_out = split(data, validation, self.position.seed)
+        elif not isinstance(validation, tuple | list) or len(validation) != 2:
+            raise InputError(
+                f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
+            )
+        else:
+            try:
+                held_out = self.dataset(validation[0], validation[1], batch_size, training=False)
+            except InputError as error:
+                raise InputError(f"Validation data: {error}") from error
+        if held_out.left_out:
+            try:
+                next(self.run.evaluate(held_out.last()))
+            except InputError as error:
+                raise InputError(f"Validation data: {error}") from error
+        return data, held_out
+
+    def dataset(
+        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, *, training: bool
+    ) -> Dataset:
+        """Returns the checked data; `training` is whether it is to be trained on."""
+        if targets is not None and not self.run.manifest.targets:
+            raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
+        groups = [("input", self.run.manifest.inputs, inputs), ("target", self.run.manifest.targets, targets)]
+        return Dataset.check(groups, batch_size, training=training)
+
+    def evaluate(self, data: Dataset, prefix: str = "") -> dict[str, float]:
+        """Returns the loss and the metrics over a data set, in inference mode."""
+        averages = Averages()
+        for step in self.run.evaluate(data):
+            self.add(averages, step)
+        return averages.values(self.metrics, prefix)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
+        target = Path(path)
+        self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
+        try:
+            self.run.save(
+                target, companions=[BEST], write_more=lambda files: write_predictions(files, self.position)
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
+                "has room."
+            ) from error
+        remove_other_predictions(target, self.position)
+
+    def save_and_keep(self) -> Path:
+        """Saves into the trainer's own directory, and keeps that if it was temporary."""
+        self.workspace.keep()
+        self.save(self.directory)
+        return self.directory

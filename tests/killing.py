@@ -1,0 +1,422 @@
+"""Kills processes while they save, in all ways that this package saves, and looks at what they leave.
+
+`python -c "import killing; killing.main(kind, directory, kills, seed)"`: one process imports everything, and forks
+those that save and those that look, so that a kill costs a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from onnxtrain import Callback, EarlyStopping, ModelCheckpoint, Trainer, generate_artifacts
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.errors import CheckpointError
+from onnxtrain.runtime import export
+from onnxtrain.trainer import _trainer  # noqa: F401  # imported before the forks
+
+SIZE = 60
+X = np.ones((8, SIZE), np.float32)
+
+
+def model(hidden: int) -> onnx.ModelProto:
+    """y = (x v) w + b with `hidden` columns in v: two sizes are two models, which do not fit each other."""
+    v, w = ",".join(["0.01"] * SIZE * hidden), ",".join(["1.0"] * hidden)
+    return onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[n, {SIZE}] x) => (float[n, 1] y)
+            <float[{SIZE}, {hidden}] v = {{{v}}}, float[{hidden}, 1] w = {{{w}}}, float[1] b = {{0.0}}>
+        {{ h = MatMul(x, v)
+           m = MatMul(h, w)
+           y = Add(m, b) }}"""
+    )
+
+
+def mark(state: CheckpointState, k: int) -> None:
+    """Makes every parameter say which save it is of."""
+    for _, parameter in state.parameters:
+        parameter.data[...] = k
+
+
+def marked(state: CheckpointState) -> int:
+    """Returns which save a state is of; all of it must be of one."""
+    values = np.unique(np.concatenate([p.data.reshape(-1) for _, p in state.parameters]))
+    assert len(values) == 1, values
+    return int(values[0])
+
+
+class Kind:
+    """One way to save; `saves` yields the number of each save that has returned."""
+
+    other_files: tuple[str, ...] = ()
+
+    def prepare(self, directory: Path) -> None:
+        raise NotImplementedError
+
+    def saves(self, directory: Path, start: int) -> Iterator[int]:
+        raise NotImplementedError
+
+    def look(self, directory: Path) -> int:
+        """Returns which save is in `directory`; anything unreadable or mixed is an exception."""
+        raise NotImplementedError
+
+
+class Checkpoint(Kind):
+    """`CheckpointState.save_checkpoint`."""
+
+    def prepare(self, directory: Path) -> None:
+        arrays = {n: np.zeros(s, np.float32) for n, s in {"a": (300, 300), "b": (7,), "c": ()}.items()}
+        CheckpointState.save_checkpoint(CheckpointState.from_arrays(arrays, ["a"]), directory / "checkpoint")
+
+    def saves(self, directory: Path, start: int) -> Iterator[int]:
+        state = CheckpointState.load_checkpoint(directory / "checkpoint")
+        while True:
+            start += 1
+            mark(state, start)
+            CheckpointState.save_checkpoint(state, directory / "checkpoint")
+            yield start
+
+    def look(self, directory: Path) -> int:
+        return marked(CheckpointState.load_checkpoint(directory / "checkpoint"))
+
+
+class Marker(Callback):
+    """Marks the state of each epoch with its number, before it is saved."""
+
+    def on_epoch_end(self, trainer: Trainer, history: Any) -> None:
+        mark(trainer.state, len(history))
+
+
+def look_at_run(trainer: Trainer) -> int:
+    k = marked(trainer.state)
+    width = trainer.parameters["v"].data.shape[1]
+    loss = trainer.evaluate(X, X[:, :1])["loss"]
+    np.testing.assert_allclose(loss, (SIZE * width * float(k) ** 2 + k - 1) ** 2, rtol=1e-5)
+    return k
+
+
+def run_in(directory: Path, hidden: int = 3) -> Trainer:
+    return Trainer(model(hidden), loss="mse", optimizer="adamw", learning_rate=1e-4, directory=directory)
+
+
+class Fit(Kind):
+    """`Trainer.fit`, which saves after each epoch, with the best epoch kept beside."""
+
+    def prepare(self, directory: Path) -> None:
+        trainer = run_in(directory)
+        mark(trainer.state, 0)
+        trainer.save(directory)
+
+    def saves(self, directory: Path, start: int) -> Iterator[int]:
+        trainer = Trainer.resume(directory)
+        while True:
+            trainer.fit(X, X[:, :1], epochs=1, verbose=False, callbacks=[Marker()])
+            yield len(trainer.history)
+
+    def look(self, directory: Path) -> int:
+        trainer = Trainer.resume(directory)
+        k = look_at_run(trainer)
+        assert k == len(trainer.history)
+        return k
+
+
+class Checkpoints(Fit):
+    """`ModelCheckpoint` into another directory, which starts with a run of another model."""
+
+    def prepare(self, directory: Path) -> None:
+        super().prepare(directory)
+        run_in(directory / "unused", 4).save(directory / "copy")
+
+    def saves(self, directory: Path, start: int) -> Iterator[int]:
+        trainer = Trainer.resume(directory)
+        stop = EarlyStopping("loss", patience=10**9, restore_best=True)
+        while True:
+            callbacks = [Marker(), stop, ModelCheckpoint(directory / "copy", monitor=None)]
+            trainer.fit(X, X[:, :1], epochs=1, verbose=False, callbacks=callbacks)
+            yield len(trainer.history)
+
+    def look(self, directory: Path) -> int:
+        trainer = Trainer.resume(directory / "copy")
+        if trainer.parameters["v"].data.shape[1] == 4:  # the run that was there before
+            return 0
+        best = directory / "copy" / "best"
+        if best.exists():
+            CheckpointState.load_checkpoint(best)
+        return look_at_run(trainer)
+
+
+class Save(Kind):
+    """`Trainer.save` of two models in turn to one directory: everything in it changes each time."""
+
+    def prepare(self, directory: Path) -> None:
+        for hidden in (3, 4):
+            mark(run_in(directory / str(hidden), hidden).state, 0)
+        trainer = Trainer.resume(directory / "3")
+        mark(trainer.state, 0)
+        trainer.save(directory / "copy")
+
+    def saves(self, directory: Path, start: int) -> Iterator[int]:
+        trainers = [Trainer.resume(directory / str(hidden)) for hidden in (3, 4)]
+        while True:
+            start += 1
+            trainer = trainers[start % 2]
+            mark(trainer.state, start)
+            trainer.save_parameters(trainer.directory / "best")
+            trainer.save(directory / "copy")
+            yield start
+
+    def look(self, directory: Path) -> int:
+        trainer = Trainer.resume(directory / "copy")
+        k = look_at_run(trainer)
+        assert k == 0 or trainer.parameters["v"].data.shape[1] == 3 + k % 2
+        if k:
+            assert marked(CheckpointState.load_checkpoint(directory / "copy" / "best")) == k
+        return k
+
+
+class Export(Kind):
+    """`Trainer.export`, as if the model were too large for one file; read by stock ONNX Runtime alone."""
+
+    limit = 1
+
+    def prepare(self, directory: Path) -> None:
+        trainer = run_in(directory / "run")
+        next(self._saves(trainer, directory, 0))
+
+    def saves(self, directory: Path, start: int) -> Iterator[int]:
+        return self._saves(Trainer.resume(directory / "run"), directory, start)
+
+    def _saves(self, trainer: Trainer, directory: Path, start: int) -> Iterator[int]:
+        export.MAX_FILE_SIZE = self.limit
+        while True:
+            start += 1
+            mark(trainer.state, start)
+            trainer.export(directory / "net.onnx")
+            yield start
+
+    def look(self, directory: Path) -> int:
+        session = onnxruntime.InferenceSession(directory / "net.onnx")
+        values = np.unique(session.run(None, {"x": X})[0])
+        assert len(values) == 1, values
+        k = round(np.sqrt(values[0] / (3 * SIZE)))
+        np.testing.assert_allclose(values[0], 3 * SIZE * k**2 + k, rtol=1e-5)
+        return k
+
+
+class SmallExport(Export):
+    """`Trainer.export` to one file."""
+
+    limit = 2**31
+
+
+class Artifacts(Kind):
+    """`generate_artifacts` of two models in turn into one directory."""
+
+    def prepare(self, directory: Path) -> None:
+        next(self.saves(directory, -1))
+
+    def saves(self, directory: Path, start: int) -> Iterator[int]:
+        while True:
+            start += 1
+            generate_artifacts(
+                model(3 + start % 2), loss="mse", optimizer="adamw", artifact_directory=directory / "run"
+            )
+            yield start
+
+    def look(self, directory: Path) -> int:
+        run = directory / "run"
+        state = CheckpointState.load_checkpoint(run / "checkpoint")
+        module = Module(run / "training_model.onnx", state, run / "eval_model.onnx")
+        optimizer = Optimizer(run / "optimizer_model.onnx", module)
+        loss = module(X, X[:, :1])
+        optimizer.step()
+        assert module.eval()(X, X[:, :1]) < loss
+        manifest = json.loads((run / "manifest.json").read_text())
+        assert manifest["fingerprint"] == module.manifest.fingerprint
+        return -1  # which of the many saves of one model it is cannot be told
+
+
+class FirstArtifacts(Artifacts):
+    """`generate_artifacts` into an empty directory: a run that can be opened, or none."""
+
+    def prepare(self, directory: Path) -> None:
+        pass
+
+    def look(self, directory: Path) -> int:
+        run = directory / "run"
+        if not run.exists():
+            return -1
+        try:
+            Trainer(model(3), loss="mse", directory=run)
+        except CheckpointError:  # there is one already
+            return super().look(directory)
+        return -1
+
+
+KINDS: dict[str, type[Kind]] = {
+    "checkpoint": Checkpoint,
+    "fit": Fit,
+    "ModelCheckpoint": Checkpoints,
+    "Trainer.save": Save,
+    "large export": Export,
+    "export": SmallExport,
+    "artifacts": Artifacts,
+}
+AT_EACH_STEP = KINDS | {"first artifacts": FirstArtifacts}
+
+
+def forked(work: Callable[[int], None]) -> tuple[int, int]:
+    """Starts `work` in a forked process, with a pipe to write to; returns its id and the pipe's other end."""
+    read, write = os.pipe()
+    process = os.fork()
+    if process:
+        os.close(write)
+        return process, read
+    os.close(read)
+    status = 1
+    try:
+        work(write)
+        status = 0
+    except BaseException:
+        os.write(write, traceback.format_exc()[-3000:].encode())
+    finally:
+        os._exit(status)
+
+
+def in_process(work: Callable[[], object]) -> str:
+    """Returns the text of what `work` returns in a forked process; raises AssertionError if it fails."""
+    process, pipe = forked(lambda write: os.write(write, str(work()).encode()) and None)
+    with open(pipe, "rb") as file:
+        text = file.read().decode()
+    _, status = os.waitpid(process, 0)
+    assert status == 0, text
+    return text
+
+
+def leftovers(directory: Path) -> int:
+    return sum(1 for _ in directory.rglob(".*onnxtrain-*"))
+
+
+def main(name: str, directory: str, kills: int, seed: int) -> None:
+    """Kills `kills` processes at random moments of their saves; prints what was found."""
+    kind, where, chance = KINDS[name](), Path(directory), random.Random(seed)
+    in_process(lambda: kind.prepare(where))
+    last = 0
+    found = {"kills": 0, "unreadable": 0, "lost": 0, "in the middle": 0, "saves": 0, "first problem": ""}
+    for _ in range(kills):
+        start = last
+
+        def save(write: int, start: int = start) -> None:
+            for k in kind.saves(where, start):
+                os.write(write, b"%d\n" % k)
+
+        process, pipe = forked(save)
+        with open(pipe, "rb") as file:
+            first = file.readline()
+            time.sleep(chance.uniform(0, 0.03))
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+            text = first + file.read()
+        acknowledged = [int(k) for k in text.decode().split()]
+        found["kills"] += 1
+        found["saves"] += len(acknowledged)
+        found["in the middle"] += leftovers(where) > 0
+        try:
+            k = int(in_process(lambda: kind.look(where)))
+        except AssertionError as error:
+            found["unreadable"] += 1
+            found["first problem"] = found["first problem"] or str(error)
+            continue
+        found["lost"] += k != -1 and k < acknowledged[-1]
+        last = max(acknowledged[-1], k)
+    print(json.dumps(found))
+
+
+def _killed_at(step: int) -> None:
+    """Ends this process at the `step`-th call that changes something on the disk, before it does."""
+    left = step
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return call
+
+    for name in (
+        "open",
+        "replace",
+        "rename",
+        "unlink",
+        "remove",
+        "fsync",
+        "mkdir",
+        "rmdir",
+        "truncate",
+        "fdopen",
+    ):
+        setattr(os, name, counting(getattr(os, name)))
+
+
+def _save_once(kind: Kind, where: Path) -> None:
+    next(kind.saves(where, 4))
+
+
+def _save_killed_at(step: int, kind: Kind, where: Path, write: int) -> None:
+    saves = kind.saves(where, 4)
+    _killed_at(step)
+    next(saves)
+
+
+def at_each_step(name: str, directory: str) -> None:
+    """Kills a save at each of its steps on the disk, one process per step; prints what was found."""
+    kind = AT_EACH_STEP[name]()
+    found = {"steps": 0, "unreadable": 0, "in the middle": 0, "first problem": ""}
+    prepared = Path(directory) / "prepared"
+    prepared.mkdir()
+    in_process(lambda: kind.prepare(prepared))
+    while True:
+        where = Path(directory) / str(found["steps"])
+        shutil.copytree(prepared, where)
+        step = found["steps"] + 1
+
+        process, pipe = forked(partial(_save_killed_at, step, kind, where))
+        with open(pipe, "rb") as file:
+            text = file.read()
+        _, status = os.waitpid(process, 0)
+        if status != 0 and os.WTERMSIG(status) != signal.SIGKILL:
+            raise AssertionError(text.decode())
+        found["in the middle"] += leftovers(where) > 0
+        try:
+            in_process(partial(kind.look, where))
+            in_process(partial(_save_once, kind, where))  # and the next save is a whole one again
+            in_process(partial(kind.look, where))
+            assert not leftovers(where), sorted(p.name for p in where.rglob("*"))
+        except AssertionError as error:
+            found["unreadable"] += 1
+            found["first problem"] = found["first problem"] or f"step {step}: {error}"
+        found["steps"] += 1
+        if status == 0:
+            break
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    {"main": main, "at_each_step": at_each_step}[sys.argv[1]](*sys.argv[2:4], *(int(a) for a in sys.argv[4:]))

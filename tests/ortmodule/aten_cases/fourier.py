@@ -1,0 +1,69 @@
+"""Discrete Fourier transforms."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fft
+
+from ortmodule.aten_case import Case, T
+
+Z = torch.view_as_complex
+R = torch.view_as_real
+
+
+def _complex(fn: Any, **options: Any) -> Any:
+    return lambda a: R(fn(Z(a), **options))
+
+
+def _real(fn: Any, **options: Any) -> Any:
+    return lambda x: R(fn(x, **options))
+
+
+def _back(fn: Any, **options: Any) -> Any:
+    return lambda a: fn(Z(a), **options)
+
+
+CASES = [
+    Case("rfft", lambda x: (R(fft.rfft(x)), R(fft.rfft(x, norm="ortho"))), (T(3, 6),)),
+    Case("rfft_odd", _real(fft.rfft, dim=0), (T(5, 3),)),
+    Case("rfft_padded", _real(fft.rfft, n=8), (T(3, 5),), dynamic=False),
+    Case("rfft2", _real(fft.rfft2, norm="forward"), (T(2, 4, 6),)),
+    Case("fft", _complex(fft.fft), (T(3, 5, 2),)),
+    Case("fft_of_real", _real(fft.fft), (T(3, 5),)),
+    Case("ifft", _complex(fft.ifft, norm="ortho"), (T(3, 6, 2),)),
+    Case("fft2", _complex(fft.fft2), (T(3, 4, 2),)),
+    Case("irfft", _back(fft.irfft), (T(3, 4, 2),)),
+    Case("irfft_odd", _back(fft.irfft, n=7, norm="ortho"), (T(3, 4, 2),), dynamic=False),
+    Case("irfft2", _back(fft.irfft2, s=(4, 6)), (T(2, 4, 4, 2),), dynamic=False),
+    Case("hfft", _back(fft.hfft), (T(3, 4, 2),), dynamic=False),
+    Case("fft_long", _complex(fft.fft), (T(2, 360, 2),), dynamic=False),
+    Case("rfft_long", _real(fft.rfft), (T(2, 256),), dynamic=False),
+    Case("irfft_long", _back(fft.irfft), (T(2, 181, 2),), dynamic=False),
+    Case("irfft_long_odd", _back(fft.irfft, n=225), (T(2, 113, 2),), dynamic=False),
+    Case("fft_long_prime", _complex(fft.fft), (T(2, 131, 2),), dynamic=False),
+    Case("fftshift", lambda x: fft.fftshift(fft.fft(x)).abs(), (T(3, 4),)),
+    Case(
+        "convolution_by_fft",
+        lambda x, k: fft.irfft(fft.rfft(x, n=10) * fft.rfft(k, n=10), n=10)[..., :5],
+        (T(2, 3, 5), T(3, 5)),
+        dynamic=False,
+    ),
+    Case(
+        "stft",
+        lambda x, w: torch.stft(x, 8, 4, window=w, return_complex=True).abs(),
+        (T(2, 24), T(8, low=0.1)),
+        dynamic=False,
+    ),
+    Case(
+        "frames",
+        lambda x: partial(torch.as_strided, size=(3, 4), stride=(2, 1))(x * 2),
+        (T(8),),
+        dynamic=False,
+    ),
+    Case(
+        "windows",
+        lambda x: x * torch.hann_window(8, dtype=x.dtype) + torch.hamming_window(8, dtype=x.dtype),
+        (T(8),),
+    ),
+]

@@ -1,0 +1,184 @@
+"""Whether ORTModule does what eager PyTorch does, or at least what `torch.compile(backend="aot_eager")` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from ortmodule.fuzz.run import Record, Seen, run
+
+__all__ = ["Verdict", "judge"]
+
+_TIMES_OWN_ERROR = 10
+_RELATIVE = 1e-6
+_NOISE = 200  # 2e-5 of what the program starts with: rounding errors of some hundred operations, all one way
+_LOW_PRECISION = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out.
+
+    Attributes:
+        kind: "same", "refused" (by all), "none for zero" (a gradient is None, or zeros, in the place of the other),
+            "as torch.compile", "rounding" (float64 with noise differs as much), "unstable" (eager PyTorch itself is),
+            or what differs: "value", "gradient", "dtype", "aliases", "structure", "raises", "accepts".
+        where: the name of the first thing that differs.
+        detail: both values.
+    """
+
+    kind: str
+    where: str = ""
+    detail: str = ""
+    fallbacks: tuple[str, ...] = field(default=())
+    graphs: int = 0
+
+    @property
+    def is_finding(self) -> bool:
+        return self.kind in ("value", "gradient", "dtype", "aliases", "structure", "raises", "accepts")
+
+
+@dataclass(frozen=True)
+class _Difference:
+    kind: str
+    where: str
+    detail: str
+
+
+def judge(text: str, features: frozenset[str] = frozenset()) -> Verdict:
+    """Runs a program in all ways that are needed."""
+    eager = run(text, "eager")
+    own = run(text, "ORTModule")
+    double = eager if "draws" in features else run(text, "float64")
+    if len(double.seen) != len(eager.seen):
+        double = eager
+    differences = _differences(eager, own, double)
+    if not differences:
+        return _verdict(own, "refused" if eager.error else "same")
+    found = next((one for one in differences.values() if one.kind != "none for zero"), None)
+    if found is None:
+        return _verdict(own, *vars(next(iter(differences.values()))).values())
+    compiled = run(text, "aot_eager")
+    from_compiled = _differences(compiled, own, double)
+    both = min(len(compiled.seen), len(own.seen))  # what comes later, the one has and the other has not
+    left = {
+        place: one
+        for place, one in differences.items()
+        if one.kind != "none for zero" and (place in from_compiled or place > both)
+    }
+    if not left or (own.error and compiled.error):
+        return _verdict(own, "as torch.compile", found.where, found.detail)
+    if all(one.kind in ("value", "gradient") for one in left.values()):
+        if any(not _differences(eager, own, double, run(text, "noise", attempt)) for attempt in range(3)):
+            return _verdict(own, "rounding", found.where, found.detail)
+        if _differences(eager, run(text, "eager"), double):
+            return _verdict(own, "unstable", found.where, found.detail)
+    found = next(iter(left.values()))
+    of_compiled = _differences(eager, compiled, double)
+    said = next(iter(of_compiled.values())).detail if of_compiled else "as eager"
+    return _verdict(own, found.kind, found.where, f"{found.detail}; aot_eager: {said}")
+
+
+def _verdict(own: Record, kind: str, where: str = "", detail: str = "") -> Verdict:
+    return Verdict(kind, where, detail, tuple(own.fallbacks), own.graphs)
+
+
+def _differences(
+    eager: Record, own: Record, double: Record, noisy: Record | None = None
+) -> dict[int, _Difference]:
+    """In what two runs differ, by the place among what they have shown; what ended them comes last."""
+    found: dict[int, _Difference] = {}
+    for index, ((name, mine), (name_too, theirs)) in enumerate(zip(own.seen, eager.seen, strict=False)):
+        if name != name_too:
+            found[index] = _Difference("structure", name, f"eager has {name_too}")
+            return found
+        exact = double.seen[index][1] if index < len(double.seen) else theirs
+        moved = noisy.seen[index][1] if noisy is not None and index < len(noisy.seen) else None
+        difference = _compare(name, theirs, mine, exact, moved)
+        if difference is not None:
+            found[index] = difference
+    if bool(eager.error) != bool(own.error) or len(eager.seen) != len(own.seen):
+        kind = "raises" if own.error and len(own.seen) <= len(eager.seen) else "accepts"
+        said = f"own after {len(own.seen)}: {_short(own.error)}; eager after {len(eager.seen)}: {_short(eager.error)}"
+        found[min(len(own.seen), len(eager.seen))] = _Difference(kind, f"after {len(own.seen)}", said)
+    return found
+
+
+def _short(error: BaseException | None) -> str:
+    return "no error" if error is None else f"{type(error).__name__}: {str(error)[:250]}"
+
+
+def _compare(name: str, eager: Any, own: Any, exact: Any, moved: Any) -> _Difference | None:
+    is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Seen)
+    (theirs, shape), (mine, own_shape) = (pytree.tree_flatten(value, is_leaf) for value in (eager, own))
+    exacts = pytree.tree_leaves(exact, is_leaf)
+    moves = pytree.tree_leaves(moved, is_leaf) if moved is not None else []
+    if name.endswith(".grad") and (eager is None) != (own is None):
+        there = own if eager is None else eager
+        kind = "gradient" if there.value.any() else "none for zero"
+        return _Difference(kind, name, f"eager {_said(eager)}, own {_said(own)}")
+    if name == "aliases":
+        return None if eager == own else _Difference("aliases", name, f"eager {eager}, own {own}")
+    if shape != own_shape:
+        return _Difference("structure", name, f"eager {shape}, own {own_shape}")
+    for index, (a, b) in enumerate(zip(theirs, mine, strict=True)):
+        if not isinstance(a, Seen) or not isinstance(b, Seen):
+            if a != b:
+                return _Difference("structure", f"{name}[{index}]", f"eager {_said(a)}, own {_said(b)}")
+            continue
+        x = exacts[index] if index < len(exacts) and isinstance(exacts[index], Seen) else a
+        y = moves[index] if index < len(moves) and isinstance(moves[index], Seen) else None
+        found = _tensors(f"{name}[{index}]", a, b, x, y)
+        if found is not None:
+            return found
+    return None
+
+
+def _tensors(name: str, eager: Seen, own: Seen, exact: Seen, moved: Seen | None) -> _Difference | None:
+    a, b, x = eager.value, own.value, exact.value
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return _Difference("dtype", name, f"eager {a.dtype} {list(a.shape)}, own {b.dtype} {list(b.shape)}")
+    if eager.requires_grad != own.requires_grad:
+        return _Difference(
+            "dtype", name, f"requires_grad: eager {eager.requires_grad}, own {own.requires_grad}"
+        )
+    if x.shape != a.shape:
+        x = a
+    floating = a.is_floating_point()
+    if not floating:
+        same = bool((a == b).all()) or (
+            moved is not None and moved.value.shape == a.shape and bool((moved.value != x).any())
+        )
+        return None if same else _Difference("value", name, f"eager {_said(eager)}, own {_said(own)}")
+    a, b, x = a.double(), b.double(), x.double()
+    if not a.numel():
+        return None
+    finite = a.isfinite() & x.isfinite()
+    if not torch.equal(b.isfinite() | ~finite, torch.ones_like(finite)) or not torch.equal(
+        a.isnan() & ~finite, b.isnan() & ~finite
+    ):
+        return _Difference("value", name, f"eager {_said(eager)}, own {_said(own)}")
+    scale = x[finite].abs().max().clamp(min=1.0) if finite.any() else torch.tensor(1.0)
+    error = (a - x)[finite].abs().max() if finite.any() else torch.tensor(0.0)
+    allowed = _TIMES_OWN_ERROR * error + max(_RELATIVE, _LOW_PRECISION.get(eager.value.dtype, 0.0)) * scale
+    if moved is not None and moved.value.shape == a.shape:
+        allowed = allowed + _NOISE * (moved.value.double() - x)[finite].abs().nan_to_num(0).max()
+    if finite.any() and bool((b - x)[finite].abs().max() > allowed):
+        kind = "gradient" if ".grad" in name else "value"
+        off = float((b - x)[finite].abs().max())
+        return _Difference(
+            kind,
+            name,
+            f"off by {off:.3g}, allowed {float(allowed):.3g}: eager {_said(eager)}, own {_said(own)}",
+        )
+    return None
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Seen):
+        return f"{list(value.value.shape)} {value.value.reshape(-1)[:6].tolist()}"
+    return repr(value)[:80]

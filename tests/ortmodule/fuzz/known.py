@@ -1,0 +1,8 @@
+"""What the generator leaves out because it is known to differ."""
+
+from __future__ import annotations
+
+__all__ = ["OFF"]
+
+OFF: frozenset[str] = frozenset()
+"""Names that `Writer.off` is asked for, see `statements`."""

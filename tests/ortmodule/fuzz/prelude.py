@@ -1,0 +1,217 @@
+"""What every generated program begins with: `from ortmodule.fuzz.prelude import *`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import torch.utils._pytree as pytree
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+__all__ = [
+    "FLOAT",
+    "Add",
+    "F",
+    "Scaled",
+    "StraightThrough",
+    "add_one",
+    "aliases",
+    "attended",
+    "backward",
+    "bools",
+    "checkpoint",
+    "contextlib",
+    "double_grad",
+    "double_input",
+    "double_output",
+    "gradients",
+    "halve_grad",
+    "halved",
+    "ints",
+    "nn",
+    "note",
+    "parametrizations",
+    "randn",
+    "state",
+    "torch",
+]
+
+FLOAT = torch.float32
+"""What programs compute in; float64 while the reference runs."""
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Programs that are imported and run in here compute in float64."""
+    global FLOAT
+    FLOAT = torch.float64
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        FLOAT = torch.float32
+        torch.set_default_dtype(torch.float32)
+
+
+noise = 0.0
+"""Relative size of what `randn` adds to its numbers, to see how sensitive a program is."""
+
+
+def randn(*size: int) -> torch.Tensor:
+    """The same numbers in float32 and in float64."""
+    result = torch.randn(size, dtype=torch.float32).to(FLOAT)
+    return result if not noise else disturbed(result)
+
+
+def disturbed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with relative noise; PyTorch's generator is left as it was."""
+    generator = torch.Generator().manual_seed(tensor.numel() + round(noise * 1e12))
+    return tensor * (1 + noise * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+
+
+def ints(high: int, *size: int) -> torch.Tensor:
+    return torch.randint(0, high, size)
+
+
+def bools(*size: int) -> torch.Tensor:
+    return torch.rand(size, dtype=torch.float32) > 0.5
+
+
+class StraightThrough(torch.autograd.Function):
+    """Rounds; the gradient passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).round() / 2
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+        return ct
+
+
+class Scaled(torch.autograd.Function):
+    """x * y with a gradient of its own, and one for each input."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> Any:
+        x, y = ctx.saved_tensors
+        return 0.5 * ct * y, 2 * ct * x
+
+
+class Add(nn.Module):
+    """A module with a parameter and a buffer that it counts in."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(randn(size))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.weight * self.calls
+
+
+def add_one(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def attended(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, k, is_causal=q.shape[-2] == k.shape[-2])
+
+
+def double_output(module: nn.Module, args: Any, output: Any) -> Any:
+    return output * 2 if isinstance(output, torch.Tensor) else None
+
+
+def double_input(module: nn.Module, args: Any) -> Any:
+    return (args[0] * 2, *args[1:])
+
+
+def halve_grad(module: nn.Module, received: Any, given: Any) -> Any:
+    return tuple(None if g is None else g * 0.5 for g in received)
+
+
+def double_grad(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient * 2
+
+
+class note:
+    """A hook of any kind that remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def __call__(self, *args: Any) -> None:
+        leaves = [
+            leaf.detach().clone() for leaf in pytree.tree_leaves(args[1:] or args) if torch.is_tensor(leaf)
+        ]
+        self.seen.append(leaves)
+
+
+def _leaves(out: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+
+
+def objective(out: Any) -> torch.Tensor | None:
+    """A scalar of all outputs that have a gradient, with another weight for each element."""
+    total = None
+    for leaf in _leaves(out):
+        if leaf.requires_grad and leaf.dtype.is_floating_point:
+            weights = torch.cos(torch.arange(leaf.numel(), dtype=FLOAT)).reshape(leaf.shape)
+            part = (leaf.to(FLOAT) * weights).sum()
+            total = part if total is None else total + part
+    return total
+
+
+def halved(values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value * 0.5 if value.dtype == FLOAT else value.clone() for name, value in values.items()}
+
+
+def backward(*outs: Any, create_graph: bool = False) -> Any:
+    """Differentiates what the outputs allow."""
+    total = objective(outs)
+    if total is not None:
+        total.backward(create_graph=create_graph)
+    return total
+
+
+def gradients(net: nn.Module, inputs: dict[str, Any], see: Any) -> None:
+    """Records the gradients of parameters and inputs."""
+    for name, parameter in net.named_parameters():
+        see(f"{name}.grad", parameter.grad)
+    for name, value in inputs.items():
+        if isinstance(value, torch.Tensor) and value.is_leaf:
+            see(f"{name}.grad", value.grad)
+
+
+def state(net: nn.Module, see: Any) -> None:
+    """Records parameters and buffers."""
+    for name, value in net.state_dict().items():
+        see(name, value)
+
+
+def aliases(net: nn.Module, inputs: dict[str, Any], out: Any, see: Any) -> None:
+    """Records which outputs are, or share the memory of, inputs, parameters and buffers."""
+    known = {**inputs, **dict(net.named_parameters()), **dict(net.named_buffers())}
+    held = [(name, value) for name, value in known.items() if torch.is_tensor(value) and value.numel()]
+    found = []
+    for leaf in _leaves(out):
+        memory = leaf.untyped_storage().data_ptr()
+        found.append(
+            [
+                (name, leaf is value, leaf._is_view() and leaf.storage_offset())
+                for name, value in held
+                if leaf.numel() and value.untyped_storage().data_ptr() == memory
+            ]
+        )
+    see("aliases", found)

@@ -1,0 +1,153 @@
+"""What is done with a module: calls in changing modes, shapes and flags, hooks, steps of an optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ortmodule.fuzz.writer import Writer
+
+if TYPE_CHECKING:
+    from ortmodule.fuzz.generate import Inputs
+
+__all__ = ["write_scenario"]
+
+
+def write_scenario(writer: Writer, inputs: Inputs, changing: bool) -> list[str]:
+    """Returns the lines of a scenario; `changing` allows calls of other sizes than the first."""
+    choose = writer.choose
+    lines = _setup(writer)
+    calls = choose.choice([1, 2, 2, 3])
+    for call in range(calls):
+        lines += _before(writer, call)
+        lines += _call(writer, inputs, call, changing)
+        lines += _after(writer, call)
+    lines.append("state(net, see)")
+    return lines
+
+
+_FORWARD_HOOKS = ("double_output", "note()")
+
+
+def _setup(writer: Writer) -> list[str]:
+    lines = []
+    layers = [name.removeprefix("self.") for name in writer.layers]
+    if layers and writer.odds(0.35):
+        layer = writer.choose.choice(layers)
+        lines.append(
+            writer.choose.choice(
+                [
+                    f"net.{layer}.register_forward_hook(double_output)",
+                    f"net.{layer}.register_forward_pre_hook(double_input)",
+                    f"net.{layer}.register_full_backward_hook(halve_grad)",
+                    f"net.{layer}.register_forward_hook(note())",
+                ]
+            )
+        )
+    if writer.odds(0.08):
+        lines.append(
+            writer.choose.choice(
+                [
+                    "net.register_forward_hook(double_output)",
+                    "net.register_forward_pre_hook(note())",
+                    "net.register_full_backward_hook(note())",
+                ]
+            )
+        )
+    if hasattr(writer.scope["self"], "p0") and writer.odds(0.12):
+        lines.append("net.p0.register_hook(double_grad)")
+    if list(writer.scope["self"].parameters()):
+        lines.append("optimizer = torch.optim.SGD(net.parameters(), lr=0.1)")
+    return lines
+
+
+def _before(writer: Writer, call: int) -> list[str]:
+    """What changes between calls."""
+    net: nn.Module = writer.scope["self"]
+    lines = []
+    if writer.odds(0.3 if call else 0.15):
+        lines.append(writer.choose.choice(["net.eval()", "net.train()", "model.eval()", "model.train()"]))
+    names = [name for name, _ in net.named_parameters()]
+    if names and writer.odds(0.25 if call else 0.12):
+        name = writer.choose.choice(names)
+        lines.append(
+            f"net.get_parameter({name!r}).requires_grad_({writer.choose.choice([False, False, True])})"
+        )
+    if call and names and writer.odds(0.1):
+        lines.append("net.load_state_dict(halved(net.state_dict()))")
+    if call and writer.layers and writer.odds(0.1):
+        lines.append(
+            f"net.{writer.choose.choice(writer.layers).removeprefix('self.')}.register_forward_hook(double_output)"
+        )
+    if call and names and writer.odds(0.06):
+        lines.append("net.requires_grad_(False)")
+    return lines
+
+
+def _call(writer: Writer, inputs: Inputs, call: int, changing: bool) -> list[str]:
+    choose = writer.choose
+    sizes = dict(inputs.sizes)
+    if changing and call and writer.odds(0.5):
+        sizes["B"] = choose.choice([1, 2, 3, 4, 5, 5, 1, 0] if writer.odds(0.6) else [3, 4, 5])
+    if changing and call and writer.odds(0.25):
+        sizes["S"] = choose.choice([3, 4, 5, 6])
+    lines = [f"B, S = {sizes['B']}, {sizes['S']}", f"torch.manual_seed({call + 1})"]
+    for name, maker in inputs.makers.items():
+        lines.append(f"{name} = {maker}")
+        if name.startswith("x") and writer.odds(0.35):
+            lines.append(f"{name}.requires_grad_()")
+    if (
+        "x1" in inputs.makers
+        and inputs.makers["x1"] == inputs.makers["x0"]
+        and writer.odds(0.08)
+        and "overlap" not in writer.off
+    ):
+        lines.append("x1 = x0")
+    arguments = list(inputs.makers)
+    extra = [a for a in inputs.arguments if "=" in a]
+    if extra and writer.odds(0.5):
+        values = {
+            "scale=2": "scale=3",
+            "scale=0.5": "scale=0.7",
+            "mask=None": "mask=True",
+            "flag=True": "flag=False",
+        }
+        arguments.append(values[extra[0]])
+    if writer.odds(0.1):
+        arguments[0] = f"x0={arguments[0]}"
+        arguments[1:] = [a if "=" in a else f"{a}={a}" for a in arguments[1:]]
+    lines.append(f"inputs = dict({', '.join(f'{name}={name}' for name in inputs.makers)})")
+    text = f"out = model({', '.join(arguments)})"
+    if writer.odds(0.06):
+        lines += ["with torch.no_grad():", f"    {text}"]
+    else:
+        lines.append(text)
+    return [*lines, "see('out', out)", "aliases(net, inputs, out, see)", "see('inputs', inputs)"]
+
+
+def _after(writer: Writer, call: int) -> list[str]:
+    lines = []
+    if writer.odds(0.06):
+        lines += [
+            "if torch.is_tensor(out) and out.is_floating_point():",
+            "    with torch.no_grad(): out.add_(1)",
+            "see('inputs', inputs)",
+        ]
+        return [*lines, "state(net, see)"]
+    if writer.odds(0.06):
+        lines.append("see('loss', backward(out, create_graph=True))")
+        lines.append("backward([p.grad for p in net.parameters()])")
+    elif writer.odds(0.1):  # of this call and the next
+        return ["earlier = out"]
+    elif writer.odds(0.1) and call:
+        lines.append("see('loss', backward(out, vars().get('earlier')))")
+    else:
+        lines.append("see('loss', backward(out))")
+    lines.append("gradients(net, inputs, see)")
+    if list(writer.scope["self"].parameters()) and writer.odds(0.6):
+        lines += ["optimizer.step()"]
+        lines += ["optimizer.zero_grad()"] if writer.odds(0.8) else []
+    if writer.odds(0.5):
+        lines.append("state(net, see)")
+    return lines

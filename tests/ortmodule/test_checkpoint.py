@@ -1,0 +1,96 @@
+"""`torch.utils.checkpoint`: regions are computed again in backward, with the same numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from onnxtrain.ortmodule import ORTModule
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+class Deep(nn.Module):
+    def __init__(self, checkpointed: bool, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 8))
+            for _ in range(4)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + (checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x))
+        return x
+
+
+def _saved(result: torch.Tensor, module: nn.Module) -> int:
+    """Numbers that backward keeps beside the parameters."""
+    own = {parameter.data_ptr() for parameter in module.parameters()}
+    saved: Any = result.grad_fn.saved_tensors  # type: ignore[union-attr]
+    return sum(tensor.numel() for tensor in saved if tensor.data_ptr() not in own)
+
+
+def test_nothing_inside_of_a_region_is_kept() -> None:
+    x = torch.randn(32, 8)
+    saved = [_saved(ORTModule(module)(x), module) for module in (Deep(False), Deep(True))]
+    assert saved[0] >= 4 * 32 * 64
+    assert saved[1] <= 6 * 32 * 8
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_gradients(dropout: float) -> None:
+    plain = Deep(True, dropout)
+    model = ORTModule(copy.deepcopy(plain))
+    for batch in (3, 5, 2):
+        x = torch.randn(batch, 8)
+        seen = []
+        for module in (plain, model):
+            torch.manual_seed(batch)
+            module.zero_grad()
+            leaf = x.clone().requires_grad_()
+            result = module(leaf)
+            result.square().sum().backward()
+            seen.append([result, leaf.grad, *(parameter.grad for parameter in module.parameters())])
+        torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+    assert model.report().runs_in_onnxruntime
+
+
+class Mixed(nn.Module):
+    """A region with several results, in a region, with no_grad in it, and one whose result nothing follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh()
+
+    def outer(self, x: torch.Tensor) -> Any:
+        with torch.no_grad():
+            scale = x.max(1).values[:, None]
+        return checkpoint(self.inner, x, use_reentrant=False) * scale, x.sin(), 2
+
+    def forward(self, x: torch.Tensor) -> Any:
+        a, b, c = checkpoint(self.outer, x, use_reentrant=False)
+        return a + b * c, checkpoint(self.inner, a, use_reentrant=False)
+
+
+def test_regions_in_regions() -> None:
+    plain = Mixed()
+    model = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(3, 4)
+    seen = []
+    for module in (plain, model):
+        leaf = x.clone().requires_grad_()
+        first, second = module(leaf)
+        (first.square().sum() + second.sum()).backward()
+        seen.append([first, second, leaf.grad, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
+    assert model.report().runs_in_onnxruntime

@@ -1,0 +1,79 @@
+"""What ORTModule asks of Dynamo, and what it leaves alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain.ortmodule import ORTModule
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+def test_settings_are_ours_only_while_dynamo_captures_for_us() -> None:
+    before = torch._dynamo.config.get_config_copy()
+    model = ORTModule(nn.LSTM(2, 3))
+    model(torch.ones(4, 1, 2))[0].sum().backward()
+    assert model.report().runs_in_onnxruntime
+    assert torch._dynamo.config.get_config_copy() == before
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stop(*_: Any) -> None:
+    raise _Stop
+
+
+def test_a_hook_that_stops_every_call_is_not_captured_each_time() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model = ORTModule(net)
+    handle = net[1].register_forward_hook(_stop)
+    times = []
+    for _ in range(8):
+        start = time.perf_counter()
+        with pytest.raises(_Stop):
+            model(torch.ones(2, 4))
+        times.append(time.perf_counter() - start)
+    assert sorted(times)[2] < times[0] / 10
+    handle.remove()
+    for _ in range(3):
+        torch.testing.assert_close(model(torch.ones(2, 4)), net(torch.ones(2, 4)))
+    assert model.report().runs_in_onnxruntime
+
+
+class Conditional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda t: self.linear(t).sin(), lambda t: t * 2, (x * 1,))
+
+
+class Looping(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torch._higher_order_ops.while_loop import while_loop
+
+        return (
+            while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, t * 2), (torch.tensor(0), x.detach()))[1] + x
+        )
+
+
+@pytest.mark.parametrize("cls", [Conditional, Looping])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_higher_order_operators(cls: type[nn.Module], sign: float) -> None:
+    module = cls()
+    seen = []
+    with pytest.warns(UserWarning, match="runs in PyTorch"):
+        for call in (module, ORTModule(module)):
+            x = torch.full((3, 2), sign, requires_grad=True)
+            result = call(x)
+            result.sum().backward()
+            seen.append((result, x.grad))
+    torch.testing.assert_close(seen[1], seen[0])

@@ -1,0 +1,287 @@
+"""Where gradients stop, what autograd does not see, and what backward refuses: as in eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain.ortmodule import ORTModule
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+class Of(nn.Module):
+    """A function of a weight [3, 4] and an input."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(
+            torch.tensor([[0.3, -0.7, 1.2, 0.1], [1.5, 0.4, -0.2, 2.0], [-1.0, 0.6, 0.9, -0.3]])
+        )
+        self.layers = nn.ModuleDict(
+            {
+                "lstm": nn.LSTM(4, 4),
+                "gru": nn.GRU(4, 4),
+                "attention": nn.MultiheadAttention(4, 2),
+            }
+        )
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def trained(function: Callable[..., Any], in_onnxruntime: bool = True) -> None:
+    """Compares two steps of a function with eager PyTorch: results, input and gradients."""
+    torch.manual_seed(0)
+    plain = Of(function)
+    ours = ORTModule(copy.deepcopy(plain))
+    for batch in (3, 2):
+        start = torch.randn(batch, 4)
+        seen = []
+        for module in (ours, plain):
+            module.zero_grad()
+            leaf = start.clone().requires_grad_()
+            x = leaf * 1
+            result = module(x)
+            (result.square().sum() + 0.5 * x.sum()).backward()
+            gradients = {name: p.grad for name, p in module.named_parameters()}
+            seen.append(
+                (
+                    [result, x, leaf.grad],
+                    [name for name in gradients if gradients[name] is not None],
+                    gradients,
+                )
+            )
+        assert seen[0][1] == seen[1][1]
+        torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-4, atol=1e-5)
+        for name in seen[0][1]:
+            torch.testing.assert_close(seen[0][2][name], seen[1][2][name], rtol=1e-4, atol=1e-5)
+    if in_onnxruntime:
+        assert ours.report().runs_in_onnxruntime
+
+
+SEVERAL: dict[str, Callable[[Of, torch.Tensor], Any]] = {
+    "lstm": lambda m, h: m.layers["lstm"](h[None])[0][0],
+    "gru": lambda m, h: m.layers["gru"](h[None])[0][0],
+    "attention": lambda m, h: m.layers["attention"](h[:, None], h[:, None], h[:, None])[0][:, 0],
+    "max": lambda m, h: h.max(1).values[:, None],
+    "min": lambda m, h: h.min(1)[0][:, None],
+    "sort": lambda m, h: h.sort(1)[0],
+    "topk": lambda m, h: h.topk(2, 1)[0].sum(1, keepdim=True),
+    "median": lambda m, h: h.median(1)[0][:, None],
+    "var_mean": lambda m, h: sum(torch.var_mean(h, 1))[:, None],
+    "split": lambda m, h: h.split(2, 1)[0].sum(1, keepdim=True),
+    "unbind": lambda m, h: h.unbind(1)[2][:, None],
+    "chunk": lambda m, h: h.chunk(2, 1)[1].sum(1, keepdim=True),
+    "view": lambda m, h: h[:, 1:2],
+    "weight_view": lambda m, h: m.weight.t()[:, :1].t() * torch.ones_like(h),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_no_grad_stops_gradients(name: str) -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight[0]
+        with torch.no_grad():
+            stopped = SEVERAL[name](module, h)
+        return stopped * module.weight[1] + h
+
+    trained(function)
+
+
+WRITES: dict[str, Callable[[torch.Tensor], object]] = {
+    "mul_": lambda h: h.mul_(0.5),
+    "round_": lambda h: h.round_(),
+    "clamp_": lambda h: h.clamp_(-0.5, 0.5),
+    "copy_": lambda h: h.copy_((h > 0).float()),
+    "zero_": lambda h: h.zero_(),
+    "set_row": lambda h: h.__setitem__(0, 0.25),
+    "view": lambda h: h.t()[1].mul_(3),
+    "masked": lambda h: h.masked_fill_(h > 0, 2.0),
+    "detach": lambda h: h.detach().round_(),
+    "detach_row": lambda h: h.detach()[0].round_(),
+    "data": lambda h: h.data.mul_(2),
+    "infinite": lambda h: h.copy_(h / h.abs()),
+}
+
+
+@pytest.mark.parametrize("base", ["result", "input", "after_write"])
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:
+    """What was there before keeps its gradient: straight-through estimators are written so."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x if base == "input" else x + module.weight[0]
+        if base == "after_write":
+            h += module.weight[1]
+        if name in ("detach", "detach_row", "data"):
+            WRITES[name](h)
+        else:
+            with torch.no_grad():
+                WRITES[name](h)
+        return h * 3 + module.weight[1]
+
+    trained(function)
+
+
+def test_infinities_pass_straight_through() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x + module.weight[0]
+        h[0] = -torch.inf
+        with torch.no_grad():
+            h.clamp_(-3, 3)
+        return h
+
+    trained(function)
+
+
+def test_detach_in_place_ends_the_gradient() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight[0]
+        early = h * 2
+        h.detach_()
+        return h * module.weight[1] + early
+
+    trained(function)
+
+
+ZERO: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "fill_": lambda h: h.clone().fill_(0.5),
+    "zero_": lambda h: h.clone().zero_(),
+    "copy_": lambda h: h.clone().copy_(torch.ones(4)),
+    "floor": torch.floor,
+    "masked_fill": lambda h: h.masked_fill(torch.ones_like(h, dtype=torch.bool), 1.0),
+    "integers": lambda h: h.to(torch.int32).float(),
+    "zeros_like": lambda h: torch.zeros_like(h) + 1,
+}
+
+
+@pytest.mark.parametrize("name", ZERO)
+def test_gradients_are_zero_or_none_as_in_pytorch(name: str) -> None:
+    trained(lambda module, x: ZERO[name](module.weight[0]) * x * 2)
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in:UserWarning")
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda m, x: _changed_after_use(m, x), "modified by an inplace operation"),
+        (lambda m, x: (m.weight[0] // 0.3) * x, "floor_divide is not implemented"),
+    ],
+)
+def test_backward_refuses_what_pytorch_refuses(function: Any, message: str) -> None:
+    ours = ORTModule(Of(function))
+    with pytest.warns(UserWarning, match="runs in PyTorch"):
+        result = ours(torch.ones(2, 4))
+    with pytest.raises(RuntimeError, match=message):
+        result.sum().backward()
+
+
+def _changed_after_use(module: Of, x: torch.Tensor) -> torch.Tensor:
+    h = torch.sigmoid(module.weight[0] * x)
+    with torch.no_grad():
+        h.copy_((h > 0.5).float())
+    return h
+
+
+def test_a_detached_tensor_with_a_gradient_of_its_own_is_left_to_pytorch() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight[0]
+        other = h.detach()
+        other.mul_(module.weight[1])
+        return h + other
+
+    with pytest.warns(UserWarning, match="detached tensor"):
+        trained(function, in_onnxruntime=False)
+
+
+INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cross_entropy": lambda x, i: nn.functional.cross_entropy(x, i),
+    "cross_entropy_none": lambda x, i: nn.functional.cross_entropy(x, i, reduction="none"),
+    "nll_loss": lambda x, i: nn.functional.nll_loss(x, i),
+    "multi_margin_loss": lambda x, i: nn.functional.multi_margin_loss(x, i),
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "index_select": lambda x, i: x.index_select(1, i),
+    "scatter": lambda x, i: x.scatter(1, i[:, None], 2.0),
+    "scatter_add": lambda x, i: x.scatter_add(1, i[:, None], x[:, :1]),
+    "index_add": lambda x, i: x.index_add(0, i, x),
+    "index_copy": lambda x, i: x.index_copy(0, i, x),
+    "embedding": lambda x, i: nn.functional.embedding(i, x),
+    "one_hot": lambda x, i: nn.functional.one_hot(i, 3) * x,
+    "index_fill": lambda x, i: x.index_fill(0, i, 1.0),
+    "index": lambda x, i: x[i],
+    "take": lambda x, i: x.take(i),
+}
+
+
+@pytest.mark.parametrize("index", [[0, 1, 2], [0, -1, 2], [0, 1, 9]], ids=["right", "negative", "large"])
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_out_of_range_raise_as_in_pytorch(name: str, index: list[int]) -> None:
+    class Indexed(nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            return INDEXED[name](x, i)
+
+    seen: list[Any] = []
+    for module in (Indexed(), ORTModule(Indexed())):
+        x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 6.0, 5.0], [9.0, 7.0, 8.0]]).requires_grad_()
+        try:
+            result = module(x, torch.tensor(index))
+            result.square().sum().backward()
+            seen.append([result.detach(), x.grad])
+        except (RuntimeError, IndexError) as error:
+            seen.append((type(error), str(error)))
+    if isinstance(seen[0], tuple):
+        assert seen[1] == seen[0]
+    else:
+        torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_ignored_targets_are_no_classes() -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    target = torch.tensor([0, -100, 2, -100])
+    model = ORTModule(_CrossEntropy())
+    model(x, target).backward()
+    ours, x.grad = x.grad, None
+    nn.functional.cross_entropy(x, target).backward()
+    torch.testing.assert_close(ours, x.grad)
+    assert model.report().runs_in_onnxruntime
+
+
+class _CrossEntropy(nn.Module):
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(x, target)
+
+
+def test_distances_of_rows_to_themselves_have_no_gradient() -> None:
+    """More than 25 rows: PyTorch computes them by one product."""
+
+    class Distances(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cdist(x, x)
+
+    x = torch.randint(-4, 5, (30, 3)).float()  # whose squares are exact
+    seen = []
+    for module in (Distances(), ORTModule(Distances())):
+        leaf = x.clone().requires_grad_()
+        module(leaf).square().sum().sqrt().backward()
+        seen.append(leaf.grad)
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+def test_the_angle_of_nothing_has_no_gradient() -> None:
+    class Angle(nn.Module):
+        def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            return torch.atan2(y, x)
+
+    y, x = (torch.tensor([0.0, 0.0, 1.0], requires_grad=True) for _ in range(2))
+    ORTModule(Angle())(y, x).sum().backward()
+    ours = y.grad.clone(), x.grad.clone()
+    y.grad = x.grad = None
+    torch.atan2(y, x).sum().backward()
+    torch.testing.assert_close(ours, (y.grad, x.grad))

@@ -6,6 +6,7 @@ The table is open: rules can be added for ops of any domain and for those that a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +18,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, schema_of
 from onnxtrain.errors import GraphBuildError, RuleDefinitionError
+from onnxtrain.passes import TWINS
 
 from ._node import NodeView, Signature
 
@@ -45,6 +47,7 @@ _FLOATING = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloa
 
 Cotangents = ir.Value | None | Sequence[ir.Value | None] | Mapping[Any, ir.Value | None]
 RuleFunction = Callable[[Emitter, NodeView, Any], Cotangents]
+ShapeFunction = Callable[[Emitter, NodeView], ir.Value | Sequence[ir.Value]]
 ArgumentRule = Callable[[Emitter, NodeView, Any], ir.Value | None]
 
 
@@ -125,6 +128,7 @@ def vjp(
     signature: Signature | None = None,
     straight_through: bool = False,
     override: bool = False,
+    shapes: ShapeFunction | None = None,
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Registers the decorated function as the rule of `op_type`.
 
@@ -145,6 +149,9 @@ def vjp(
             rounding to them wants; their cotangents are floating point.
         override: whether the rule takes the place of one that there is, or of the declaration that there is none. An op
             that is only `not_yet` needs no override.
+        shapes: for ops outside the standard domain, called with `(op, n)` to write standard ops that have outputs of
+            the same shapes and dtypes, and return them. It only tells shape inference what it cannot know, and stays
+            when :func:`local_rules` end: nothing runs it.
 
     Raises:
         RuleDefinitionError: the op has a rule already, a name is not in its schema, or its outputs are integers and
@@ -166,9 +173,27 @@ def vjp(
         )
         _validate(rule)
         _add(rule, override)
+        if shapes is not None:
+            TWINS[domain, op_type] = functools.partial(_twin, shapes, known)
         return function
 
     return register
+
+
+def _twin(shapes: ShapeFunction, signature: Signature, node: ir.Node, opset: int) -> ir.Function:
+    """Returns a function of standard ops whose outputs have the shapes of those of a node."""
+    inputs = [
+        ir.Value(name=f"in{index}", type=value.type if value else None, shape=value.shape if value else None)
+        for index, value in enumerate(node.inputs)
+    ]
+    given = [copy if value is not None else None for copy, value in zip(inputs, node.inputs, strict=True)]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="twin")
+    attributes = list(node.attributes.values())
+    outside = ir.Node(node.domain, node.op_type, given, attributes, num_outputs=len(node.outputs))
+    result = shapes(Emitter(graph, in_function=True), NodeView(outside, signature, opset, frozenset()))
+    results = [result] if isinstance(result, ir.Value) else list(result)
+    graph.outputs.extend(results)
+    return ir.Function("onnxtrain.twin", node.op_type, graph=graph, attributes=[])
 
 
 def defvjp(

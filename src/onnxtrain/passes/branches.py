@@ -47,8 +47,8 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
         for index in range(len(inner.inputs)):
             inner.replace_input_with(index, None)
     _rename_shared(model, branch)
-    for name, value in tuple(branch.initializers.items()):
-        branch.initializers.pop(name)
+    for key, value in tuple(branch.initializers.items()):
+        branch.initializers.pop(key)
         model.graph.register_initializer(value)
     results = list(branch.outputs)
     branch.outputs.clear()

@@ -8,11 +8,9 @@ from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.shapes import infer_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
-from onnxtrain.passes.widen import has_narrow_floats, widen_narrow_floats
+from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = ["suit_runtime"]
-
-_WITHOUT_KERNELS = (ir.DataType.BFLOAT16,)
 
 
 def suit_runtime(model: ir.Model) -> ir.Model:
@@ -22,10 +20,7 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     an empty batch keep their shape, and bfloat16 is computed in float32, which the CPU provider has kernels for.
     """
     IsolateStatisticsPass()(model)
-    if has_narrow_floats(model, _WITHOUT_KERNELS):
-        model = widen_narrow_floats(model, _WITHOUT_KERNELS)
-    else:
-        infer_shapes(model)
+    model = widen_bfloat16(model) if has_bfloat16(model) else infer_shapes(model)
     if PositiveAxesPass()(model).modified:
         lift_constants(model)
     return model

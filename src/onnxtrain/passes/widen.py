@@ -11,23 +11,28 @@ from onnxtrain.passes.shapes import infer_shapes
 
 __all__ = ["has_narrow_floats", "widen_narrow_floats"]
 
-NARROW, _WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
+_NARROW, _WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 
 
-def has_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = NARROW) -> bool:
-    """Return whether any value of the main graph has one of `dtypes`."""
-    return any(v.dtype in dtypes for v in (*model.graph.inputs, *model.graph.initializers.values())) or any(
+def has_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> bool:
+    """Return whether any value of the main graph is of one of `dtypes`."""
+    inputs = (*model.graph.inputs, *model.graph.initializers.values())
+    return any(value.dtype in dtypes for value in inputs) or any(
         value.dtype in dtypes for node in model.graph for value in node.outputs
     )
 
 
-def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = NARROW) -> ir.Model:
-    """Return a model in which every op of `dtypes`, bfloat16 and float16 by default, computes in float32 and rounds its results.
+def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> ir.Model:
+    """Return a model in which every bfloat16 or float16 op computes in float32 and rounds its results.
 
     That is what PyTorch's CPU kernels do, op by op: products and sums are accumulated in float32, results rounded.
     Left to itself ONNX Runtime computes chains of float16 ops in float32 without the roundings between them, so that
     a result that overflows float16 is finite.
     Inputs, outputs and initializers of the graph keep their dtype; `model` is not changed. Subgraphs stay as they are.
+
+    Args:
+        model: Any model.
+        dtypes: What to widen: bfloat16 alone for models that also run where float16 has kernels of its own.
     """
     model = infer_shapes(inline_functions(model) if model.functions else model.clone())
     wide: dict[ir.Value, ir.Value] = {}

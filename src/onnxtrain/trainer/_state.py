@@ -80,6 +80,11 @@ class TrainingState:
         if PROPERTY in run.state.properties:
             text = str(run.state.properties[PROPERTY])
             position, settings, predictions = Position.from_json(text, f"'{directory}'")
+            if settings.prediction is not None and settings.prediction not in run.outputs:
+                raise CheckpointError(
+                    f"Resuming from '{directory}': its metrics look at '{settings.prediction[:60]}', which the models "
+                    f"do not return (outputs: {', '.join(run.outputs)}). The checkpoint is of another run, or corrupt."
+                )
         else:  # artifacts that no trainer has touched
             rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
             position = Position(seed=0, learning_rate=rate)

@@ -240,7 +240,13 @@ class _GraphLowering:
                 self.result.outputs.append(("placeholder", self.placeholders.index(item)))
             else:
                 fake = item.meta["val"]
-                kind = "integer" if not isinstance(fake, torch.Tensor) else "complex" if fake.is_complex() else "tensor"
+                kind = (
+                    "integer"
+                    if not isinstance(fake, torch.Tensor)
+                    else "complex"
+                    if fake.is_complex()
+                    else "tensor"
+                )
                 self.result.outputs.append((kind, self._output(self.env[item])))
         for node_, before in self.original.items():
             if self.env[node_] is not before:
@@ -255,7 +261,9 @@ class _GraphLowering:
         outputs = self.result.model.graph.outputs
         if isinstance(value, Complex):
             shape = value.re.shape
-            value = self.low.op.Concat(*(self.low.op.Unsqueeze(x, [-1]) for x in (value.re, value.im)), axis=-1)
+            value = self.low.op.Concat(
+                *(self.low.op.Unsqueeze(x, [-1]) for x in (value.re, value.im)), axis=-1
+            )
             value.shape = None if shape is None else ir.Shape([*shape, 2])
         if not isinstance(value, ir.Value):
             value = self.low.op.const(value)

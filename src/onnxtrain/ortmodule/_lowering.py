@@ -80,7 +80,6 @@ def lower(*names: str) -> Callable[[F], F]:
     value captures another graph. The function returns a value, or a tuple for an op with several results. Values that
     come back with another dtype than PyTorch gives are cast.
     """
-
     return _registers(LOWERINGS, names)
 
 
@@ -120,8 +119,8 @@ class Lowered:
         model: inputs are the used placeholders that are tensors or unreachable symbolic integers, then `random`.
         inputs: per graph input before the random ones, the index of its placeholder.
         complex: indices of the placeholders whose graph input is `torch.view_as_real` of them.
-        outputs: per output of the ATen graph: ("tensor", "complex" or "integer", index of the ONNX output), ("constant",
-            a Python value) or ("placeholder", its index). A "complex" one is `torch.view_as_complex` of it.
+        outputs: per output of the ATen graph: ("tensor", "complex" or "integer", index of the ONNX output),
+            ("constant", a Python value) or ("placeholder", its index). A "complex" one is `torch.view_as_complex` of it.
         mutated: (index of a placeholder, index of the ONNX output that it takes the value of).
         assertions: (index of an ONNX output, what to say where an element of it is zero).
         random: the random inputs in the order in which eager PyTorch draws them.

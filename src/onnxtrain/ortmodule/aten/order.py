@@ -256,7 +256,9 @@ def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value,
     key = low.stopped(key)
     column = op.Unsqueeze(places, list(range(1, rank - axis))) if behind else places
     nans = op.Where(op.IsNaN(key), column, op.const(-1))
-    last_nan = op.ReduceMax(op.Where(prefix, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0)
+    last_nan = op.ReduceMax(
+        op.Where(prefix, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0
+    )
     rows = op.Where(prefix, op.Unsqueeze(key, [axis]), op.const(-math.inf, like=key))
     rows = op.Where(op.IsNaN(rows), op.const(-math.inf, like=key), rows)
     indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)

@@ -8,7 +8,7 @@ from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.shapes import infer_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
-from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
+from onnxtrain.passes.widen import has_narrow_floats, widen_narrow_floats
 
 __all__ = ["suit_runtime"]
 
@@ -20,7 +20,9 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     an empty batch keep their shape, and bfloat16 is computed in float32, which the CPU provider has kernels for.
     """
     IsolateStatisticsPass()(model)
-    model = widen_bfloat16(model) if has_bfloat16(model) else infer_shapes(model)
+    # Not float16: a model also runs where that has kernels of its own.
+    narrow = (ir.DataType.BFLOAT16,)
+    model = widen_narrow_floats(model, narrow) if has_narrow_floats(model, narrow) else infer_shapes(model)
     if PositiveAxesPass()(model).modified:
         lift_constants(model)
     return model

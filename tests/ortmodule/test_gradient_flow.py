@@ -21,7 +21,9 @@ class Of(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
-        self.weight = nn.Parameter(torch.tensor([[0.3, -0.7, 1.2, 0.1], [1.5, 0.4, -0.2, 2.0], [-1.0, 0.6, 0.9, -0.3]]))
+        self.weight = nn.Parameter(
+            torch.tensor([[0.3, -0.7, 1.2, 0.1], [1.5, 0.4, -0.2, 2.0], [-1.0, 0.6, 0.9, -0.3]])
+        )
         self.layers = nn.ModuleDict(
             {
                 "lstm": nn.LSTM(4, 4),
@@ -49,7 +51,13 @@ def trained(function: Callable[..., Any], in_onnxruntime: bool = True) -> None:
             result = module(x)
             (result.square().sum() + 0.5 * x.sum()).backward()
             gradients = {name: p.grad for name, p in module.named_parameters()}
-            seen.append(([result, x, leaf.grad], [name for name in gradients if gradients[name] is not None], gradients))
+            seen.append(
+                (
+                    [result, x, leaf.grad],
+                    [name for name in gradients if gradients[name] is not None],
+                    gradients,
+                )
+            )
         assert seen[0][1] == seen[1][1]
         torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-4, atol=1e-5)
         for name in seen[0][1]:
@@ -118,6 +126,31 @@ def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:
             with torch.no_grad():
                 WRITES[name](h)
         return h * 3 + module.weight[1]
+
+    trained(function)
+
+
+MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros_like": torch.zeros_like,
+    "new_empty": lambda h: h.new_empty(h.shape).fill_(1.0),
+    "no_grad": lambda h: _without_gradient(h),
+    "detached_copy": lambda h: h.detach().clone(),
+}
+
+
+def _without_gradient(h: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return h * 2
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_has_a_gradient_is_written_to_what_has_none(name: str) -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight[0]
+        made = MADE[name](h)
+        made[:1] = h[:1] * module.weight[1]
+        made[:, 2:] += module.weight[2, 2:]
+        return made * 3
 
     trained(function)
 

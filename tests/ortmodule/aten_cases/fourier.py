@@ -55,6 +55,15 @@ CASES = [
         (T(2, 24), T(8, low=0.1)),
         dynamic=False,
     ),
-    Case("frames", lambda x: partial(torch.as_strided, size=(3, 4), stride=(2, 1))(x * 2), (T(8),), dynamic=False),
-    Case("windows", lambda x: (x * torch.hann_window(8, dtype=x.dtype) + torch.hamming_window(8, dtype=x.dtype)), (T(8),)),
+    Case(
+        "frames",
+        lambda x: partial(torch.as_strided, size=(3, 4), stride=(2, 1))(x * 2),
+        (T(8),),
+        dynamic=False,
+    ),
+    Case(
+        "windows",
+        lambda x: x * torch.hann_window(8, dtype=x.dtype) + torch.hamming_window(8, dtype=x.dtype),
+        (T(8),),
+    ),
 ]

@@ -124,6 +124,8 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     if not low.fake(0).shape:
         return x
+    if low.has_no_elements(0) and _is_float(x):
+        return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))  # type: ignore[no-any-return]
     flat = op.Reshape(x, [-1])
     flat.shape = ir.Shape([n if isinstance(n := low.fake(0).numel(), int) else str(n)])
     value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from onnxtrain.ortmodule._data_dependent import data_dependent_results
 from onnxtrain.ortmodule._engine import onnxruntime_backend
 from ortmodule import aten_cases
 from ortmodule.aten_case import Case
@@ -78,7 +79,8 @@ def test_lowering_matches_eager(case: Case, dynamic: bool) -> None:
     arguments = case.sample(torch.float32)
     if dynamic:
         _mark_dynamic(arguments if case.dynamic is True else [arguments[i] for i in case.dynamic or ()])
-    with torch._dynamo.config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True):
+    settings = torch._dynamo.config.patch(allow_rnn=True, capture_dynamic_output_shape_ops=True)
+    with settings, data_dependent_results():
         outputs, gradients = _values_and_gradients(compiled, arguments)
     reference = torch.float32 if case.random else torch.float64
     expected, expected_gradients = _values_and_gradients(case.fn, case.sample(reference))

@@ -20,7 +20,8 @@ class Deep(nn.Module):
         super().__init__()
         self.checkpointed = checkpointed
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 8)) for _ in range(4)
+            nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Dropout(dropout), nn.Linear(64, 8))
+            for _ in range(4)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

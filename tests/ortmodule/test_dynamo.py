@@ -60,7 +60,9 @@ class Looping(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         from torch._higher_order_ops.while_loop import while_loop
 
-        return while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, t * 2), (torch.tensor(0), x.detach()))[1] + x
+        return (
+            while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, t * 2), (torch.tensor(0), x.detach()))[1] + x
+        )
 
 
 @pytest.mark.parametrize("cls", [Conditional, Looping])

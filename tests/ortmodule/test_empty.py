@@ -40,6 +40,8 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "norm": lambda x: x.norm(dim=-1),
     "amax": lambda x: x.amax(-1),
     "prod of the batch": lambda x: x.prod(0),
+    "median": lambda x: x.median(),
+    "layer_norm of the batch": lambda x: fn.layer_norm(x.t(), x.t().shape[-1:]),
     "layer_norm": lambda x: fn.layer_norm(x, (3,)),
     "mse_loss": lambda x: fn.mse_loss(x, x * 2),
     "l1_loss, sum": lambda x: fn.l1_loss(x, x * 2, reduction="sum"),

@@ -142,7 +142,9 @@ def test_functions_need_a_mode(make: object) -> None:
     problem = problems.classes(samples=100)
     trainer = Trainer(problem.model, problem.loss, learning_rate=0.05, metrics=[f1])
     data = (problem.x, problem.y)
-    with pytest.raises(InputError, match="of 'val_f1' is better is not known, as it is a function. Pass mode='max'"):
+    with pytest.raises(
+        InputError, match=r"of 'val_f1' is better is not known, as it is a function. Pass mode='max'"
+    ):
         trainer.fit(*data, validation=data, callbacks=[make()], verbose=False)  # type: ignore[operator]
     assert len(trainer.history) == 0
     trainer.fit(*data, validation=data, epochs=2, callbacks=[make(mode="max")], verbose=False)  # type: ignore[operator]
@@ -164,7 +166,9 @@ def test_restore_best_of_a_function_keeps_the_best_epoch() -> None:
 def test_saved_best_is_the_best_in_memory(tmp_path: Path, epochs: int) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((24, 4)).astype(np.float32), rng.integers(0, 3, 24)
-    trainer = Trainer(problems.classes().model, "cross_entropy", learning_rate=0.2, directory=tmp_path / "run")
+    trainer = Trainer(
+        problems.classes().model, "cross_entropy", learning_rate=0.2, directory=tmp_path / "run"
+    )
     both = [EarlyStopping(patience=4, restore_best=True), ModelCheckpoint(tmp_path / "best")]
     validation = (x[16:], y[16:])
     history = trainer.fit(x[:16], y[:16], epochs=epochs, validation=validation, callbacks=both, verbose=False)
@@ -187,7 +191,13 @@ def test_killed_before_the_best_is_put_back(tmp_path: Path) -> None:
 
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((24, 4)).astype(np.float32), rng.integers(0, 3, 24)
-    data = {"inputs": x[:16], "targets": y[:16], "validation": (x[16:], y[16:]), "epochs": 100, "verbose": False}
+    data = {
+        "inputs": x[:16],
+        "targets": y[:16],
+        "validation": (x[16:], y[16:]),
+        "epochs": 100,
+        "verbose": False,
+    }
     model = problems.classes().model
     straight = Trainer(model, "cross_entropy", learning_rate=0.2)
     straight.fit(**data, callbacks=[EarlyStopping(patience=4, restore_best=True)])

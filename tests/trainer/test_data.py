@@ -33,7 +33,11 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
         (X[:0], LABELS[:0], "There are no samples"),
         (X[:, :3], LABELS, r"received shape \[6, 3\]; axis 1 must be 4"),
         (X[:, 0], LABELS, r"rank 1 instead of 2"),
-        (X, LABELS[:, None], r"one integer per sample, received shape \[6, 1\]. Take them out of their column"),
+        (
+            X,
+            LABELS[:, None],
+            r"one integer per sample, received shape \[6, 1\]. Take them out of their column",
+        ),
         (X, np.eye(3)[LABELS], r"they are one-hot. Pass labels.argmax\(axis=1\)"),
         (X, np.eye(3, dtype=np.int64)[LABELS], r"they are one-hot. Pass labels.argmax\(axis=1\)"),
         (X, LABELS[:, None] * np.ones(2, np.int64), r"'labels'.*rank 2 instead of 1"),
@@ -153,5 +157,7 @@ def test_fixed_batch(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_integer_targets_of_a_regression() -> None:
     problem = problems.line()
-    with pytest.raises(InputError, match=r"If they are quantities, convert with .astype\('float32'\); if they are"):
+    with pytest.raises(
+        InputError, match=r"If they are quantities, convert with .astype\('float32'\); if they are"
+    ):
         Trainer(problem.model, "mse").fit(problem.x, problem.y.astype(int), verbose=False)

@@ -14,7 +14,7 @@ from onnxruntime.capi import _pybind_state as binding
 
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
-from onnxtrain.passes import PositiveAxesPass, has_bfloat16, infer_shapes, widen_bfloat16
+from onnxtrain.passes import PositiveAxesPass, has_narrow_floats, infer_shapes, widen_narrow_floats
 
 __all__ = ["Session", "is_of_onnxruntime"]
 
@@ -42,8 +42,8 @@ class Session:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.intra_op_num_threads = torch.get_num_threads()
         self._device = device
-        if device.type == "cpu" and has_bfloat16(model):
-            model = widen_bfloat16(model)
+        if device.type == "cpu" and has_narrow_floats(model):
+            model = widen_narrow_floats(model)
         if device.type == "cpu" and has_float64(model):
             model = expand_float64(model)
         if has_float64(model, ("MatMul", "ReduceMean")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ _FOLDABLE = frozenset(
         "Where",
     }
 )
+_MOVING = frozenset({"Concat", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"})
 _UNKNOWN = np.iinfo(np.int64).min  # stands for a symbolic dimension in a shape that is known in part
 
 
@@ -133,7 +135,9 @@ def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array 
         return None
     partial = [array is not None and bool(np.any(_is_unknown(array))) for array in inputs]
     # Only moving elements around is right for unknown ones.
-    if any(partial) and (node.op_type not in ("Gather", "Slice", "Identity") or any(partial[1:])):
+    if any(partial) and (node.op_type not in _MOVING or (node.op_type != "Concat" and any(partial[1:]))):
+        return None
+    if _elements(node, inputs) > _LIMIT:
         return None
     # numpy's integer division rounds down, that of runtimes towards zero; zero divisors are theirs to report.
     if node.op_type in ("Div", "Mod") and any(
@@ -141,6 +145,31 @@ def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array 
     ):
         return None
     return _run(node, inputs, opset)
+
+
+def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
+    """Returns how many elements the result has at most, before anything is allocated for it."""
+    shapes = [array.shape for array in inputs if array is not None]
+    first = inputs[0] if inputs else None
+    if first is None:
+        return 0
+    if node.op_type == "ConstantOfShape":
+        return int(math.prod(first.tolist()))
+    if node.op_type == "Range":
+        start, limit, delta = (float(array.item()) for array in inputs if array is not None)
+        return math.ceil(abs((limit - start) / delta)) if delta else 0
+    if node.op_type in ("Expand", "Tile") and inputs[1] is not None:
+        sizes: list[int] = inputs[1].ravel().tolist()
+        return int(first.size) * math.prod(max(1, size) for size in sizes)
+    if node.op_type == "Gather" and inputs[1] is not None:
+        return int(first.size * inputs[1].size)
+    if node.op_type == "Concat" or len(shapes) < 2:
+        return sum(map(math.prod, shapes))
+    # Elementwise ops broadcast; the result of any other one is no bigger than its biggest input.
+    try:
+        return int(math.prod(np.broadcast_shapes(*shapes)))
+    except ValueError:
+        return max(math.prod(shape) for shape in shapes)
 
 
 def _shape_of(node: ir.Node) -> Array | None:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+from onnxtrain.passes.tensors import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
 __all__ = ["MAX_IR_VERSION", "MAX_OPSET", "ModelSource", "load_model"]
@@ -105,6 +106,12 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
             f"Cannot load a model from {origin}: sparse initializers ({names}) are not supported. "
             "Store them dense."
         )
+    try:
+        check_tensors(proto)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: {error}. The file is corrupt; download or export it again."
+        ) from error
     try:
         return ir.from_proto(proto)
     # The IR wraps whatever a malformed proto made it stumble on in an exception of its own.

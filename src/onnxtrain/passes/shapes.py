@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.passes.branches import TakenBranchPass
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
+from onnxtrain.passes.ranks import ImpliedRanksPass
+from onnxtrain.passes.twins import add_twins
 
 __all__ = ["infer_shapes", "settle_shapes"]
 
@@ -16,30 +21,80 @@ __all__ = ["infer_shapes", "settle_shapes"]
 _GENERATED = "unk__"
 
 
+# Propagating data costs onnx (1.23) some 150 bytes for each element of a tensor of rank 1, whatever is in it.
+_MAX_ELEMENTS = 1 << 21
+
+
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Poolings whose windows shape inference miscounts are rewritten: what is folded must not follow from them.
+    Ranks that the model leaves open come from the ops. Poolings whose windows shape inference miscounts are
+    rewritten: what is folded must not follow from them. An If whose condition turns out to be constant becomes the
+    branch that is taken. Data are propagated last, when all static sizes are known that could make it costly.
     """
-    infer_shapes(model)
-    while CeilModePass()(model).modified or FoldConstantsPass()(model).modified:
-        infer_shapes(model)
+    steps = (ImpliedRanksPass(), CeilModePass(), TakenBranchPass(), FoldConstantsPass())
+    for propagate in (False, True) if _computes_with_shapes(model) else (False,):
+        infer_shapes(model, propagate=propagate)
+        while any(step(model).modified for step in steps):
+            infer_shapes(model, propagate=propagate)
     return model
 
 
-def infer_shapes(model: ir.Model) -> ir.Model:
+def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     """Annotate the values of `model` in place with the dtypes and shapes that onnx can infer, and return it.
 
-    Shape computations are followed through Shape, Gather, Concat and the like, which onnx_ir's own pass
-    prevents: it hands initializers over as inputs, and then they are no constants. Unknown dimensions get
-    names `unk__<n>`. Ops that onnx does not know end the inference downstream of them; they are no error.
+    Unknown dimensions get names `unk__<n>`. Ops that onnx does not know, and for which nobody has stated a
+    twin, end the inference downstream of them; they are no error.
+
+    Args:
+        model: Any model.
+        propagate: Whether to follow shape computations through Shape, Gather, Concat and the like, which onnx_ir's
+            own pass prevents: it hands initializers over as inputs, and then they are no constants. This is
+            not done in models with vectors of millions of elements, which it would cost gigabytes.
     """
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
             value.shape = _without_generated_names(value.shape)
-    inferred = onnx.shape_inference.infer_shapes(lean_proto(model), data_prop=True)
+    lean = lean_proto(model)
+    add_twins(model, lean)
+    inferred = onnx.shape_inference.infer_shapes(lean, data_prop=False)
+    if propagate and _computes_with_shapes(model) and _vector_elements(inferred.graph) <= _MAX_ELEMENTS:
+        _forget_generated_names(inferred.graph)
+        inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     _annotate(model.graph, inferred.graph)
     return model
+
+
+def _computes_with_shapes(model: ir.Model) -> bool:
+    """Whether there is anything that propagating data could tell."""
+    nodes = (*model.graph.all_nodes(), *(node for f in model.functions.values() for node in f.all_nodes()))
+    return any(node.op_type in ("Shape", "Size") and node.domain == "" for node in nodes)
+
+
+def _vector_elements(graph: onnx.GraphProto) -> int:
+    """Returns the number of elements of all tensors of rank 1 whose size is known, in subgraphs too."""
+    total = 0
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        dims = info.type.tensor_type.shape.dim
+        total += dims[0].dim_value if len(dims) == 1 else 0
+    return total + sum(map(_vector_elements, _bodies(graph)))
+
+
+def _forget_generated_names(graph: onnx.GraphProto) -> None:
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param.startswith(_GENERATED):
+                dim.ClearField("dim_param")
+    for body in _bodies(graph):
+        _forget_generated_names(body)
+
+
+def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield attribute.g
+            yield from attribute.graphs
 
 
 def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:

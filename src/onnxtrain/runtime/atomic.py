@@ -23,6 +23,8 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import BinaryIO
 
+from onnxtrain.runtime.json_text import parse_json
+
 __all__ = ["FileSet", "external_data_name", "finish_interrupted", "replace_file"]
 
 JOURNAL = ".onnxtrain-commit"
@@ -172,7 +174,7 @@ def _is_name(name: object) -> bool:
 
 def _parse_journal(text: bytes) -> tuple[list[tuple[str, str]], list[str]]:
     """Returns moves and removals of a journal, which never reach beyond its directory."""
-    content = json.loads(text)
+    content = parse_json(text)
     moves = [(temporary, name) for temporary, name in content["moves"]]
     removals = list(content["remove"])
     for temporary, name in moves:
@@ -220,7 +222,7 @@ def _finish(directory: str) -> None:
             f"a save in '{directory}' was interrupted, and what is left of it cannot be done ({error}); open the "
             "directory once where it can be written",
         ) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise OSError(
             errno.EINVAL,
             f"'{path}' should say what is left of a save that was interrupted, but is corrupt ({error}); if the "

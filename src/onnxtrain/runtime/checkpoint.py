@@ -6,6 +6,7 @@ Files of onnxruntime-training are recognised by their identifier and read as wel
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
@@ -13,6 +14,7 @@ from typing import BinaryIO
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.atomic import finish_interrupted
+from onnxtrain.runtime.json_text import list_of_texts, parse_json, sizes
 from onnxtrain.runtime.legacy_checkpoint import IDENTIFIER, read_legacy_checkpoint
 from onnxtrain.runtime.manifest import Signature, fingerprint
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
@@ -106,19 +108,23 @@ def write_checkpoint(
 
 
 def _properties(text: str) -> dict[str, int | float | str]:
-    properties = json.loads(text)
+    properties = parse_json(text)
+    if not isinstance(properties, dict):
+        raise ValueError("the properties are no JSON object")
     if not all(isinstance(v, int | float | str) for v in properties.values()):
         raise ValueError("a property is neither int, float nor str")
-    return dict(properties)
+    return properties
 
 
 def _progress(text: str) -> OptimizerProgress | None:
-    progress = json.loads(text)
+    progress = parse_json(text)
     if progress is None:
         return None
-    return OptimizerProgress(
-        int(progress["step"]), float(progress["learning_rate"]), float(progress["initial_learning_rate"])
-    )
+    step = progress["step"]
+    rates = [float(progress[key]) for key in ("learning_rate", "initial_learning_rate")]
+    if type(step) is not int or not 0 <= step < 2**62 or not all(0 <= rate < math.inf for rate in rates):
+        raise ValueError(f"the optimizer cannot be at step {step} with the learning rate {rates[0]}")
+    return OptimizerProgress(step, *rates)
 
 
 def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> Store:
@@ -134,11 +140,13 @@ def parse_store(metadata: Mapping[str, str], tensors: Mapping[str, Buffer]) -> S
             raise ValueError(f"unexpected tensor '{key}'")
         groups.setdefault(kind, {})[name] = buffer
     parameters, statistics = groups.pop(_PARAMETER), groups.pop(_STATISTIC)
-    if json.loads(metadata.get("nominal", "false")):
-        for name, (dtype, shape) in json.loads(metadata["shapes"]).items():
-            parameters[name] = Buffer.zeros(dtypes.BY_NAME[dtype], shape, defined=False)
-    trainable = json.loads(metadata["trainable"])
-    order = json.loads(metadata["order"]) if "order" in metadata else trainable
+    if parse_json(metadata.get("nominal", "false")):
+        for name, (dtype, shape) in parse_json(metadata["shapes"]).items():
+            parameters[name] = Buffer.zeros(dtypes.BY_NAME[dtype], sizes(shape, f"'{name}'"), defined=False)
+    trainable = list_of_texts(parse_json(metadata["trainable"]), "what is trainable")
+    order = trainable
+    if "order" in metadata:
+        order = list_of_texts(parse_json(metadata["order"]), "the order of the parameters")
     if sorted(order) != sorted(parameters):
         raise ValueError("the list of parameters does not match the tensors")
     if not set(trainable) <= set(order):

@@ -18,7 +18,7 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.onnx_wire import Bytes
 
-__all__ = ["ExternalData", "check_external_data", "external_files", "locate", "parse_reference"]
+__all__ = ["ExternalData", "bits_of", "check_external_data", "external_files", "locate", "parse_reference"]
 
 _KEY = b"location"
 _CHUNK = 2**20
@@ -43,6 +43,12 @@ class ExternalData(NamedTuple):
     offset: int
     length: int | None
     needed: int | None
+
+
+def bits_of(code: int) -> int | None:
+    """Returns the bits that an element of an ONNX type takes; None for texts and types that are not known."""
+    known = dtypes.BY_ONNX.get(code)
+    return known.storage.itemsize * 8 if known is not None else _BITS_OF_OTHERS.get(code)
 
 
 def _dims(tensor: Bytes) -> list[int]:
@@ -81,8 +87,7 @@ def parse_reference(tensor: Bytes) -> ExternalData | None:
     if any(d >= 2**63 for d in dims):
         raise ValueError(f"'{name}' has a negative size")
     code = next((f.integer for f in reversed(fields) if f.number == _TENSOR_TYPE), 0)
-    known = dtypes.BY_ONNX.get(code)
-    bits = known.storage.itemsize * 8 if known is not None else _BITS_OF_OTHERS.get(code)
+    bits = bits_of(code)
     needed = None if bits is None else (prod(dims) * bits + 7) // 8
     return ExternalData(
         name, entries.get("location", ""), numbers.get("offset", 0), numbers.get("length"), needed

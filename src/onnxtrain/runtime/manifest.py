@@ -13,6 +13,7 @@ import numpy as np
 from onnxtrain.errors import ModelLoadError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.dtypes import Array, DType
+from onnxtrain.runtime.json_text import list_of_texts, parse_json, sizes
 
 METADATA_KEY = "onnxtrain.manifest"
 FORMAT = "onnxtrain"
@@ -140,49 +141,83 @@ class Manifest:
 
 
 def _dtype(name: object) -> DType:
-    if name not in dtypes.BY_NAME:
+    if not isinstance(name, str) or name not in dtypes.BY_NAME:
         raise ValueError(f"dtype {name!r} is not one of {', '.join(dtypes.BY_NAME)}")
-    return dtypes.BY_NAME[str(name)]
+    return dtypes.BY_NAME[name]
+
+
+def _text(entry: Mapping[str, Any], key: str) -> str:
+    if not isinstance(entry[key], str):
+        raise ValueError(f"{key} {entry[key]!r} is no name")
+    return str(entry[key])
+
+
+def _optional(kind: type, value: Any, what: str) -> Any:
+    """Returns `value` if it is None or of exactly this kind."""
+    if value is not None and type(value) is not kind:
+        raise ValueError(f"{what} {value!r} is no {kind.__name__}")
+    return value
+
+
+def _dims(shape: object) -> tuple[Dim, ...] | None:
+    if shape is None:
+        return None
+    if not isinstance(shape, list) or not all(d is None or type(d) in (int, str) for d in shape):
+        raise ValueError(f"shape {shape!r} is no list of sizes and names")
+    return tuple(shape)
 
 
 def _input(entry: Mapping[str, Any]) -> InputSpec:
     labels = entry.get("class_labels")
-    shape = entry.get("shape")
     return InputSpec(
-        name=entry["name"],
+        name=_text(entry, "name"),
         dtype=_dtype(entry["dtype"]),
-        shape=None if shape is None else tuple(shape),
-        class_labels=None if labels is None else ClassLabels(labels.get("count"), labels.get("ignore_index")),
+        shape=_dims(entry.get("shape")),
+        class_labels=None
+        if labels is None
+        else ClassLabels(
+            _optional(int, labels.get("count"), "the number of classes"),
+            _optional(int, labels.get("ignore_index"), "ignore_index"),
+        ),
     )
 
 
-def _loss_mean(entry: Mapping[str, Any] | None) -> LossMean | None:
+def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) -> LossMean | None:
     if entry is None:
         return None
-    weight = entry.get("weight")
+    labels, weight = _optional(str, entry.get("labels"), "labels"), entry.get("weight")
+    if labels is not None and labels not in {spec.name for spec in arguments}:
+        raise ValueError(f"the labels {labels!r} that a loss is the mean over are no input")
     return LossMean(
-        entry.get("labels"), entry.get("ignore_index"), None if weight is None else tuple(map(float, weight))
+        labels,
+        _optional(int, entry.get("ignore_index"), "ignore_index"),
+        None if weight is None else tuple(map(float, weight)),
     )
 
 
 def _parameter(entry: Mapping[str, Any]) -> ParameterSpec:
-    shape = tuple(int(d) for d in entry["shape"])
-    trainable = bool(entry["trainable"])
-    gradient = entry["gradient"] if trainable else None
-    return ParameterSpec(entry["name"], _dtype(entry["dtype"]), shape, trainable, gradient)
+    name, trainable = _text(entry, "name"), bool(entry["trainable"])
+    gradient = _text(entry, "gradient") if trainable else None
+    return ParameterSpec(
+        name, _dtype(entry["dtype"]), sizes(entry["shape"], f"'{name}'"), trainable, gradient
+    )
 
 
 def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
-    shape = tuple(int(d) for d in entry["shape"])
-    return StatisticSpec(entry["name"], _dtype(entry["dtype"]), shape, entry["output"])
+    name = _text(entry, "name")
+    return StatisticSpec(
+        name, _dtype(entry["dtype"]), sizes(entry["shape"], f"'{name}'"), _text(entry, "output")
+    )
 
 
 def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
-    moments = tuple(entry["moments"])
+    moments = tuple(list_of_texts(entry["moments"], "the moments"))
     values = tuple(map(float, entry.get("initial_values", [0.0] * len(moments))))
     if len(values) != len(moments):
         raise ValueError(f"{len(values)} initial values for {len(moments)} moments")
-    return OptimizerSpec(entry["type"], moments, values, entry["learning_rate"], entry["step"])
+    return OptimizerSpec(
+        _text(entry, "type"), moments, values, _text(entry, "learning_rate"), _text(entry, "step")
+    )
 
 
 def parse_manifest(text: str, source: str) -> Manifest:
@@ -192,7 +227,7 @@ def parse_manifest(text: str, source: str) -> Manifest:
         ModelLoadError: Not a manifest, incomplete, or of a newer version.
     """
     try:
-        raw = json.loads(text)
+        raw = parse_json(text)
         if raw["format"] != FORMAT or not isinstance(raw["version"], int):
             raise ValueError(f"format {raw['format']!r}, version {raw['version']!r}")
         if raw["version"] > VERSION:
@@ -200,17 +235,24 @@ def parse_manifest(text: str, source: str) -> Manifest:
                 f"Loading {source}: its manifest has version {raw['version']}, this onnxtrain reads up to "
                 f"{VERSION}. Upgrade onnxtrain on this device."
             )
-        return Manifest(
-            fingerprint=raw["fingerprint"],
-            inputs=tuple(map(_input, raw["inputs"])),
-            targets=tuple(map(_input, raw["targets"])),
-            outputs=tuple(raw["outputs"]),
-            parameters=tuple(map(_parameter, raw["parameters"])),
-            statistics=tuple(map(_statistic, raw["statistics"])),
+        inputs, targets = tuple(map(_input, raw["inputs"])), tuple(map(_input, raw["targets"]))
+        parameters, statistics = map(_parameter, raw["parameters"]), map(_statistic, raw["statistics"])
+        manifest = Manifest(
+            fingerprint=_text(raw, "fingerprint"),
+            inputs=inputs,
+            targets=targets,
+            outputs=tuple(list_of_texts(raw["outputs"], "outputs")),
+            parameters=tuple(parameters),
+            statistics=tuple(statistics),
             optimizer=None if raw["optimizer"] is None else _optimizer(raw["optimizer"]),
-            loss_mean=_loss_mean(raw.get("loss_mean", {})),
+            loss_mean=_loss_mean(raw.get("loss_mean", {}), inputs + targets),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        names = [s.name for group in (inputs, targets) for s in group] + [p.name for p in manifest.parameters]
+        list_of_texts(names + [spec.name for spec in manifest.statistics], "what the model takes")
+        if not manifest.outputs:
+            raise ValueError("there is no output")
+        return manifest
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, ModelLoadError):
             raise
         raise ModelLoadError(

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.store import Buffer
 
 
@@ -73,7 +74,7 @@ def read_tensors(path: str) -> tuple[dict[str, str], dict[str, Buffer]]:
         pass
     with open(path, "rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+        header = parse_json(file.read(length))
         metadata = header.pop("__metadata__", None) or {}
         return metadata, {key: _read_tensor(file, 8 + length, entry) for key, entry in header.items()}
 
@@ -85,7 +86,16 @@ def verification(source: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise CheckpointError(f"Checkpoint verification failed. There is no file {source}.") from error
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
+    ) as error:
         detail = f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
             f"Checkpoint verification failed. Reading {source}: {detail}. The file is truncated, corrupt or "

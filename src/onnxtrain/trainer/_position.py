@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
+from typing import get_type_hints
 
 from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import Averages
+from onnxtrain.trainer._typed import check_types
 
 __all__ = ["CUSTOM", "PROPERTY", "Plan", "Position", "Settings"]
 
@@ -133,7 +137,7 @@ class Position:
             CheckpointError: The text is not what :meth:`to_json` writes.
         """
         try:
-            content = json.loads(text)
+            content = parse_json(text)
             if content["version"] != 1:
                 raise ValueError(f"version {content['version']}")
             fields = dict(content["position"])
@@ -146,9 +150,33 @@ class Position:
                     "history": History(**fields["history"]),
                 }
             )
-            return position, Settings(**content["settings"]), bool(fields["averages"]["parts"])
-        except (KeyError, TypeError, ValueError) as error:
+            settings = Settings(**content["settings"])
+            _check(position, settings)
+            return position, settings, bool(fields["averages"]["parts"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"Resuming from {source}: its property '{PROPERTY}' is not a trainer's state ({error}). "
                 "It may have been written by a newer onnxtrain; upgrade."
             ) from error
+
+
+def _check(position: Position, settings: Settings) -> None:
+    """Raises ValueError unless the two, which were read from a file, hang together."""
+    for name, kind in (
+        *((n, k) for n, k in get_type_hints(Position).items() if n != "averages"),
+        ("sums", dict[str, list[float]]),
+    ):
+        check_types(position.averages.sums if name == "sums" else getattr(position, name), kind, name)
+    check_types(settings, Settings, "the settings")
+    if not 0 <= position.learning_rate < math.inf:
+        raise ValueError(f"the learning rate is {position.learning_rate}")
+    if not position.fit_start <= position.epoch == len(position.history.epochs):
+        raise ValueError(
+            f"it is at epoch {position.epoch} of a fit that began after epoch {position.fit_start}, and has recorded "
+            f"{len(position.history.epochs)}"
+        )
+    if any(len(entry) != 2 for entry in position.averages.sums.values()):
+        raise ValueError("a sum is no pair of total and count")
+    plan = position.plan
+    if plan is not None and min(plan.samples, plan.batch_size, plan.accumulate, plan.epochs) < 1:
+        raise ValueError(f"its plan is {plan}")

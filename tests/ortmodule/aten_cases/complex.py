@@ -41,7 +41,11 @@ CASES = [
     Case("complex_from_parts", lambda x, y: R(torch.complex(x, y) * 1j), (T(3, 4), T(3, 4))),
     Case("polar", lambda r, t: R(torch.polar(r, t)), (T(3, 4, low=0.1), T(3, 4))),
     Case("complex_length", lambda a: (Z(a).abs(), Z(a).angle(), Z(a).real, Z(a).imag), (A,)),
-    Case("complex_length_at_zero", lambda x: torch.complex(x, x * 0).abs(), (torch.tensor([0.0, 2.0], requires_grad=True),)),
+    Case(
+        "complex_length_at_zero",
+        lambda x: torch.complex(x, x * 0).abs(),
+        (torch.tensor([0.0, 2.0], requires_grad=True),),
+    ),
     Case("complex_conjugate", _both(lambda z, w: z.conj() * w + (z * w).conj()), (A, B)),
     Case("complex_exp", _one(lambda z: torch.exp(z) + torch.log(z) + z.sgn()), (T(3, 4, 2, low=0.5),)),
     Case("complex_powers", _one(lambda z: z**3 + z.reciprocal() + z**-2 + z**0), (T(3, 4, 2, low=0.5),)),

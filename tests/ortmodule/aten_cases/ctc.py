@@ -23,7 +23,12 @@ CASES = [
     Case("ctc_mean", _loss(TARGETS, TIMES, LENGTHS), (X,), dynamic=False),
     Case("ctc_joined", _loss(JOINED, TIMES, LENGTHS, reduction="sum"), (X,), dynamic=False),
     Case("ctc_lists", _loss(JOINED, [7, 6, 4], [3, 2, 1], reduction="sum"), (X,), dynamic=False),
-    Case("ctc_no_labels", _loss(TARGETS, TIMES, LENGTHS * torch.tensor([1, 0, 1]), reduction="none"), (X,), dynamic=False),
+    Case(
+        "ctc_no_labels",
+        _loss(TARGETS, TIMES, LENGTHS * torch.tensor([1, 0, 1]), reduction="none"),
+        (X,),
+        dynamic=False,
+    ),
     Case("ctc_blank", _loss(TARGETS % 3, TIMES, LENGTHS, blank=3, reduction="none"), (X,), dynamic=False),
     Case(
         "ctc_impossible",
@@ -31,5 +36,10 @@ CASES = [
         (X,),
         dynamic=False,
     ),
-    Case("ctc_of_scores", lambda x: F.ctc_loss(x, TARGETS, TIMES, LENGTHS, reduction="none"), (X,), dynamic=False),
+    Case(
+        "ctc_of_scores",
+        lambda x: F.ctc_loss(x, TARGETS, TIMES, LENGTHS, reduction="none"),
+        (X,),
+        dynamic=False,
+    ),
 ]

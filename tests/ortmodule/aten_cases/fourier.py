@@ -51,9 +51,19 @@ CASES = [
     ),
     Case(
         "stft",
-        lambda x: torch.stft(x, 8, 4, window=torch.hann_window(8, dtype=x.dtype), return_complex=True).abs(),
-        (T(2, 24),),
+        lambda x, w: torch.stft(x, 8, 4, window=w, return_complex=True).abs(),
+        (T(2, 24), T(8, low=0.1)),
         dynamic=False,
     ),
-    Case("frames", lambda x: partial(torch.as_strided, size=(3, 4), stride=(2, 1))(x * 2), (T(8),), dynamic=False),
+    Case(
+        "frames",
+        lambda x: partial(torch.as_strided, size=(3, 4), stride=(2, 1))(x * 2),
+        (T(8),),
+        dynamic=False,
+    ),
+    Case(
+        "windows",
+        lambda x: x * torch.hann_window(8, dtype=x.dtype) + torch.hamming_window(8, dtype=x.dtype),
+        (T(8),),
+    ),
 ]

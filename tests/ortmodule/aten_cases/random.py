@@ -53,7 +53,9 @@ CASES = [
     Case("randperm", lambda x: x * torch.randperm(4), (T(3, 4),), random=True),
     Case("random_numbers_unused", _unused_numbers, (T(3, 4),), random=True),
     Case("multinomial", lambda x: torch.multinomial(x.detach(), 1) + x, (T(3, 5, low=0.1),), random=True),
-    Case("multinomial_several", lambda x: torch.multinomial(x, 3), (T(3, 5, low=0.1, grad=False),), random=True),
+    Case(
+        "multinomial_several", lambda x: torch.multinomial(x, 3), (T(3, 5, low=0.1, grad=False),), random=True
+    ),
     Case(
         "multinomial_replacement",
         lambda x: torch.multinomial(x, 6, replacement=True),

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -16,8 +17,10 @@ from typing import Any
 
 __all__ = ["main"]
 
-_SECONDS = 300
-"""After which a module is taken to hang."""
+_SECONDS = 120
+"""Of computation, after which a module is taken to hang; a machine may be busy."""
+
+_SECONDS_OF_WAITING = 3600
 
 _MODULES_OF_A_PROCESS = 100
 
@@ -62,6 +65,7 @@ def _work() -> int:
     os.dup2(2, 1)  # what programs print
     for line in sys.stdin:
         seed = line.strip()
+        signal.setitimer(signal.ITIMER_PROF, _SECONDS)  # whose signal ends the process, in native code too
         start = time.perf_counter()
         program = generate(seed)
         verdict = judge(program.text, program.features)
@@ -90,7 +94,7 @@ class _Worker:
         self._done += 1
         assert process.stdin is not None
         assert process.stdout is not None
-        timer = threading.Timer(_SECONDS, process.kill)
+        timer = threading.Timer(_SECONDS_OF_WAITING, process.kill)
         timer.start()
         try:
             process.stdin.write(f"{seed}\n")
@@ -99,7 +103,7 @@ class _Worker:
         except BrokenPipeError:
             line = ""
         finally:
-            hung = not timer.is_alive()
+            waited = not timer.is_alive()
             timer.cancel()
         if line:
             answer: dict[str, Any] = json.loads(line)
@@ -109,6 +113,7 @@ class _Worker:
         except subprocess.TimeoutExpired:
             code = None
         self.stop()
+        hung = waited or code == -signal.SIGPROF
         return {
             "seed": str(seed),
             "kind": "hangs" if hung else "crashes",

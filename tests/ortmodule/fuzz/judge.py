@@ -56,66 +56,60 @@ def judge(text: str, features: frozenset[str] = frozenset()) -> Verdict:
     double = eager if "draws" in features else run(text, "float64")
     if len(double.seen) != len(eager.seen):
         double = eager
-    found = _difference(eager, own, double)
-    if found is None:
+    differences = _differences(eager, own, double)
+    if not differences:
         return _verdict(own, "refused" if eager.error else "same")
-    if found.kind == "none for zero":
-        return _verdict(own, *vars(found).values())
+    found = next((one for one in differences.values() if one.kind != "none for zero"), None)
+    if found is None:
+        return _verdict(own, *vars(next(iter(differences.values()))).values())
     compiled = run(text, "aot_eager")
-    if _difference(compiled, own, double) is None or (own.error and compiled.error):
+    from_compiled = _differences(compiled, own, double)
+    both = min(len(compiled.seen), len(own.seen))  # what comes later, the one has and the other has not
+    left = {
+        place: one
+        for place, one in differences.items()
+        if one.kind != "none for zero" and (place in from_compiled or place > both)
+    }
+    if not left or (own.error and compiled.error):
         return _verdict(own, "as torch.compile", found.where, found.detail)
-    if found.kind in ("value", "gradient"):
-        for attempt in range(3):
-            noisy = run(text, "noise", attempt)
-            if _difference(eager, own, double, noisy) is None:
-                return _verdict(own, "rounding", found.where, found.detail)
-        if _difference(eager, run(text, "eager"), double) is not None:
+    if all(one.kind in ("value", "gradient") for one in left.values()):
+        if any(not _differences(eager, own, double, run(text, "noise", attempt)) for attempt in range(3)):
+            return _verdict(own, "rounding", found.where, found.detail)
+        if _differences(eager, run(text, "eager"), double):
             return _verdict(own, "unstable", found.where, found.detail)
-    seen = _difference(eager, compiled, double)
-    return _verdict(
-        own,
-        found.kind,
-        found.where,
-        f"{found.detail}; aot_eager: {'as eager' if seen is None else seen.detail}",
-    )
+    found = next(iter(left.values()))
+    of_compiled = _differences(eager, compiled, double)
+    said = next(iter(of_compiled.values())).detail if of_compiled else "as eager"
+    return _verdict(own, found.kind, found.where, f"{found.detail}; aot_eager: {said}")
 
 
 def _verdict(own: Record, kind: str, where: str = "", detail: str = "") -> Verdict:
     return Verdict(kind, where, detail, tuple(own.fallbacks), own.graphs)
 
 
-def _difference(
+def _differences(
     eager: Record, own: Record, double: Record, noisy: Record | None = None
-) -> _Difference | None:
-    """The first thing in which two runs differ; a gradient of None in the place of zeros only if it is all there is."""
-    small = None
+) -> dict[int, _Difference]:
+    """In what two runs differ, by the place among what they have shown; what ended them comes last."""
+    found: dict[int, _Difference] = {}
     for index, ((name, mine), (name_too, theirs)) in enumerate(zip(own.seen, eager.seen, strict=False)):
         if name != name_too:
-            return _Difference("structure", name, f"eager has {name_too}")
+            found[index] = _Difference("structure", name, f"eager has {name_too}")
+            return found
         exact = double.seen[index][1] if index < len(double.seen) else theirs
         moved = noisy.seen[index][1] if noisy is not None and index < len(noisy.seen) else None
-        found = _compare(name, theirs, mine, exact, moved)
-        if found is not None and found.kind == "none for zero":
-            small = small or found
-        elif found is not None:
-            return found
-    if bool(eager.error) != bool(own.error):
-        who, error = ("eager", eager.error) if eager.error else ("own", own.error)
-        kind = "accepts" if eager.error else "raises"
-        return _Difference(
-            kind, f"after {len(eager.seen)}", f"{who}: {type(error).__name__}: {str(error)[:300]}"
-        )
-    if len(eager.seen) != len(own.seen):
-        return _Difference(
-            "raises",
-            f"after {len(own.seen)}",
-            f"{_short(own.error)}; eager after {len(eager.seen)}: {_short(eager.error)}",
-        )
-    return small
+        difference = _compare(name, theirs, mine, exact, moved)
+        if difference is not None:
+            found[index] = difference
+    if bool(eager.error) != bool(own.error) or len(eager.seen) != len(own.seen):
+        kind = "raises" if own.error and len(own.seen) <= len(eager.seen) else "accepts"
+        said = f"own after {len(own.seen)}: {_short(own.error)}; eager after {len(eager.seen)}: {_short(eager.error)}"
+        found[min(len(own.seen), len(eager.seen))] = _Difference(kind, f"after {len(own.seen)}", said)
+    return found
 
 
 def _short(error: BaseException | None) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"
+    return "no error" if error is None else f"{type(error).__name__}: {str(error)[:250]}"
 
 
 def _compare(name: str, eager: Any, own: Any, exact: Any, moved: Any) -> _Difference | None:

@@ -114,14 +114,20 @@ def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float
     return op.Mul(op.Mul(ct, exponent), op.Pow(n.X, exponent - 1))  # type: ignore[no-any-return]
 
 
+def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
+    """Whether a bound of a Clip is there, and not known to be infinite."""
+    known = n.constant(bound)
+    return bound is not None and (known is None or not np.isinf(known.astype(np.float64)).any())
+
+
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
 
     The bounds are scalars: each gets the sum over the elements that it replaced.
     """
-    inside = [op.GreaterOrEqual(n.input, n.min)] if n.min is not None else []
-    inside += [op.LessOrEqual(n.input, n.max)] if n.max is not None else []
+    inside = [op.GreaterOrEqual(n.input, n.min)] if _is_bound(n, n.min) else []
+    inside += [op.LessOrEqual(n.input, n.max)] if _is_bound(n, n.max) else []
     result: dict[str, ir.Value | None] = {}
     if n.needs("input"):
         result["input"] = (

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
+from onnxtrain.autodiff.rules._count import counting_dtype, divide_by_count
 from onnxtrain.emitter import Emitter, static_dims
 
 __all__ = ["expand_reduced", "keep_reduced"]
@@ -43,11 +44,10 @@ def reduce_mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Each element gets the cotangent divided by the number of elements reduced to one."""
     count = _reduced_count(n)
     if count is not None:
-        return expand_reduced(op, n, op.Mul(ct, 1 / max(count, 1)))
-    # The quotient is at most 1, so it fits float16, which a count above 65504 does not.
-    wide = ir.DataType.DOUBLE if ct.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-    share = op.Div(op.Cast(op.Size(n.out.reduced), to=wide), op.Cast(op.Size(n.data), to=wide))
-    return expand_reduced(op, n, op.Mul(ct, op.Cast(share, to=ct.dtype)))
+        return expand_reduced(op, n, divide_by_count(op, ct, count))
+    wide = counting_dtype(ct)
+    share = op.Div(op.Cast(op.Size(n.data), to=wide), op.Cast(op.Size(n.out.reduced), to=wide))
+    return expand_reduced(op, n, divide_by_count(op, ct, share))
 
 
 def _reduced_count(n: NodeView) -> int | None:
@@ -64,8 +64,8 @@ def _reduced_count(n: NodeView) -> int | None:
 def _reduce_extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Elements that reach the extremum share the cotangent evenly, as in torch.amax."""
     reached = op.Equal(n.data, keep_reduced(op, n, n.out.reduced))
-    count = _reduced_again(op, n, "ReduceSum", op.Cast(reached, to=ct.dtype))
-    return op.Where(reached, op.Div(keep_reduced(op, n, ct), count), 0.0)  # type: ignore[no-any-return]
+    count = _reduced_again(op, n, "ReduceSum", op.Cast(reached, to=counting_dtype(ct)))
+    return op.Where(reached, divide_by_count(op, keep_reduced(op, n, ct), count), 0.0)  # type: ignore[no-any-return]
 
 
 vjp("ReduceMax", wrt=("data",))(_reduce_extremum)

@@ -22,7 +22,9 @@ def as_complex(low: Lowering, value: Any) -> Complex:
     if isinstance(value, complex):
         return Complex(low.tensor(value.real, low.dtype), low.tensor(value.imag, low.dtype))
     real = low.tensor(value, low.dtype)
-    return Complex(real, low.op.zeros_like(real) if isinstance(value, ir.Value) else low.tensor(0.0, low.dtype))
+    return Complex(
+        real, low.op.zeros_like(real) if isinstance(value, ir.Value) else low.tensor(0.0, low.dtype)
+    )
 
 
 def _is_float(value: Any) -> bool:
@@ -67,13 +69,14 @@ def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
 
 
 _BY_PARTS = (
-    "view", "reshape", "_unsafe_view", "_reshape_alias", "t", "permute", "transpose", "squeeze", "unsqueeze", "expand",
-    "repeat", "cat", "stack", "split", "split_with_sizes", "unbind", "slice", "select", "flip", "roll", "diagonal",
-    "tril", "triu", "unfold", "as_strided", "constant_pad_nd", "index", "index_put", "index_select", "gather", "scatter",
-    "scatter_add", "slice_scatter", "select_scatter", "diagonal_scatter", "copy", "masked_fill", "where", "sum", "mean",
-    "cumsum", "clone", "alias", "lift_fresh", "contiguous", "positive", "detach", "zeros", "zeros_like", "new_zeros",
-    "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "full", "fill", "full_like", "new_full", "zero",
-    "masked_select", "constant_pad", "_unsafe_index", "_unsafe_index_put", "scalar_tensor",
+    "view", "reshape", "_unsafe_view", "_reshape_alias", "t", "permute", "transpose", "squeeze", "unsqueeze",
+    "expand", "repeat", "cat", "stack", "split", "split_with_sizes", "unbind", "slice", "select", "flip",
+    "roll", "diagonal", "tril", "triu", "unfold", "as_strided", "constant_pad_nd", "index", "index_put",
+    "index_select", "gather", "scatter", "scatter_add", "slice_scatter", "select_scatter", "diagonal_scatter",
+    "copy", "masked_fill", "where", "sum", "mean", "cumsum", "clone", "alias", "lift_fresh", "contiguous",
+    "positive", "detach", "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty",
+    "empty_strided", "new_empty_strided", "full", "fill", "full_like", "new_full", "zero", "masked_select",
+    "_unsafe_index", "_unsafe_index_put", "scalar_tensor",
 )  # fmt: skip
 for _name, _function in list(LOWERINGS.items()):
     if _name.startswith("aten.") and _name.split(".")[1] in _BY_PARTS:
@@ -127,7 +130,12 @@ def imag(low: Lowering, z: Complex) -> ir.Value:
     return z.im
 
 
-@lower_complex("aten._conj.default", "aten._conj_physical.default", "aten.conj_physical.default", "aten._neg_view.default")
+@lower_complex(
+    "aten._conj.default",
+    "aten._conj_physical.default",
+    "aten.conj_physical.default",
+    "aten._neg_view.default",
+)
 def conjugate(low: Lowering, z: Complex) -> Complex:
     if "neg" in str(low.node.target):
         return Complex(low.op.Neg(z.re), low.op.Neg(z.im))
@@ -139,7 +147,14 @@ def resolved(low: Lowering, z: Complex) -> Complex:
     return z
 
 
-@lower_complex("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Tensor", "aten.rsub.Scalar")
+@lower_complex(
+    "aten.add.Tensor",
+    "aten.add.Scalar",
+    "aten.sub.Tensor",
+    "aten.sub.Scalar",
+    "aten.rsub.Tensor",
+    "aten.rsub.Scalar",
+)
 def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> Complex:
     name = str(low.node.target).split(".")[1]
     a, b = as_complex(low, a), as_complex(low, b)
@@ -226,6 +241,12 @@ def angle(low: Lowering, z: Complex) -> ir.Value:
     return atan2(low, z.im, z.re)
 
 
+@lower("aten._neg_view.default")
+def negative_view(low: Lowering, x: ir.Value) -> ir.Value:
+    """What the imaginary part of a conjugate is."""
+    return low.op.Neg(x)  # type: ignore[no-any-return]
+
+
 @lower("aten.angle.default")
 def angle_of_real(low: Lowering, x: ir.Value) -> ir.Value:
     """0 or pi; NaN stays."""
@@ -254,7 +275,9 @@ def power(low: Lowering, z: Complex, exponent: Any) -> Complex:
     return result if exponent > 0 else _reciprocal(low, result)
 
 
-@lower_complex("aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default", "aten.dot.default")
+@lower_complex(
+    "aten.mm.default", "aten.bmm.default", "aten.mv.default", "aten.matmul.default", "aten.dot.default"
+)
 def product(low: Lowering, a: Any, b: Any) -> Complex:
     a, b = as_complex(low, a), as_complex(low, b)
     op = low.op

@@ -23,7 +23,9 @@ def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Valu
     """
     op = low.op
     longer = op.Expand(op.const(0), op.Add(count, [1]))
-    marks = op.ScatterElements(longer, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add")
+    marks = op.ScatterElements(
+        longer, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add"
+    )
     return op.Slice(op.CumSum(marks, op.const(0)), [0], count, [0])  # type: ignore[no-any-return]
 
 

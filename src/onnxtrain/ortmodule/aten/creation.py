@@ -117,3 +117,12 @@ def eye(low: Lowering, rows: Any, columns: Any = None, **_: Any) -> ir.Value:
 def triangle_indices(low: Lowering, rows: int, columns: int, offset: int = 0, **_: Any) -> ir.Value:
     function = torch.tril_indices if "tril" in str(low.node.target) else torch.triu_indices
     return low.op.const(function(rows, columns, offset).numpy(), low.dtype)
+
+
+_WINDOWS = ("bartlett", "blackman", "hamming", "hann", "kaiser")
+
+
+@lower(*(f"aten.{name}_window" for name in _WINDOWS))
+def window(low: Lowering, size: int, *arguments: Any, **_: Any) -> ir.Value:
+    function = getattr(torch, str(low.node.target).split(".")[1])
+    return low.op.const(function(size, *arguments, dtype=_computed(low.result.dtype)).numpy(), low.dtype)

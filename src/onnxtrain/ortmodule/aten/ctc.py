@@ -44,13 +44,19 @@ def ctc_loss(
         targets = _padded(low, targets, target_lengths)
     classes = op.dim(log_probs, 2)
     targets = op.Min(op.Max(targets, op.const(0)), op.Sub(classes, [1]))  # behind a target is anything
-    scores = op.Transpose(op.Max(log_probs, op.const(_NEVER, low.dtype)), perm=[1, 0, 2])  # [batch, time, classes]
+    scores = op.Transpose(
+        op.Max(log_probs, op.const(_NEVER, low.dtype)), perm=[1, 0, 2]
+    )  # [batch, time, classes]
     labels = _with_blanks(low, targets, blank)  # [batch, 2 S + 1]
     places = op.Expand(op.Unsqueeze(labels, [1]), op.Concat([1, time, 1], axis=0))
-    emitted = op.Split(op.GatherElements(scores, places, axis=2), axis=1, num_outputs=time, _outputs=time) if time > 1 else [
-        op.GatherElements(scores, places, axis=2)
-    ]
-    state = _last_state(low, [op.Squeeze(step, [1]) for step in emitted], labels, input_lengths, target_lengths, blank)
+    emitted = (
+        op.Split(op.GatherElements(scores, places, axis=2), axis=1, num_outputs=time, _outputs=time)
+        if time > 1
+        else [op.GatherElements(scores, places, axis=2)]
+    )
+    state = _last_state(
+        low, [op.Squeeze(step, [1]) for step in emitted], labels, input_lengths, target_lengths, blank
+    )
     loss = op.Neg(_log_of_sum(low, [_ends(low, state, target_lengths, back) for back in (0, 1)]))
     loss = op.Where(op.Greater(loss, op.const(-_NEVER / 10, low.dtype)), op.const(np.inf, low.dtype), loss)
     shares = op.Exp(scores)
@@ -104,7 +110,9 @@ def _last_state(
     never = op.const(_NEVER, low.dtype)
     column = op.Expand(never, op.Concat(op.Shape(labels, start=0, end=1), [1], axis=0))
     place = op.Range(0, op.Squeeze(op.dim(labels, 1), [0]), 1)
-    two_before = op.Concat(op.Mul(op.Slice(labels, [0], [2], [1]), [-1]), op.Slice(labels, [0], [-2], [1]), axis=1)
+    two_before = op.Concat(
+        op.Mul(op.Slice(labels, [0], [2], [1]), [-1]), op.Slice(labels, [0], [-2], [1]), axis=1
+    )
     jump = op.And(op.Not(op.Equal(labels, op.const(blank))), op.Not(op.Equal(labels, two_before)))
     jump = op.And(jump, op.Greater(place, op.const(1)))
     begins = op.LessOrEqual(place, op.Unsqueeze(op.Min(target_lengths, [1]), [1]))

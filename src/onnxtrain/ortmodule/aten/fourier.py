@@ -24,7 +24,9 @@ _FORWARD, _BACKWARD = -1, 1
 
 
 @lower_complex("aten._fft_r2c.default")
-def real_to_complex(low: Lowering, x: ir.Value, dim: Sequence[int], normalization: int, onesided: bool) -> Complex:
+def real_to_complex(
+    low: Lowering, x: ir.Value, dim: Sequence[int], normalization: int, onesided: bool
+) -> Complex:
     """The last of the axes first, of which half is kept where it is one-sided."""
     axes = _axes(low, dim)
     last = axes[-1]
@@ -34,14 +36,18 @@ def real_to_complex(low: Lowering, x: ir.Value, dim: Sequence[int], normalizatio
 
 
 @lower_complex("aten._fft_c2c.default")
-def complex_to_complex(low: Lowering, x: Any, dim: Sequence[int], normalization: int, forward: bool) -> Complex:
+def complex_to_complex(
+    low: Lowering, x: Any, dim: Sequence[int], normalization: int, forward: bool
+) -> Complex:
     axes = _axes(low, dim)
     sign = _FORWARD if forward else _BACKWARD
     return _transformed(low, as_complex(low, x), axes, axes, low.fake(0).shape, normalization, sign)
 
 
 @lower_complex("aten._fft_c2r.default")
-def complex_to_real(low: Lowering, z: Complex, dim: Sequence[int], normalization: int, last_dim_size: Any) -> ir.Value:
+def complex_to_real(
+    low: Lowering, z: Complex, dim: Sequence[int], normalization: int, last_dim_size: Any
+) -> ir.Value:
     """The last axis is half of a symmetric one; of its first and middle element the imaginary part is not read."""
     axes = _axes(low, dim)
     last, shape = axes[-1], list(low.fake(0).shape)

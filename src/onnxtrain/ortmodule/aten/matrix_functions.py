@@ -10,7 +10,6 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
 
-DOUBLE = ir.DataType.DOUBLE
 _SQUARINGS = 20
 """At most: exp(A) of a matrix of norm 2^20 overflows, but for nilpotent and skew ones."""
 _DEGREE = 16
@@ -19,19 +18,18 @@ _DEGREE = 16
 
 @lower("aten._linalg_slogdet.default")
 def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
-    """Sign and logarithm of the determinant of the rows over their lengths, in float64, so that it does not overflow."""
+    """Sign and logarithm of the determinant of the rows over their lengths, which does not overflow."""
     if low.uses_result(2) or low.uses_result(3):
         raise low.unsupported("its factors")
     op = low.op
-    wide = low.tensor(a, DOUBLE)
-    wide.shape = low.shape(low.fake(0))
-    lengths = low.stopped(op.Sqrt(op.ReduceSum(op.Mul(wide, wide), [-1], keepdims=1)))
+    _ = int(low.fake(0).shape[-1])  # the gradient is made for one size
+    lengths = low.stopped(op.ReduceL2(a, [-1], keepdims=1))
     lengths = op.Where(op.Equal(lengths, 0.0), 1.0, lengths)
-    rows = op.Div(wide, lengths)
-    rows.shape = wide.shape
+    rows = op.Div(a, lengths)
+    rows.shape = low.shape(low.fake(0))
     determinant = op.Det(rows)
     volume = op.Add(op.Log(op.Abs(determinant)), op.ReduceSum(op.Log(lengths), [-2, -1], keepdims=0))
-    return low.tensor(op.Sign(determinant), low.dtype), low.tensor(volume, low.dtype), None, None
+    return low.stopped(op.Sign(determinant)), volume, None, None
 
 
 @lower("aten.linalg_matrix_exp.default")
@@ -41,9 +39,7 @@ def matrix_exp(low: Lowering, a: ir.Value) -> ir.Value:
     The number of squarings is found at run time for each matrix, as that which brings its 1-norm to 1 or below.
     """
     op = low.op
-    size = low.fake(0).shape[-1]
-    if not isinstance(size, int):
-        raise low.unsupported("matrices of a symbolic size")
+    size = int(low.fake(0).shape[-1])
     norm = low.stopped(op.ReduceMax(op.ReduceSum(op.Abs(a), [-2], keepdims=1), [-1], keepdims=1))
     squarings = op.Ceil(op.Div(op.Log(op.Max(norm, 1.0)), math.log(2)))
     squarings = op.Min(squarings, float(_SQUARINGS))

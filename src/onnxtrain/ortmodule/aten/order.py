@@ -124,6 +124,8 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     if not low.fake(0).shape:
         return x
+    if low.has_no_elements(0) and _is_float(x):
+        return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))  # type: ignore[no-any-return]
     flat = op.Reshape(x, [-1])
     flat.shape = ir.Shape([n if isinstance(n := low.fake(0).numel(), int) else str(n)])
     value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
@@ -256,7 +258,9 @@ def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value,
     key = low.stopped(key)
     column = op.Unsqueeze(places, list(range(1, rank - axis))) if behind else places
     nans = op.Where(op.IsNaN(key), column, op.const(-1))
-    last_nan = op.ReduceMax(op.Where(prefix, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0)
+    last_nan = op.ReduceMax(
+        op.Where(prefix, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0
+    )
     rows = op.Where(prefix, op.Unsqueeze(key, [axis]), op.const(-math.inf, like=key))
     rows = op.Where(op.IsNaN(rows), op.const(-math.inf, like=key), rows)
     indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)

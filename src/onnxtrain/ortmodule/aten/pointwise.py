@@ -37,6 +37,13 @@ def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
     return tuple(low.tensor(value, dtype) for value in values)
 
 
+def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
+    """The operands; beside a narrow tensor a number is not rounded, the product is, as in PyTorch."""
+    if low.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and float in (type(a), type(b)):
+        return low.tensor(a, ir.DataType.FLOAT), low.tensor(b, ir.DataType.FLOAT)
+    return _operands(low, a, b)
+
+
 def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Value, ir.Value]:
     """The operands a and alpha * b."""
     a, b = _operands(low, a, b)
@@ -62,12 +69,12 @@ def rsub(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
 
 @lower("aten.mul.Tensor", "aten.mul.Scalar")
 def mul(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Mul(*_operands(low, a, b))  # type: ignore[no-any-return]
+    return low.op.Mul(*_factors(low, a, b))  # type: ignore[no-any-return]
 
 
 @lower("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
 def div(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Div(*low.tensors(a, b))  # type: ignore[no-any-return]
+    return low.op.Div(*_factors(low, a, b))  # type: ignore[no-any-return]
 
 
 def truncated(low: Lowering, x: ir.Value) -> ir.Value:
@@ -314,6 +321,8 @@ def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = 
     if bounds:
         min, max = (None, bounds[0]) if "clamp_max" in target else (*bounds, None)[:2]
     x = low.tensor(x, low.dtype)
+    if _is_float(x):  # a Clip without a bound has that of the finite numbers
+        min, max = -math.inf if min is None else min, math.inf if max is None else max
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
     if low.dtype == ir.DataType.INT16:
         return _clamp_tensor(low, x, *limits)

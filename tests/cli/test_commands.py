@@ -1,14 +1,11 @@
-"""The command line: in this process for results, in processes of its own for signals and exit codes."""
+"""The command line: in this process for results, in processes of its own for exit codes."""
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,48 +15,8 @@ import onnxruntime as ort
 import pytest
 
 import models
-from onnxtrain.cli import main
 
-FLAGS = {"env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1] / "src")}}
-
-
-class Result:
-    """What a command printed, and its exit code."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs a command as `onnxtrain ...` in this process."""
-
-    def command(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["onnxtrain", *map(str, arguments)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = capsys.readouterr()
-        return Result(int(end.value.code or 0), captured.out, captured.err)
-
-    return command
-
-
-@pytest.fixture
-def mlp(tmp_path: Path) -> Path:
-    path = tmp_path / "mlp.onnx"
-    onnx.save(models.mlp(), path)
-    return path
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((200, 4)).astype(np.float32)
-    np.savez(tmp_path / "data.npz", x=x, y=x[:, :3].argmax(axis=1))
-    return tmp_path / "data.npz"
+FLAGS = {"env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}}
 
 
 def test_version(run: Any) -> None:
@@ -208,37 +165,6 @@ def test_data_that_is_no_npz(run: Any, mlp: Path, tmp_path: Path) -> None:
         assert "pickle" not in result.err
 
 
-def test_ctrl_c_saves_and_training_goes_on(mlp: Path, data: Path, tmp_path: Path, run: Any) -> None:
-    """Interrupted by a real signal and continued, against a run without interruption."""
-    options = ["--data", data, "--epochs", "400", "--batch-size", "2", "--seed", "3"]
-    first = ["--loss", "cross_entropy", "--output", tmp_path / "run"]
-    command = [sys.executable, "-u", "-m", "onnxtrain", "train", mlp, *options, *first]
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, **FLAGS)
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("epoch   1/400")
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert f"The state is saved in '{tmp_path / 'run'}'" in err
-    shown = run("inspect", tmp_path / "run", "--json").json()
-    assert shown["unfinished"]
-    assert 1 <= shown["epochs"] < 400
-
-    # The straight run is short: it ends where an interrupted one of the same length would have ended.
-    from onnxtrain import Trainer
-
-    finished = shown["epochs"]
-    arrays = np.load(data)
-    resumed = Trainer.resume(tmp_path / "run")
-    resumed.fit(arrays["x"], arrays["y"], epochs=finished + 1, batch_size=2, verbose=False)
-    straight = Trainer(mlp, "cross_entropy", seed=3)
-    straight.fit(arrays["x"], arrays["y"], epochs=finished + 1, batch_size=2, verbose=False)
-    for name, parameter in straight.parameters:
-        np.testing.assert_array_equal(resumed.parameters[name].data, parameter.data)
-
-
 def test_divergence_is_one_message_and_the_state_is_there(
     run: Any, mlp: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -296,6 +222,52 @@ def test_without_a_loss_the_first_output_must_be_one(
     assert result.code == 1
     assert "'logits' has shape [batch,3]; name a loss: --loss bce_with_logits, cross_entropy" in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_inspect_of_artifacts_with_a_prefix(run: Any, mlp: Path, tmp_path: Path) -> None:
+    from onnxtrain import generate_artifacts
+
+    generate_artifacts(mlp, loss="cross_entropy", artifact_directory=tmp_path / "a", prefix="my_")
+    shown = run("inspect", tmp_path / "a", "--json").json()
+    assert (shown["inputs"], shown["checkpoint"]) == (["x"], True)
+    assert len(shown["parameters"]) == 4
+
+
+def test_inspect_of_a_model(run: Any, mlp: Path) -> None:
+    shown = run("inspect", mlp, "--json").json()
+    assert shown["opset"] == 21
+    assert shown["nodes"] == len(models.mlp().graph.node)
+    assert shown["elements"] == 4 * 8 + 8 + 8 * 3 + 3
+    assert [(value["role"], value["name"], value["shape"]) for value in shown["values"]] == [
+        ("input", "x", "[batch, 4]"),
+        ("output", "logits", "[batch, 3]"),
+    ]
+    assert [row["name"] for row in shown["parameters"]] == ["w1", "b1", "w2", "b2"]
+    table = run("inspect", mlp)
+    assert table.code == 0
+    assert "float32" not in table.err
+    assert "[4, 8]" in table.out
+
+
+def test_messages_speak_the_words_of_the_command_line(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    result = run("train", mlp, "--data", data, "--loss", "cross_entropy", "--batch-norm", "training")
+    assert result.code == 1
+    assert "--batch-norm training has nothing to switch" in result.err
+    model = models.mlp()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 8
+    onnx.save(model, tmp_path / "fixed.onnx")
+    fixed = ["train", tmp_path / "fixed.onnx", "--data", data, "--loss", "cross_entropy", "--epochs", 1]
+    result = run(*fixed, "--batch-size", 16)
+    assert result.code == 1
+    assert "--batch-size is 16" in result.err
+    assert "pass --dynamic-batch. Or leave --batch-size out" in result.err
+    result = run(*fixed, "--batch-size", 16, "--dynamic-batch", "--json")
+    assert result.code == 0, result.err
+    plain = run("train", mlp, *fixed[2:], "--batch-size", 16, "--json")
+    assert result.json()["epochs"] == plain.json()["epochs"]
 
 
 def test_ops_table(run: Any) -> None:

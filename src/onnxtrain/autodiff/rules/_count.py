@@ -1,0 +1,35 @@
+"""Dividing by a number of elements."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+
+_EXACT = 1024
+
+__all__ = ["counting_dtype", "divide_by_count"]
+
+
+def counting_dtype(value: ir.Value) -> ir.DataType:
+    """Returns the dtype to count in what `value` is divided by: float16 ends at 65504, bfloat16 counts to 256."""
+    return ir.DataType.DOUBLE if value.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+
+
+def divide_by_count(op: Emitter, value: ir.Value, count: int | ir.Value) -> ir.Value:
+    """Returns value / count, in the dtype of `value`.
+
+    Args:
+        op: emitter.
+        value: what to divide, floating point.
+        count: a number known when the graph is built (0 stands for 1), or a value of :func:`counting_dtype`.
+    """
+    wide = counting_dtype(value)
+    if isinstance(count, int):
+        # Fractions below that are subnormal in float16, with few digits.
+        if value.dtype == wide or count <= _EXACT:
+            return op.Mul(value, 1 / max(count, 1))  # type: ignore[no-any-return]
+        count = op.const(count, wide)
+    if value.dtype == wide:
+        return op.Div(value, count)  # type: ignore[no-any-return]
+    return op.Cast(op.Div(op.Cast(value, to=wide), count), to=value.dtype)  # type: ignore[no-any-return]

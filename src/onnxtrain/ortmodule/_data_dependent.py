@@ -1,0 +1,70 @@
+"""What PyTorch's fake tensors do not know of operators whose results have sizes that depend on the data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import fake_impls
+from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+
+__all__ = ["data_dependent_results"]
+
+
+@contextlib.contextmanager
+def data_dependent_results() -> Iterator[None]:
+    """Lets Dynamo capture `bincount`, CTC losses and `cummax`, where it would end a graph, for what is captured meanwhile.
+
+    Other backends are not asked: they may rely on what is said here of results that no gradient is computed from.
+    """
+    known = fake_impls.op_implementations_dict
+    added = {op: fake for op, fake in _FAKES.items() if op not in known}
+    known.update(added)
+    try:
+        yield
+    finally:
+        for op in added:
+            known.pop(op, None)
+
+
+def _ctc_loss(
+    fake_mode: Any,
+    func: Any,
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    *_: Any,
+    **__: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The forward variables are as many as the longest target needs, at most as many as all elements of the targets."""
+    batched = log_probs.dim() == 3
+    batch = [log_probs.shape[1]] if batched else []
+    longest = targets.shape[-1]
+    return log_probs.new_empty(batch), log_probs.new_empty([*batch, log_probs.shape[0], 2 * longest + 1])
+
+
+def _bincount(
+    fake_mode: Any, func: Any, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    size = fake_mode.shape_env.create_unbacked_symint()
+    _constrain_range_for_size(size, min=minlength)
+    if weights is None:
+        return x.new_empty([size], dtype=torch.int64)
+    return weights.new_empty([size], dtype=torch.float32 if weights.dtype == torch.float32 else torch.float64)
+
+
+def _cumulative(fake_mode: Any, func: Any, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """PyTorch's own asks whether there is any element."""
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
+
+
+_FAKES: dict[Any, Callable[..., torch.Tensor | Sequence[torch.Tensor]]] = {
+    torch.ops.aten._ctc_loss.default: _ctc_loss,
+    torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
+    torch.ops.aten.bincount.default: _bincount,
+    torch.ops.aten.cummax.default: _cumulative,
+    torch.ops.aten.cummin.default: _cumulative,
+}

@@ -1,0 +1,74 @@
+"""Check that tensors of a proto hold as many elements as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import onnx
+from onnx import TensorProto
+
+from onnxtrain.runtime.external_data import bits_of
+
+__all__ = ["check_tensors"]
+
+_LISTS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
+_COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
+
+
+def check_tensors(model: onnx.ModelProto) -> None:
+    """Check every tensor of a model: what computes with shapes trusts them, and allocates what they claim.
+
+    Raises:
+        ValueError: One has a negative size, or more or less data than its shape needs; the text says which.
+    """
+    for tensor in _tensors(model):
+        if any(size < 0 for size in tensor.dims):
+            raise ValueError(f"'{tensor.name}' has the shape {list(tensor.dims)}")
+        if tensor.data_location != TensorProto.EXTERNAL:
+            _check_data(tensor)
+
+
+def _check_data(tensor: TensorProto) -> None:
+    elements = prod(tensor.dims)
+    bits = bits_of(tensor.data_type)
+    if tensor.HasField("raw_data"):
+        needed = None if bits is None else (elements * bits + 7) // 8
+        held, unit = len(tensor.raw_data), "bytes"
+    else:
+        needed = elements * (2 if tensor.data_type in _COMPLEX else 1)
+        held, unit = sum(len(getattr(tensor, name)) for name in _LISTS), "elements"
+        if bits is not None and bits < 8:  # several in one number
+            needed = min(needed, max(held, (elements * bits + 31) // 32))
+    if needed is not None and held != needed:
+        raise ValueError(
+            f"'{tensor.name}' of shape {list(tensor.dims)} needs {needed} {unit} of data, but has {held}"
+        )
+
+
+def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    yield from _graph_tensors(model.graph)
+    for function in model.functions:
+        yield from _node_tensors(function.node)
+        yield from _attribute_tensors(function.attribute_proto)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: object) -> Iterator[TensorProto]:
+    for node in nodes:  # type: ignore[attr-defined]  # protobuf's lists have no type of their own
+        yield from _attribute_tensors(node.attribute)
+
+
+def _attribute_tensors(attributes: object) -> Iterator[TensorProto]:
+    for attribute in attributes:  # type: ignore[attr-defined]
+        if attribute.type == onnx.AttributeProto.TENSOR:
+            yield attribute.t
+        yield from attribute.tensors
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield from _graph_tensors(attribute.g)
+        for graph in attribute.graphs:
+            yield from _graph_tensors(graph)

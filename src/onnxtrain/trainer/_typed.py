@@ -1,0 +1,54 @@
+"""Check that an object made from JSON is what its type hints say."""
+
+from __future__ import annotations
+
+import types
+from dataclasses import fields, is_dataclass
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+__all__ = ["check_types"]
+
+
+def check_types(value: Any, kind: Any, what: str) -> None:
+    """Raises ValueError, which names `what`, unless a value from JSON is of a kind; sizes are not negative.
+
+    Args:
+        value: what to check.
+        kind: a dataclass, `int`, `float`, `str`, `bool`, None, lists, dicts and unions of these.
+        what: name of the value.
+
+    >>> check_types({"a": [1, 2.0]}, dict[str, list[float]], "sums")
+    >>> check_types({"a": [1, "x"]}, dict[str, list[float]], "sums")
+    Traceback (most recent call last):
+        ...
+    ValueError: sums['a'][1] is 'x'
+    """
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if not any(_fits(value, option, what) for option in arguments):
+            raise ValueError(f"{what} is {str(value)[:60]!r}")
+    elif origin is list and type(value) is list:
+        for index, entry in enumerate(value):
+            check_types(entry, arguments[0], f"{what}[{index}]")
+    elif origin is dict and type(value) is dict:
+        for key, entry in value.items():
+            check_types(key, arguments[0], what)
+            check_types(entry, arguments[1], f"{what}[{key!r}]")
+    elif is_dataclass(kind) and isinstance(kind, type) and type(value) is kind:
+        hints = get_type_hints(kind)
+        for entry in fields(kind):
+            check_types(getattr(value, entry.name), hints[entry.name], entry.name)
+    elif kind is float and type(value) is int and -(2**63) <= value < 2**63:
+        pass
+    elif type(value) is not kind and not (kind in (None, types.NoneType) and value is None):
+        raise ValueError(f"{what} is {str(value)[:60]!r}")
+    elif kind is int and not 0 <= value < 2**63:
+        raise ValueError(f"{what} is {str(value)[:60]}")
+
+
+def _fits(value: Any, kind: Any, what: str) -> bool:
+    try:
+        check_types(value, kind, what)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,295 @@
+"""A run from the shell that is interrupted and goes on, beside one that never stopped, and beside Python's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from onnxtrain import Callback, EarlyStopping, Trainer
+from onnxtrain.runtime.checkpoint import read_checkpoint
+from trainer.test_resume import dropout_model
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+OPTIONS: dict[str, Any] = {
+    "--loss": "cross_entropy",
+    "--optimizer": "adam",
+    "--lr": 0.02,
+    "--schedule": "cosine",
+    "--warmup": 7,
+    "--clip-norm": 1.0,
+    "--epochs": 6,
+    "--batch-size": 16,
+    "--accumulate": 2,
+    "--validation": 0.2,
+    "--patience": 4,
+    "--seed": 3,
+}
+
+
+class InterruptAt(Callback):
+    """Presses Ctrl-C in a given step."""
+
+    def __init__(self, step: int) -> None:
+        self.left = step
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    onnx.save(dropout_model(), path)
+    return path
+
+
+@pytest.fixture
+def interrupt(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the next command get Ctrl-C in a step."""
+    from onnxtrain.cli import _train
+
+    callbacks = _train._callbacks
+
+    def at(step: int) -> None:
+        monkeypatch.setattr(_train, "_callbacks", lambda options: [*callbacks(options), InterruptAt(step)])
+
+    yield at
+    monkeypatch.setattr(_train, "_callbacks", callbacks)
+
+
+def flat(options: dict[str, Any]) -> list[Any]:
+    return [part for pair in options.items() for part in pair]
+
+
+def tensors(directory: Path) -> dict[str, bytes]:
+    """Everything that training changes, as it is saved."""
+    store = read_checkpoint(directory / "checkpoint")
+    groups = {"": store.parameters, **{f"{name}/": group for name, group in store.moments.items()}}
+    saved = {
+        prefix + name: b.read().tobytes() for prefix, group in groups.items() for name, b in group.items()
+    }
+    return saved | {"step": str(store.optimizer.step if store.optimizer else None).encode()}
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 13])
+def test_goes_on_as_if_it_had_not_stopped(
+    run: Any,
+    interrupt: Any,
+    net: Path,
+    data: Path,
+    tmp_path: Path,
+    step: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    straight = run("train", net, "--data", data, *flat(OPTIONS), "-o", tmp_path / "straight", "--json")
+    assert straight.code == 0, straight.err
+    interrupt(step)
+    stopped = run("train", net, "--data", data, *flat(OPTIONS), "-o", tmp_path / "run")
+    assert stopped.code == 130
+    assert f"onnxtrain train {tmp_path / 'run'} --data {data} goes on" in stopped.err
+    interrupt(10**9)
+    again = run("train", tmp_path / "run", "--data", data, "--json")
+    assert again.code == 0, again.err
+    assert again.json()["epochs"] == straight.json()["epochs"]
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "straight")
+    models = [onnx.load(tmp_path / name / "trained.onnx") for name in ("run", "straight")]
+    assert models[0].graph == models[1].graph
+
+    arrays = np.load(data)
+    trainer = Trainer(
+        net, "cross_entropy", "adam", 0.02, scheduler="cosine", warmup_steps=7, clip_grad_norm=1.0, seed=3
+    )
+    history = trainer.fit(
+        arrays["x"],
+        arrays["y"],
+        epochs=6,
+        batch_size=16,
+        accumulate=2,
+        validation=0.2,
+        callbacks=[EarlyStopping("val_loss", 4, restore_best=True)],
+        verbose=False,
+    )
+    assert history.epochs == straight.json()["epochs"]
+    for name, parameter in trainer.parameters:
+        assert parameter.data.tobytes() == tensors(tmp_path / "straight")[name]
+
+
+def test_a_signal_from_outside(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    """A real Ctrl-C to a real process; then as the documentation says."""
+    options = [
+        "--data",
+        data,
+        "--loss",
+        "cross_entropy",
+        "--epochs",
+        "40",
+        "--batch-size",
+        "2",
+        "--schedule",
+        "linear",
+    ]
+    command = [sys.executable, "-u", "-m", "onnxtrain", "train", mlp, *options, "-o", tmp_path / "run"]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("epoch  1/40")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert f"The state is saved in '{tmp_path / 'run'}'" in err
+    shown = run("inspect", tmp_path / "run", "--json").json()
+    assert shown["unfinished"]
+    assert 1 <= shown["epochs"] < 40
+    again = run("train", tmp_path / "run", "--data", data, "--json")
+    straight = run("train", mlp, *options, "-o", tmp_path / "straight", "--json")
+    assert again.json()["epochs"] == straight.json()["epochs"]
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "straight")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--epochs", 7], "--epochs 7 (it was 6)"),
+        (["--lr", 0.1], "--learning-rate 0.1 (it was 0.02)"),
+        (["--schedule", "linear"], "--schedule linear (it was cosine)"),
+        (
+            ["--loss", "mse", "--optimizer", "sgd"],
+            "--loss mse (it was cross_entropy), --optimizer sgd (it was adam)",
+        ),
+        (["--freeze", "w1"], "--freeze w1 (it was not given)"),
+        (["--validation", 0.3], "--validation 0.3 (it was 0.2)"),
+        (["--patience", 1], "--patience 1 (it was 4)"),
+        (["--batch-size", 8], "--batch-size 8 (it was 16)"),
+        (["--clip-norm", 2.0], "--clip-norm 2.0 (it was 1.0)"),
+        (["--seed", 4], "--seed 4 (it was 3)"),
+        (["--output", "elsewhere"], "--output is 'elsewhere', but a run goes on in its own directory"),
+    ],
+)
+def test_contradictions_are_refused(
+    run: Any, interrupted: Path, data: Path, tmp_path: Path, change: list[Any], message: str
+) -> None:
+    directory = tmp_path / "run"
+    shutil.copytree(interrupted, directory)
+    before = tensors(directory)
+    result = run("train", directory, "--data", data, *change)
+    assert result.code == 1
+    assert message in " ".join(result.err.split())
+    assert tensors(directory) == before
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that has got Ctrl-C in the middle of its second epoch."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    onnx.save(dropout_model(), folder / "net.onnx")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 4)).astype(np.float32)
+    np.savez(folder / "data.npz", x=x, y=x[:, :3].argmax(axis=1))
+    script = (
+        "import sys; from onnxtrain.cli import _train, main; from cli.test_going_on import InterruptAt\n"
+        "_train._callbacks = lambda options: [InterruptAt(7)]\n"
+        "main()"
+    )
+    arguments = [
+        "train",
+        folder / "net.onnx",
+        "--data",
+        folder / "data.npz",
+        *flat(OPTIONS),
+        "-o",
+        folder / "run",
+    ]
+    path = os.pathsep.join([str(Path(__file__).parents[1]), ENVIRONMENT["PYTHONPATH"]])
+    process = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env=ENVIRONMENT | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 130, process.stderr
+    return folder / "run"
+
+
+def test_the_same_options_may_be_given_again_and_other_data_not(
+    run: Any, interrupted: Path, data: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    shutil.copytree(interrupted, directory)
+    arrays = np.load(data)
+    np.savez(tmp_path / "other.npz", x=arrays["x"] + 1, y=arrays["y"])
+    other = run("train", directory, "--data", tmp_path / "other.npz")
+    assert other.code == 1
+    assert "was interrupted while training on other data" in other.err
+    assert run("train", directory, "--data", data, *flat(OPTIONS)).code == 0
+
+
+def test_a_finished_run_keeps_its_learning_rate_and_takes_more_epochs(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "run"
+    first = run(
+        "train", mlp, "--data", data, "--loss", "cross_entropy", "--lr", 0.01, "--epochs", 2, "-o", directory
+    )
+    assert first.code == 0, first.err
+    more = run("train", directory, "--data", data, "--epochs", 1, "--json").json()
+    assert [epoch["learning_rate"] for epoch in more["epochs"]] == pytest.approx([0.01] * 3)
+    once = run(
+        "train", mlp, "--data", data, "--loss", "cross_entropy", "--lr", 0.01, "--epochs", 3, "--json"
+    ).json()
+    assert more["epochs"] == once["epochs"]
+    slower = run(
+        "train", directory, "--data", data, "--lr", 0.001, "--json"
+    ).json()  # one epoch, as the last fit
+    assert [epoch["learning_rate"] for epoch in slower["epochs"]] == pytest.approx([0.01] * 3 + [0.001])
+    for change, message in (
+        (
+            ["--optimizer", "sgd", "--loss", "mse"],
+            "--loss mse (it was cross_entropy), --optimizer sgd (it was adamw)",
+        ),
+        (["--schedule", "linear"], "--schedule linear (it was not given)"),
+        (["--clip-norm", 1], "--clip-norm 1.0 (it was not given)"),
+        (["-o", tmp_path / "elsewhere"], "a run goes on in its own directory"),
+    ):
+        result = run("train", directory, "--data", data, *change)
+        assert result.code == 1
+        assert message in " ".join(result.err.split())
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_run_that_python_began(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    arrays = np.load(data)
+    fit: dict[str, Any] = {
+        "epochs": 3,
+        "batch_size": 50,
+        "shuffle": False,
+        "validation": 0.1,
+        "verbose": False,
+    }
+    straight = Trainer(mlp, "cross_entropy", learning_rate=0.01)
+    straight.fit(arrays["x"], arrays["y"], **fit)
+    trainer = Trainer(mlp, "cross_entropy", learning_rate=0.01, directory=tmp_path / "run")
+    trainer.fit(arrays["x"], arrays["y"], callbacks=[InterruptAt(6)], **fit)
+    for change, message in (
+        (["--loss", "cross_entropy"], "was not started from the command line, so --loss cannot be compared"),
+        (["--epochs", 5], "--epochs 5 (it was 3)"),
+    ):
+        result = run("train", tmp_path / "run", "--data", data, *change)
+        assert result.code == 1
+        assert message in " ".join(result.err.split())
+    again = run("train", tmp_path / "run", "--data", data, "--json")
+    assert again.code == 0, again.err
+    assert again.json()["epochs"] == straight.history.epochs
+    for name, parameter in straight.parameters:
+        assert parameter.data.tobytes() == tensors(tmp_path / "run")[name]

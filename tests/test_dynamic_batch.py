@@ -1,0 +1,156 @@
+"""`make_batch_dynamic`: files that PyTorch exported for one size, run at another, beside PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain import Trainer, make_batch_dynamic
+from onnxtrain.errors import ModelError
+from onnxtrain.passes import to_proto
+
+
+class Attention(nn.Module):
+    """Patches, a class token, positions, an encoder layer with the batch in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 8, 4, 4)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.positions = nn.Parameter(torch.randn(1, 5, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.positions
+        return self.head(self.encoder(x)[:, 0])
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(4, 8, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+class Upsampled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.interpolate(self.conv(x), size=(13, 11), mode="bilinear").view(x.shape[0], -1)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 3),
+    )
+
+
+NETS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "convolutions": (convolutions, (3, 8, 8)),
+    "attention": (Attention, (3, 8, 8)),
+    "recurrent": (Recurrent, (5, 4)),
+    "upsampled": (Upsampled, (3, 8, 8)),
+}
+
+
+def export(net: nn.Module, shape: tuple[int, ...], batch: int, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own
+        torch.onnx.export(net, (torch.randn(batch, *shape),), path, dynamo=False)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", NETS)
+def test_any_number_of_samples(name: str, batch: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, shape = NETS[name]
+    net = make().eval()
+    export(net, shape, batch, tmp_path / "net.onnx")
+    model = make_batch_dynamic(tmp_path / "net.onnx")
+    assert [str(value.shape[0]) for value in (*model.graph.inputs, *model.graph.outputs)] == ["batch"] * 2
+    session = ort.InferenceSession(to_proto(model).SerializeToString())
+    for count in (1, 4, 7):
+        x = torch.randn(count, *shape)
+        (result,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+        np.testing.assert_allclose(result, net(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_training_is_that_of_a_dynamic_export(tmp_path: Path) -> None:
+    """A default export has a batch of 1; made dynamic it trains as PyTorch does with batches of 8."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    export(net, (4,), 1, tmp_path / "net.onnx")
+    x = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
+    y = x[:, :3].argmax(axis=1)
+    trainer = Trainer(make_batch_dynamic(tmp_path / "net.onnx"), "cross_entropy", "sgd", 0.1)
+    trainer.fit(x, y, epochs=3, batch_size=8, shuffle=False, verbose=False)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for _ in range(3):
+        for start in range(0, 20, 8):
+            optimizer.zero_grad()
+            scores = net(torch.tensor(x[start : start + 8]))
+            nn.functional.cross_entropy(scores, torch.tensor(y[start : start + 8])).backward()
+            optimizer.step()
+    expected = net(torch.tensor(x)).detach().numpy()
+    np.testing.assert_allclose(trainer.predict(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def parse(text: str) -> onnx.ModelProto:
+    return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> {text}')
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "g (float[1, 3] x) => (float[1, 3] y) <int64[1] a = {0}> { m = ReduceMean(x, a) y = Sub(x, m) }",
+            "the model mixes its samples",
+        ),
+        (
+            "g (float[4, 3] x) => (float[4, 3] y) <float[4, 1] r = {1., 2., 3., 4.}> { y = Mul(x, r) }",
+            r"\(Mul\) is built for 4 samples: it does not take another number",
+        ),
+        (
+            "g (float[1, 3] x) => (float[3] y) <int64[1] a = {0}> { y = Squeeze(x, a) }",
+            r"\(Squeeze\) is built for 1 samples",
+        ),
+        (
+            "g (float[1, 3] x, float[2, 3] z) => (float[2, 3] y) { y = Add(x, z) }",
+            "different sizes along axis 0",
+        ),
+        (
+            "g (float[2, 3] x) => (float[1] y) { y = ReduceSum<keepdims = 0>(x) }",
+            "has the samples along axis 0",
+        ),
+    ],
+)
+def test_models_that_are_no_function_of_single_samples(text: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        make_batch_dynamic(parse(text))
+
+
+def test_a_model_that_is_dynamic_stays() -> None:
+    model = make_batch_dynamic(parse("g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }"))
+    assert str(model.graph.inputs[0].shape) == "[n,3]"

@@ -11,8 +11,6 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
-from torch.utils._sympy.printers import PythonPrinter
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.passes import mark_stop_gradient
@@ -31,7 +29,6 @@ __all__ = [
     "UnsupportedATenOp",
     "lower",
     "lower_complex",
-    "memory_order",
 ]
 
 OPSET = 21
@@ -79,9 +76,9 @@ def lower(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
 
     It is called with the op's own arguments: tensors and symbolic numbers are `ir.Value`s, the rest is Python. A
-    parameter annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers: a symbolic one is guarded, so
-    that another value captures another graph. The function returns a value, or a tuple for an op with several
-    results. Values that come back with another dtype than PyTorch gives are cast.
+    parameter annotated as `int`, `float` or `bool` gets a Python number: a symbolic one is guarded, so that another
+    value captures another graph. The function returns a value, or a tuple for an op with several results. Values that
+    come back with another dtype than PyTorch gives are cast.
     """
     return _registers(LOWERINGS, names)
 
@@ -123,8 +120,8 @@ class Lowered:
         inputs: per graph input before the random ones, the index of its placeholder.
         complex: indices of the placeholders whose graph input is `torch.view_as_real` of them.
         outputs: per output of the ATen graph: ("tensor", "complex" or "integer", index of the ONNX output),
-            ("constant", a Python value) or ("placeholder", its index). A "complex" one is
-            `torch.view_as_complex` of it.
+            ("constant", a Python value) or ("placeholder", its index). A "complex" one has real and imaginary parts
+            along a last axis of two.
         mutated: (index of a placeholder, index of the ONNX output that it takes the value of).
         assertions: (index of an ONNX output, what to say where an element of it is zero).
         random: the random inputs in the order in which eager PyTorch draws them.
@@ -195,14 +192,6 @@ class Lowering:
         mark_stop_gradient(node)
         return result
 
-    def known(self, number: Any) -> Any:
-        """Returns a number, perhaps a symbolic size, as a Python one, for which alone the graph is then."""
-        if isinstance(number, torch.SymInt):
-            return int(number)
-        if isinstance(number, torch.SymFloat):
-            return float(number)
-        return bool(number) if isinstance(number, torch.SymBool) else number
-
     def unsupported(self, why: str) -> UnsupportedATenOp:
         """Returns the error that sends the graph to PyTorch."""
         return UnsupportedATenOp(f"{self.node.target}: {why}")
@@ -250,14 +239,6 @@ class Lowering:
         return value
 
 
-def memory_order(fake: torch.Tensor) -> list[int]:
-    """Returns the axes from the slowest in memory to the fastest."""
-    if fake.is_contiguous():
-        return list(range(fake.dim()))
-    strides = fake.stride()
-    return sorted(range(fake.dim()), key=lambda axis: -strides[axis])
-
-
 def _dimension(size: int | torch.SymInt) -> int | str:
     """A size as a number, also where a guard has found out that a symbol stands for one, or as a name."""
     known = size if isinstance(size, int) else size.node.maybe_as_int()
@@ -283,19 +264,14 @@ def run_time_sizes(
             if expression is not None and expression.is_Symbol:
                 sources.setdefault(expression, (index, axis))
     expressions = [size if isinstance(size, int) else size.node.expr for size in shape]
-    used = sorted(set().union(*(e.free_symbols for e in expressions if not isinstance(e, int))), key=str)
-    if not sources.keys() >= set(used):
+    if any(not e.free_symbols <= sources.keys() for e in expressions if not isinstance(e, int)):
         return None
-    printed = ", ".join(str(e) if isinstance(e, int) else _PRINTER.doprint(e) for e in expressions)
-    # Compiled once, as Dynamo does with its guards: to substitute with sympy takes a tenth of a millisecond.
-    compute = eval(f"lambda {', '.join(map(str, used))}: ({printed},)", dict(SYMPY_INTERP))
-    places = [sources[symbol] for symbol in used]
 
     def evaluate(arguments: Sequence[Any]) -> tuple[int, ...]:
-        values = [arguments[i] if axis is None else arguments[i].shape[axis] for i, axis in places]
-        return tuple(map(int, compute(*values)))
+        values = {
+            symbol: arguments[index] if axis is None else arguments[index].shape[axis]
+            for symbol, (index, axis) in sources.items()
+        }
+        return tuple(int(e) if isinstance(e, int) else int(e.subs(values)) for e in expressions)
 
     return evaluate
-
-
-_PRINTER = PythonPrinter()

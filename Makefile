@@ -4,7 +4,17 @@ DEMO_VENV := .venv-demo
 TEST_VENV := .venv
 TORCH := torch==2.13.0
 
-.PHONY: demo test clean check-python
+# The rooms that depend on other packages' versions, with the lowest declared versions and with the newest there are;
+# what runs beside other frameworks (Hugging Face, Lightning, darts) needs newer ones of its own and is left to `test`.
+OLDEST_VENV := .venv-oldest
+NEWEST_VENV := .venv-newest
+VERSIONED := tests/runtime tests/passes tests/autodiff tests/trainer tests/onnxblock tests/fusion \
+	tests/test_artifacts.py tests/test_bad_input.py tests/test_losses.py tests/test_optimizers.py tests/test_cli.py \
+	tests/test_packaging.py tests/test_kills.py tests/test_hostile.py \
+	tests/ortmodule/test_aten_lowerings.py tests/ortmodule/test_engine.py
+TESTING := pytest pytest-xdist hypothesis psutil hatchling
+
+.PHONY: demo test test-oldest test-newest clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -16,12 +26,31 @@ test: $(TEST_VENV)/.installed
 	$(TEST_VENV)/bin/lint-imports
 	$(TEST_VENV)/bin/python -m pytest -n 2
 
-$(DEMO_VENV)/.installed: pyproject.toml | check-python
+test-oldest: $(OLDEST_VENV)/.installed
+	$(OLDEST_VENV)/bin/python -m pytest -n 2 $(VERSIONED)
+
+test-newest: $(NEWEST_VENV)/.installed
+	$(NEWEST_VENV)/bin/python -m pytest -n 2 $(VERSIONED)
+
+$(OLDEST_VENV)/.installed: pyproject.toml hatch_build.py tests/oldest.txt | check-python
+	$(PYTHON) -m venv --clear $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -c tests/oldest.txt
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,demo]' $(TESTING) -c tests/oldest.txt
+	touch $@
+
+# No lower bound on any of them, and none of the pins of [dev].
+$(NEWEST_VENV)/.installed: pyproject.toml hatch_build.py | check-python
+	$(PYTHON) -m venv --clear $(NEWEST_VENV)
+	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[build,demo]' onnxscript $(TESTING)
+	touch $@
+
+$(DEMO_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(PYTHON) -m venv --clear $(DEMO_VENV)
 	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
 	touch $@
 
-$(TEST_VENV)/.installed: pyproject.toml | check-python
+$(TEST_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(PYTHON) -m venv --clear $(TEST_VENV)
 	$(TEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(TEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
@@ -31,4 +60,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) demo-output build dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) demo-output build dist

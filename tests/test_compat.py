@@ -55,6 +55,29 @@ def test_old_name_is_the_new_object(statement: str, expected: str) -> None:
     check(f"{INSTALL}{statement}\n{modules}\nassert found is onnxtrain.{expected}, found")
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("from onnxruntime.training.optim import FusedAdam as found", "optim.FusedAdam"),
+        ("from onnxruntime.training.optim.fused_adam import AdamWMode as found", "optim.AdamWMode"),
+        (
+            "from onnxruntime.training.optim.fp16_optimizer import FP16_Optimizer as found",
+            "optim.FP16_Optimizer",
+        ),
+        ("from onnxruntime.training import optim as found", "optim"),
+        (
+            "from onnxruntime.training.utils.data import LoadBalancingDistributedSampler as found",
+            "utils.data.LoadBalancingDistributedSampler",
+        ),
+    ],
+)
+def test_old_name_of_what_needs_pytorch(statement: str, expected: str) -> None:
+    check(
+        f"{INSTALL}{statement}\nimport onnxtrain.optim, onnxtrain.utils.data\nassert found is onnxtrain.{expected}"
+    )
+
+
 def test_modules_keep_their_own_name() -> None:
     check(
         f"{INSTALL}import onnxruntime.training.onnxblock.loss as loss, onnxtrain.onnxblock as onnxblock\n"
@@ -105,9 +128,10 @@ def test_installing_twice_and_uninstalling() -> None:
     [
         ("import onnxruntime.training.amp", "onnxtrain has no counterpart"),
         (
-            "from onnxruntime.training import optim",
-            "optim: onnxtrain has no counterpart; of onnxruntime.training",
+            "from onnxruntime.training import experimental",
+            "experimental: onnxtrain has no counterpart; of onnxruntime.training",
         ),
+        ("import onnxruntime.training.utils.hooks", "onnxtrain.utils.hooks"),
         ("import onnxruntime.training.onnxblock.nothing", "onnxtrain.onnxblock.nothing"),
     ],
 )

@@ -8,6 +8,9 @@ NORM_RELATIVE = {
     np.dtype(np.float16): 5e-3,
 }
 
+BFLOAT16 = 2e-2
+"""bfloat16 has 8 bits; results of several ops are some units in the last place apart."""
+
 FINITE_DIFFERENCE = 2e-6
 """Central differences with step 1e-6 in float64: the truncation and rounding errors are both near 1e-9."""
 

@@ -20,10 +20,10 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from zoo import load
 
 import onnxtrain.ortmodule._engine  # noqa: F401  before the models import what changes Dynamo
 from onnxtrain.ortmodule import ORTModule
-from zoo import load
 
 FACTOR, FLOOR = 10, 1e-6
 """An error is no more than that of eager float32 times the factor, plus the floor times the size of the values."""
@@ -56,7 +56,9 @@ def widened(value: Any) -> Any:
 def score(outputs: Any) -> torch.Tensor:
     """A scalar of which every output is a part, with weights that depend on the place."""
     given = outputs.get("loss") if isinstance(outputs, dict) else None
-    tensors = [t for t in pytree.tree_leaves(_plain(outputs)) if isinstance(t, torch.Tensor) and t.requires_grad]
+    tensors = [
+        t for t in pytree.tree_leaves(_plain(outputs)) if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
     total = given if given is not None else 0.0
     for tensor in tensors:
         if given is tensor:
@@ -194,15 +196,15 @@ def measure(name: str, verbose: bool) -> dict[str, Any]:
     breaks = sorted({graph.break_reason[:300] for graph in report if graph.break_reason})
     native = [graph for graph in report if graph.fallback_reason is None]
     if compared["wrong"]:
-        verdict = "wrong"
+        said = "wrong"
     elif not native:
-        verdict = "PyTorch"
+        said = "PyTorch"
     elif fallbacks or breaks:
-        verdict = "partly"
+        said = "partly"
     else:
-        verdict = "wholly"
+        said = "wholly"
     return {
-        "verdict": verdict,
+        "verdict": said,
         "graphs": len(report),
         "graphs_in_pytorch": len(report.fallbacks),
         "fallbacks": fallbacks,
@@ -213,6 +215,16 @@ def measure(name: str, verbose: bool) -> dict[str, Any]:
     }
 
 
+def verdict(name: str, verbose: bool = False) -> dict[str, Any]:
+    """Returns what `measure` does, or that eager PyTorch cannot run the architecture either."""
+    try:
+        return measure(name, verbose)
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        return {"verdict": "eager fails", "reason": f"{type(error).__name__}: {str(error)[:500]}"}
+
+
 def main() -> None:
     """Prints the verdict on the architecture named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -220,13 +232,7 @@ def main() -> None:
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    try:
-        result = measure(arguments.name, arguments.verbose)
-    except Exception as error:
-        if arguments.verbose:
-            traceback.print_exc()
-        result = {"verdict": "eager fails", "reason": f"{type(error).__name__}: {str(error)[:500]}"}
-    print(json.dumps({"name": arguments.name, **result}))
+    print(json.dumps({"name": arguments.name, **verdict(arguments.name, arguments.verbose)}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ wholly (all graphs in ONNX Runtime and no code beside them), partly, PyTorch (no
 from float64 than eager float32 allows), raises (where eager does not), timeout or memory (beyond the limits), eager
 fails (nothing to compare with).
 
-Usage: python sweep.py [NAME or part of it ...] [--jobs N] [--seconds N] [--gigabytes N] [--resume]
+Usage: python sweep.py [NAME or part of it ...] [--seconds N] [--gigabytes N] [--resume]
+                       [--not-wholly]
 Writes results/architectures.json and docs/architectures.md.
 """
 
@@ -13,18 +14,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
-import subprocess
+import random
 import sys
-import tempfile
 import time
+import warnings
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
+from measure import verdict
 from zoo import load
 
 HERE = Path(__file__).parent
@@ -39,34 +42,37 @@ LIBRARIES = (
 
 
 def measured(name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
-    """Runs `measure.py` for one architecture, within the limits."""
+    """Runs `measure` for one architecture in a process of its own, within the limits."""
     start = time.monotonic()
-    with tempfile.TemporaryFile("w+") as out:
-        process = subprocess.Popen(
-            [sys.executable, HERE / "measure.py", name],
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
-        )
-        verdict = None
-        while process.poll() is None:
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    # Forked, so that the libraries are imported once; this process makes no session and starts no thread of PyTorch's.
+    process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, name))
+    process.start()
+    theirs.close()
+    try:
+        while not ours.poll(0.2):
             if time.monotonic() - start > seconds:
-                verdict = {"verdict": "timeout", "reason": f"more than {seconds:.0f} s"}
-            elif _memory(process.pid) > gigabytes * 2**30:
-                verdict = {"verdict": "memory", "reason": f"more than {gigabytes:g} GB"}
-            if verdict is not None:
-                process.kill()
-                process.wait()
-                return {"name": name, **verdict}
-            time.sleep(0.2)
-        out.seek(0)
-        lines = [line for line in out.read().splitlines() if line.startswith('{"name"')]
-    if not lines:
-        return {"name": name, "verdict": "raises", "reason": f"the process ended with {process.returncode}"}
-    return json.loads(lines[-1])
+                return {"name": name, "verdict": "timeout", "reason": f"more than {seconds:.0f} s"}
+            if _memory(process.pid) > gigabytes * 2**30:
+                return {"name": name, "verdict": "memory", "reason": f"more than {gigabytes:g} GB"}
+        return {"name": name, **ours.recv()}
+    except EOFError:
+        process.join()
+        return {"name": name, "verdict": "raises", "reason": f"the process ended with {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+        ours.close()
 
 
-def _memory(pid: int) -> int:
+def _send(connection: Any, name: str) -> None:
+    warnings.simplefilter("ignore")
+    with open(os.devnull, "w") as nowhere:
+        sys.stdout = sys.stderr = nowhere
+        connection.send(verdict(name))
+
+
+def _memory(pid: int | None) -> int:
     try:
         return psutil.Process(pid).memory_info().rss
     except psutil.NoSuchProcess:
@@ -108,7 +114,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
 
 
 def _said(verdict: str) -> str:
-    return {"wholly": "wholly in ONNX Runtime", "partly": "partly", "PyTorch": "in PyTorch"}.get(verdict, verdict)
+    return {"wholly": "wholly in ONNX Runtime", "partly": "partly", "PyTorch": "in PyTorch"}.get(
+        verdict, verdict
+    )
 
 
 def _short(reason: str) -> str:
@@ -127,7 +135,6 @@ def main() -> None:
     """Sweeps, prints a line per architecture, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="all whose names contain one of these")
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--gigabytes", type=float, default=6)
     parser.add_argument("--resume", action="store_true", help="leave out what the results have already")
@@ -139,13 +146,14 @@ def main() -> None:
         names = [name for name in names if name not in known]
     if arguments.not_wholly:
         names = [name for name in names if known.get(name, {}).get("verdict") != "wholly"]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for result in pool.map(lambda name: measured(name, arguments.seconds, arguments.gigabytes), names):
-            known[result["name"]] = result
-            why = [*result.get("wrong", ())[:1], *result.get("fallbacks", ())[:2], *result.get("breaks", ())[:1]]
-            print(result["name"], result["verdict"], result.get("reason", ""), *map(_short, why), sep=" | ", flush=True)
-            RESULTS.parent.mkdir(exist_ok=True)
-            RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    random.Random(0).shuffle(names)  # so that a part of the sweep is of all families
+    torch.set_num_threads(1)
+    for name in names:
+        result = known[name] = measured(name, arguments.seconds, arguments.gigabytes)
+        why = [*result.get("wrong", ())[:1], *result.get("fallbacks", ())[:2], *result.get("breaks", ())[:1]]
+        print(name, result["verdict"], result.get("reason", ""), *map(_short, why), sep=" | ", flush=True)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
     PAGE.write_text(table(known))
 
 

@@ -8,6 +8,7 @@
     from onnxruntime.training import artifacts, onnxblock           # onnxtrain.artifacts, onnxtrain.onnxblock
     from onnxruntime.training.api import CheckpointState, Module    # onnxtrain.api
     from torch_ort import ORTModule                                 # onnxtrain.ortmodule
+    from onnxruntime.training.optim import FusedAdam                # onnxtrain.optim
 
 The modules are the same objects under a second name, imported when they are first asked for: a device that
 has only what `onnxtrain.api` needs can use `onnxruntime.training.api`.
@@ -32,7 +33,7 @@ __all__ = ["install", "uninstall"]
 
 _OLD, _NEW = "onnxruntime.training", "onnxtrain"
 _TORCH_ORT = "torch_ort"
-_MODULES = ("api", "artifacts", "onnxblock", "ortmodule")
+_MODULES = ("api", "artifacts", "onnxblock", "optim", "ortmodule", "utils")
 _INNER_MODULES = {
     "api": {
         "checkpoint_state": "runtime.state",
@@ -49,7 +50,7 @@ _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
 
 
 def install() -> None:
-    """Makes `onnxruntime.training` and its modules api, artifacts, onnxblock and ortmodule importable.
+    """Makes `onnxruntime.training` and its modules importable: api, artifacts, onnxblock, optim, ortmodule, utils.data.
 
     So is `torch_ort`, the other name of ortmodule; where torch-ort itself is installed, it stays, and finds our
     ORTModule. Calling it again does nothing.

@@ -17,13 +17,12 @@ from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
-    IsolateStatisticsPass,
     ReluAfterMaxPoolPass,
     TrainingModePass,
     TransposedProductPass,
-    infer_shapes,
     promote_initializers,
     settle_shapes,
+    suit_runtime,
 )
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
@@ -66,6 +65,7 @@ def build_training_graphs(
     requires_grad: Iterable[str] | None = None,
     frozen: Iterable[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",
+    input_gradients: Sequence[str] = (),
 ) -> TrainingGraphs:
     """Returns the training and eval models of a canonical model that computes the scalar `loss`.
 
@@ -80,8 +80,10 @@ def build_training_graphs(
         frozen: names of parameters that are inputs of the training model but not trained.
         batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to
             training or inference mode in the training model.
+        input_gradients: names of floating-point inputs of which the training model returns the gradients too.
 
     Raises:
+        DifferentiationError: one of `input_gradients` is no floating-point value.
         GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is
             no scalar.
         NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
@@ -116,17 +118,19 @@ def build_training_graphs(
     statistics = _chain_statistics(forward, selection.statistics)
     RMSNormFusionPass()(forward)
     RINormFusionPass()(forward)
-    training, gradients = add_gradients(forward, loss, selection.trainable)
-    append_outputs(training, selection.trainable, gradients)
+    training, gradients = add_gradients(forward, loss, [*selection.trainable, *input_gradients])
+    trained = len(selection.trainable)
+    append_outputs(training, selection.trainable, gradients[:trained])
     computed = values_by_name(training.graph)
     training.graph.outputs.extend(computed[output] for output in statistics.values())
+    append_outputs(training, input_gradients, gradients[trained:])
     TransposedProductPass()(training)
     CleanupPass(keep=set())(training)
-    IsolateStatisticsPass()(training)
-    infer_shapes(training)
+    training, evaluation = suit_runtime(training), suit_runtime(evaluation)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
     manifest["loss_mean"] = mean
+    _name_input_gradients(manifest, training, input_gradients)
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
     return TrainingGraphs(
@@ -280,6 +284,15 @@ def _manifest(
     }
 
 
+def _name_input_gradients(manifest: dict[str, Any], training: ir.Model, names: Sequence[str]) -> None:
+    """Adds the names of the last outputs to what the manifest says of the inputs that they are the gradients of."""
+    outputs = [value.name for value in training.graph.outputs][len(training.graph.outputs) - len(names) :]
+    gradients = dict(zip(names, outputs, strict=True))
+    for entry in (*manifest["inputs"], *manifest["targets"]):
+        if entry["name"] in gradients:
+            entry["gradient"] = gradients[entry["name"]]
+
+
 def _gradient_names(training: ir.Model, trainable: Sequence[str], first: int) -> dict[str, str | None]:
     outputs = list(training.graph.outputs)[first : first + len(trainable)]
     return dict(zip(trainable, (value.name for value in outputs), strict=True))
@@ -291,5 +304,11 @@ def _tensor_entry(value: ir.Value) -> dict[str, Any]:
     if dims is not None and value.shape is not None:
         symbols = [getattr(dim, "value", None) for dim in value.shape]
         shape = [symbol if dim is None else dim for dim, symbol in zip(dims, symbols, strict=True)]
+    if value.dtype == ir.DataType.STRING:
+        raise GraphBuildError(
+            f"building the training graph: the input '{value.name}' holds texts, which ONNX Runtime does not bind "
+            "beside parameters. Turn them into numbers before the model: cut it behind the op that looks them up "
+            "(onnx.utils.extract_model), and look them up in Python."
+        )
     dtype = value.dtype.numpy().name if value.dtype is not None else None
     return {"name": str(value.name), "dtype": dtype, "shape": shape}

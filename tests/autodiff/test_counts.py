@@ -15,9 +15,7 @@ OPS = {
     "GlobalAveragePool(x)": lambda x: x.mean((2, 3), keepdim=True),
     "ReduceMean(x)": lambda x: x.mean(),
     "ReduceMax(x)": lambda x: x.amax(),
-    "AveragePool<kernel_shape = [300, 300], pads = [1, 1, 1, 1]>(x)": lambda x: (
-        torch.nn.functional.avg_pool2d(x, 300, padding=1, count_include_pad=False)
-    ),
+    "AveragePool<kernel_shape = [300, 300]>(x)": lambda x: torch.nn.functional.avg_pool2d(x, 300),
 }
 
 

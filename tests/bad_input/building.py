@@ -59,6 +59,21 @@ def _(bench: Bench) -> None:
     bench.generate(path)
 
 
+@case("input holds texts")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    texts = onnx.helper.make_tensor_value_info("word", onnx.TensorProto.STRING, ["batch"])
+    model.graph.input.append(texts)
+    bench.generate(model)
+
+
+@case("tensor claims more data than it holds")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    next(t for t in model.graph.initializer if t.name == "w1").dims.append(2**31)
+    bench.generate(model)
+
+
 @case("model is no model")
 def _(bench: Bench) -> None:
     bench.generate([1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import safetensors.numpy
 import models
 from bad_input.bench import Bench, X, Y, case, corrupt, truncate
 from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.errors import ModelLoadError
 
 MODELS = {
     "training model": "training_model.onnx",
@@ -101,6 +103,28 @@ def _(bench: Bench) -> None:
 @case("external data of the training model is truncated")
 def _(bench: Bench) -> None:
     external_data_of_the_training_model(bench, lambda path: path.write_bytes(b"0" * 100))
+
+
+@case("external data of the training model lies outside its directory")
+def _(bench: Bench) -> None:
+    def link(path: Path) -> None:
+        path.rename(bench.directory / "elsewhere.bin")
+        path.symlink_to(bench.directory / "elsewhere.bin")
+
+    external_data_of_the_training_model(bench, link)
+
+
+@case("training model given as bytes has external data")
+def _(bench: Bench) -> None:
+    with contextlib.suppress(ModelLoadError):
+        external_data_of_the_training_model(bench, Path.unlink)
+    Module((bench.run / "training_model.onnx").read_bytes(), bench.state)
+
+
+@case("journal of an interrupted save is corrupt")
+def _(bench: Bench) -> None:
+    (bench.run / ".onnxtrain-commit").write_text('{"moves": [["a", "../b"]], "remove": []}')
+    CheckpointState.load_checkpoint(bench.run / "checkpoint")
 
 
 @case("checkpoint is missing")

@@ -224,6 +224,15 @@ def test_without_a_loss_the_first_output_must_be_one(
     assert not (tmp_path / "out").exists()
 
 
+def test_inspect_of_artifacts_with_a_prefix(run: Any, mlp: Path, tmp_path: Path) -> None:
+    from onnxtrain import generate_artifacts
+
+    generate_artifacts(mlp, loss="cross_entropy", artifact_directory=tmp_path / "a", prefix="my_")
+    shown = run("inspect", tmp_path / "a", "--json").json()
+    assert (shown["inputs"], shown["checkpoint"]) == (["x"], True)
+    assert len(shown["parameters"]) == 4
+
+
 def test_inspect_of_a_model(run: Any, mlp: Path) -> None:
     shown = run("inspect", mlp, "--json").json()
     assert shown["opset"] == 21

@@ -52,7 +52,7 @@ def damage(rng: Rng, content: bytes) -> bytes:
 
 def _scalar(rng: Rng) -> Any:
     deep: Any = 0
-    for _ in range(int(choose(rng, [10, 500]))):
+    for _ in range(int(choose(rng, [10, 200]))):
         deep = [deep]
     return choose(
         rng,

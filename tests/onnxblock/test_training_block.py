@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxblock.nets import manifest_of, mlp, parameters_of, run, torch_forward, torch_mlp
 from onnxtrain import onnxblock
-from onnxtrain.errors import GraphBuildError, NothingToTrain, TrainingStateError
+from onnxtrain.errors import DifferentiationError, GraphBuildError, NothingToTrain, TrainingStateError
 from onnxtrain.onnxblock import blocks
 from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
 from onnxtrain.onnxblock.onnxblock import build_forward
@@ -364,3 +365,52 @@ def test_everything_frozen_is_reported() -> None:
 def test_results_before_building_are_reported(read: Any) -> None:
     with pytest.raises(TrainingStateError, match="not been built"):
         read(Regression())
+
+
+class _OfInput(onnxblock.TrainingBlock):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = onnxblock.loss.MSELoss()
+
+    def build(self, output: str) -> tuple[str, str]:
+        return self.loss(output), output
+
+
+def test_gradient_of_an_input_is_an_output_of_the_training_model() -> None:
+    w = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (float[n, 4] x, int64[n] i) => (float[n, 3] y)
+        { m = MatMul(x, w)  t = Tanh(m)  f = Cast<to = 1>(i)  r = Constant<value_ints = [-1, 1]>()
+          c = Reshape(f, r)  y = Add(t, c) }"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(w, "w"))
+    block = _OfInput()
+    block.requires_grad("x")
+    block.requires_grad("i", False)
+    with onnxblock.base(model):
+        block("y")
+    training, evaluation = block.to_model_proto()
+    assert [value.name for value in training.graph.output][-2:] == ["w_grad", "x_grad"]
+    assert len(evaluation.graph.output) == 2
+    x, target = np.ones((2, 4), np.float32), np.zeros((2, 3), np.float32)
+    feeds = {"x": x, "i": np.array([0, 1]), "target": target, "w": w}
+    gradient = ort.InferenceSession(training.SerializeToString()).run(["x_grad"], feeds)[0]
+    twin = torch.tensor(x, requires_grad=True)
+    y = torch.tanh(twin @ torch.tensor(w)) + torch.tensor([[0.0], [1.0]])
+    torch.nn.functional.mse_loss(y, torch.tensor(target)).backward()
+    assert twin.grad is not None
+    np.testing.assert_allclose(gradient, twin.grad.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_integer_inputs_have_no_gradient() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]> g (int64[n] i) => (float[n] y) <float[1] w = {2.0}>
+        { f = Cast<to = 1>(i)  y = Mul(f, w) }"""
+    )
+    block = _OfInput()
+    block.requires_grad("i")
+    with (
+        onnxblock.base(model),
+        pytest.raises(DifferentiationError, match="'i' is INT64; only floating-point"),
+    ):
+        block("y")

@@ -164,7 +164,7 @@ class Parts(nn.Module):
         t = (x.t() * 2).mul(self.weight[0])
         with torch.no_grad():
             stopped = h[1]
-        return h, h[0], h.detach(), h.chunk(2, 1)[1], t, t.t()[0], stopped.detach()
+        return h, h[0], h.detach(), h[:, 2:], t, t.t()[0], stopped.detach()
 
 
 def test_results_share_memory_with_each_other() -> None:
@@ -202,7 +202,9 @@ class AcrossABreak(nn.Module):
 def test_a_view_that_is_written_to_after_a_graph_break() -> None:
     plain, model = both(AcrossABreak)
     x = torch.randn(2, 4)
-    expected, result = plain(x), model(x)
+    expected = plain(x)
+    with pytest.warns(UserWarning, match="graph 1 runs in PyTorch: .*shares its memory"):
+        result = model(x)
     expected.sum().backward()
     result.sum().backward()
     torch.testing.assert_close((result, model.weight.grad), (expected, plain.weight.grad))

@@ -130,6 +130,31 @@ def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:
     trained(function)
 
 
+MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "zeros_like": torch.zeros_like,
+    "new_empty": lambda h: h.new_empty(h.shape).fill_(1.0),
+    "no_grad": lambda h: _without_gradient(h),
+    "detached_copy": lambda h: h.detach().clone(),
+}
+
+
+def _without_gradient(h: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return h * 2
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_what_has_a_gradient_is_written_to_what_has_none(name: str) -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight[0]
+        made = MADE[name](h)
+        made[:1] = h[:1] * module.weight[1]
+        made[:, 2:] += module.weight[2, 2:]
+        return made * 3
+
+    trained(function)
+
+
 def test_infinities_pass_straight_through() -> None:
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
         h = x + module.weight[0]

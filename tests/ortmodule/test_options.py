@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from onnxtrain.ortmodule import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
     Report,
+    _variables,
 )
 
 
@@ -82,10 +84,37 @@ def test_environment_without_meaning(monkeypatch: pytest.MonkeyPatch, variable: 
         DebugOptions()
 
 
-def test_variables_of_the_old_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ORTMODULE_USE_TRITON", "1")
-    with pytest.warns(UserWarning, match="ORTMODULE_USE_TRITON steered onnxruntime-training"):
+@pytest.fixture
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_variables, "_said", set())
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize("name", [*_variables.VARIABLES, "ORTMODULE_SOMETHING"])
+def test_variables_of_the_old_package_are_named_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "9999")
+    _, advice = _variables.VARIABLES.get(name, ((), "it is not one"))
+    with pytest.warns(UserWarning, match=f"{name}=9999 steered onnxruntime-training.*{re.escape(advice)}"):
         DebugOptions()
+    DebugOptions()
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [(name, value) for name, (values, _) in _variables.VARIABLES.items() for value in values],
+)
+def test_values_that_ask_for_what_happens_anyway(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    DebugOptions()
+
+
+def test_every_variable_is_in_the_docs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "ortmodule.md").read_text(encoding="utf-8")
+    honoured = {_variables.LOG_LEVEL, _variables.SAVE_ONNX_PATH, _variables.FALLBACK_POLICY}
+    assert {name for name in (*_variables.VARIABLES, *honoured) if f"`{name}`" not in text} == set()
 
 
 def test_log_levels() -> None:

@@ -430,3 +430,11 @@ def test_tools_that_write_down_the_module(
 def test_tensors_without_memory() -> None:
     with FakeTensorMode():
         assert ORTModule(nn.Linear(3, 2))(torch.randn(4, 3)).shape == (4, 2)
+
+
+def test_another_class_is_refused() -> None:
+    """`fully_shard` gives the module it shards a class of its own."""
+    model = ORTModule(nn.Linear(2, 2))
+    with pytest.raises(ORTModuleTorchModelException, match=r"ORTModule\(fully_shard\(module\)\)"):
+        model.__class__ = type("FSDPLinear", (nn.Linear,), {})
+    assert isinstance(model, ORTModule)

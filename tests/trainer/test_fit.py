@@ -252,3 +252,35 @@ def test_schedule_that_gives_no_factor(factor: object) -> None:
 def test_bad_settings(arguments: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Trainer(problems.line().model, "mse", **arguments)
+
+
+@pytest.mark.parametrize(("size", "accumulate"), [(8, 1), (7, 1), (7, 3)])
+def test_recorded_numbers_are_those_of_a_numpy_loop(size: int, accumulate: int) -> None:
+    """Loss, errors and learning rate of each epoch: each sample as it was before its step."""
+    problem = problems.line(samples=40)
+    trainer = Trainer(problem.model, "mse", "sgd", learning_rate=0.05, scheduler="linear")
+    history = trainer.fit(
+        problem.x, problem.y, epochs=3, batch_size=size, accumulate=accumulate, shuffle=False, verbose=False
+    )
+    together = size * accumulate
+    steps = [np.arange(i, min(i + together, 40)) for i in range(0, 40, together)]
+    values = {t.name: onnx.numpy_helper.to_array(t).astype(float) for t in problem.model.graph.initializer}
+    w, b = values["w"], values["b"]
+    for epoch in range(3):
+        errors = []
+        for index, step in enumerate(steps):
+            rate = 0.05 * (1 - (epoch * len(steps) + index) / (3 * len(steps)))
+            x, error = problem.x[step].astype(float), problem.x[step] @ w + b - problem.y[step]
+            errors.append(error)
+            w, b = w - rate * x.T @ (2 * error / len(step)), b - rate * (2 * error / len(step)).sum(axis=0)
+        all_errors = np.concatenate(errors)
+        assert history.epochs[epoch] == pytest.approx(
+            {
+                "epoch": epoch + 1,
+                "loss": (all_errors**2).mean(),
+                "mae": np.abs(all_errors).mean(),
+                "rmse": np.sqrt((all_errors**2).mean()),
+                "learning_rate": rate,
+            },
+            rel=1e-5,
+        )

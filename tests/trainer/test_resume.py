@@ -141,12 +141,14 @@ def test_directory_is_saved_after_every_epoch(tmp_path: Path) -> None:
     steps = []
 
     class Look(Callback):
-        def on_fit_end(self, trainer: Trainer, history: Any) -> None:
-            steps.append(CheckpointState.load_checkpoint(tmp_path / "checkpoint")._store.optimizer.step)
+        def on_epoch_end(self, trainer: Trainer, history: Any) -> None:
+            saved = CheckpointState.load_checkpoint(tmp_path / "checkpoint")._store.optimizer
+            steps.append(saved.step if saved else 0)
 
     trainer = Trainer(problem.model, problem.loss, directory=tmp_path)
-    trainer.fit(problem.x, problem.y, epochs=2, batch_size=20, callbacks=[Look()], verbose=False)
-    assert steps == [6]
+    trainer.fit(problem.x, problem.y, epochs=3, batch_size=20, callbacks=[Look()], verbose=False)
+    assert steps == [0, 3, 6]
+    assert CheckpointState.load_checkpoint(tmp_path / "checkpoint")._store.optimizer.step == 9
 
 
 def test_other_data_in_the_middle_of_an_epoch_is_refused(tmp_path: Path) -> None:

@@ -21,8 +21,12 @@ for _name, _adapter in {
     "LoRA": lambda: peft.LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"], **_LM),
     "DoRA": lambda: peft.LoraConfig(r=4, use_dora=True, target_modules=["q_proj", "v_proj"], **_LM),
     "rsLoRA": lambda: peft.LoraConfig(r=4, use_rslora=True, target_modules="all-linear", **_LM),
-    "IA3": lambda: peft.IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], **_LM),
-    "AdaLoRA": lambda: peft.AdaLoraConfig(init_r=4, target_r=2, total_step=10, target_modules=["q_proj"], **_LM),
+    "IA3": lambda: peft.IA3Config(
+        target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"], **_LM
+    ),
+    "AdaLoRA": lambda: peft.AdaLoraConfig(
+        init_r=4, target_r=2, total_step=10, target_modules=["q_proj"], **_LM
+    ),
     "LoHa": lambda: peft.LoHaConfig(r=2, target_modules=["q_proj"], **_LM),
     "LoKr": lambda: peft.LoKrConfig(r=2, target_modules=["q_proj"], **_LM),
     "OFT": lambda: peft.OFTConfig(r=0, oft_block_size=8, target_modules=["q_proj"], **_LM),

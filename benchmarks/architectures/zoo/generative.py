@@ -145,7 +145,10 @@ def _normflow(kind: str) -> nn.Module:
             net = normflows.nets.LipschitzMLP([4, 8, 4], init_zeros=True, lipschitz_const=0.9)
             flows.append(normflows.flows.Residual(net, reduce_memory=False))
         else:
-            flows += [normflows.flows.AutoregressiveRationalQuadraticSpline(4, 1, 8), normflows.flows.LULinearPermute(4)]
+            flows += [
+                normflows.flows.AutoregressiveRationalQuadraticSpline(4, 1, 8),
+                normflows.flows.LULinearPermute(4),
+            ]
     return Likelihood(normflows.NormalizingFlow(base, flows))
 
 

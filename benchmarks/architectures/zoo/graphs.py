@@ -68,7 +68,11 @@ def batched() -> list[Batch]:
 for _name in ("GCN", "GraphSAGE", "GIN", "GAT", "PNA", "EdgeCNN"):
     _own: dict[str, Any] = {}
     if _name == "PNA":
-        _own = {"aggregators": ["mean", "max", "std"], "scalers": ["identity", "amplification"], "deg": torch.tensor([0, 2, 5, 2])}
+        _own = {
+            "aggregators": ["mean", "max", "std"],
+            "scalers": ["identity", "amplification"],
+            "deg": torch.tensor([0, 2, 5, 2]),
+        }
     architecture(
         f"geometric/{_name}",
         partial(getattr(geometric, _name), FEATURES, 8, 2, out_channels=3, dropout=0.1, **_own),

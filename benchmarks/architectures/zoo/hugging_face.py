@@ -54,12 +54,16 @@ def config(kind: str, **settings: Any) -> Any:
     common = {
         name: value
         for name, value in (SMALL | EXPERTS).items()
-        if hasattr(known, name) and name not in _FIXED.get(kind, ()) and cls.attribute_map.get(name) not in settings
+        if hasattr(known, name)
+        and name not in _FIXED.get(kind, ())
+        and cls.attribute_map.get(name) not in settings
     }
     return cls(**(common | settings))
 
 
-_FIXED = {name: ("num_hidden_layers",) for name in ("funnel", "prophetnet")} | {"xlnet": ("max_position_embeddings",)}
+_FIXED = dict.fromkeys(("funnel", "prophetnet"), ("num_hidden_layers",)) | {
+    "xlnet": ("max_position_embeddings",)
+}
 """Settings that a configuration has and refuses to be given."""
 
 
@@ -96,23 +100,30 @@ def classified(length: int = 8) -> list[Batch]:
 
 
 def pairs() -> list[Batch]:
-    return [
-        {"input_ids": ids(b, 8), "attention_mask": padding(b, 8), "labels": ids(b, 6)} for b in (2, 3)
-    ]
+    return [{"input_ids": ids(b, 8), "attention_mask": padding(b, 8), "labels": ids(b, 6)} for b in (2, 3)]
 
 
 def pictures(size: int = 32, labels: bool = True) -> list[Batch]:
     batches: list[Batch] = [{"pixel_values": torch.randn(b, 3, size, size)} for b in (2, 3)]
-    return [batch | {"labels": torch.arange(len(batch["pixel_values"])) % 2} if labels else batch for batch in batches]
+    return [
+        batch | {"labels": torch.arange(len(batch["pixel_values"])) % 2} if labels else batch
+        for batch in batches
+    ]
 
 
 def maps(size: int = 32) -> list[Batch]:
-    return [batch | {"labels": torch.randint(2, (b, size, size))} for b, batch in zip((2, 3), pictures(size, False))]
+    return [
+        batch | {"labels": torch.randint(2, (b, size, size))}
+        for b, batch in zip((2, 3), pictures(size, False))
+    ]
 
 
 def waves(samples: int = 800, labels: bool = True) -> list[Batch]:
     batches: list[Batch] = [{"input_values": torch.randn(b, samples)} for b in (2, 3)]
-    return [batch | {"labels": torch.arange(len(batch["input_values"])) % 2} if labels else batch for batch in batches]
+    return [
+        batch | {"labels": torch.arange(len(batch["input_values"])) % 2} if labels else batch
+        for batch in batches
+    ]
 
 
 def spoken(samples: int = 1600) -> list[Batch]:
@@ -138,7 +149,14 @@ CAUSAL("qwen2_moe", "qwen3_moe", decoder_sparse_step=1, shared_expert_intermedia
 CAUSAL("granitemoe", "phimoe")
 CAUSAL("glm", "glm4", "ernie4_5", "helium", head_dim=8)
 CAUSAL("gptj", "codegen", rotary_dim=4)
-CAUSAL("gpt_neo", hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=4)
+CAUSAL(
+    "gpt_neo",
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    attention_types=[[["global", "local"], 1]],
+    window_size=4,
+)
 CAUSAL("bloom", n_head=4, n_layer=2)
 CAUSAL("falcon", alibi=False, new_decoder_architecture=True)
 CAUSAL("mpt", d_model=32, n_heads=4, n_layers=2)
@@ -146,7 +164,15 @@ CAUSAL("ctrl", n_embd=32, n_layer=2, n_head=4, dff=48)
 CAUSAL("xglm", d_model=32, num_layers=2, attention_heads=4, ffn_dim=48)
 CAUSAL("gpt_oss", head_dim=8)
 MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
-CAUSAL("deepseek_v2", first_k_dense_replace=1, n_group=1, topk_group=1, topk_method="greedy", num_key_value_heads=4, **MLA)
+CAUSAL(
+    "deepseek_v2",
+    first_k_dense_replace=1,
+    n_group=1,
+    topk_group=1,
+    topk_method="greedy",
+    num_key_value_heads=4,
+    **MLA,
+)
 CAUSAL("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=2, num_key_value_heads=4, **MLA)
 CAUSAL("llama4_text", intermediate_size_mlp=48, interleave_moe_layer_step=1, head_dim=8)
 CAUSAL("mamba", "falcon_mamba", state_size=4, time_step_rank=4)
@@ -170,7 +196,9 @@ MASKED(
 )  # fmt: skip
 MASKED("albert", embedding_size=16)
 MASKED("distilbert", dim=32, n_layers=2, n_heads=4, hidden_dim=48)
-MASKED("deberta", "deberta-v2", relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=16)
+MASKED(
+    "deberta", "deberta-v2", relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=16
+)
 MASKED("convbert", embedding_size=32, num_groups=2, conv_kernel_size=3)
 MASKED("mobilebert", embedding_size=16, intra_bottleneck_size=16, true_hidden_size=16)
 MASKED("ibert")
@@ -181,7 +209,14 @@ _add("AutoModelForMaskedLM", partial(text, 16), "longformer", attention_window=4
 _add("AutoModelForMaskedLM", partial(text, 64), "big_bird", attention_type="block_sparse", block_size=4,
      num_random_blocks=2, max_position_embeddings=128)  # fmt: skip
 _add("AutoModelForMaskedLM", partial(text, 16), "mra", max_position_embeddings=16)
-_add("AutoModelForMaskedLM", text, "esm", mask_token_id=3, position_embedding_type="rotary", token_dropout=False)
+_add(
+    "AutoModelForMaskedLM",
+    text,
+    "esm",
+    mask_token_id=3,
+    position_embedding_type="rotary",
+    token_dropout=False,
+)
 _add("AutoModelForSequenceClassification", classified, "funnel", d_model=32, n_head=4, d_head=8, d_inner=48,
      block_sizes=[1, 1])  # fmt: skip
 _add("AutoModelForSequenceClassification", partial(classified, 16), "canine", num_hash_buckets=64,
@@ -191,9 +226,21 @@ _add("ReformerModelWithLMHead", partial(text, 16), "reformer", hidden_size=32, a
      lsh_attn_chunk_length=4, feed_forward_size=48, attention_head_size=8, hash_seed=0)  # fmt: skip
 
 SEQ2SEQ = partial(_add, "AutoModelForSeq2SeqLM", pairs)
-SEQ2SEQ("bart", "mbart", "pegasus", "marian", "blenderbot", "blenderbot-small", "m2m_100", "plbart", **ENCODER_DECODER)
+SEQ2SEQ(
+    "bart",
+    "mbart",
+    "pegasus",
+    "marian",
+    "blenderbot",
+    "blenderbot-small",
+    "m2m_100",
+    "plbart",
+    **ENCODER_DECODER,
+)
 SEQ2SEQ("t5", "umt5", "mt5", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
-SEQ2SEQ("longt5", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, local_radius=3)
+SEQ2SEQ(
+    "longt5", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, local_radius=3
+)
 SEQ2SEQ("switch_transformers", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, num_sparse_encoder_layers=1,
         num_sparse_decoder_layers=1)  # fmt: skip
 SEQ2SEQ("led", attention_window=4, **ENCODER_DECODER)
@@ -203,13 +250,21 @@ SEQ2SEQ("prophetnet", num_encoder_layers=2, num_decoder_layers=2, num_encoder_at
 
 VISION = partial(_add, "AutoModelForImageClassification", pictures)
 VISION("vit", "vit_msn", "beit", "data2vec-vision", "dinov2", image_size=32, patch_size=8)
-VISION("swin", "swinv2", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
+VISION(
+    "swin", "swinv2", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4
+)
 VISION("convnext", "convnextv2", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)
 VISION("resnet", "regnet", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
 VISION("bit", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_groups=2)
 VISION("mobilenet_v1", "mobilenet_v2", depth_multiplier=0.25, min_depth=8)
 VISION("mobilevit", image_size=32, hidden_sizes=[16, 16, 16], neck_hidden_sizes=[4, 4, 8, 8, 8, 8, 16])
-_add("AutoModelForImageClassification", partial(pictures, 64), "mobilevitv2", image_size=64, width_multiplier=0.25)
+_add(
+    "AutoModelForImageClassification",
+    partial(pictures, 64),
+    "mobilevitv2",
+    image_size=64,
+    width_multiplier=0.25,
+)
 _add("LevitForImageClassification", partial(pictures, 64), "levit", image_size=64, hidden_sizes=[16, 24, 32],
      num_attention_heads=[2, 2, 2], depths=[1, 1, 1], key_dim=[4, 4, 4])  # fmt: skip
 _add("DeiTForImageClassification", pictures, "deit", image_size=32, patch_size=8)
@@ -247,9 +302,7 @@ _add("Swin2SRForImageSuperResolution", lambda: [{"pixel_values": torch.randn(b, 
 
 
 def boxes(size: int = 64) -> list[Batch]:
-    labels = [
-        {"class_labels": torch.tensor([0, 1]), "boxes": torch.rand(2, 4) * 0.4 + 0.2} for _ in range(2)
-    ]
+    labels = [{"class_labels": torch.tensor([0, 1]), "boxes": torch.rand(2, 4) * 0.4 + 0.2} for _ in range(2)]
     return [{"pixel_values": torch.randn(2, 3, size, size), "labels": labels} for _ in range(2)]
 
 
@@ -261,14 +314,29 @@ OBJECTS = partial(_add, "AutoModelForObjectDetection", lambda: [
     {key: value for key, value in batch.items() if key != "labels"} for batch in boxes()])  # fmt: skip
 OBJECTS("detr", "conditional_detr", "table-transformer", **DETR)
 OBJECTS("deformable_detr", num_feature_levels=3, encoder_n_points=2, decoder_n_points=2, **DETR)
-_add("AutoModelForObjectDetection", partial(pictures, 32, False), "yolos", image_size=[32, 32], patch_size=8, num_detection_tokens=4)
+_add(
+    "AutoModelForObjectDetection",
+    partial(pictures, 32, False),
+    "yolos",
+    image_size=[32, 32],
+    patch_size=8,
+    num_detection_tokens=4,
+)
 
 AUDIO = {"conv_dim": [16, 16, 16], "conv_stride": [5, 4, 4], "conv_kernel": [10, 4, 4],
          "num_feat_extract_layers": 3, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
          "mask_time_length": 2, "mask_feature_length": 2}  # fmt: skip
 _add("AutoModelForAudioClassification", waves, "wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat",
      "data2vec-audio", classifier_proj_size=16, **AUDIO)  # fmt: skip
-_add("AutoModelForAudioClassification", waves, "sew", "sew-d", squeeze_factor=2, classifier_proj_size=16, **AUDIO)
+_add(
+    "AutoModelForAudioClassification",
+    waves,
+    "sew",
+    "sew-d",
+    squeeze_factor=2,
+    classifier_proj_size=16,
+    **AUDIO,
+)
 _add("Wav2Vec2ForCTC", spoken, "wav2vec2", suffix="-ctc", **AUDIO)
 _add("AutoModelForAudioClassification",
      lambda: [{"input_values": torch.randn(b, 32, 16), "labels": torch.arange(b) % 2} for b in (2, 3)],
@@ -282,6 +350,7 @@ _add("AutoModelForSpeechSeq2Seq",
      **ENCODER_DECODER)  # fmt: skip
 _add("AutoModel", lambda: [{"input_values": torch.randn(b, 1, 320)} for b in (1, 2)],
      "encodec", num_filters=4, codebook_size=16, codebook_dim=8, hidden_size=8, upsampling_ratios=[4, 2])  # fmt: skip
+
 
 def _text_and_pictures() -> list[Batch]:
     return [
@@ -332,7 +401,9 @@ _add("TimeSeriesTransformerForPrediction", partial(_series, True), "time_series_
 _add("InformerForPrediction", partial(_series, True), "informer",
      **{k: v for k, v in SERIES.items() if k not in ("label_length", "moving_average")})  # fmt: skip
 _add("AutoformerForPrediction", partial(_series, True), "autoformer", **SERIES)
-PATCHES = lambda: [{"past_values": torch.randn(b, 32, 2), "future_values": torch.randn(b, 8, 2)} for b in (2, 3)]
+PATCHES = lambda: [
+    {"past_values": torch.randn(b, 32, 2), "future_values": torch.randn(b, 8, 2)} for b in (2, 3)
+]
 _add("PatchTSTForPrediction", PATCHES, "patchtst", num_input_channels=2, context_length=32, prediction_length=8, patch_length=4,
      patch_stride=4, d_model=16, ffn_dim=24)  # fmt: skip
 _add("PatchTSMixerForPrediction", PATCHES, "patchtsmixer", num_input_channels=2, context_length=32, prediction_length=8,

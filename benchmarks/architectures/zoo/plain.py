@@ -19,7 +19,9 @@ class Tagger(nn.Module):
     def __init__(self, layer: Any, layers: int = 1) -> None:
         super().__init__()
         self.embed = nn.Embedding(20, 6, padding_idx=0)
-        self.layer = layer(6, 8, layers, batch_first=True, bidirectional=True, dropout=0.2 if layers > 1 else 0.0)
+        self.layer = layer(
+            6, 8, layers, batch_first=True, bidirectional=True, dropout=0.2 if layers > 1 else 0.0
+        )
         self.last = nn.Linear(16, 3)
 
     def forward(self, tokens: torch.Tensor, lengths: torch.Tensor) -> Any:
@@ -70,7 +72,9 @@ class Recommender(nn.Module):
         self.bottom = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
         self.top = nn.Sequential(nn.Linear(6 + 3, 8), nn.ReLU(), nn.Linear(8, 1))
 
-    def forward(self, dense: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor, second: torch.Tensor) -> Any:
+    def forward(
+        self, dense: torch.Tensor, first: torch.Tensor, offsets: torch.Tensor, second: torch.Tensor
+    ) -> Any:
         x = self.bottom(dense)
         parts = torch.stack([x, self.bags[0](first, offsets), self.bags[1](second)], 1)
         products = parts @ parts.transpose(1, 2)
@@ -93,7 +97,9 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.router = nn.Linear(6, 3)
-        self.experts = nn.ModuleList([nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)) for _ in range(3)])
+        self.experts = nn.ModuleList(
+            [nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)) for _ in range(3)]
+        )
 
     def forward(self, x: torch.Tensor) -> Any:
         flat = x.reshape(-1, 6)
@@ -134,7 +140,11 @@ class MomentumContrast(nn.Module):
         return functional.cross_entropy(logits, torch.zeros(len(q), dtype=torch.long))
 
 
-architecture("plain/MoCo", MomentumContrast, lambda: [{"first": torch.randn(4, 6), "second": torch.randn(4, 6)} for _ in range(2)])
+architecture(
+    "plain/MoCo",
+    MomentumContrast,
+    lambda: [{"first": torch.randn(4, 6), "second": torch.randn(4, 6)} for _ in range(2)],
+)
 
 
 class Policy(nn.Module):
@@ -161,7 +171,10 @@ class StateSpace(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.log_step = nn.Parameter(torch.rand(4) * -2)
-        self.log_decay, self.frequency = nn.Parameter(torch.zeros(4, 3)), nn.Parameter(torch.arange(3.0).repeat(4, 1))
+        self.log_decay, self.frequency = (
+            nn.Parameter(torch.zeros(4, 3)),
+            nn.Parameter(torch.arange(3.0).repeat(4, 1)),
+        )
         self.output = nn.Parameter(torch.randn(4, 3, 2))
         self.skip = nn.Parameter(torch.randn(4))
 
@@ -184,7 +197,9 @@ class Spectrogram(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv1d(9, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2))
+        self.layers = nn.Sequential(
+            nn.Conv1d(9, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2)
+        )
 
     def forward(self, x: torch.Tensor) -> Any:
         spectrum = torch.stft(x, 16, 8, window=torch.hann_window(16, dtype=x.dtype), return_complex=True)
@@ -222,13 +237,19 @@ class GaussianProcess(nn.Module):
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
         z = self.features(x)
-        kernel = torch.exp(-torch.cdist(z, z) ** 2) + self.log_noise.exp() * torch.eye(len(x), dtype=x.dtype)
+        kernel = torch.exp(-(torch.cdist(z, z) ** 2)) + self.log_noise.exp() * torch.eye(
+            len(x), dtype=x.dtype
+        )
         factor = torch.linalg.cholesky(kernel)
         alpha = torch.cholesky_solve(y[:, None], factor)
         return 0.5 * (y[:, None] * alpha).sum() + factor.diagonal().log().sum()
 
 
-architecture("plain/DeepKernelGP", GaussianProcess, lambda: [{"x": torch.randn(n, 3), "y": torch.randn(n)} for n in (6, 7)])
+architecture(
+    "plain/DeepKernelGP",
+    GaussianProcess,
+    lambda: [{"x": torch.randn(n, 3), "y": torch.randn(n)} for n in (6, 7)],
+)
 
 
 class PointTransformer(nn.Module):
@@ -301,7 +322,9 @@ class FourierOperator(nn.Module):
         return self.last(x)
 
 
-architecture("plain/FourierNeuralOperator", FourierOperator, lambda: [{"x": torch.randn(b, 2, 8, 10)} for b in (2, 3)])
+architecture(
+    "plain/FourierNeuralOperator", FourierOperator, lambda: [{"x": torch.randn(b, 2, 8, 10)} for b in (2, 3)]
+)
 
 
 class GlobalFilter(nn.Module):
@@ -320,7 +343,9 @@ class GlobalFilter(nn.Module):
         return self.head(self.norm((x + y).flatten(2).mean(2)))
 
 
-architecture("plain/GlobalFilterNetwork", GlobalFilter, lambda: [{"x": torch.randn(b, 3, 32, 32)} for b in (2, 3)])
+architecture(
+    "plain/GlobalFilterNetwork", GlobalFilter, lambda: [{"x": torch.randn(b, 3, 32, 32)} for b in (2, 3)]
+)
 
 
 class ContinuousFlow(nn.Module):

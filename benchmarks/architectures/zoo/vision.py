@@ -70,10 +70,9 @@ def _vit(name: str, module: str, cls: str, **settings: Any) -> None:
 
 _vit("simple_vit", "simple_vit", "SimpleViT", **_VIT)
 _vit("deepvit", "deepvit", "DeepViT", **_VIT)
-_vit("cct", "cct", "CCT", img_size=32, embedding_dim=16, n_conv_layers=1, num_layers=2, num_heads=2, mlp_ratio=2,
-     num_classes=3, kernel_size=3, stride=2, padding=1)  # fmt: skip
 
-for _name in ("Unet", "FPN", "PSPNet", "PAN", "MAnet"):
+
+for _name in ("Unet", "FPN", "PSPNet", "MAnet"):
     architecture(
         f"segmentation-models/{_name}",
         partial(getattr(segmentation_models_pytorch, _name), "resnet18", encoder_weights=None, classes=2),

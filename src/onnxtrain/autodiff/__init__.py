@@ -8,7 +8,7 @@ from ._coverage import OpCoverage, coverage
 from ._differentiate import add_gradients, append_outputs, differentiate, expand_path
 from ._driver import pull_back
 from ._node import NodeView, Signature
-from ._registry import defvjp, nondifferentiable, vjp
+from ._registry import defvjp, local_rules, nondifferentiable, not_yet, vjp
 
 __all__ = [
     "NodeView",
@@ -21,7 +21,9 @@ __all__ = [
     "defvjp",
     "differentiate",
     "expand_path",
+    "local_rules",
     "nondifferentiable",
+    "not_yet",
     "pull_back",
     "vjp",
 ]

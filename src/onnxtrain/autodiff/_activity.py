@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes import is_stop_gradient
 
-from ._registry import NonDifferentiable, reason_not_yet, rule_for
+from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, rule_for
 
 __all__ = ["active_values", "captured_values", "is_differentiable_dtype", "path_to_leaf"]
 
@@ -22,7 +22,9 @@ def is_differentiable_dtype(value: ir.Value) -> bool:
 def _carries_gradient(value: ir.Value) -> bool:
     """Whether a value must have a cotangent, be it only to find that its op has no rule (quantization to integers)."""
     producer = value.producer()
-    return is_differentiable_dtype(value) or (producer is not None and reason_not_yet(producer) is not None)
+    return is_differentiable_dtype(value) or (
+        producer is not None and (reason_not_yet(producer) is not None or is_straight_through(producer))
+    )
 
 
 def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:

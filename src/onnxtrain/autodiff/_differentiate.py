@@ -12,13 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
-from onnxtrain.passes import (
-    IsolateStatisticsPass,
-    canonicalize,
-    infer_shapes,
-    inline_schema_functions,
-    load_model,
-)
+from onnxtrain.passes import canonicalize, inline_schema_functions, load_model, mark_gradients, suit_runtime
 
 from ._activity import active_values, is_differentiable_dtype
 from ._driver import pull_back
@@ -88,8 +82,8 @@ def differentiate(
     if value not in outputs:
         outputs.append(value)
     append_outputs(result, wrt, gradients)
-    IsolateStatisticsPass()(result)
-    infer_shapes(result)
+    mark_gradients(result)
+    result = suit_runtime(result)
     return result if isinstance(model, ir.Model) else ir.to_proto(result)
 
 

@@ -6,7 +6,7 @@ broadcast cotangents are summed to the shape of their primal, and contributions 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import onnx_ir as ir
@@ -86,9 +86,18 @@ class _ReverseWalk:
         if ct is None:
             return
         self._save_outputs(node, rule)
-        for index, cotangent in self._by_input(node, rule, rule.function(self.op, view, ct)):
+        result = rule.function(self.op, view, ct)
+        captured = {value for value in captured_values(node) if value in self.active}
+        if isinstance(result, Mapping):
+            given = {key: value for key, value in result.items() if isinstance(key, ir.Value)}
+            for primal, cotangent in given.items():
+                if cotangent is not None and primal in captured:
+                    self._add_checked(node, primal, cotangent)
+            captured -= given.keys()
+            result = {key: value for key, value in result.items() if not isinstance(key, ir.Value)}
+        for index, cotangent in self._by_input(node, rule, result):
             self._contribute(node, rule, index, cotangent)
-        self._check_complete(node, rule)
+        self._check_complete(node, rule, captured)
 
     def _output_cotangents(self, node: ir.Node, rule: Rule) -> ir.Value | tuple[ir.Value | None, ...] | None:
         names = [_formal(rule.signature.outputs, i) for i in range(len(node.outputs))]
@@ -142,6 +151,14 @@ class _ReverseWalk:
             return
         if rule.broadcasts:
             cotangent = sum_to_shape_of(self.op, cotangent, node.outputs[0], primal)
+        self._add_checked(node, primal, cotangent)
+
+    def _add_checked(self, node: ir.Node, primal: ir.Value, cotangent: ir.Value) -> None:
+        """Adds a contribution, of the dtype of its primal unless that is an integer."""
+        straight_through = primal.dtype is not None and not primal.dtype.is_floating_point()
+        if straight_through:
+            self.add(primal, cotangent)
+            return
         if primal.dtype is not None and cotangent.dtype is not None and primal.dtype != cotangent.dtype:
             raise DifferentiationError(
                 f"differentiating {node.op_type} ({where(node)}): its rule gave {primal.name!r} ({primal.dtype}) "
@@ -153,8 +170,11 @@ class _ReverseWalk:
             cotangent.shape = primal.shape
         self.add(primal, cotangent)
 
-    def _check_complete(self, node: ir.Node, rule: Rule) -> None:
-        """An active input for which the op has no formula would silently get no gradient."""
+    def _check_complete(self, node: ir.Node, rule: Rule, captured: Collection[ir.Value]) -> None:
+        """An active input, or one of a subgraph, for which there is no formula would silently get no gradient."""
+        if captured:
+            names = ", ".join(sorted(repr(value.name) for value in captured))
+            raise self._no_rule(node, f" with respect to {names}, which its subgraphs read")
         for index, value in enumerate(node.inputs):
             name = _formal(rule.signature.inputs, index)
             if value is not None and value in self.active and name not in rule.wrt:
@@ -166,8 +186,16 @@ class _ReverseWalk:
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "
-            "Freeze what lies before it, or register a rule: CONTRIBUTING.md, 'Adding an op'"
+            f"Freeze what lies before it, or register a rule{_how(node)}: CONTRIBUTING.md, 'Adding an op'"
         )
+
+
+def _how(node: ir.Node) -> str:
+    """How the rule of an op is registered, where the name of the op is not enough."""
+    options = [f'domain="{node.domain}"'] if node.domain else []
+    if rule_for(node) is not None:
+        options.append("override=True")
+    return f" with {' and '.join(options)}" if options else ""
 
 
 def _formal(names: tuple[str, ...], index: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,17 @@ def where(node: ir.Node) -> str:
 
 @dataclass(frozen=True)
 class Signature:
-    """Names of an op's inputs and outputs, and whether the last of each is variadic."""
+    """Names of an op's inputs and outputs, and whether the last of each is variadic.
+
+    `attributes` are, for an op without an ONNX schema, its attributes and what they are by default (None: nothing); for
+    None nobody knows them.
+    """
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     variadic_input: bool = False
     variadic_output: bool = False
+    attributes: Mapping[str, Any] | None = None
 
 
 class Outputs:
@@ -102,7 +107,10 @@ class NodeView:
         if attribute is not None:
             return list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
         if self._node.domain not in ("", "ai.onnx"):
-            return None
+            declared = self._signature.attributes
+            if declared is not None and name not in declared:
+                raise RuleDefinitionError(f"{self.op_type} has no attribute {name!r}: {sorted(declared)}")
+            return None if declared is None else declared[name]
         schema = schema_of(self._node.op_type, self.opset)
         if name not in schema.attributes:
             raise RuleDefinitionError(

@@ -1,8 +1,15 @@
-"""The rule table: one VJP rule per op, validated against the ONNX schemas when it is registered."""
+"""The rule table: one VJP rule per op, validated against the ONNX schemas when it is registered.
+
+The table is open: rules can be added for ops of any domain and for those that are `not_yet`, replaced with
+`override=True`, and replaced for a while with :func:`local_rules`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +18,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, schema_of
 from onnxtrain.errors import GraphBuildError, RuleDefinitionError
+from onnxtrain.passes import TWINS
 
 from ._node import NodeView, Signature
 
@@ -23,6 +31,8 @@ __all__ = [
     "NonDifferentiable",
     "Rule",
     "defvjp",
+    "is_straight_through",
+    "local_rules",
     "nondifferentiable",
     "not_yet",
     "reason_not_yet",
@@ -33,8 +43,11 @@ __all__ = [
 OPSETS = range(21, 27)
 """Versions of the standard domain that rules are written for."""
 
-Cotangents = ir.Value | None | Sequence[ir.Value | None] | Mapping[str, ir.Value | None]
+_FLOATING = ("tensor(float)", "tensor(float16)", "tensor(double)", "tensor(bfloat16)", "seq", "optional")
+
+Cotangents = ir.Value | None | Sequence[ir.Value | None] | Mapping[Any, ir.Value | None]
 RuleFunction = Callable[[Emitter, NodeView, Any], Cotangents]
+ShapeFunction = Callable[[Emitter, NodeView], ir.Value | Sequence[ir.Value]]
 ArgumentRule = Callable[[Emitter, NodeView, Any], ir.Value | None]
 
 
@@ -51,6 +64,7 @@ class Rule:
         saves: optional outputs of the forward node that the rule reads.
         broadcasts: whether the returned cotangents have the output's shape and must be summed to the inputs' shapes.
         signature: the op's input and output names.
+        straight_through: whether cotangents pass through integers: those of its outputs and inputs carry some.
     """
 
     op_type: str
@@ -61,6 +75,7 @@ class Rule:
     saves: tuple[str, ...]
     broadcasts: bool
     signature: Signature
+    straight_through: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +90,32 @@ RULES: dict[tuple[str, str], Rule] = {}
 NON_DIFFERENTIABLE: dict[tuple[str, str], NonDifferentiable] = {}
 NOT_YET: dict[tuple[str, str], str] = {}
 
+_LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule], ...]] = ContextVar("onnxtrain local rules", default=())
+
+
+@contextmanager
+def local_rules() -> Iterator[None]:
+    """Makes the rules that are registered inside the `with` block replace others, until it ends.
+
+    Example:
+        >>> from onnxtrain.autodiff import differentiate, local_rules, vjp
+        >>> import onnx, onnxruntime, numpy as np
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   g (float[n] x) => (float y) { r = Round(x)  y = ReduceSum<keepdims=0>(r) }''')
+        >>> with local_rules():
+        ...     straight = vjp("Round", wrt=("X",))(lambda op, n, ct: ct)
+        ...     step = differentiate(model, of="y", wrt=["x"])
+        >>> session = onnxruntime.InferenceSession(step.SerializeToString())
+        >>> session.run(["x_grad"], {"x": np.array([0.4, 1.7], np.float32)})[0].tolist()
+        [1.0, 1.0]
+    """
+    token = _LOCAL.set((*_LOCAL.get(), {}))
+    try:
+        yield
+    finally:
+        _LOCAL.reset(token)
+
 
 def vjp(
     op_type: str,
@@ -85,12 +126,16 @@ def vjp(
     broadcasts: bool = False,
     domain: str = "",
     signature: Signature | None = None,
+    straight_through: bool = False,
+    override: bool = False,
+    shapes: ShapeFunction | None = None,
 ) -> Callable[[RuleFunction], RuleFunction]:
     """Registers the decorated function as the rule of `op_type`.
 
     The function gets `(op, n, ct)` and returns the cotangents of the inputs named in `wrt`: one value when `wrt` has
     one name, otherwise a tuple in that order or a mapping by name; None where there is none. For a variadic input
-    it returns a sequence with one entry per argument.
+    it returns a sequence with one entry per argument. In a mapping, values of the enclosing graph that a control-flow
+    node reads are keys themselves.
 
     Args:
         op_type: name of the op.
@@ -100,9 +145,17 @@ def vjp(
         broadcasts: whether the cotangents have the output's shape and must be summed to the inputs' shapes.
         domain: of the op.
         signature: for ops outside the standard domain, their input and output names.
+        straight_through: whether cotangents pass through the integers that the op gives or takes, as a rule for
+            rounding to them wants; their cotangents are floating point.
+        override: whether the rule takes the place of one that there is, or of the declaration that there is none. An op
+            that is only `not_yet` needs no override.
+        shapes: for ops outside the standard domain, called with `(op, n)` to write standard ops that have outputs of
+            the same shapes and dtypes, and return them. It only tells shape inference what it cannot know, and stays
+            when :func:`local_rules` end: nothing runs it.
 
     Raises:
-        RuleDefinitionError: the op has a rule already, or a name is not in its schema.
+        RuleDefinitionError: the op has a rule already, a name is not in its schema, or its outputs are integers and
+            `straight_through` does not say so.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -116,23 +169,47 @@ def vjp(
             tuple(saves),
             broadcasts,
             known,
+            straight_through,
         )
         _validate(rule)
-        RULES[domain, op_type] = rule
+        _add(rule, override)
+        if shapes is not None:
+            TWINS[domain, op_type] = functools.partial(_twin, shapes, known)
         return function
 
     return register
 
 
+def _twin(shapes: ShapeFunction, signature: Signature, node: ir.Node, opset: int) -> ir.Function:
+    """Returns a function of standard ops whose outputs have the shapes of those of a node."""
+    inputs = [
+        ir.Value(name=f"in{index}", type=value.type if value else None, shape=value.shape if value else None)
+        for index, value in enumerate(node.inputs)
+    ]
+    given = [copy if value is not None else None for copy, value in zip(inputs, node.inputs, strict=True)]
+    graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="twin")
+    attributes = list(node.attributes.values())
+    outside = ir.Node(node.domain, node.op_type, given, attributes, num_outputs=len(node.outputs))
+    result = shapes(Emitter(graph, in_function=True), NodeView(outside, signature, opset, frozenset()))
+    results = [result] if isinstance(result, ir.Value) else list(result)
+    graph.outputs.extend(results)
+    return ir.Function("onnxtrain.twin", node.op_type, graph=graph, attributes=[])
+
+
 def defvjp(
-    op_type: str, *, broadcasts: bool = False, saves: Sequence[str] = (), **by_input: ArgumentRule
+    op_type: str,
+    *,
+    broadcasts: bool = False,
+    saves: Sequence[str] = (),
+    override: bool = False,
+    **by_input: ArgumentRule,
 ) -> None:
     """Registers the rule of `op_type` as one formula `(op, n, ct) -> cotangent` per differentiable input."""
 
     def function(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         return {name: formula(op, n, ct) if n.needs(name) else None for name, formula in by_input.items()}
 
-    vjp(op_type, wrt=tuple(by_input), saves=saves, broadcasts=broadcasts)(function)
+    vjp(op_type, wrt=tuple(by_input), saves=saves, broadcasts=broadcasts, override=override)(function)
 
 
 def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
@@ -141,26 +218,43 @@ def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
         _refuse_duplicate(op_type, domain)
         if not domain:
             _schema_signature(op_type, domain)
+        NOT_YET.pop((domain, op_type), None)
         NON_DIFFERENTIABLE[domain, op_type] = NonDifferentiable(op_type, reason)
 
 
-def not_yet(*op_types: str, reason: str) -> None:
+def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
     """Declares ops that are differentiable but have no rule yet, with the reason."""
     for op_type in op_types:
-        _refuse_duplicate(op_type, "")
-        _schema_signature(op_type, "")
-        NOT_YET["", op_type] = reason
+        _refuse_duplicate(op_type, domain)
+        if not domain:
+            _schema_signature(op_type, domain)
+        NOT_YET[domain, op_type] = reason
 
 
 def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
     """Returns the rule of a node's op, its declaration as non-differentiable, or None."""
-    key = (node.domain if node.domain != "ai.onnx" else "", node.op_type)
-    return RULES.get(key) or NON_DIFFERENTIABLE.get(key)
+    key = _key(node)
+    return _local(key) or RULES.get(key) or NON_DIFFERENTIABLE.get(key)
 
 
 def reason_not_yet(node: ir.Node) -> str | None:
     """Returns why a node's op has no rule yet, None where it was not declared so."""
-    return NOT_YET.get((node.domain if node.domain != "ai.onnx" else "", node.op_type))
+    key = _key(node)
+    return None if _local(key) else NOT_YET.get(key)
+
+
+def is_straight_through(node: ir.Node) -> bool:
+    """Whether a node has a rule that passes cotangents through integers."""
+    rule = rule_for(node)
+    return isinstance(rule, Rule) and rule.straight_through
+
+
+def _local(key: tuple[str, str]) -> Rule | None:
+    return next((layer[key] for layer in reversed(_LOCAL.get()) if key in layer), None)
+
+
+def _key(node: ir.Node) -> tuple[str, str]:
+    return (node.domain if node.domain != "ai.onnx" else "", node.op_type)
 
 
 def _schema_signature(op_type: str, domain: str) -> Signature:
@@ -190,12 +284,32 @@ def _signature_of(schema: onnx.defs.OpSchema) -> Signature:
 
 def _refuse_duplicate(op_type: str, domain: str) -> None:
     key = (domain, op_type)
-    if key in RULES or key in NON_DIFFERENTIABLE or key in NOT_YET:
-        raise RuleDefinitionError(f"registering {domain or 'ai.onnx'}::{op_type}: it is registered already")
+    if key in RULES or key in NON_DIFFERENTIABLE:
+        kind = "has a rule" if key in RULES else "is declared to have no gradient"
+        raise RuleDefinitionError(
+            f"registering {domain or 'ai.onnx'}::{op_type}: it {kind} already. Pass override=True to replace it, or "
+            "register the rule inside `with onnxtrain.autodiff.local_rules():` to replace it there only"
+        )
+
+
+def _add(rule: Rule, override: bool) -> None:
+    key = (rule.domain, rule.op_type)
+    layers = _LOCAL.get()
+    if not layers:
+        if not override:
+            _refuse_duplicate(rule.op_type, rule.domain)
+        NON_DIFFERENTIABLE.pop(key, None)
+        NOT_YET.pop(key, None)
+        RULES[key] = rule
+        return
+    if key in layers[-1] and not override:
+        raise RuleDefinitionError(
+            f"registering {rule.domain or 'ai.onnx'}::{rule.op_type}: this block has registered it already"
+        )
+    layers[-1][key] = rule
 
 
 def _validate(rule: Rule) -> None:
-    _refuse_duplicate(rule.op_type, rule.domain)
     for kind, names, known in (
         ("input", rule.wrt, rule.signature.inputs),
         ("output", (*rule.outputs, *rule.saves), rule.signature.outputs),
@@ -205,3 +319,21 @@ def _validate(rule: Rule) -> None:
                 raise RuleDefinitionError(
                     f"registering the rule of {rule.op_type}: it has no {kind} {name!r}; its {kind}s are {known}"
                 )
+    if not rule.straight_through and not rule.domain and _gives_integers(rule):
+        raise RuleDefinitionError(
+            f"registering the rule of {rule.op_type}: it gives integers, which carry no cotangents unless "
+            "straight_through=True says so"
+        )
+
+
+def _gives_integers(rule: Rule) -> bool:
+    """Whether the outputs whose cotangents the rule takes are never ordinary floating-point numbers."""
+    schema = schema_of(rule.op_type, OPSETS[-1])
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    types = {
+        type_
+        for formal in schema.outputs
+        if formal.name in rule.outputs
+        for type_ in allowed.get(formal.type_str, [formal.type_str])
+    }
+    return bool(types) and not any(type_.startswith(_FLOATING) for type_ in types)

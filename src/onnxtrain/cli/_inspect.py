@@ -15,6 +15,7 @@ from onnxtrain.passes import load_model
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.trainer._files import find_manifest
 from onnxtrain.trainer._position import PROPERTY, Position
 
 __all__ = ["run_command"]
@@ -33,9 +34,9 @@ def run_command(path: Path, json: bool) -> None:
     store: Store | None
     if path.is_file():
         store = read_checkpoint(path)
-    elif (path / "manifest.json").is_file():
-        text = (path / "manifest.json").read_text(encoding="utf-8")
-        manifest, store = parse_manifest(text, f"'{path / 'manifest.json'}'"), _checkpoint(path)
+    elif (name := find_manifest(path)) is not None:
+        manifest = parse_manifest((path / name).read_text(encoding="utf-8"), f"'{path / name}'")
+        store = _checkpoint(path / f"{name.removesuffix('manifest.json')}checkpoint")
     else:
         raise ModelLoadError(
             f"Inspecting '{path}': it is neither a checkpoint nor a directory with a manifest.json. Make "
@@ -108,8 +109,8 @@ def _dims(value: ir.Value) -> str:
     return _shape(None if value.shape is None else [getattr(dim, "value", dim) for dim in value.shape])
 
 
-def _checkpoint(directory: Path) -> Store | None:
-    return read_checkpoint(directory / "checkpoint") if (directory / "checkpoint").is_file() else None
+def _checkpoint(path: Path) -> Store | None:
+    return read_checkpoint(path) if path.is_file() else None
 
 
 def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dict[str, Any]:

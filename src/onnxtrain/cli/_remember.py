@@ -12,6 +12,7 @@ import numpy as np
 
 from onnxtrain.cli._options import TrainOptions
 from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.trainer import Trainer
 
 __all__ = ["digest", "recall", "remember"]
@@ -104,7 +105,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
     data = None
     if text is not None:
         try:
-            record = json.loads(str(text))
+            record = parse_json(str(text))
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
             saved, data = dict(record["options"]), str(record["data"])

@@ -81,12 +81,15 @@ class TrainingBlock(Block):
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
         """Says whether a parameter is trained, or frozen (part of the checkpoint, but not trained).
 
+        An input of the base model may be named too: the training model then has its gradient among its last
+        outputs, named `<input>_grad` where that is free. The on-device API does not return it, sessions do.
+
         Where no parameter was named for training, every floating-point one that is neither frozen nor a
         BatchNorm running statistic is trained. Where some were, the ones not named stay embedded in the
         models.
 
         Args:
-            argument_name: name of an initializer of the base model.
+            argument_name: name of an initializer or input of the base model.
             value: True to train it, False to freeze it; the last call for a name counts.
         """
         self._wanted[argument_name] = bool(value)
@@ -107,13 +110,16 @@ class TrainingBlock(Block):
         accessor = self._accessor
         loss, *additional = output_names(result, self._doing)
         _set_outputs(accessor, [loss, *additional], self._doing)
-        trained = [name for name, wanted in self._wanted.items() if wanted]
+        model = canonicalize(load_model(accessor.to_ir()), self._wanted)
+        inputs = {str(value.name) for value in model.graph.inputs}
+        wanted = {name: value for name, value in self._wanted.items() if name not in inputs}
         graphs = build_training_graphs(
-            canonicalize(load_model(accessor.to_ir()), self._wanted),
+            model,
             loss,
             additional,
-            requires_grad=trained or None,
-            frozen=[name for name, wanted in self._wanted.items() if not wanted],
+            requires_grad=[name for name, value in wanted.items() if value] or None,
+            frozen=[name for name, value in wanted.items() if not value],
+            input_gradients=[name for name, value in self._wanted.items() if value and name in inputs],
         )
         self._graphs = graphs
         self._models = to_proto(graphs.training), to_proto(graphs.eval)

@@ -10,6 +10,7 @@ import torch
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
 from onnxtrain.ortmodule._program import Program
 from onnxtrain.ortmodule._replay import Replay
+from onnxtrain.ortmodule._session import is_of_onnxruntime
 
 __all__ = ["call"]
 
@@ -62,16 +63,23 @@ class _Step(torch.autograd.Function):
         if not received:
             gradients: Sequence[torch.Tensor | None] = [None] * len(needs)
         elif torch.is_grad_enabled() or any(map(_is_transformed, present)):
-            inputs, versions = ctx.kept if hasattr(ctx, "kept") else keeper.kept
-            _check_unchanged([inputs[i] for i in program.training_step(needs).reads], versions)
+            inputs = _unchanged_inputs(ctx, keeper, program.training_step(needs).reads)
             gradients = _differentiable(program, ctx.replay, needs, inputs, received, present)
         else:
             every = received == seeds
             backward = program.training_step(needs).backward if every else program.backward(needs, received)
             values = saved if every else [saved[index] for index in backward.takes]
             given = [_cotangent(cotangents[index], ctx.shapes[index]) for index in backward.seeds]
-            results = backward.session.run([*values, *given])
-            gradients = [None if slot is None else results[slot] for slot in backward.gradients]
+            try:
+                results = backward.session.run([*values, *given])
+                gradients = [None if slot is None else results[slot] for slot in backward.gradients]
+            except Exception as error:
+                if not is_of_onnxruntime(error):
+                    raise
+                inputs = _unchanged_inputs(ctx, keeper, program.training_step(needs).reads)
+                why = ORTModuleONNXModelException(f"ONNX Runtime failed: {error}")
+                ctx.replay.announce("gradient", why)
+                gradients = ctx.replay.gradients(inputs, needs, dict(zip(received, present, strict=True)))
         return (None, None, *gradients)
 
 
@@ -103,13 +111,17 @@ def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
     return torch.zeros(size, dtype=dtype, device=device)
 
 
-def _check_unchanged(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    for tensor, version in zip(tensors, versions, strict=True):
+def _unchanged_inputs(ctx: Any, keeper: torch.Tensor, reads: Sequence[int]) -> Sequence[torch.Tensor]:
+    """What :func:`_keeper` kept; raises RuntimeError if an input that gradients depend on has changed since."""
+    inputs, versions = ctx.kept if hasattr(ctx, "kept") else keeper.kept  # type: ignore[attr-defined]
+    for tensor, version in zip([inputs[i] for i in reads], versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(
-                f"computing a second derivative: an input of shape {list(tensor.shape)} has been modified by an "
-                f"inplace operation (version {tensor._version}, expected {version}); change a clone of it instead"
+                f"computing the outputs again for a derivative: an input of shape {list(tensor.shape)} has been "
+                f"modified by an inplace operation (version {tensor._version}, expected {version}); "
+                "change a clone of it instead"
             )
+    return inputs  # type: ignore[no-any-return]
 
 
 def _differentiable(

@@ -174,13 +174,18 @@ class _Interpreter(fx.Interpreter):
             self.env[base].copy_(self.env[base].detach().clone())
         stopped = flow.stopped.get(n)
         if stopped:
-            return map_tensors(lambda place, t: t.detach() if place in stopped else t, result)
+            copies = n in flow.fresh
+            return map_tensors(lambda place, t: _detached(t, copies) if place in stopped else t, result)
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch._C._set_grad_enabled:  # what it does is known, and tracing needs no autograd
             return None
         return super().call_function(_REPLACED.get(target, target), args, kwargs)
+
+
+def _detached(tensor: torch.Tensor, copies: bool) -> torch.Tensor:
+    return tensor.detach().clone() if copies else tensor.detach()
 
 
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:

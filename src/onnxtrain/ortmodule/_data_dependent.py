@@ -15,7 +15,7 @@ __all__ = ["data_dependent_results"]
 
 @contextlib.contextmanager
 def data_dependent_results() -> Iterator[None]:
-    """Lets Dynamo capture `torch.bincount` and CTC losses, where it would end a graph, for what is captured meanwhile.
+    """Lets Dynamo capture `bincount`, CTC losses and `cummax`, where it would end a graph, for what is captured meanwhile.
 
     Other backends are not asked: they may rely on what is said here of results that no gradient is computed from.
     """
@@ -56,8 +56,15 @@ def _bincount(
     return weights.new_empty([size], dtype=torch.float32 if weights.dtype == torch.float32 else torch.float64)
 
 
+def _cumulative(fake_mode: Any, func: Any, x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """PyTorch's own asks whether there is any element."""
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
+
+
 _FAKES: dict[Any, Callable[..., torch.Tensor | Sequence[torch.Tensor]]] = {
     torch.ops.aten._ctc_loss.default: _ctc_loss,
     torch.ops.aten._ctc_loss.Tensor: _ctc_loss,
     torch.ops.aten.bincount.default: _bincount,
+    torch.ops.aten.cummax.default: _cumulative,
+    torch.ops.aten.cummin.default: _cumulative,
 }

@@ -44,12 +44,13 @@ _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     # A symbolic number has no place among ONNX attributes: another one captures another graph.
     "specialize_float": True,
-    # What depends on the data has a size that depends on it, which ONNX computes like any other.
-    "capture_dynamic_output_shape_ops": True,
-    "capture_scalar_outputs": True,
     # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
     "accumulated_recompile_limit": sys.maxsize,
 }
+
+
+_DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+"""What depends on the data has a size that depends on it, which ONNX computes like any other."""
 
 
 class _WithSettings:
@@ -61,7 +62,14 @@ class _WithSettings:
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend  # Dynamo asks for it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(self._settings), data_dependent_results():
+        with torch._dynamo.config.patch(self._settings):
+            try:
+                with torch._dynamo.config.patch(_DATA_DEPENDENT), data_dependent_results():
+                    return self._callback(*args, **kwargs)
+            except torch._dynamo.exc.InternalTorchDynamoError as error:
+                # Dynamo (2.13) fails at a size that goes unused, as of a mask beside an index, and says it is its fault.
+                if "unbacked symbol" not in str(error):
+                    raise
             return self._callback(*args, **kwargs)
 
 

@@ -22,6 +22,7 @@ class GradientFlow:
 
     Attributes:
         stopped: per node, which of the tensors that it returns have no gradient although its arguments have.
+        fresh: nodes among these whose results have memory of their own, to which what has a gradient may be written.
         hidden: per node that writes to memory without autograd seeing it (under `no_grad`, through `detach`, through
             `.data`), the first nodes with that memory: their gradient is that of what was there before.
         ended: per node, the first nodes with the memory whose gradient it ends (`detach_`).
@@ -30,6 +31,7 @@ class GradientFlow:
     """
 
     stopped: Mapping[fx.Node, frozenset[int]]
+    fresh: frozenset[fx.Node] = frozenset()
     hidden: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     ended: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     links: Mapping[fx.Node, frozenset[int]] = field(default_factory=dict)
@@ -146,6 +148,7 @@ class _Rehearsal(fx.Interpreter):
         super().__init__(graph_module, garbage_collect_values=False)  # memory is told apart by its address
         self.first: dict[int, tuple[fx.Node, torch.Tensor]] = {}
         self.stopped: dict[fx.Node, frozenset[int]] = {}
+        self.fresh: set[fx.Node] = set()
         self.hidden: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.ended: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
@@ -170,7 +173,7 @@ class _Rehearsal(fx.Interpreter):
             _check_backward(list(results.values()), [leaf for leaf in leaves.values() if leaf.requires_grad])
             indices = {id(leaf): index for index, leaf in leaves.items()}
             links = {node: frozenset(_reached(value, indices)) for node, value in results.items()}
-        return GradientFlow(self.stopped, self.hidden, self.ended, links)
+        return GradientFlow(self.stopped, frozenset(self.fresh), self.hidden, self.ended, links)
 
     def _inputs(self) -> tuple[dict[int, torch.Tensor], list[Any]]:
         """Tensors like the graph's inputs, that nothing has been done to; the leaves among them and behind them."""
@@ -211,6 +214,8 @@ class _Rehearsal(fx.Interpreter):
                 self._compare(n, tensor, state, enabled)
             if carrying and not any(result is tensor for tensor in arguments):
                 self.stopped[n] = _stops(result, enabled)
+                if not any(_memory(tensor) in self.first for tensor in _tensors(result)):
+                    self.fresh.add(n)
             self._meet(n, result)
         return result
 

@@ -131,6 +131,11 @@ class ORTModule(torch.nn.Module):
             raise AttributeError(
                 f"setting '{name}' of an ORTModule: the name is its own; set model.module.{name} instead"
             )
+        if name == "__class__":
+            raise ORTModuleTorchModelException(
+                f"giving an ORTModule the class {value.__name__}, as fully_shard does: "
+                "wrap the module that has it, ORTModule(fully_shard(module))"
+            )
         module = _of(self).module
         # `model.forward = decorate(model.forward)`: what is stored in the module must not lead back here.
         if isinstance(value, BoundForward):

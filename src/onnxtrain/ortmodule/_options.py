@@ -7,7 +7,7 @@
 | `ORTMODULE_FALLBACK_POLICY` | see :class:`FallbackPolicy`; overrides `DebugOptions.fallback_policy` |
 
 Other variables of this prefix steered parts of onnxruntime-training that do not exist here; a warning names
-them.
+them, and what to do instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import warnings
 from pathlib import Path
 
 from onnxtrain.ortmodule._exceptions import (
@@ -26,13 +25,14 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from onnxtrain.ortmodule._variables import (
+    FALLBACK_POLICY,
+    LOG_LEVEL,
+    SAVE_ONNX_PATH,
+    warn_of_ignored_variables,
+)
 
 __all__ = ["DebugOptions", "FallbackPolicy", "LogLevel", "module_logger"]
-
-_PREFIX = "ORTMODULE_"
-_LOG_LEVEL = "ORTMODULE_LOG_LEVEL"
-_SAVE_PATH = "ORTMODULE_SAVE_ONNX_PATH"
-_FALLBACK = "ORTMODULE_FALLBACK_POLICY"
 
 
 class LogLevel(enum.IntEnum):
@@ -186,12 +186,12 @@ class DebugOptions:
         self._save_onnx = save_onnx
         self._onnx_prefix = onnx_prefix
         self._log_level = _log_level(log_level)
-        self._save_path = Path(os.environ.get(_SAVE_PATH) or save_path or ".")
+        self._save_path = Path(os.environ.get(SAVE_ONNX_PATH) or save_path or ".")
         if save_onnx and not self._save_path.is_dir():
             raise ValueError(f"save_onnx=True: {str(self._save_path)!r} is not a folder; make it first")
-        text = os.environ.get(_FALLBACK)
+        text = os.environ.get(FALLBACK_POLICY)
         self._fallback_policy = FallbackPolicy.parse(text) if text else fallback_policy
-        _warn_of_variables_without_meaning()
+        warn_of_ignored_variables()
 
     @property
     def log_level(self) -> LogLevel:
@@ -236,20 +236,9 @@ def _require_type(name: str, value: object, kind: type | tuple[type, ...]) -> No
 
 
 def _log_level(default: LogLevel) -> LogLevel:
-    text = os.environ.get(_LOG_LEVEL)
+    text = os.environ.get(LOG_LEVEL)
     if not text:
         return default
     if text.upper() not in LogLevel.__members__:
-        raise ValueError(f"{_LOG_LEVEL}={text!r} is unknown; use one of {', '.join(LogLevel.__members__)}")
+        raise ValueError(f"{LOG_LEVEL}={text!r} is unknown; use one of {', '.join(LogLevel.__members__)}")
     return LogLevel[text.upper()]
-
-
-def _warn_of_variables_without_meaning() -> None:
-    known = {_LOG_LEVEL, _SAVE_PATH, _FALLBACK}
-    unknown = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in known)
-    if unknown:
-        warnings.warn(
-            f"{', '.join(unknown)} steered onnxruntime-training and has no meaning in onnxtrain; "
-            f"used are {', '.join(sorted(known))}",
-            stacklevel=3,
-        )

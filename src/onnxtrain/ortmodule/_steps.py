@@ -15,6 +15,7 @@ from torch import fx
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
 from onnxtrain.ortmodule._graph_lowering import lower_graph, refused_nodes
 from onnxtrain.ortmodule._in_pytorch import differentiable_nodes, runnable
+from onnxtrain.ortmodule._lowering import memory_order
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._partition import Part, calls, mutations, partition
@@ -276,7 +277,9 @@ def _steps(
             tuple(places[node] for node, end in last.items() if end == number and node not in kept),
         )
         if part.in_pytorch:
-            steps.append(replace(step, run=runnable(part.graph_module)))
+            contiguous = {node for other in parts if not other.in_pytorch for node in other.gives}
+            orders = [memory_order(_fake(node)) if node in contiguous else [] for node in part.takes]
+            steps.append(replace(step, run=_in_order(runnable(part.graph_module), orders)))
             continue
         written = [
             node in placeholders and node in mutations(graph) and gradients.carried[placeholders.index(node)]
@@ -287,6 +290,37 @@ def _steps(
         onnx = _onnx_part(part, differentiable, written, device, severity)
         steps.append(replace(step, run=onnx.run, onnx=onnx, plain=plain))
     return Steps(graph_module, places, steps, gradients, refused, device)
+
+
+def _fake(node: fx.Node) -> torch.Tensor:
+    fake = node.meta["val"]
+    return fake if isinstance(fake, torch.Tensor) else torch.empty(0)
+
+
+def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Callable[..., Any]:
+    """Returns `run` for tensors that ONNX Runtime has left contiguous, of which it takes some in another order.
+
+    What can be viewed, and where in a tensor random numbers go, depends on it.
+
+    Args:
+        run: takes tensors and numbers.
+        orders: per argument the axes, from the slowest in memory to the fastest; nothing where they are as they are.
+    """
+    changed = [
+        (place, tuple(order), tuple(sorted(range(len(order)), key=order.__getitem__)))
+        for place, order in enumerate(orders)
+        if list(order) != sorted(order)
+    ]
+    if not changed:
+        return run
+
+    def run_in_order(*args: Any) -> Any:
+        given = list(args)
+        for place, order, back in changed:
+            given[place] = given[place].permute(order).contiguous().permute(back)
+        return run(*given)
+
+    return run_in_order
 
 
 def _onnx_part(

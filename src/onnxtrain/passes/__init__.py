@@ -18,6 +18,7 @@ from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import ColumnVectorPass, TransposedProductPass
+from onnxtrain.passes.ranks import ImpliedRanksPass
 from onnxtrain.passes.save import save_model, to_proto, write_model
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
@@ -27,17 +28,21 @@ from onnxtrain.passes.stop_gradient import (
     mark_stop_gradient,
     mark_stopped_gradients,
 )
-from onnxtrain.passes.torch_parameters import TorchSignature
+from onnxtrain.passes.suit_runtime import suit_runtime
+from onnxtrain.passes.torch_parameters import TorchSignature, mark_gradients
+from onnxtrain.passes.twins import TWINS
 from onnxtrain.passes.widen import has_narrow_floats, widen_narrow_floats
 
 __all__ = [
     "CANONICAL_OPSET",
     "MAX_IR_VERSION",
     "MAX_OPSET",
+    "TWINS",
     "CleanupPass",
     "ColumnVectorPass",
     "DynamicBatchPass",
     "FoldConstantsPass",
+    "ImpliedRanksPass",
     "IsolateStatisticsPass",
     "Mode",
     "ModelSource",
@@ -63,11 +68,13 @@ __all__ = [
     "load_model",
     "lost_detaches",
     "mark_constant",
+    "mark_gradients",
     "mark_stop_gradient",
     "mark_stopped_gradients",
     "promote_initializers",
     "save_model",
     "settle_shapes",
+    "suit_runtime",
     "to_proto",
     "widen_narrow_floats",
     "write_model",

@@ -6,7 +6,6 @@ Resize, and constants with one row per sample that are concatenated with samples
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,18 +13,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
+from onnxtrain.passes.batch_shapes import TRIAL, Dims, axis_of_batch, concrete_dims, static_dims_at
 from onnxtrain.passes.constants import mark_constant
 from onnxtrain.passes.mode import fresh_name
 from onnxtrain.passes.shapes import infer_shapes
 
 __all__ = ["DynamicBatchPass", "fixed_batch", "free_batch"]
 
-Dims = tuple[int, ...]
-
-_TRIAL = 7919
-"""A number of samples that no other dimension has: what it turns up in depends on the batch."""
-_OTHER = 6
-"""Stands in for other symbolic dimensions, which stay as they are."""
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _MAX_VALUES = 64  # elements of integers that are followed as values: shapes, not data
 
@@ -90,14 +84,14 @@ class _Walk:
         self._symbol = next(
             value for value in model.graph.inputs if value.shape and not isinstance(value.shape[0], int)
         )
-        self._before = _static_dims(model, batch)
+        self._before = static_dims_at(model, batch)
         self._after: dict[str, Dims | None] = {}
         self._values: dict[str, np.ndarray] = {}
         self._inside: dict[str, int] = {}
         self._opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.graph.opset_imports.items()]
         self.modified = False
         for value in model.graph.inputs:
-            self._after[str(value.name)] = _concrete(value, _TRIAL)
+            self._after[str(value.name)] = concrete_dims(value, TRIAL)
 
     def visit(self, node: ir.Node) -> None:
         """Rewrites a node where it has to be, and notes the shapes of its outputs."""
@@ -125,14 +119,14 @@ class _Walk:
             return
         before, after = self._dims(data), self._after.get(str(data.name))
         stays = before is not None and before[:1] == (self._batch,) and wanted[:1].tolist() == [self._batch]
-        if stays and (after is None or after[0] == _TRIAL) and 0 not in wanted[1:]:
+        if stays and (after is None or after[0] == TRIAL) and 0 not in wanted[1:]:
             node.attributes.pop("allowzero", None)
             self._replace_constant(node, 1, [0, *wanted[1:].tolist()])
             return
         result = self._dims(node.outputs[0])
         if before is None or after is None or result is None:
             raise self._error(node, "the shape of its input is not known")
-        place = _axis_of_batch(before, after, result, self._batch, self._inside.get(str(data.name), 1))
+        place = axis_of_batch(before, after, result, self._batch, self._inside.get(str(data.name), 1))
         if place is None or 0 in result:
             raise self._error(
                 node, f"it reshapes {list(before)} to {list(result)}, where no axis is the batch alone"
@@ -151,7 +145,7 @@ class _Walk:
             self._replace_constant(node, 1, [1, *wanted[1:].tolist()])
         if known is None or len(known) != len(before) or self._carries(data):
             return
-        for axis in np.flatnonzero(known == _TRIAL).tolist():
+        for axis in np.flatnonzero(known == TRIAL).tolist():
             if before[axis] == self._batch:
                 node.replace_input_with(0, self._one_row(node, data, before, axis))
                 self.modified = True
@@ -195,7 +189,7 @@ class _Walk:
         output = expanded.outputs[0]
         output.name, output.type = f"{node.outputs[0].name}/row_per_sample_{index}", value.type
         node.replace_input_with(index, output)
-        self._after[output.name] = (*dims[:axis], _TRIAL, *dims[axis + 1 :])
+        self._after[output.name] = (*dims[:axis], TRIAL, *dims[axis + 1 :])
         self.modified = True
 
     def _one_row(self, node: ir.Node, value: ir.Value, dims: Dims, axis: int) -> ir.Value:
@@ -229,7 +223,7 @@ class _Walk:
         for built, name in ((count, f"{prefix}_count"), (shape, f"{prefix}_shape")):
             built.outputs[0].name = name
             built.outputs[0].type = ir.TensorType(ir.DataType.INT64)
-        self._values[f"{prefix}_shape"] = np.array([*head, _TRIAL, *tail])
+        self._values[f"{prefix}_shape"] = np.array([*head, TRIAL, *tail])
         self.modified = True
         return shape.outputs[0]
 
@@ -363,66 +357,3 @@ class _Walk:
             f"Making the batch dynamic: the node {node.name or node.outputs[0].name!r} ({node.op_type}) is built for "
             f"{self._batch} samples: {problem}. Export the model with a dynamic batch axis."
         )
-
-
-def _axis_of_batch(
-    before: Dims, after: Dims, result: Dims, batch: int, inside: int
-) -> tuple[int, int] | None:
-    """Returns where the number of samples goes in a Reshape; None if there is no such place.
-
-    Elements keep their order: the samples are found again where as many elements lie outside of them.
-
-    Args:
-        before: dimensions of the input at the exported number of samples.
-        after: at another one.
-        result: dimensions of the output at the exported one.
-        batch: the exported one.
-        inside: how many elements of the axis with the samples lie outside of them: T in an axis of T·batch.
-
-    Returns:
-        The axis of the output, and what is `inside` for it.
-    """
-    moved = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    if len(before) != len(after) or len(moved) != 1 or after[moved[0]] * batch != before[moved[0]] * _TRIAL:
-        return None
-    outer = math.prod(before[: moved[0]]) * inside
-    inner = math.prod(before) // (outer * batch)
-    fitting = []
-    for axis, size in enumerate(result):
-        start = math.prod(result[:axis])
-        if size % batch == 0 and outer % start == 0 and (start * size) % (outer * batch) == 0:
-            # A batch of 1 fits in several places. Best alone, then with a part of what is inside of it (heads), then
-            # with what is outside of it (the rows of a matrix), and last with all of what is inside.
-            rank = (
-                0
-                if (start, size) == (outer, batch)
-                else 2
-                if start < outer
-                else 3
-                if size == batch * inner
-                else 1
-            )
-            fitting.append((rank, axis, outer // start))
-    return min(fitting)[1:] if fitting else None
-
-
-def _concrete(value: ir.Value, batch: int) -> Dims | None:
-    if value.shape is None:
-        return None
-    first = [batch if axis == 0 and not isinstance(dim, int) else dim for axis, dim in enumerate(value.shape)]
-    return tuple(dim if isinstance(dim, int) else _OTHER for dim in first)
-
-
-def _static_dims(model: ir.Model, batch: int) -> dict[str, Dims]:
-    """Returns the dimensions of all values at a number of samples, as far as they are known."""
-    clone = model.clone()
-    for value in clone.graph.inputs:
-        dims = _concrete(value, batch)
-        value.shape = None if dims is None else ir.Shape(dims)
-    infer_shapes(clone)
-    known = {}
-    for value in (*clone.graph.inputs, *(output for node in clone.graph for output in node.outputs)):
-        sizes = [dim for dim in value.shape or () if isinstance(dim, int)]
-        if value.shape is not None and len(sizes) == len(value.shape):
-            known[str(value.name)] = tuple(sizes)
-    return known

@@ -154,19 +154,20 @@ def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
     if first is None:
         return 0
     if node.op_type == "ConstantOfShape":
-        return math.prod(first.tolist())
+        return int(math.prod(first.tolist()))
     if node.op_type == "Range":
         start, limit, delta = (float(array.item()) for array in inputs if array is not None)
         return math.ceil(abs((limit - start) / delta)) if delta else 0
     if node.op_type in ("Expand", "Tile") and inputs[1] is not None:
-        return first.size * math.prod(max(1, size) for size in inputs[1].ravel().tolist())
+        sizes: list[int] = inputs[1].ravel().tolist()
+        return int(first.size) * math.prod(max(1, size) for size in sizes)
     if node.op_type == "Gather" and inputs[1] is not None:
-        return first.size * inputs[1].size
+        return int(first.size * inputs[1].size)
     if node.op_type == "Concat" or len(shapes) < 2:
-        return sum(math.prod(shape) for shape in shapes)
+        return sum(map(math.prod, shapes))
     # Elementwise ops broadcast; the result of any other one is no bigger than its biggest input.
     try:
-        return math.prod(np.broadcast_shapes(*shapes))
+        return int(math.prod(np.broadcast_shapes(*shapes)))
     except ValueError:
         return max(math.prod(shape) for shape in shapes)
 

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.passes.branches import TakenBranchPass
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
+from onnxtrain.passes.ranks import ImpliedRanksPass
+from onnxtrain.passes.twins import add_twins
 
 __all__ = ["infer_shapes", "settle_shapes"]
 
@@ -25,12 +28,14 @@ _MAX_ELEMENTS = 1 << 21
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Poolings whose windows shape inference miscounts are rewritten: what is folded must not follow from them. Data are
-    propagated last, when all static sizes are known that could make it costly.
+    Ranks that the model leaves open come from the ops. Poolings whose windows shape inference miscounts are
+    rewritten: what is folded must not follow from them. An If whose condition turns out to be constant becomes the
+    branch that is taken. Data are propagated last, when all static sizes are known that could make it costly.
     """
+    steps = (ImpliedRanksPass(), CeilModePass(), TakenBranchPass(), FoldConstantsPass())
     for propagate in (False, True) if _computes_with_shapes(model) else (False,):
         infer_shapes(model, propagate=propagate)
-        while CeilModePass()(model).modified or FoldConstantsPass()(model).modified:
+        while any(step(model).modified for step in steps):
             infer_shapes(model, propagate=propagate)
     return model
 
@@ -38,8 +43,8 @@ def settle_shapes(model: ir.Model) -> ir.Model:
 def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     """Annotate the values of `model` in place with the dtypes and shapes that onnx can infer, and return it.
 
-    Unknown dimensions get names `unk__<n>`. Ops that onnx does not know end the inference downstream of them; they are
-    no error.
+    Unknown dimensions get names `unk__<n>`. Ops that onnx does not know, and for which nobody has stated a
+    twin, end the inference downstream of them; they are no error.
 
     Args:
         model: Any model.
@@ -50,7 +55,9 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
             value.shape = _without_generated_names(value.shape)
-    inferred = onnx.shape_inference.infer_shapes(lean_proto(model), data_prop=False)
+    lean = lean_proto(model)
+    add_twins(model, lean)
+    inferred = onnx.shape_inference.infer_shapes(lean, data_prop=False)
     if propagate and _computes_with_shapes(model) and _vector_elements(inferred.graph) <= _MAX_ELEMENTS:
         _forget_generated_names(inferred.graph)
         inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)

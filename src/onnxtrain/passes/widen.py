@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import onnx_ir as ir
 
 from onnxtrain.passes.inline import inline_functions
@@ -12,20 +14,25 @@ __all__ = ["has_narrow_floats", "widen_narrow_floats"]
 _NARROW, _WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 
 
-def has_narrow_floats(model: ir.Model) -> bool:
-    """Return whether any value of the main graph is bfloat16 or float16."""
-    return any(_is_narrow(v) for v in (*model.graph.inputs, *model.graph.initializers.values())) or any(
-        _is_narrow(value) for node in model.graph for value in node.outputs
+def has_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> bool:
+    """Return whether any value of the main graph is of one of `dtypes`."""
+    inputs = (*model.graph.inputs, *model.graph.initializers.values())
+    return any(value.dtype in dtypes for value in inputs) or any(
+        value.dtype in dtypes for node in model.graph for value in node.outputs
     )
 
 
-def widen_narrow_floats(model: ir.Model) -> ir.Model:
+def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> ir.Model:
     """Return a model in which every bfloat16 or float16 op computes in float32 and rounds its results.
 
     That is what PyTorch's CPU kernels do, op by op: products and sums are accumulated in float32, results rounded.
     Left to itself ONNX Runtime computes chains of float16 ops in float32 without the roundings between them, so that
     a result that overflows float16 is finite.
     Inputs, outputs and initializers of the graph keep their dtype; `model` is not changed. Subgraphs stay as they are.
+
+    Args:
+        model: Any model.
+        dtypes: What to widen: bfloat16 alone for models that also run where float16 has kernels of its own.
     """
     model = infer_shapes(inline_functions(model) if model.functions else model.clone())
     wide: dict[ir.Value, ir.Value] = {}
@@ -33,21 +40,17 @@ def widen_narrow_floats(model: ir.Model) -> ir.Model:
         if node.op_type == "Cast" and node.domain == "":
             continue
         for index, value in enumerate(node.inputs):
-            if value is not None and _is_narrow(value):
+            if value is not None and value.dtype in dtypes:
                 if value not in wide:
                     wide[value] = _cast_before(node, value, _WIDE)
                 node.replace_input_with(index, wide[value])
         if node.op_type == "ConstantOfShape":
-            _widen_constant(node)
+            _widen_constant(node, dtypes)
         for value in node.outputs:
-            if value.name and _is_narrow(value):
+            if value.name and value.dtype in dtypes:
                 rounded, widened = _round_after(node, value)
                 wide[rounded] = widened
     return model
-
-
-def _is_narrow(value: ir.Value) -> bool:
-    return value.dtype in _NARROW
 
 
 def _cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -73,8 +76,8 @@ def _round_after(node: ir.Node, value: ir.Value) -> tuple[ir.Value, ir.Value]:
     return rounded, widened.outputs[0]
 
 
-def _widen_constant(node: ir.Node) -> None:
+def _widen_constant(node: ir.Node, dtypes: Collection[ir.DataType]) -> None:
     attribute = node.attributes.get("value")
-    if attribute is not None and attribute.as_tensor().dtype in _NARROW:
+    if attribute is not None and attribute.as_tensor().dtype in dtypes:
         tensor = attribute.as_tensor().numpy().astype(_WIDE.numpy())
         node.attributes.add(ir.AttrTensor("value", ir.tensor(tensor)))

@@ -122,7 +122,7 @@ def _progress(text: str) -> OptimizerProgress | None:
         return None
     step = progress["step"]
     rates = [float(progress[key]) for key in ("learning_rate", "initial_learning_rate")]
-    if type(step) is not int or not 0 <= step < 2**63 or not all(0 <= rate < math.inf for rate in rates):
+    if type(step) is not int or not 0 <= step < 2**62 or not all(0 <= rate < math.inf for rate in rates):
         raise ValueError(f"the optimizer cannot be at step {step} with the learning rate {rates[0]}")
     return OptimizerProgress(step, *rates)
 

@@ -63,8 +63,14 @@ class Optimizer:
             inputs | {f"{p}_{m}" for m, p in moments},
             {f"{p}_updated" for p in names} | {f"{p}_{m}_updated" for m, p in moments},
         )
-        types = {i.name: dtypes.BY_ORT[i.type] for i in session.get_inputs()}
-        wanted = {m: {p: types[f"{p}_{m}"] for p in names} for m in spec.moments}
+        types = {i.name: i.type for i in session.get_inputs()}
+        unknown = sorted(set(types.values()) - dtypes.BY_ORT.keys())
+        if unknown:
+            raise ModelLoadError(
+                f"Loading {source}: it takes {', '.join(unknown)}, which no optimizer has. The file is corrupt; "
+                "generate the artifacts again."
+            )
+        wanted = {m: {p: dtypes.BY_ORT[types[f"{p}_{m}"]] for p in names} for m in spec.moments}
         _prepare_moments(self._store, spec, wanted, source)
         self._rate = Buffer.zeros(dtypes.BY_NAME["float32"], (), device)
         self._step = Buffer.zeros(dtypes.BY_NAME["int64"], (), device)

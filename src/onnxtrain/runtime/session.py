@@ -42,14 +42,16 @@ def open_session(
     source = describe(model, role)
     if not isinstance(model, bytes):
         path = Path(os.fspath(model))
+        try:
+            finish_interrupted(path)
+        except OSError as error:
+            raise ModelLoadError(f"Loading {source}: {error}") from error
         if not path.is_file():
             raise ModelLoadError(
                 f"Loading {source}: there is no such file (working directory '{Path.cwd()}')."
             )
         model = str(path)
     try:
-        if isinstance(model, str):
-            finish_interrupted(model)
         check_external_data(model)
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"Loading {source}: {error}") from error

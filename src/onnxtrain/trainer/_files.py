@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtrain.errors import CheckpointError, ModelLoadError
+from onnxtrain.runtime.json_text import parse_json
 
-__all__ = ["Files", "find_files"]
+__all__ = ["Files", "find_files", "find_manifest"]
 
 _MANIFEST = "manifest.json"
 _DEFAULTS = {
@@ -33,22 +33,14 @@ class Files:
 def find_files(directory: Path) -> Files:
     """Returns the names of the files of the run in a directory.
 
-    They are those that its manifest gives, which is `manifest.json`, or with a prefix the only other one; without a
-    manifest beside the models, which hold it as well, the usual ones.
+    They are those that its manifest gives; without one beside the models, which hold it as well, the usual ones.
 
     Raises:
         CheckpointError: There is no run in it, or there are several, or it has no optimizer.
         ModelLoadError: The manifest is damaged.
     """
-    names = sorted(path.name for path in directory.glob(f"*{_MANIFEST}"))
-    if _MANIFEST in names:
-        names = [_MANIFEST]
-    if len(names) > 1:
-        raise CheckpointError(
-            f"Opening the training run in '{directory}': there are several ({', '.join(names)}). Move each with its "
-            "files to a directory of its own."
-        )
-    files = _read(directory / names[0]) if names else _DEFAULTS
+    manifest = find_manifest(directory)
+    files = _read(directory / manifest) if manifest is not None else _DEFAULTS
     if "optimizer_model" not in files:
         raise CheckpointError(
             f"Opening the training run in '{directory}': it has no optimizer model. Generate the artifacts with "
@@ -59,13 +51,30 @@ def find_files(directory: Path) -> Files:
             f"Opening the training run in '{directory}': there is no file '{files['checkpoint']}'. Pass a directory "
             "that Trainer.save or generate_artifacts has written."
         )
-    return Files(manifest=names[0] if names else _MANIFEST, **files)
+    return Files(manifest=manifest or _MANIFEST, **files)
+
+
+def find_manifest(directory: Path) -> str | None:
+    """Returns the name of the manifest in a directory: `manifest.json`, or with a prefix the only other one.
+
+    Raises:
+        CheckpointError: There are several with a prefix.
+    """
+    names = sorted(path.name for path in directory.glob(f"*{_MANIFEST}"))
+    if _MANIFEST in names:
+        return _MANIFEST
+    if len(names) > 1:
+        raise CheckpointError(
+            f"Opening the training run in '{directory}': there are several ({', '.join(names)}). Move each with its "
+            "files to a directory of its own."
+        )
+    return names[0] if names else None
 
 
 def _read(path: Path) -> dict[str, str]:
     """Returns the names of the files by their roles."""
     try:
-        files = json.loads(path.read_text(encoding="utf-8"))["files"]
+        files = parse_json(path.read_bytes())["files"]
         named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
         wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
         if wrong or not _DEFAULTS.keys() - {"optimizer_model"} <= named.keys():

@@ -162,7 +162,8 @@ class FitLoop:
         self._events.epoch_end(history)
         # Until callbacks have had their say at the end of the fit, a process that is killed has not finished it.
         position.unfinished = True
-        if not state.workspace.temporary:
+        ended = position.epoch == self._last_epoch or history.stopped is not None
+        if not ended and not state.workspace.temporary:  # else it is saved when callbacks have ended, too
             state.save(state.directory)
 
     def _step(self, group: range, order: Array) -> int:

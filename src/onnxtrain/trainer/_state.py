@@ -9,7 +9,7 @@ from pathlib import Path
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.trainer._data import Dataset
+from onnxtrain.trainer._data import ArrayLike, Dataset, split
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
 from onnxtrain.trainer._position import CUSTOM, PROPERTY, Position, Settings
 from onnxtrain.trainer._predictions import read_predictions, remove_other_predictions, write_predictions
@@ -17,7 +17,9 @@ from onnxtrain.trainer._run import Run, Step
 from onnxtrain.trainer._schedule import Schedule, make_schedule
 from onnxtrain.trainer._workspace import Workspace
 
-__all__ = ["BEST", "TrainingState"]
+__all__ = ["BEST", "TrainingState", "Validation"]
+
+Validation = tuple[ArrayLike, ArrayLike] | float | None
 
 BEST = "best"
 """File of the trainer's directory with the parameters of the best epoch."""
@@ -78,6 +80,11 @@ class TrainingState:
         if PROPERTY in run.state.properties:
             text = str(run.state.properties[PROPERTY])
             position, settings, predictions = Position.from_json(text, f"'{directory}'")
+            if settings.prediction is not None and settings.prediction not in run.outputs:
+                raise CheckpointError(
+                    f"Resuming from '{directory}': its metrics look at '{settings.prediction[:60]}', which the models "
+                    f"do not return (outputs: {', '.join(run.outputs)}). The checkpoint is of another run, or corrupt."
+                )
         else:  # artifacts that no trainer has touched
             rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
             position = Position(seed=0, learning_rate=rate)
@@ -145,6 +152,40 @@ class TrainingState:
             prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
             target = step.arrays[len(manifest.inputs)]
             averages.add_metrics(self.metrics, prediction, target, manifest.targets[0])
+
+    def datasets(
+        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
+    ) -> tuple[Dataset, Dataset | None]:
+        """Returns the checked data to train on and to validate with; see :meth:`Trainer.fit`."""
+        data = self.dataset(inputs, targets, batch_size, training=True)
+        if validation is None:
+            return data, None
+        if isinstance(validation, float):
+            data, held_out = split(data, validation, self.position.seed)
+        elif not isinstance(validation, tuple | list) or len(validation) != 2:
+            raise InputError(
+                f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
+            )
+        else:
+            try:
+                held_out = self.dataset(validation[0], validation[1], batch_size, training=False)
+            except InputError as error:
+                raise InputError(f"Validation data: {error}") from error
+        if held_out.left_out:
+            try:
+                next(self.run.evaluate(held_out.last()))
+            except InputError as error:
+                raise InputError(f"Validation data: {error}") from error
+        return data, held_out
+
+    def dataset(
+        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, *, training: bool
+    ) -> Dataset:
+        """Returns the checked data; `training` is whether it is to be trained on."""
+        if targets is not None and not self.run.manifest.targets:
+            raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
+        groups = [("input", self.run.manifest.inputs, inputs), ("target", self.run.manifest.targets, targets)]
+        return Dataset.check(groups, batch_size, training=training)
 
     def evaluate(self, data: Dataset, prefix: str = "") -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode."""

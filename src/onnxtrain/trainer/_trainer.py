@@ -16,14 +16,14 @@ from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
-from onnxtrain.trainer._data import ArrayLike, Dataset, split, warn_of_fixed_batch
+from onnxtrain.trainer._data import ArrayLike, Dataset, warn_of_fixed_batch
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import Schedule, make_schedule
-from onnxtrain.trainer._state import TrainingState
+from onnxtrain.trainer._state import TrainingState, Validation
 from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from onnxtrain.training_graph import BatchNormMode
 
 __all__ = ["Trainer"]
-
-Validation = tuple[ArrayLike, ArrayLike] | float | None
 
 
 class Trainer:
@@ -292,7 +290,7 @@ class Trainer:
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise InputError(f"{name} must be a positive integer, received {value!r}.")
         called = callback_list(callbacks)
-        data, held_out = self._datasets(inputs, targets, batch_size, validation)
+        data, held_out = self._state.datasets(inputs, targets, batch_size, validation)
         self._state.validating = held_out is not None
         of_validation = None
         if held_out is not None:
@@ -312,39 +310,7 @@ class Trainer:
         validation: Validation = None,
     ) -> None:
         """Raises the InputError that :meth:`fit` would raise for this data; changes nothing."""
-        self._datasets(inputs, targets, batch_size, validation)
-
-    def _datasets(
-        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
-    ) -> tuple[Dataset, Dataset | None]:
-        data = self._dataset(inputs, targets, batch_size, training=True)
-        if validation is None:
-            return data, None
-        if isinstance(validation, float):
-            data, held_out = split(data, validation, self._state.position.seed)
-        elif not isinstance(validation, tuple | list) or len(validation) != 2:
-            raise InputError(
-                f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
-            )
-        else:
-            try:
-                held_out = self._dataset(validation[0], validation[1], batch_size, training=False)
-            except InputError as error:
-                raise InputError(f"Validation data: {error}") from error
-        if held_out.left_out:
-            try:
-                next(self._state.run.evaluate(held_out.last()))
-            except InputError as error:
-                raise InputError(f"Validation data: {error}") from error
-        return data, held_out
-
-    def _dataset(
-        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, *, training: bool
-    ) -> Dataset:
-        if targets is not None and not self.manifest.targets:
-            raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
-        groups = [("input", self.manifest.inputs, inputs), ("target", self.manifest.targets, targets)]
-        return Dataset.check(groups, batch_size, training=training)
+        self._state.datasets(inputs, targets, batch_size, validation)
 
     def evaluate(
         self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None
@@ -359,7 +325,7 @@ class Trainer:
             InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
                 cannot be told apart by samples.
         """
-        return self._state.evaluate(self._dataset(inputs, targets, batch_size, training=False))
+        return self._state.evaluate(self._state.dataset(inputs, targets, batch_size, training=False))
 
     def predict(self, inputs: ArrayLike, *, batch_size: int | None = None) -> Array | dict[str, Array]:
         """Returns the model's output for each sample, in inference mode; several outputs as a dict.

@@ -6,6 +6,8 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 
+_EXACT = 1024
+
 __all__ = ["counting_dtype", "divide_by_count"]
 
 
@@ -14,8 +16,20 @@ def counting_dtype(value: ir.Value) -> ir.DataType:
     return ir.DataType.DOUBLE if value.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
 
 
-def divide_by_count(op: Emitter, value: ir.Value, count: ir.Value) -> ir.Value:
-    """Returns value / count, in the dtype of `value`; `count` is of :func:`counting_dtype`."""
-    if value.dtype == count.dtype:
+def divide_by_count(op: Emitter, value: ir.Value, count: int | ir.Value) -> ir.Value:
+    """Returns value / count, in the dtype of `value`.
+
+    Args:
+        op: emitter.
+        value: what to divide, floating point.
+        count: a number known when the graph is built (0 stands for 1), or a value of :func:`counting_dtype`.
+    """
+    wide = counting_dtype(value)
+    if isinstance(count, int):
+        # Fractions below that are subnormal in float16, with few digits.
+        if value.dtype == wide or count <= _EXACT:
+            return op.Mul(value, 1 / max(count, 1))  # type: ignore[no-any-return]
+        count = op.const(count, wide)
+    if value.dtype == wide:
         return op.Div(value, count)  # type: ignore[no-any-return]
-    return op.Cast(op.Div(op.Cast(value, to=count.dtype), count), to=value.dtype)  # type: ignore[no-any-return]
+    return op.Cast(op.Div(op.Cast(value, to=wide), count), to=value.dtype)  # type: ignore[no-any-return]

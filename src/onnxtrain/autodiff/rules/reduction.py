@@ -44,11 +44,10 @@ def reduce_mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Each element gets the cotangent divided by the number of elements reduced to one."""
     count = _reduced_count(n)
     if count is not None:
-        return expand_reduced(op, n, op.Mul(ct, 1 / max(count, 1)))
-    # The quotient is at most 1, so it fits float16, which a count above 65504 does not.
+        return expand_reduced(op, n, divide_by_count(op, ct, count))
     wide = counting_dtype(ct)
-    share = op.Div(op.Cast(op.Size(n.out.reduced), to=wide), op.Cast(op.Size(n.data), to=wide))
-    return expand_reduced(op, n, op.Mul(ct, op.Cast(share, to=ct.dtype)))
+    share = op.Div(op.Cast(op.Size(n.data), to=wide), op.Cast(op.Size(n.out.reduced), to=wide))
+    return expand_reduced(op, n, divide_by_count(op, ct, share))
 
 
 def _reduced_count(n: NodeView) -> int | None:

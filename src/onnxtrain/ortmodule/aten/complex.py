@@ -69,13 +69,14 @@ def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
 
 
 _BY_PARTS = (
-    "view", "reshape", "_unsafe_view", "_reshape_alias", "t", "permute", "transpose", "squeeze", "unsqueeze", "expand",
-    "repeat", "cat", "stack", "split", "split_with_sizes", "unbind", "slice", "select", "flip", "roll", "diagonal",
-    "tril", "triu", "unfold", "as_strided", "constant_pad_nd", "index", "index_put", "index_select", "gather", "scatter",
-    "scatter_add", "slice_scatter", "select_scatter", "diagonal_scatter", "copy", "masked_fill", "where", "sum", "mean",
-    "cumsum", "clone", "alias", "lift_fresh", "contiguous", "positive", "detach", "zeros", "zeros_like", "new_zeros",
-    "empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "full", "fill", "full_like", "new_full", "zero",
-    "masked_select", "constant_pad", "_unsafe_index", "_unsafe_index_put", "scalar_tensor",
+    "view", "reshape", "_unsafe_view", "_reshape_alias", "t", "permute", "transpose", "squeeze", "unsqueeze",
+    "expand", "repeat", "cat", "stack", "split", "split_with_sizes", "unbind", "slice", "select", "flip",
+    "roll", "diagonal", "tril", "triu", "unfold", "as_strided", "constant_pad_nd", "index", "index_put",
+    "index_select", "gather", "scatter", "scatter_add", "slice_scatter", "select_scatter", "diagonal_scatter",
+    "copy", "masked_fill", "where", "sum", "mean", "cumsum", "clone", "alias", "lift_fresh", "contiguous",
+    "positive", "detach", "zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty",
+    "empty_strided", "new_empty_strided", "full", "fill", "full_like", "new_full", "zero", "masked_select",
+    "_unsafe_index", "_unsafe_index_put", "scalar_tensor",
 )  # fmt: skip
 for _name, _function in list(LOWERINGS.items()):
     if _name.startswith("aten.") and _name.split(".")[1] in _BY_PARTS:
@@ -238,6 +239,12 @@ def length(low: Lowering, z: Complex) -> ir.Value:
 def angle(low: Lowering, z: Complex) -> ir.Value:
     """With the gradient 0 at 0."""
     return atan2(low, z.im, z.re)
+
+
+@lower("aten._neg_view.default")
+def negative_view(low: Lowering, x: ir.Value) -> ir.Value:
+    """What the imaginary part of a conjugate is."""
+    return low.op.Neg(x)  # type: ignore[no-any-return]
 
 
 @lower("aten.angle.default")

@@ -22,6 +22,7 @@ def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
     if low.uses_result(2) or low.uses_result(3):
         raise low.unsupported("its factors")
     op = low.op
+    _ = int(low.fake(0).shape[-1])  # the gradient is made for one size
     lengths = low.stopped(op.ReduceL2(a, [-1], keepdims=1))
     lengths = op.Where(op.Equal(lengths, 0.0), 1.0, lengths)
     rows = op.Div(a, lengths)
@@ -38,9 +39,7 @@ def matrix_exp(low: Lowering, a: ir.Value) -> ir.Value:
     The number of squarings is found at run time for each matrix, as that which brings its 1-norm to 1 or below.
     """
     op = low.op
-    size = low.fake(0).shape[-1]
-    if not isinstance(size, int):
-        raise low.unsupported("matrices of a symbolic size")
+    size = int(low.fake(0).shape[-1])
     norm = low.stopped(op.ReduceMax(op.ReduceSum(op.Abs(a), [-2], keepdims=1), [-1], keepdims=1))
     squarings = op.Ceil(op.Div(op.Log(op.Max(norm, 1.0)), math.log(2)))
     squarings = op.Min(squarings, float(_SQUARINGS))

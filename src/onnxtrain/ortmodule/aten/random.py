@@ -10,7 +10,7 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
-from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule._lowering import Lowering, lower, memory_order
 
 __all__ = ["DROPOUTS"]
 
@@ -22,7 +22,7 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
     if generator is not None:
         raise low.unsupported("a generator of its own")
     dtype, device = fake.dtype, fake.device
-    order = _memory_order(fake)
+    order = memory_order(fake)
 
     def draw(shape: Sequence[int]) -> torch.Tensor:
         tensor = torch.empty_permuted(tuple(shape), order, dtype=dtype, device=device)
@@ -30,14 +30,6 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
         return tensor
 
     return low.random_input(draw, fake)
-
-
-def _memory_order(fake: torch.Tensor) -> list[int]:
-    """Returns the axes from the slowest in memory to the fastest."""
-    if fake.is_contiguous():
-        return list(range(fake.dim()))
-    strides = fake.stride()
-    return sorted(range(fake.dim()), key=lambda axis: -strides[axis])
 
 
 def _numbers(low: Lowering, *values: Any) -> None:

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -42,6 +43,8 @@ def item(low: Lowering, x: ir.Value) -> ir.Value:
     kind = {torch.SymInt: INT64, torch.SymFloat: DOUBLE, torch.SymBool: BOOL}.get(type(low.result))
     if kind is None:
         raise low.unsupported(f"of {low.fake(0).dtype}")
+    if low.fake(0).shape:
+        x = low.op.Reshape(x, low.op.const(np.array([], np.int64)))
     return low.tensor(x, kind)
 
 

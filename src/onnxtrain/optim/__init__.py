@@ -1,0 +1,17 @@
+"""PyTorch optimizers under the names of onnxruntime-training; those that are ONNX models are in `optimizers`."""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "importing onnxtrain.optim: PyTorch is not installed; pip install 'onnxtrain[torch]'", name="torch"
+    ) from error
+
+from onnxtrain.optim.fp16_optimizer import FP16_Optimizer
+from onnxtrain.optim.fused_adam import AdamWMode, FusedAdam
+
+__all__ = ["AdamWMode", "FP16_Optimizer", "FusedAdam"]

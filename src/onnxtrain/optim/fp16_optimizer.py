@@ -1,0 +1,22 @@
+"""`FP16_Optimizer` of onnxruntime-training, which has no counterpart: its name, and an error that says what has."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from onnxtrain.errors import CompatError
+
+__all__ = ["FP16_Optimizer"]
+
+
+def FP16_Optimizer(optimizer: Any, **options: Any) -> NoReturn:
+    """Raises: it replaced methods of optimizers of Apex, DeepSpeed and Megatron by CUDA kernels.
+
+    Raises:
+        CompatError: always.
+    """
+    raise CompatError(
+        f"FP16_Optimizer({type(optimizer).__name__}): onnxtrain has no counterpart. Use the optimizer as it is, "
+        "with torch.autocast and, for float16, torch.amp.GradScaler('cuda'); bfloat16 needs no scaler. DeepSpeed and "
+        "Megatron scale losses themselves: leave the call out"
+    )

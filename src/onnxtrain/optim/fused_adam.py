@@ -1,0 +1,156 @@
+"""Adam for all parameters at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+__all__ = ["AdamWMode", "FusedAdam"]
+
+
+class AdamWMode(IntEnum):
+    """What weight decay does, with the old package's names and numbers."""
+
+    ADAM_L2_REGULARIZATION = 0
+    """It is added to the gradient: `torch.optim.Adam`."""
+    ADAMW_TRANSFORMERS = 1
+    """The updated parameter shrinks, and epsilon is added before the bias is corrected: the AdamW of transformers 4."""
+    ADAMW_TORCH = 2
+    """The parameter shrinks before the update: `torch.optim.AdamW`."""
+
+
+class FusedAdam(torch.optim.Optimizer):
+    """Adam (https://arxiv.org/abs/1412.6980) and AdamW (https://arxiv.org/abs/1711.05101), in a few calls per step.
+
+    The name, arguments and defaults are those of onnxruntime-training. PyTorch's multi-tensor operators take the place
+    of its CUDA kernels, so that it runs on every device, in every floating-point dtype.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate.
+        bias_correction: whether to divide the moments by `1 - beta ** step`.
+        betas: decay of the two moments.
+        eps: added to the denominator.
+        adam_w_mode: see :class:`AdamWMode`.
+        weight_decay: per step, as a share of the learning rate.
+        set_grad_none: whether :meth:`zero_grad` sets gradients to None, whatever it is called with.
+
+    Raises:
+        ValueError: a number is out of range.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = FusedAdam([weight], lr=0.1, adam_w_mode=AdamWMode.ADAMW_TORCH)
+        >>> weight.sum().backward()
+        >>> optimizer.step()
+        >>> weight.detach()
+        tensor([0.9000, 0.9000])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        adam_w_mode: AdamWMode | int = AdamWMode.ADAMW_TRANSFORMERS,
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+    ) -> None:
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ValueError(f"FusedAdam: {name} must not be negative, received {value}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"FusedAdam: betas must be at least 0 and below 1, received {betas}")
+        self._adam_w_mode = AdamWMode(adam_w_mode)
+        self._set_grad_none = set_grad_none
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "bias_correction": bias_correction,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+            },
+        )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Sets the gradients to None, or to zero if neither `set_to_none` nor `set_grad_none` is set."""
+        super().zero_grad(set_to_none or self._set_grad_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates the parameters that have a gradient.
+
+        Args:
+            closure: computes the loss again, and its gradients.
+
+        Returns:
+            What `closure` returns.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            by_step: dict[int, list[torch.Tensor]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_step.setdefault(self._count(parameter, group), []).append(parameter)
+            for step, parameters in by_step.items():
+                self._update(parameters, group, step)
+        return loss
+
+    def _count(self, parameter: torch.Tensor, group: dict[str, Any]) -> int:
+        """The number of this step; makes the state before the first."""
+        gradient = parameter.grad
+        if gradient is None or gradient.is_sparse or gradient.is_complex():
+            raise RuntimeError(
+                "FusedAdam: a gradient is sparse or complex; use torch.optim.SparseAdam or Adam"
+            )
+        state = self.state[parameter]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+            state["step"] = 0
+        elif "step" not in state:  # of a checkpoint of the old package, which counted per group
+            state["step"] = int(group["step"])
+        state["step"] = int(state["step"]) + 1
+        return int(state["step"])
+
+    def _update(self, parameters: list[torch.Tensor], group: dict[str, Any], step: int) -> None:
+        mode, decay, lr, eps = self._adam_w_mode, group["weight_decay"], float(group["lr"]), group["eps"]
+        beta1, beta2 = group["betas"]
+        gradients: Any = [parameter.grad for parameter in parameters]
+        first = [self.state[parameter]["exp_avg"] for parameter in parameters]
+        second = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
+        if decay and mode is AdamWMode.ADAM_L2_REGULARIZATION:
+            gradients = torch._foreach_add(gradients, parameters, alpha=decay)
+        if decay and mode is AdamWMode.ADAMW_TORCH:
+            torch._foreach_mul_(parameters, 1 - lr * decay)
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        corrections = (
+            (1 - beta1**step, math.sqrt(1 - beta2**step)) if group["bias_correction"] else (1.0, 1.0)
+        )
+        denominators = torch._foreach_sqrt(second)
+        if mode is AdamWMode.ADAMW_TRANSFORMERS:
+            torch._foreach_add_(denominators, eps)
+            size = lr * corrections[1] / corrections[0]
+        else:
+            torch._foreach_div_(denominators, corrections[1])
+            torch._foreach_add_(denominators, eps)
+            size = lr / corrections[0]
+        torch._foreach_addcdiv_(parameters, first, denominators, -size)
+        if decay and mode is AdamWMode.ADAMW_TRANSFORMERS:
+            torch._foreach_mul_(parameters, 1 - lr * decay)

@@ -1,0 +1,52 @@
+"""Find nodes whose inputs must have one dtype and have several: no runtime loads such a model."""
+
+from __future__ import annotations
+
+import functools
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+
+__all__ = ["check_types"]
+
+
+def check_types(model: ir.Model) -> None:
+    """Check the nodes of the standard domain, as far as dtypes are known.
+
+    Raises:
+        ModelError: Two inputs of a node must have one dtype and have not.
+    """
+    opset = model.graph.opset_imports[""]
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.domain != "":
+            continue
+        seen: dict[str, ir.Value] = {}
+        for value, variable in zip(
+            node.inputs, _variables(node.op_type, opset, len(node.inputs)), strict=False
+        ):
+            if value is None or value.dtype is None or not variable:
+                continue
+            other = seen.setdefault(variable, value)
+            if other.dtype != value.dtype:
+                where = f"'{node.name}'" if node.name else f"that computes '{node.outputs[0].name}'"
+                raise ModelError(
+                    f"The model is not valid ONNX: the inputs of the {node.op_type} node {where} must have one dtype, "
+                    f"but '{other.name}' is {other.dtype} and '{value.name}' is {value.dtype}. Convert one of them "
+                    f"with a Cast node, or export the model in one precision (torch: module.float())."
+                )
+
+
+@functools.cache
+def _variables(op_type: str, opset: int, count: int) -> tuple[str, ...]:
+    """Returns the type variable of each input; empty where it is bound to nothing else."""
+    try:
+        schema = onnx.defs.get_schema(op_type, opset, "")
+    except onnx.defs.SchemaError:  # ONNX Runtime has ops of its own in the standard domain
+        return ()
+    formals = list(schema.inputs)
+    names = [formal.type_str if formal.is_homogeneous else "" for formal in formals]
+    if formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
+        names += names[-1:] * (count - len(names))
+    return tuple(names)

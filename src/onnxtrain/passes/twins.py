@@ -1,0 +1,35 @@
+"""Shapes behind ops that onnx does not know: what a twin of standard ops, of the same shapes, would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnx_ir as ir
+
+__all__ = ["TWINS", "add_twins"]
+
+TWINS: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
+"""For ops by domain and name: what makes the function of standard ops for a node and an opset."""
+
+
+def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
+    """Make calls of their twins, in place, of those nodes of a proto that have one; shape inference follows calls.
+
+    Args:
+        model: what `lean` was made from: it has the same nodes in the same order.
+        lean: the proto.
+    """
+    opset = model.graph.opset_imports[""]
+    for index, (node, proto) in enumerate(zip(model.graph, lean.graph.node, strict=True)):
+        make = TWINS.get((node.domain, node.op_type))
+        if make is None or node.op_identifier() in model.functions:
+            continue
+        function = ir.to_proto(make(node, opset))
+        function.domain, function.name = "onnxtrain.twin", f"{node.op_type}_{index}"
+        del function.output[len(proto.output) :]
+        proto.domain, proto.op_type = function.domain, function.name
+        del proto.attribute[:]
+        lean.functions.append(function)
+        if all(imported.domain != function.domain for imported in lean.opset_import):
+            lean.opset_import.add(domain=function.domain, version=1)

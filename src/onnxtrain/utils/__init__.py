@@ -1,0 +1,1 @@
+"""What onnxruntime-training had under this name and training loops use: `onnxtrain.utils.data`."""

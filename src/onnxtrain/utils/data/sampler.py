@@ -1,0 +1,156 @@
+"""Samplers that give the processes of a distributed training samples of about the same cost in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed
+from torch.utils.data import Dataset, Sampler
+
+__all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSampler"]
+
+
+class LoadBalancingDistributedSampler(Sampler[int]):
+    """A `torch.utils.data.DistributedSampler` in whose every step all processes have samples of like complexity.
+
+    The samples are sorted by complexity, and neighbours go to different processes. With `group_size` they are sorted
+    inside of consecutive groups of the dataset, and it is the groups that are shuffled, else the steps.
+
+    Args:
+        dataset: with a length, and samples by index.
+        complexity_fn: gives the complexity of a sample, an integer: the length of a sequence.
+        world_size: number of processes; by default that of the process group.
+        rank: of this process; by default that in the process group.
+        shuffle: whether to shuffle, in another way in each epoch; call :meth:`set_epoch`.
+        group_size: samples that are sorted together; all by default.
+        seed: for shuffling, the same in all processes.
+        drop_last: whether to leave out samples so that all processes have as many, instead of repeating some.
+        random_level: from 0 to 1: how much noise to add to the complexities, as a share of their range.
+
+    Raises:
+        ValueError: a number is out of range, or there are no samples.
+
+    Example:
+        >>> sampler = LoadBalancingDistributedSampler(["aaa", "b", "cc", "dddd"], len, 2, 0, shuffle=False)
+        >>> list(sampler)
+        [1, 0]
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        complexity_fn: Callable[..., int],
+        world_size: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        group_size: int | None = None,
+        seed: int = 0,
+        drop_last: bool = False,
+        random_level: float = 0,
+    ) -> None:
+        self.world_size = torch.distributed.get_world_size() if world_size is None else world_size
+        self.rank = torch.distributed.get_rank() if rank is None else rank
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"the rank must be from 0 to {self.world_size - 1}, received {self.rank}")
+        if not 0 <= random_level <= 1:
+            raise ValueError(f"random_level must be from 0 to 1, received {random_level}")
+        if group_size is not None and group_size < 1:
+            raise ValueError(f"group_size must be positive, received {group_size}")
+        count = len(cast(Sized, dataset))
+        if count == 0:
+            raise ValueError("the dataset has no samples")
+        self.dataset, self.complexity_fn = dataset, complexity_fn
+        self.shuffle, self.group_size, self.seed, self.drop_last = shuffle, group_size, seed, drop_last
+        self.random_level = random_level
+        self.epoch = 0
+        self.num_samples = count // self.world_size if drop_last else -(-count // self.world_size)
+        self.total_size = self.num_samples * self.world_size
+        self._complexities: npt.NDArray[np.int64] | None = None
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps()[:, self.rank].tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the next iteration shuffle as in this epoch."""
+        self.epoch = epoch
+
+    def steps(self) -> npt.NDArray[np.int64]:
+        """Returns the indices of the samples of this epoch: [num_samples, world_size]."""
+        if self._complexities is None:
+            count = len(cast(Sized, self.dataset))
+            self._complexities = np.array(
+                [self.complexity_fn(self.dataset[i]) for i in range(count)], np.int64
+            )
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        complexities, size = self._complexities, self.group_size or len(self._complexities)
+        noise = int((complexities.max() - complexities.min()) * self.random_level + 1)
+        if noise > 1:
+            complexities = (
+                complexities + torch.randint(noise, complexities.shape, generator=generator).numpy()
+            )
+        groups = [
+            start + np.argsort(complexities[start : start + size], kind="stable")
+            for start in range(0, len(complexities), size)
+        ]
+        if self.shuffle and self.group_size is not None:
+            groups = [groups[i] for i in torch.randperm(len(groups), generator=generator).tolist()]
+        steps = np.resize(np.concatenate(groups), (self.num_samples, self.world_size))
+        if self.shuffle and self.group_size is None:
+            steps = steps[torch.randperm(self.num_samples, generator=generator).numpy()]
+        return steps
+
+
+class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
+    """Makes batches, which may differ in size, of what a :class:`LoadBalancingDistributedSampler` gives each process.
+
+    Args:
+        sampler: gives the samples.
+        batch_fn: makes a list of batches of a list of indices: as many as fit in memory, for example.
+        drop_last: whether processes with more batches than others leave out the last ones; otherwise those with fewer
+            repeat their first.
+
+    Raises:
+        ValueError: `sampler` is none of that type, or drops samples itself.
+    """
+
+    def __init__(
+        self,
+        sampler: LoadBalancingDistributedSampler,
+        batch_fn: Callable[[list[int]], list[list[int]]],
+        drop_last: bool = False,
+    ) -> None:
+        if not isinstance(sampler, LoadBalancingDistributedSampler):
+            raise ValueError(
+                f"sampler must be a LoadBalancingDistributedSampler, received {type(sampler).__name__}"
+            )
+        if sampler.drop_last:
+            raise ValueError("the sampler must not drop samples itself: make it with drop_last=False")
+        self.sampler, self.batch_fn, self.drop_last = sampler, batch_fn, drop_last
+        self.world_size, self.rank = sampler.world_size, sampler.rank
+        self._make()
+
+    def _make(self) -> None:
+        # Of all processes, so that each knows how many batches the others have.
+        batches = [self.batch_fn(samples) for samples in self.sampler.steps().T.tolist()]
+        counts = [len(of_process) for of_process in batches]
+        self.total_batch = min(counts) if self.drop_last else max(counts)
+        own = batches[self.rank]
+        self._batches = [own[i % len(own)] for i in range(self.total_batch)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return self.total_batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Makes the batches of this epoch."""
+        self.sampler.set_epoch(epoch)
+        self._make()

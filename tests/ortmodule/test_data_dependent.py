@@ -1,0 +1,131 @@
+"""Sizes and numbers that depend on the data: one graph, in ONNX Runtime, whatever the data."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+class Base(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.last = nn.Embedding(9, 6), nn.Linear(6, 2)
+
+
+class Masked(Base):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        return self.last(x[x.sum(-1) > 0]).sum() + x[tokens > 2].mean()
+
+
+class Unique(Base):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        kinds, inverse = torch.unique(tokens, return_inverse=True)
+        sums = torch.zeros(len(kinds), 6).index_add_(0, inverse.flatten(), self.embed(tokens).flatten(0, 1))
+        return self.last(sums).square().sum()
+
+
+class Repeated(Base):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = torch.repeat_interleave(self.embed(tokens).flatten(0, 1), tokens.flatten() % 3, 0)
+        return self.last(x).sin().sum() + torch.bincount(tokens.flatten()).float().square().sum()
+
+
+class Experts(Base):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens).flatten(0, 1)
+        out = torch.zeros_like(x)
+        for number in range(3):
+            (rows,) = torch.where(tokens.flatten() % 3 == number)
+            out.index_add_(0, rows, torch.tanh(x[rows]) * (number + 1))
+        return self.last(out).square().sum()
+
+
+class Queue(Base):
+    """Writes at a place that a buffer tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(8, 6))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)[0]
+        y = self.last(x + self.queue.clone()[: len(x)])
+        at = int(self.place)
+        self.queue[at : at + 2] = x[:2].detach()
+        self.place[0] = (at + 2) % 8
+        return y.sum()
+
+
+@pytest.mark.parametrize("make", [Masked, Unique, Repeated, Experts, Queue])
+def test_one_graph_whatever_the_data(make: type[Base]) -> None:
+    torch.manual_seed(0)
+    plain: Any = make()
+    ours = ORTModule(copy.deepcopy(plain), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    for _ in range(4):
+        tokens = torch.randint(9, (2, 5))
+        found = []
+        for module in (ours, plain):
+            module.zero_grad()
+            loss = module(tokens)
+            loss.backward()
+            found.append([loss.detach(), *(p.grad for p in module.parameters()), *module.buffers()])
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    report = ours.report()
+    assert report.runs_in_onnxruntime
+    assert len(report) == 1
+    assert not any(graph.break_reason for graph in report)
+
+
+class MaskBesideIndex(Base):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens).flatten(0, 1)
+        return self.last(x[tokens.flatten() >= 0, torch.arange(10) % 6][None, :6]).sum()
+
+
+class Branch(Base):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        if x[x > 0].numel() > 100:
+            x = x * 2
+        return self.last(x).sum() * int(tokens.max())
+
+
+@pytest.mark.parametrize("make", [MaskBesideIndex, Branch])
+def test_where_dynamo_stops_the_result_is_right(make: type[Base]) -> None:
+    torch.manual_seed(0)
+    plain: Any = make()
+    ours = ORTModule(copy.deepcopy(plain))
+    tokens = torch.randint(9, (2, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got, want = ours(tokens), plain(tokens)
+        got.backward()
+        want.backward()
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-5)
+
+
+class Checked(Base):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((tokens < 5).all(), "no such token")
+        return self.last(self.embed(tokens)).sum()
+
+
+def test_assertion_on_the_data() -> None:
+    ours = ORTModule(Checked())
+    ours(torch.tensor([[0, 4]])).backward()
+    with pytest.raises((RuntimeError, AssertionError), match="no such token"):
+        ours(torch.tensor([[0, 5]]))

@@ -1,0 +1,32 @@
+"""What is written wrong is refused where it is written."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+import pytest
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+
+
+def test_an_attribute_that_the_op_does_not_have_is_refused() -> None:
+    x = ir.Value(name="x", shape=ir.Shape([2, 3]), type=ir.TensorType(ir.DataType.FLOAT))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 21})
+    op = Emitter(graph)
+    with pytest.raises(
+        GraphBuildError, match="ReduceSum of opset 21: it has no attribute keepdim; it has keepdims"
+    ):
+        op.ReduceSum(x, [0], keepdim=0)
+    assert len(graph) == 0
+
+
+def test_names_continue_where_they_ended() -> None:
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21})
+    op = Emitter(graph)
+    assert [op.unique_name(wish) for wish in ("a", "a", "a_1", "a", "a_1_1")] == [
+        "a",
+        "a_1",
+        "a_1_1",
+        "a_2",
+        "a_1_1_1",
+    ]

@@ -109,6 +109,11 @@ CASES = [
         lambda x, a, b: torch.clamp(x, a, b),
         (T(4, 5), T(5, low=-1, high=0), T(5, low=0.1, high=1)),
     ),
+    Case(
+        "clamp_nan_bounds",
+        lambda x, a: (torch.clamp(x, a, a + 1), torch.clamp_max(x, a)),
+        (T(7), torch.tensor([NAN, 0.0, 0.1, NAN, -1.0, -INF, INF])),
+    ),
     Case("clamp_tensor_min", lambda x, a: torch.clamp(x, min=a), (T(4, 5), T(5))),
     Case("clamp_tensor_max", lambda x, a: torch.clamp_max(x, a), (T(4, 5), T(5))),
     Case("maximum", torch.maximum, (T(4, 5), T(5))),

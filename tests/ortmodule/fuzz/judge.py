@@ -162,20 +162,21 @@ def _tensors(name: str, eager: Seen, own: Seen, exact: Seen, moved: Seen | None)
         a.isnan() & ~finite, b.isnan() & ~finite
     ):
         return _Difference("value", name, f"eager {_said(eager)}, own {_said(own)}")
-    scale = x[finite].abs().max().clamp(min=1.0) if finite.any() else torch.tensor(1.0)
-    error = (a - x)[finite].abs().max() if finite.any() else torch.tensor(0.0)
-    allowed = _TIMES_OWN_ERROR * error + max(_RELATIVE, _LOW_PRECISION.get(eager.value.dtype, 0.0)) * scale
+    scale = max(_largest(x[finite]), 1.0)
+    narrow = _LOW_PRECISION.get(eager.value.dtype, 0.0)
+    allowed = _TIMES_OWN_ERROR * _largest((a - x)[finite]) + max(_RELATIVE, narrow) * scale
     if moved is not None and moved.value.shape == a.shape:
-        allowed = allowed + _NOISE * (moved.value.double() - x)[finite].abs().nan_to_num(0).max()
-    if finite.any() and bool((b - x)[finite].abs().max() > allowed):
+        allowed += _NOISE * _largest((moved.value.double() - x)[finite].nan_to_num(0))
+    off = _largest((b - x)[finite])
+    if off > allowed:
         kind = "gradient" if ".grad" in name else "value"
-        off = float((b - x)[finite].abs().max())
-        return _Difference(
-            kind,
-            name,
-            f"off by {off:.3g}, allowed {float(allowed):.3g}: eager {_said(eager)}, own {_said(own)}",
-        )
+        said = f"off by {off:.3g}, allowed {allowed:.3g}: eager {_said(eager)}, own {_said(own)}"
+        return _Difference(kind, name, said)
     return None
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def _said(value: Any) -> str:

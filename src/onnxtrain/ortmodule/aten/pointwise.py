@@ -341,9 +341,15 @@ def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max:
 
 def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: ir.Value | None) -> ir.Value:
     op = low.op
+
+    def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:
+        if _is_float(bound):  # a bound that is NaN replaces everything
+            outside = op.Or(outside, op.IsNaN(bound))
+        return select(low, outside, bound, x)
+
     if lowest is not None:
-        x = select(low, op.Less(x, lowest), lowest, x)
-    return x if highest is None else select(low, op.Greater(x, highest), highest, x)
+        x = replaced(op.Less(x, lowest), lowest)
+    return x if highest is None else replaced(op.Greater(x, highest), highest)
 
 
 def select(low: Lowering, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:

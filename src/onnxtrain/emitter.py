@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -238,6 +239,19 @@ class Emitter:
         output: ir.Value = self.Reshape(value, self.shape_of(like), allowzero=1)
         output.shape = like.shape
         return output
+
+    def merge_from(self, value: ir.Value, axis: int) -> ir.Value:
+        """Returns `value` with its axes from `axis` on merged into one, also where it has no elements.
+
+        There a Reshape to [0, 0, -1] does not know the last size, and ONNX Runtime refuses.
+        """
+        sizes = (static_dims(value) or (None,) * (axis + 1))[axis:]
+        count = None if None in sizes else math.prod(size for size in sizes if size is not None)
+        if count:
+            return self.Reshape(value, [0] * axis + [count])  # type: ignore[no-any-return]
+        merged = self.Shape(self.Flatten(value, axis=axis), start=1)
+        shape = self.Concat(self.Shape(value, start=0, end=axis), merged, axis=0)
+        return self.Reshape(value, shape, allowzero=1)  # type: ignore[no-any-return]
 
     def pad(
         self,

@@ -17,6 +17,7 @@ from onnxtrain.passes import (
     infer_shapes,
     inline_schema_functions,
     load_model,
+    mark_gradients,
 )
 
 from ._activity import active_values, is_differentiable_dtype
@@ -87,6 +88,7 @@ def differentiate(
     if value not in outputs:
         outputs.append(value)
     append_outputs(result, wrt, gradients)
+    mark_gradients(result)
     IsolateStatisticsPass()(result)
     infer_shapes(result)
     return result if isinstance(model, ir.Model) else ir.to_proto(result)

@@ -49,8 +49,8 @@ def batch_normalization_gradient(
     ct, x: `[batch, channels, *spatial]`; scale: `[channels]`. The statistics are those of x over batch and
     positions. x̂ = r * (x - mean(x)) is never computed: its factor r goes to the numbers per channel.
     """
-    flat, axes = op.Reshape(ct, [0, 0, -1]), [0, 2]
-    centered, inverse = _center(op, op.Reshape(x, [0, 0, -1]), axes, epsilon)
+    flat, axes = op.merge_from(ct, 2), [0, 2]
+    centered, inverse = _center(op, op.merge_from(x, 2), axes, epsilon)
     ct_bias = op.ReduceSum(flat, axes, keepdims=1)
     ct_scale = op.Mul(op.ReduceSum(op.Mul(flat, centered), axes, keepdims=1), inverse)
     share = op.Reciprocal(op.Cast(op.Div(op.Size(x), op.Size(scale)), to=ct.dtype))
@@ -58,7 +58,7 @@ def batch_normalization_gradient(
     free = op.Sub(op.Sub(flat, op.Mul(ct_bias, share)), op.Mul(centered, along))
     ct_x = op.Mul(free, op.Mul(inverse, op.Unsqueeze(scale, [1])))
     return (
-        op.Reshape(ct_x, op.Shape(x)),
+        op.reshape_like(ct_x, x),
         op.Reshape(ct_scale, [-1]),
         op.Reshape(ct_bias, [-1]),
     )
@@ -84,13 +84,16 @@ def group_normalization_gradient(
     ct, x: `[batch, channels, *spatial]`; scale: `[channels]`. The statistics are those of each group of
     channels of each sample. `num_groups` 0 makes every channel a group: InstanceNormalization.
     """
-    flat = op.Reshape(ct, [0, 0, -1])
-    groups = op.Concat([0], op.Unsqueeze(op.ints(num_groups), [0]), [-1], axis=0)
-    standard, inverse = _standardize(op, op.Reshape(x, groups), [2], epsilon)
-    ct_standard = op.Reshape(op.Mul(flat, op.Unsqueeze(scale, [1])), groups)
+    flat = op.merge_from(ct, 2)
+    given = op.Unsqueeze(op.ints(num_groups), [0])
+    count = op.Where(op.Equal(given, op.const([0])), op.Shape(scale), given)
+    size = op.Div(op.Shape(op.Flatten(x, axis=1), start=1), count)
+    groups = op.Concat(op.Shape(x, start=0, end=1), count, size, axis=0)
+    standard, inverse = _standardize(op, op.Reshape(x, groups, allowzero=1), [2], epsilon)
+    ct_standard = op.Reshape(op.Mul(flat, op.Unsqueeze(scale, [1])), groups, allowzero=1)
     ct_x = _through_standardize(op, ct_standard, standard, inverse, 2)
-    ct_scale = op.ReduceSum(op.Mul(flat, op.Reshape(standard, op.Shape(flat))), [0, 2], keepdims=0)
-    return op.Reshape(ct_x, op.Shape(x)), ct_scale, op.ReduceSum(flat, [0, 2], keepdims=0)
+    ct_scale = op.ReduceSum(op.Mul(flat, op.reshape_like(standard, flat)), [0, 2], keepdims=0)
+    return op.reshape_like(ct_x, x), ct_scale, op.ReduceSum(flat, [0, 2], keepdims=0)
 
 
 @composite(
@@ -128,7 +131,7 @@ def layer_normalization_gradient(
     shape = op.Shape(scale)
     return (
         # The last op gives the shape of x: a Reshape after it would copy where its result is an output of the graph.
-        op.Mul(op.Reshape(free, op.Shape(x)), inv_std_dev),
+        op.Mul(op.reshape_like(free, x), inv_std_dev),
         op.Reshape(op.MatMul(across, product), shape),
         op.Reshape(op.MatMul(ones, rows), shape),
     )
@@ -166,4 +169,4 @@ def rms_normalization_gradient(
     along = op.ReduceMean(op.Mul(g, standard), [1], keepdims=1)
     ct_x = op.Mul(op.Sub(g, op.Mul(standard, along)), inverse)
     ct_scale = op.ReduceSum(op.Mul(rows, standard), [0], keepdims=0)
-    return op.Reshape(ct_x, op.Shape(x)), op.Reshape(ct_scale, op.Shape(scale))
+    return op.reshape_like(ct_x, x), op.reshape_like(ct_scale, scale)

@@ -17,6 +17,7 @@ from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import ColumnVectorPass, TransposedProductPass
+from onnxtrain.passes.ranks import ImpliedRanksPass
 from onnxtrain.passes.save import save_model, to_proto
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
@@ -26,7 +27,7 @@ from onnxtrain.passes.stop_gradient import (
     mark_stop_gradient,
     mark_stopped_gradients,
 )
-from onnxtrain.passes.torch_parameters import TorchSignature
+from onnxtrain.passes.torch_parameters import TorchSignature, mark_gradients
 from onnxtrain.passes.widen import has_bfloat16, widen_bfloat16
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "CleanupPass",
     "ColumnVectorPass",
     "FoldConstantsPass",
+    "ImpliedRanksPass",
     "IsolateStatisticsPass",
     "Mode",
     "ModelSource",
@@ -59,6 +61,7 @@ __all__ = [
     "load_model",
     "lost_detaches",
     "mark_constant",
+    "mark_gradients",
     "mark_stop_gradient",
     "mark_stopped_gradients",
     "promote_initializers",

@@ -7,17 +7,28 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelError, UnsupportedOpsetError
+from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import inline_schema_functions
 from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
 from onnxtrain.passes.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
 from onnxtrain.passes.products import ColumnVectorPass
-from onnxtrain.passes.shapes import settle_shapes
+from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.stop_gradient import mark_stopped_gradients
 from onnxtrain.passes.torch_parameters import RestoreParametersPass
 
 __all__ = ["canonicalize"]
+
+_FLOAT64_BODIES = {
+    **dict.fromkeys(("LeakyRelu", "PRelu"), 16),
+    **dict.fromkeys(
+        ("Elu", "HardSigmoid", "HardSwish", "Mish", "Selu", "Softplus", "Softsign", "ThresholdedRelu"), 18
+    ),
+}
+"""Ops of which ONNX Runtime computes float64 by their function body, and the opset from which on it does so."""
+
+_FLOAT64_BODIES_SINCE = min(_FLOAT64_BODIES.values())
 
 
 def canonicalize(model: ir.Model) -> ir.Model:
@@ -43,9 +54,8 @@ def canonicalize(model: ir.Model) -> ir.Model:
     # Now, lest checker and converter have to serialise them.
     lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]
-    # GroupNormalization-18 scales per group, 21 per channel; the converter passes it on unchanged, and wrong.
-    if 18 <= opset < CANONICAL_OPSET:
-        model = inline_schema_functions(model, lambda node: node.op_type != "GroupNormalization")
+    if opset < CANONICAL_OPSET:
+        model = _expand_what_conversion_breaks(model, opset)
     _check_input(model)
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
@@ -53,9 +63,34 @@ def canonicalize(model: ir.Model) -> ir.Model:
     model = lift_constants(model)
     RestoreParametersPass()(model)
     model = settle_shapes(model)
-    if ColumnVectorPass()(model).modified:
+    modified = ColumnVectorPass()(model).modified
+    if PositiveAxesPass()(model).modified or modified:
         lift_constants(model)
     return mark_stopped_gradients(model)
+
+
+def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
+    """Return `model` with the function bodies of ops that mean or can less at the canonical opset.
+
+    GroupNormalization-18 scales per group, 21 per channel; the converter passes it on unchanged, and wrong. In float64
+    ONNX Runtime (1.31) has activations as function bodies only, and at the opset of the body only.
+    """
+    if opset < _FLOAT64_BODIES_SINCE:
+        return model
+    wide = any(
+        value.dtype == ir.DataType.DOUBLE
+        for value in (*model.graph.inputs, *model.graph.initializers.values())
+    )
+    if wide:
+        infer_shapes(model)
+
+    def keep(node: ir.Node) -> bool:
+        if node.op_type == "GroupNormalization":
+            return opset < 18
+        double = node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE
+        return not (wide and double and opset >= _FLOAT64_BODIES.get(node.op_type, CANONICAL_OPSET))
+
+    return inline_schema_functions(model, keep)
 
 
 def _checkable_proto(model: ir.Model) -> onnx.ModelProto:

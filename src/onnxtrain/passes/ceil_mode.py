@@ -47,7 +47,7 @@ class CeilModePass(ir.passes.InPlacePass):
     """Rewrite poolings whose last window would start in the end padding, by floor mode or less padding.
 
     The specification ignores such a window, as PyTorch and the kernels of ONNX Runtime do, but shape inference
-    (onnx 1.23) counts it. What a pooling computes stays the same. Needs static spatial sizes; forgets the shapes that
+    (onnx 1.23) counts it. What a pooling computes stays the same. Needs static spatial sizes; forgets the sizes that
     follow from the miscounted one, to be inferred again.
     """
 
@@ -108,14 +108,14 @@ def _integers(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
 
 
 def _forget_shapes(graph: ir.Graph, start: ir.Node, changed: set[ir.Value]) -> bool:
-    """Remove the shapes of the outputs of `start` and of all that follow; return whether `graph` has such."""
+    """Remove the sizes of the outputs of `start` and of all that follow; return whether `graph` has such."""
     found = False
     for node in graph:
         inside = [_forget_shapes(body, start, changed) for body in _bodies(node)]
         if node is start or any(inside) or any(value in changed for value in node.inputs):
             found = True
             for value in node.outputs:
-                value.shape = None
+                value.shape = None if value.shape is None else ir.Shape([None] * value.shape.rank())
                 changed.add(value)
     return found
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
+from onnxtrain.passes.ranks import ImpliedRanksPass
 
 __all__ = ["infer_shapes", "settle_shapes"]
 
@@ -19,10 +20,12 @@ _GENERATED = "unk__"
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Poolings whose windows shape inference miscounts are rewritten: what is folded must not follow from them.
+    Ranks that the model leaves open come from the ops. Poolings whose windows shape inference miscounts are
+    rewritten: what is folded must not follow from them.
     """
     infer_shapes(model)
-    while CeilModePass()(model).modified or FoldConstantsPass()(model).modified:
+    passes = (ImpliedRanksPass(), CeilModePass(), FoldConstantsPass())
+    while any(step(model).modified for step in passes):
         infer_shapes(model)
     return model
 

@@ -14,8 +14,9 @@ from onnxtrain.passes.constants import is_float_parameter
 from onnxtrain.passes.mode import STATISTICS, fresh_name
 from onnxtrain.passes.stop_gradient import is_stop_gradient
 
-__all__ = ["RestoreParametersPass", "TorchSignature"]
+__all__ = ["RestoreParametersPass", "TorchSignature", "mark_gradients"]
 
+_GRADIENTS = "onnxtrain.gradients"
 _PRODUCER = "pytorch"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -100,6 +101,11 @@ class TorchSignature:
                 yield nodes, missing
 
 
+def mark_gradients(model: ir.Model) -> None:
+    """Mark a model that gradients were added to; the mark survives cloning and saving."""
+    model.metadata_props[_GRADIENTS] = "true"
+
+
 class RestoreParametersPass(ir.passes.InPlacePass):
     """Give parameters that an exporter has merged because they were equal initializers of their own.
 
@@ -112,10 +118,14 @@ class RestoreParametersPass(ir.passes.InPlacePass):
       lacks, and the node has the initializer `norm1.weight` instead, the two were merged. It also stores the weights
       of linear layers transposed, under made-up names; here they get back their shapes and names.
     - In any file: a running statistic of a BatchNormalization that serves as anything else too was merged.
+
+    A model with gradients is left as it is: there formulas read the statistics, too, and it was restored before.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Restore in place."""
+        if _GRADIENTS in model.metadata_props:
+            return ir.passes.PassResult(model, False)
         before = list(model.graph.initializers)
         _restore_identities(model)
         signature = TorchSignature(model)

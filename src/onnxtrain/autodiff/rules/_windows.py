@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -90,7 +91,7 @@ def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tup
         totals = [extent - 1 for extent in w.extents]
     else:
         sizes, counts = spatial_sizes(over), spatial_sizes(result)
-        if None in sizes or None in counts:
+        if not sizes or not counts or None in sizes or None in counts:
             spans = op.Add(op.Mul(op.Sub(_run_time_sizes(op, result), [1]), list(w.strides)), list(w.extents))
             total = op.Max(op.Sub(spans, _run_time_sizes(op, over)), [0])
             small = op.Div(total, [2])
@@ -142,7 +143,14 @@ def tap_slices(op: Emitter, padded: ir.Value, w: Windows) -> Iterator[ir.Value]:
 
 
 def scatter_windows(
-    op: Emitter, ct: ir.Value, weight: ir.Value, w: Windows, over: ir.Value, group: int = 1
+    op: Emitter,
+    ct: ir.Value,
+    weight: ir.Value,
+    w: Windows,
+    over: ir.Value,
+    group: int = 1,
+    *,
+    maybe_none: bool = False,
 ) -> ir.Value:
     """Returns the adjoint of convolution in its input: each window adds `ct * weight` to what it read.
 
@@ -153,12 +161,16 @@ def scatter_windows(
         w: the windows.
         over: the value that the windows slid over; gives the spatial sizes of the result.
         group: groups of channels.
+        maybe_none: whether there may be no window at all, which runtimes allow a pooling, but no convolution.
 
     Returns:
         `[batch, C, *spatial]`.
     """
+    if 0 in spatial_sizes(ct):  # no window: the runtime can end the process there
+        return _nothing(op, weight, over, group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
-    if isinstance(w.begins, tuple) and isinstance(w.ends, tuple):
+    open_ended = maybe_none and None in (spatial_sizes(ct) or (None,))
+    if isinstance(w.begins, tuple) and isinstance(w.ends, tuple) and not open_ended:
         rest = _uncovered(w, w.begins, w.ends, spatial_sizes(over), spatial_sizes(ct))
         if rest is not None:
             return op.ConvTranspose(  # type: ignore[no-any-return]
@@ -166,10 +178,20 @@ def scatter_windows(
             )
     # Up to stride - 1 positions at the end are in no window, and windows may reach beyond the end: make room
     # for both, then cut out the part that is the input.
-    wide = op.ConvTranspose(ct, weight, output_padding=[s - 1 for s in w.strides], **common)
+    room: dict[str, Any] = {"output_padding": [s - 1 for s in w.strides]}
+    if open_ended:  # one window more, which adds nothing
+        ct, room = op.Pad(ct, [0] * (4 + len(w.kernel)) + [1] * len(w.kernel)), {}
+    wide = op.ConvTranspose(ct, weight, **room, **common)
     axes = list(range(2, 2 + len(w.kernel)))
     begins = op.const(list(w.begins)) if isinstance(w.begins, tuple) else w.begins
     return op.Slice(wide, begins, op.Add(begins, _run_time_sizes(op, over)), axes)  # type: ignore[no-any-return]
+
+
+def _nothing(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:
+    """Returns zeros of the shape of `over`, as many channels as the weight has columns."""
+    channels = op.Mul(op.dim(weight, 1), [group])
+    shape = op.Concat(op.dim(over, 0), channels, op.Shape(over, start=2), axis=0)
+    return op.Expand(op.const(0, like=weight), shape)  # type: ignore[no-any-return]
 
 
 def _uncovered(

@@ -164,7 +164,8 @@ def _split_groups(op: Emitter, value: ir.Value, channels: int, group: int) -> ir
     """Returns `[batch, group * channels, *spatial]` as `[batch * group, channels, *spatial]`."""
     if group == 1:
         return value
-    return op.Reshape(value, op.Concat([-1, channels], op.Shape(value, start=2), axis=0))  # type: ignore[no-any-return]
+    shape = op.Concat(op.Mul(op.dim(value, 0), [group]), [channels], op.Shape(value, start=2), axis=0)
+    return op.Reshape(value, shape, allowzero=1)  # type: ignore[no-any-return]
 
 
 def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:

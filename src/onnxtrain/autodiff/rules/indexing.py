@@ -22,6 +22,8 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
     ScatterND, the faster of the two scatters, works on leading axes, so `axis` comes first meanwhile.
     """
+    if n.data.shape is None or n.indices.shape is None:
+        return scatter_to(op, ct, op.Gather(positions(op, n.data), n.indices, axis=n.attr("axis")), n.data)
     axis = n.axis(n.data, n.attr("axis"))
     rank, index_rank = n.rank(n.data), n.rank(n.indices)
     if index_rank == 0:
@@ -101,7 +103,11 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         place = op.Range(0, op.Squeeze(op.dim(n.update, axis)), 1)
         if n.write_indices is not None:
             place = op.Add(place, op.Unsqueeze(n.write_indices, [1]))  # [batch, sequence]
-            place = op.Mod(place, op.dim(n.past_cache, axis)) if mode == "circular" else place
+            place = (
+                op.Mod(place, op.Max(op.dim(n.past_cache, axis), op.const([1])))
+                if mode == "circular"
+                else place
+            )
         rank = n.rank(n.past_cache)
         others = [i for i in range(rank) if i != axis and (i != 0 or n.write_indices is None)]
         place = op.Expand(op.Unsqueeze(place, others), op.shape_of(n.update))

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.emitter import Emitter
 
 
 @vjp("MatMul", wrt=("A", "B"))
@@ -16,6 +16,12 @@ def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
     A vector counts as a row on the left and a column on the right; ct gets back the axis that Y lost.
     """
+    if n.A.shape is None and n.B.shape is not None and n.B.shape.rank() == 2:
+        # Whatever the rank of A: a vector is one row.
+        product = (
+            op.MatMul(op.Transpose(_rows(op, n.A), perm=[1, 0]), _rows(op, ct)) if n.needs("B") else None
+        )
+        return op.MatMul(ct, op.Transpose(n.B, perm=[1, 0])) if n.needs("A") else None, product
     ranks = n.rank(n.A), n.rank(n.B)
     if ranks == (1, 1):
         return (
@@ -52,16 +58,14 @@ def _left_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.V
 def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
     """A matrix that multiplies a batch gets its cotangent from one product, not from a batch of them."""
     if n.rank(b) == 2 and n.rank(a) > 2:
-        product = op.MatMul(op.Transpose(_rows(op, a, a), perm=[1, 0]), _rows(op, ct, b))
+        product = op.MatMul(op.Transpose(_rows(op, a), perm=[1, 0]), _rows(op, ct))
         return product if b is n.B else op.reshape_like(product, n.B)
     return _sum_batch(op, n, op.MatMul(_transposed(op, n, a), ct), b, n.B)
 
 
-def _rows(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
-    """Returns `value` as a matrix, its batch merged into the rows; `like` has as many columns."""
-    columns = (static_dims(like) or (None,))[-1]
-    shape = [-1, columns] if columns is not None else op.Concat(op.const([-1]), op.dim(like, -1), axis=0)
-    return op.Reshape(value, shape)  # type: ignore[no-any-return]
+def _rows(op: Emitter, value: ir.Value) -> ir.Value:
+    """Returns `value` as a matrix, its batch merged into the rows; also where it has no elements."""
+    return op.Flatten(value, axis=-1)  # type: ignore[no-any-return]
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:

@@ -80,7 +80,7 @@ def group_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 )
 def layer_normalization(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
     """Y = x̂ * Scale + B, x̂ standardised over the axes from `axis` on."""
-    axis = n.axis(n.X, n.attr("axis"))
+    axis = _first_axis(n)
     x, mean, inverse = n.X, n.out.Mean, n.out.InvStdDev
     if x.dtype == ir.DataType.DOUBLE:  # the saved statistics are float32
         mean, inverse = _statistics(op, n, axis)
@@ -110,7 +110,7 @@ def _through_statistics(
     ct_inverse: ir.Value | None,
 ) -> ir.Value:
     """Returns (ct_mean - ct_inverse r³ (x - mean)) / count, as mean = sum(x) / count and r = (var + epsilon)^(-1/2)."""
-    count = op.Cast(op.Div(op.Size(x), op.Size(mean)), to=x.dtype)
+    count = op.Cast(op.Div(op.Size(x), op.Max(op.Size(mean), op.const(1))), to=x.dtype)
     zero = op.zeros_like(mean)
     terms = op.Expand(zero if ct_mean is None else op.Cast(ct_mean, to=x.dtype), op.shape_of(x))
     if ct_inverse is not None:
@@ -122,7 +122,7 @@ def _through_statistics(
 @vjp("RMSNormalization", wrt=("X", "scale"))
 def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = X / sqrt(mean(X²) + epsilon) * scale, the mean over the axes from `axis` on."""
-    axis = n.axis(n.X, n.attr("axis"))
+    axis = _first_axis(n)
     ct, x, scale = _wide(op, ct, n.X, _full_scale(op, n, n.scale, axis))
     grads = op.call(rms_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=2)
     return _as_inputs(op, n, {"X": grads[0], "scale": _summed(op, n, grads[1], n.scale, axis)})
@@ -275,8 +275,16 @@ def _as_inputs(op: Emitter, n: NodeView, grads: dict[str, ir.Value | None]) -> d
     return result
 
 
+def _first_axis(n: NodeView) -> int:
+    """Returns the first of the normalised axes; as it is given where the rank is not known."""
+    axis: int = n.attr("axis")
+    return axis if n.X.shape is None else n.axis(n.X, axis)
+
+
 def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Value:
     """Returns the scale repeated to the shape of the normalised axes."""
+    if n.X.shape is None or scale.shape is None:
+        return op.Expand(scale, op.Shape(n.X, start=axis))  # type: ignore[no-any-return]
     rank = n.rank(n.X) - axis
     if n.rank(scale) > rank:
         raise DifferentiationError(
@@ -291,13 +299,15 @@ def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Valu
 
 def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
     """Returns the cotangent of a scale or bias that was repeated to the shape of the normalised axes."""
-    ct.shape = ir.Shape(list(n.X.shape)[axis:])
+    ct.shape = None if n.X.shape is None else ir.Shape(list(n.X.shape)[axis:])
     return sum_to_shape_of(op, ct, ct, primal)
 
 
 def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value]:
     """Returns mean and 1 / sqrt(variance + epsilon) over the axes from `axis` on."""
-    axes = list(range(axis, n.rank(n.X)))
+    axes: Any = list(range(axis, 0 if n.X.shape is None else n.rank(n.X)))
+    if n.X.shape is None and axis >= 0:
+        axes = op.Range(axis, op.Size(op.Shape(n.X)), 1)
     mean = op.ReduceMean(n.X, axes, keepdims=1)
     centered = op.Sub(n.X, mean)
     variance = op.ReduceMean(op.Mul(centered, centered), axes, keepdims=1)
@@ -306,6 +316,6 @@ def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value
 
 def _channel_window_mean(op: Emitter, value: ir.Value, size: int, before: int, after: int) -> ir.Value:
     """Returns the mean over `before` channels before each to `after` after it, zeros beyond the ends."""
-    planes = op.Unsqueeze(op.Reshape(value, [0, 0, -1]), [1])
+    planes = op.Unsqueeze(op.merge_from(value, 2), [1])
     mean = op.AveragePool(planes, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
-    return op.Reshape(mean, op.Shape(value))  # type: ignore[no-any-return]
+    return op.reshape_like(mean, value)

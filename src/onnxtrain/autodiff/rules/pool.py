@@ -30,6 +30,11 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
             _outputs=2,
             **pads,
         )
+    if w.padded and any(dilation > 1 for dilation in w.dilations):
+        # All taps of a window may lie in the padding; its maximum is the lowest number then, its index anything.
+        some = op.Greater(n.out.Y, op.const(float((n.X.dtype or ir.DataType.FLOAT).min), like=n.X))
+        ct, indices = op.Where(some, ct, 0.0), op.Where(some, indices, op.const(0))
+        return scatter_to(op, ct, indices, n.X)
     # MaxUnpool writes where scattering adds: faster, and the same where no two windows share a maximum.
     # Stock CPU kernels have it for float32 only. The shape is given, so that its windows need not be those of
     # this node; unit ones suit every padding.
@@ -68,10 +73,12 @@ def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 @vjp("GlobalMaxPool", wrt=("X",))
 def global_max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """The first maximum of a channel gets its cotangent, as in torch's adaptive pooling."""
-    flat = op.Reshape(n.X, [0, 0, -1])
-    first = op.ArgMax(flat, axis=2, keepdims=1)
-    zeros = op.Reshape(op.zeros_like(n.X), [0, 0, -1])
-    return op.reshape_like(op.ScatterElements(zeros, first, op.Reshape(ct, [0, 0, 1]), axis=2), n.X)
+    # ArgMax refuses channels without positions.
+    highest, ct = (op.Reshape(value, [0, 0, 1]) for value in (n.out.Y, ct))
+    reached = op.Equal(op.merge_from(n.X, 2), highest)
+    count = op.CumSum(op.Cast(reached, to=ir.DataType.INT32), 2)
+    first = op.And(reached, op.Equal(count, op.const(1, ir.DataType.INT32)))
+    return op.reshape_like(op.Where(first, ct, 0.0), n.X)
 
 
 @vjp("GlobalLpPool", wrt=("X",))
@@ -84,7 +91,7 @@ def global_lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 @vjp("MaxUnpool", wrt=("X",))
 def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y.flat[I] = X: the cotangent is read where X was written."""
-    if n.output_shape is not None:
+    if n.output_shape is not None and not _counts_over_result(n):
         raise DifferentiationError(
             f"differentiating MaxUnpool (node {n.node.name!r}): with output_shape, the standard and ONNX "
             "Runtime disagree about what the indices count; leave it out and pad the result instead"
@@ -92,16 +99,24 @@ def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     return op.Gather(op.Reshape(ct, [-1]), n.I)  # type: ignore[no-any-return]
 
 
+def _counts_over_result(n: NodeView) -> bool:
+    """Whether the indices can but count positions of the result: those of a MaxPool, into windows of one."""
+    source, strides = n.I.producer(), n.attr("strides") or [1]
+    return source is not None and source.op_type == "MaxPool" and {*n.attr("kernel_shape"), *strides} == {1}
+
+
 def _spread(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
     """Adds the cotangent of each window to all positions that it reads."""
     channels = (static_dims(n.X) or (None, None))[1]
     if channels is not None:
         ones = op.Expand(op.const(1, like=ct), [channels, 1, *w.kernel])
-        return scatter_windows(op, ct, ones, w, n.X, channels)
-    folded = op.Reshape(ct, op.Concat([-1, 1], op.Shape(ct, start=2), axis=0))
-    folded.shape = ir.Shape([None, 1, *(ct.shape or n.X.shape)[2:]])
+        return scatter_windows(op, ct, ones, w, n.X, channels, maybe_none=True)
+    planes = op.Shape(op.Flatten(ct, axis=2), end=1)
+    folded = op.Reshape(ct, op.Concat(planes, [1], op.Shape(ct, start=2), axis=0), allowzero=1)
+    counts = [None] * len(w.kernel) if ct.shape is None else list(ct.shape)[2:]
+    folded.shape = ir.Shape([None, 1, *counts])
     ones = op.Expand(op.const(1, like=ct), [1, 1, *w.kernel])
-    return op.reshape_like(scatter_windows(op, folded, ones, w, n.X), n.X)
+    return op.reshape_like(scatter_windows(op, folded, ones, w, n.X, maybe_none=True), n.X)
 
 
 def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:

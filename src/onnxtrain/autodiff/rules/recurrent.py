@@ -243,8 +243,7 @@ def _cells(op: Emitter, layer: _Direction, f: ir.Value, new: ir.Value) -> tuple[
     body = op.subgraph(["c_in", "f_in", "new_in"], f.dtype)
     c_in, f_in, new_in = body.graph.inputs
     c_out = body.Add(body.Mul(f_in, c_in), new_in)
-    body.graph.outputs.extend([c_out, body.Identity(c_out)])
-    attr = ir.AttrGraph("body", body.graph)
+    attr = _scan_body(body, [c_out, body.Identity(c_out)])
     _, cells = op.Scan(layer.c0, f, new, body=attr, num_scan_inputs=2, _outputs=2)
     return _shifted(op, layer.c0, cells), cells
 
@@ -271,13 +270,20 @@ def _scan_back(
     if active is not None:  # a row that has ended passes its states on
         gates = body.Where(active, gates, 0.0)
         before = [body.Where(active, new, old) for new, old in zip(before, states, strict=True)]
-    body.graph.outputs.extend([*before, gates])
-    attr = ir.AttrGraph("body", body.graph)
+    attr = _scan_body(body, [*before, gates])
     flipped = [op.Slice(v, [-1], [_INT64_MIN], [0], [-1]) for v in sequences]
     outputs = op.Scan(*layer.ct_states, *flipped, body=attr, num_scan_inputs=len(flipped), _outputs=count + 1)
     for output in outputs:
         output.type = ir.TensorType(dtype)
     return op.Slice(outputs[-1], [-1], [_INT64_MIN], [0], [-1]), outputs[:-1]
+
+
+def _scan_body(body: Emitter, outputs: States) -> ir.Attr:
+    """Returns the body with these outputs, all [batch, ...]: the runtime insists on their ranks."""
+    for output in outputs:
+        output.shape = output.shape or ir.Shape([None, None])
+    body.graph.outputs.extend(outputs)
+    return ir.AttrGraph("body", body.graph)
 
 
 def _within(op: Emitter, n: NodeView) -> ir.Value:

@@ -25,7 +25,8 @@ def depth_to_space(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         return op.SpaceToDepth(ct, blocksize=block)  # type: ignore[no-any-return]
     # CRD: channel c * block² + i * block + j went to row offset i, column offset j of channel c.
     channels, height, width = (op.dim(ct, 1), op.dim(n.input, 2), op.dim(n.input, 3))
-    blocks = op.Reshape(ct, op.Concat([0], channels, height, [block], width, [block], axis=0))
+    shape = op.Concat(op.dim(ct, 0), channels, height, [block], width, [block], axis=0)
+    blocks = op.Reshape(ct, shape, allowzero=1)
     return op.reshape_like(op.Transpose(blocks, perm=[0, 1, 3, 5, 2, 4]), n.input)
 
 
@@ -47,7 +48,7 @@ def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         pads[:rank],
         pads[rank:],
     )
-    taps = [op.Unsqueeze(op.Reshape(x, [0, 0, -1]), [2]) for x in tap_slices(op, pad(op, ct, w), w)]
+    taps = [op.Unsqueeze(op.merge_from(x, 2), [2]) for x in tap_slices(op, pad(op, ct, w), w)]
     return op.reshape_like(op.Concat(*taps, axis=2), n.input)
 
 
@@ -154,7 +155,7 @@ def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) ->
         return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))  # type: ignore[no-any-return]
     if axis == rank - 2:
         return op.MatMul(matrix, ct)  # type: ignore[no-any-return]
-    before, after = op.Shape(ct, start=0, end=axis + 1), op.Shape(ct, start=axis + 1)
-    product = op.MatMul(matrix, op.Reshape(ct, op.Concat(before, [-1], axis=0)))
+    after = op.Shape(ct, start=axis + 1)
+    product = op.MatMul(matrix, op.merge_from(ct, axis + 1))
     kept = op.Shape(product, start=0, end=axis + 1)
-    return op.Reshape(product, op.Concat(kept, after, axis=0))  # type: ignore[no-any-return]
+    return op.Reshape(product, op.Concat(kept, after, axis=0), allowzero=1)  # type: ignore[no-any-return]

@@ -46,7 +46,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         )
     rank = n.rank(n.X) - 2
     axes = [_axis(op, n, axis, rank) for axis in range(rank)]
-    flat_ct, flat_x = op.Reshape(ct, [0, 0, -1]), op.Reshape(n.X, [0, 0, -1])
+    flat_ct, flat_x = op.merge_from(ct, 2), op.merge_from(n.X, 2)
     corners = list(itertools.product((0, 1) if n.attr("mode") == "linear" else (0,), repeat=rank))
     pixels = [_pixel(op, n, axes, corner) for corner in corners]
     full = op.Shape(flat_ct)
@@ -57,7 +57,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
             weight = _product(op, [*_weights(op, axes, corner), *([inside] if inside else [])])
             updates.append(op.Mul(flat_ct, _as(op, weight, ct)) if weight is not None else flat_ct)
         where = [op.Expand(index, full) for index, _ in pixels]
-        zeros = op.Reshape(op.zeros_like(n.X), [0, 0, -1])
+        zeros = op.merge_from(op.zeros_like(n.X), 2)
         total = op.ScatterElements(
             zeros, op.Concat(*where, axis=2), op.Concat(*updates, axis=2), axis=2, reduction="add"
         )
@@ -76,7 +76,7 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> _Axis:
     """Locates the samples on spatial axis `axis`; the grid has the last axis first."""
-    grid = op.Reshape(op.Gather(n.grid, rank - 1 - axis, axis=-1), [0, 1, -1])
+    grid = op.Unsqueeze(op.merge_from(op.Gather(n.grid, rank - 1 - axis, axis=-1), 1), [1])
     size = op.Cast(op.dim(n.X, 2 + axis), to=n.grid.dtype)
     last = op.Sub(size, 1.0)
     # From -1 .. 1 to 0 .. size - 1 or, where that is the border of the border pixels, -1/2 .. size - 1/2.
@@ -168,7 +168,7 @@ def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     one = op.Concat([1], op.Slice(n.size, [1], [rank + 2]), axis=0)
     base = op.Reshape(op.AffineGrid(identity, one, align_corners=n.attr("align_corners")), [-1, rank])
     homogeneous = op.Pad(base, [0, 0, 0, 1], 1.0)
-    flat = op.Reshape(ct, [0, -1, rank])
+    flat = op.Reshape(ct, op.Concat(op.dim(ct, 0), op.dim(base, 0), [rank], axis=0), allowzero=1)
     return op.MatMul(op.Transpose(flat, perm=[0, 2, 1]), homogeneous)  # type: ignore[no-any-return]
 
 
@@ -185,9 +185,9 @@ def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     inside = op.And(op.Unsqueeze(rows, [1, 3, 5]), op.Unsqueeze(columns, [1, 2, 4]))
     images = op.Unsqueeze(op.Gather(n.X, batch, axis=0), [2, 3])
     shown = op.Where(inside, images, -np.inf)
-    first = op.ArgMax(op.Reshape(shown, [0, 0, 0, 0, -1]), axis=4, keepdims=0)
-    places = op.Reshape(op.Gather(positions(op, n.X), batch, axis=0), [0, 0, -1])
-    where = op.GatherElements(places, op.Reshape(first, [0, 0, -1]), axis=2)
+    first = op.ArgMax(op.merge_from(shown, 4), axis=4, keepdims=0)
+    places = op.merge_from(op.Gather(positions(op, n.X), batch, axis=0), 2)
+    where = op.GatherElements(places, op.merge_from(first, 2), axis=2)
     some = op.ReduceMax(op.Cast(inside, to=ct.dtype), [4, 5], keepdims=0)
     return scatter_to(op, op.Mul(ct, some), where, n.X)
 

@@ -79,8 +79,7 @@ def range_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 @vjp("Tile", wrt=("input",))
 def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Axis i of the output is [repeats[i], size[i]] flattened: sum over the repeats."""
-    rank = n.rank(n.input)
-    if rank == 0:
+    if n.input.shape is not None and n.input.shape.rank() == 0:
         return ct
     repeats, dims = n.constant(n.repeats), static_dims(n.input)
     if repeats is not None and dims is not None and None not in dims:
@@ -89,7 +88,11 @@ def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         pairs = [op.Unsqueeze(v, [1]) for v in (n.repeats, op.shape_of(n.input))]
         shape = op.Reshape(op.Concat(*pairs, axis=1), [-1])
     split = op.Reshape(ct, shape, allowzero=1)
-    return op.ReduceSum(split, list(range(0, 2 * rank, 2)), keepdims=0)  # type: ignore[no-any-return]
+    if n.input.shape is None:
+        axes = op.Range(0, op.Size(shape), 2)
+    else:
+        axes = op.const(np.arange(0, 2 * n.input.shape.rank(), 2))
+    return op.ReduceSum(split, axes, keepdims=0)  # type: ignore[no-any-return]
 
 
 @vjp("Slice", wrt=("data",))
@@ -100,7 +103,7 @@ def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     pad up to the size of the data. Otherwise the places are found by slicing the positions themselves.
     """
     data, output = n.data, n.out.output
-    axes, steps = _axes_and_steps(n)
+    axes, steps = _axes_and_steps(n) if data.shape is not None else (None, None)
     if axes is None or steps is None or data.shape is None or output.shape is None:
         where = op.Slice(positions(op, data), n.starts, n.ends, n.axes, n.steps)
         return scatter_to(op, ct, where, data)
@@ -159,7 +162,8 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
         lowest = np.minimum(first + (count - 1) * np.minimum(step, 0), size)
         return op.const(np.concatenate([lowest, size - lowest - np.maximum((count - 1) * abs(step) + 1, 0)]))
     size, count = (op.Gather(op.shape_of(value), axes) for value in (data, output))
-    start = op.Cast(n.starts, to=ir.DataType.INT64)
+    # Far beyond either end is as good as at it, and no sum overflows.
+    start = op.Max(op.Min(op.Cast(n.starts, to=ir.DataType.INT64), size), op.Neg(size))
     start = op.Where(op.Less(start, op.const(0)), op.Add(start, size), start)
     first = op.Max(op.Min(start, op.Sub(size, back)), op.const(0))
     gaps = op.Sub(count, op.const(1))
@@ -188,7 +192,7 @@ def pad(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Removes the padding from `ct`; negative padding becomes zeros."""
     pads = n.constant(n.pads)
-    axes = op.const(np.arange(n.rank(n.data))) if n.axes is None else op.Cast(n.axes, to=ir.DataType.INT64)
+    axes = _padded_axes(op, n)
     if pads is not None:
         begin, end = np.split(pads.astype(np.int64), 2)
         if (pads > 0).any():
@@ -200,6 +204,15 @@ def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     size = op.Gather(op.Shape(ct), axes)
     ct = op.Slice(ct, op.Max(begin, zero), op.Sub(size, op.Max(end, zero)), axes)
     return op.Pad(ct, op.Max(op.Neg(n.pads), zero), None, axes)  # type: ignore[no-any-return]
+
+
+def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
+    """The axes that pads are given for, int64."""
+    if n.axes is not None:
+        return op.Cast(n.axes, to=ir.DataType.INT64)  # type: ignore[no-any-return]
+    if n.data.shape is None:
+        return op.Range(0, op.Size(op.Shape(n.data)), 1)  # type: ignore[no-any-return]
+    return op.const(np.arange(n.data.shape.rank()))
 
 
 def _padding_total(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:

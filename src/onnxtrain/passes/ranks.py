@@ -1,0 +1,170 @@
+"""Find ranks that the ops imply where a model declares none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import onnx_ir as ir
+
+__all__ = ["ImpliedRanksPass"]
+
+_SAME = frozenset(
+    {
+        *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos"),
+        *("Cosh", "CumProd", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
+        *("HardSwish", "Identity", "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Log"),
+        *("LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg", "Not", "Reciprocal"),
+        *("Relu", "ReverseSequence", "RMSNormalization", "Round", "ScatterElements", "ScatterND", "Selu"),
+        *("Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt"),
+        *("Swish", "Tan", "Tanh", "ThresholdedRelu", "TopK", "Trilu", "BatchNormalization", "GlobalMaxPool"),
+        *("GlobalAveragePool", "GlobalLpPool", "CenterCropPad", "GroupNormalization", "Bernoulli"),
+    }
+)
+"""Ops whose first result has as many axes as their first input."""
+
+_SAME_DTYPE = _SAME - {"Bernoulli", "Cast"}
+"""Those whose first result has its dtype, too; shape inference does not go through functions without a rank."""
+
+_Ranks = Mapping[ir.Value | None, int | None]
+
+
+class ImpliedRanksPass(ir.passes.InPlacePass):
+    """Give values without a shape the rank that their ops prescribe, and the dtype, in the main graph.
+
+    Sizes stay unknown. A convolution has as many axes as its weight, a recurrent layer three, a pooling two more than
+    its kernel; what computes their inputs elementwise has as many. Shape inference goes forward from declared shapes
+    only.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Annotate in place."""
+        modified = False
+        for node in model.graph:
+            if node.domain == "" and node.op_type in _SAME_DTYPE and node.outputs[0].type is None:
+                node.outputs[0].type = None if node.inputs[0] is None else node.inputs[0].type
+                modified |= node.outputs[0].type is not None
+        for node in reversed(model.graph):
+            if node.domain != "" or all(value is None or value.shape is not None for value in _ends(node)):
+                continue
+            for value, rank in _ranks(node).items():
+                if value is not None and rank is not None and value.shape is None and value.type is not None:
+                    value.shape = ir.Shape([None] * rank)
+                    modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _ends(node: ir.Node) -> Iterator[ir.Value | None]:
+    yield from node.inputs
+    yield from node.outputs
+
+
+def _ranks(node: ir.Node) -> _Ranks:
+    if node.op_type in _SAME:
+        pair = [node.inputs[0], node.outputs[0]]
+        known = next(
+            (value.shape.rank() for value in pair if value is not None and value.shape is not None), None
+        )
+        return dict.fromkeys(pair, known)
+    find = _RULES.get(node.op_type)
+    return {} if find is None else find(node)
+
+
+def _images(count: int) -> Callable[[ir.Node], _Ranks]:
+    """Of ops on images whose first `count` inputs, and outputs, have two axes more than the kernel."""
+
+    def find(node: ir.Node) -> _Ranks:
+        rank = _rank_of_kernel(node)
+        return dict.fromkeys([*node.inputs[:count], *node.outputs], rank)
+
+    return find
+
+
+def _rank_of_kernel(node: ir.Node) -> int | None:
+    kernel = node.attributes.get("kernel_shape")
+    if kernel is not None:
+        return 2 + len(kernel.as_ints())
+    weight = node.inputs[1] if len(node.inputs) > 1 else None
+    return None if weight is None or weight.shape is None else weight.shape.rank()
+
+
+def _fixed(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[ir.Node], _Ranks]:
+    def find(node: ir.Node) -> _Ranks:
+        ends = [*zip(node.inputs, inputs, strict=False), *zip(node.outputs, outputs, strict=False)]
+        return dict(ends)
+
+    return find
+
+
+def _transpose(node: ir.Node) -> _Ranks:
+    perm = node.attributes.get("perm")
+    return dict.fromkeys([node.inputs[0], node.outputs[0]], None if perm is None else len(perm.as_ints()))
+
+
+def _einsum(node: ir.Node) -> _Ranks:
+    left, _, output = node.attributes["equation"].as_string().replace(" ", "").partition("->")
+    ranks = {
+        value: None if "..." in term else len(term)
+        for value, term in zip(node.inputs, left.split(","), strict=False)
+    }
+    return ranks | ({node.outputs[0]: len(output)} if output and "..." not in output else {})
+
+
+def _counted(*places: int, per_axis: int = 1, axes: int | None = None) -> Callable[[ir.Node], _Ranks]:
+    """Of ops with an input that lists `per_axis` numbers for each axis, unless they name the axes."""
+
+    def find(node: ir.Node) -> _Ranks:
+        named = "axes" in node.attributes or (
+            axes is not None and len(node.inputs) > axes and node.inputs[axes] is not None
+        )
+        lists = [node.inputs[place] for place in places if place < len(node.inputs)]
+        sizes = [v.shape[0] for v in lists if v is not None and v.shape is not None and v.shape.rank() == 1]
+        count = next((size for size in sizes if isinstance(size, int) and size), None)
+        rank = None if named or count is None else count // per_axis
+        return dict.fromkeys([node.inputs[0], node.outputs[0]], rank)
+
+    return find
+
+
+def _attention(node: ir.Node) -> _Ranks:
+    rank = 3 if "q_num_heads" in node.attributes else 4
+    return dict.fromkeys([*node.inputs[:3], node.outputs[0]], rank)
+
+
+def _rotary_embedding(node: ir.Node) -> _Ranks:
+    return dict.fromkeys([node.inputs[0], node.outputs[0]], 3 if "num_heads" in node.attributes else 4)
+
+
+def _concat(node: ir.Node) -> _Ranks:
+    values = [*node.inputs, node.outputs[0]]
+    known = next(
+        (value.shape.rank() for value in values if value is not None and value.shape is not None), None
+    )
+    return dict.fromkeys(values, known)
+
+
+_RECURRENT = _fixed((3, 3, 3, 2, 1, 3, 3, 2), (4, 3, 3))
+_RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
+    "AffineGrid": _fixed((3,), ()),
+    "Attention": _attention,
+    "AveragePool": _images(1),
+    "Col2Im": _fixed((3, 1, 1), ()),
+    "Concat": _concat,
+    "Conv": _images(2),
+    "ConvTranspose": _images(2),
+    "DepthToSpace": _fixed((4,), (4,)),
+    "Einsum": _einsum,
+    "GRU": _RECURRENT,
+    "Gemm": _fixed((2, 2), (2,)),
+    "LSTM": _RECURRENT,
+    "LpPool": _images(1),
+    "MaxPool": _images(1),
+    "MaxRoiPool": _fixed((4, 2), (4,)),
+    "MaxUnpool": _images(2),
+    "Pad": _counted(1, per_axis=2, axes=3),
+    "RNN": _RECURRENT,
+    "Resize": _counted(2, 3),
+    "RotaryEmbedding": _rotary_embedding,
+    "SpaceToDepth": _fixed((4,), (4,)),
+    "Tile": _counted(1),
+    "Transpose": _transpose,
+}

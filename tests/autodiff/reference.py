@@ -64,6 +64,27 @@ class ConvTranspose(OpRun):
         return (out if b is None else out + b.reshape(-1, *[1] * rank),)
 
 
+def _pads(
+    x: np.ndarray,
+    kernel_shape: list[int],
+    *,
+    auto_pad: str | None = None,
+    dilations: list[int] | None = None,
+    pads: list[int] | None = None,
+    strides: list[int] | None = None,
+    **_: Any,
+) -> np.ndarray:
+    """The padding of a pooling op before and after each spatial axis, `[rank, 2]`."""
+    rank = len(kernel_shape)
+    if not (auto_pad or "").startswith("SAME"):
+        return np.reshape(pads or [0] * 2 * rank, (2, rank)).T
+    step, sizes = np.array(strides or [1] * rank), np.array(x.shape[2:])
+    extents = (np.array(kernel_shape) - 1) * np.array(dilations or [1] * rank) + 1
+    total = np.maximum((-(-sizes // step) - 1) * step + extents - sizes, 0)
+    halves = total // 2, total - total // 2
+    return np.transpose(halves if auto_pad == "SAME_UPPER" else halves[::-1])
+
+
 def _read_windows(
     x: np.ndarray,
     fill: float,
@@ -78,13 +99,13 @@ def _read_windows(
     """What the windows of a pooling op read, `[taps, batch, channels, *counts]`; `fill` outside of x."""
     rank = len(kernel_shape)
     sizes, kernel = np.array(x.shape[2:]), np.array(kernel_shape)
+    begins, ends = np.transpose(
+        _pads(x, kernel_shape, auto_pad=auto_pad, dilations=dilations, pads=pads, strides=strides)
+    )
     strides, dilations = np.array(strides or [1] * rank), np.array(dilations or [1] * rank)
     extents = (kernel - 1) * dilations + 1
-    begins, ends = np.reshape(pads or [0] * 2 * rank, (2, rank))
     if (auto_pad or "").startswith("SAME"):
         counts = -(-sizes // strides)
-        total = np.maximum((counts - 1) * strides + extents - sizes, 0)
-        begins = total // 2 if auto_pad == "SAME_UPPER" else total - total // 2
     else:
         room = sizes + begins + ends - extents
         counts = (-(-room // strides) if ceil_mode else room // strides) + 1
@@ -121,7 +142,8 @@ class AveragePool(OpRun):
     ) -> tuple[np.ndarray]:
         ones = np.ones_like(x)
         if count_include_pad:
-            pads = np.reshape(window.pop("pads", None) or [0] * 2 * len(kernel_shape), (2, -1)).T
+            pads = _pads(x, kernel_shape, **window)
+            window = {**window, "pads": None, "auto_pad": None}
             x, ones = (np.pad(v, [(0, 0), (0, 0), *pads], constant_values=f) for v, f in ((x, 0), (ones, 1)))
         sums, counts = (_read_windows(v, 0.0, kernel_shape, **window).sum(0) for v in (x, ones))
         return (sums / counts,)
@@ -165,6 +187,34 @@ class LRN(OpRun):
         ends = [(0, 0), ((size - 1) // 2, size // 2)] + [(0, 0)] * (x.ndim - 2)
         windows = np.lib.stride_tricks.sliding_window_view(np.pad(x, ends), size, axis=1)
         return (x / (bias + float(alpha) / size * (windows**2).sum(-1)) ** beta,)
+
+
+class BatchNormalization(OpRun):
+    """BatchNormalization; before opset 14, where inference was all it did, onnx's takes the batch's statistics."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        bias: np.ndarray,
+        mean: np.ndarray,
+        var: np.ndarray,
+        epsilon: Any = None,
+        momentum: Any = None,
+        training_mode: Any = None,
+    ) -> tuple[np.ndarray, ...]:
+        own: tuple[np.ndarray, ...] = (mean, var)
+        if training_mode:
+            over = (0, *range(2, x.ndim))
+            mean, var = x.mean(over), x.var(over)
+            own = tuple(
+                old * momentum + new * (1 - momentum) for old, new in zip(own, (mean, var), strict=True)
+            )
+        scale, bias, mean, var = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in (scale, bias, mean, var))
+        y = (x - mean) / np.sqrt(var + epsilon) * scale + bias
+        return (y, *own) if training_mode else (y,)
 
 
 class GroupNormalization(OpRun):
@@ -256,6 +306,7 @@ CORRECTED = {
         ConvTranspose,
         MaxPool,
         AveragePool,
+        BatchNormalization,
         GroupNormalization,
         LpPool,
         GlobalMaxPool,

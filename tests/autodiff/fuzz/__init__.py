@@ -1,0 +1,1 @@
+"""Random small graphs whose gradients are compared with finite differences; see docs/fuzzing.md."""

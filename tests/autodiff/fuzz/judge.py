@@ -1,0 +1,322 @@
+"""What is said of a graph: its gradients beside differences of its loss, both computed by others.
+
+The loss is evaluated in float64 by ONNX's reference evaluator. Its slope along a random direction in all leaves at
+once, and for second derivatives its mixed difference along two directions, must be those that the gradient model
+gives on ONNX Runtime in the graph's own dtype.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from autodiff.fuzz.graph import Array, Graph
+from autodiff.reference import ReferenceEvaluator
+from onnxtrain.autodiff import differentiate
+from onnxtrain.errors import OnnxTrainError
+
+RIGHT, WRONG, CRASH = "right", "wrong", "crash"
+REFUSED = "refused"
+"""A documented error of onnxtrain said why there is no gradient."""
+INCONCLUSIVE = "inconclusive"
+"""Near a kink, or the differences do not settle."""
+NOT_OURS = "not ours"
+"""The model itself does not run, or not as its specification says."""
+
+FINDINGS = (WRONG, CRASH, REFUSED)
+"""Verdicts that someone has to look at."""
+
+Feeds = Mapping[str, Array]
+Run = Callable[[list[str], Feeds], list[Array]]
+TOLERANCE = {np.float64: 2e-6, np.float32: 1e-3}
+"""Of slopes, relative to the sum of the absolute values of their terms; mixed differences are allowed ten times it."""
+
+
+@dataclass
+class Verdict:
+    """What was found.
+
+    Attributes:
+        kind: one of the above.
+        reason: why; for what is refused, the error's type and beginning.
+        notes: numbers.
+    """
+
+    kind: str
+    reason: str = ""
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+class _NoKernel(Exception):
+    """ONNX Runtime has no kernel for a dtype, and says so when it runs."""
+
+
+class _Undecided(Exception):
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+def judge(graph: Graph, *, second: bool, tell: Callable[[str], None] = lambda stage: None) -> Verdict:
+    """Returns the verdict on first derivatives, and then on second ones if asked for.
+
+    What is to come is told before: "model", "gradient", "second gradient".
+    """
+    try:
+        return _judge(graph, second=second, tell=tell)
+    except _Undecided as outcome:
+        return Verdict(outcome.kind, str(outcome))
+
+
+def _judge(graph: Graph, *, second: bool, tell: Callable[[str], None]) -> Verdict:
+    tell("model")
+    loss = _reference_loss(graph)
+    model = graph.model(graph.dtype)
+    feeds = graph.feeds(graph.dtype)
+    run = _runtime(model)
+    expected = loss({})
+    if run is not None:
+        try:
+            _check_model_runs(graph, run, feeds, expected)
+        except _NoKernel:
+            run = None
+    tell("gradient")
+    names = [leaf.name for leaf in graph.wrt]
+    try:
+        first = differentiate(model, "loss", names)
+    except OnnxTrainError as error:
+        return _refusal(error)
+    except Exception:
+        return Verdict(CRASH, "differentiate", {"error": traceback.format_exc(limit=-4)})
+    got = _gradients(graph, first, names, feeds, run is not None)
+    if isinstance(got, Verdict):
+        return got
+    value, *gradients = got
+    if not _close(value, expected, 1e-3):
+        return Verdict(WRONG, "the loss changed", {"loss": f"{value} instead of {expected}"})
+    verdict = _check_first(graph, loss, gradients)
+    if verdict.kind != RIGHT or not second:
+        return verdict
+    tell("second gradient")
+    return _judge_second(graph, loss, first, names, feeds, run is not None)
+
+
+def _check_model_runs(graph: Graph, run: Run, feeds: Feeds, expected: float) -> None:
+    (value,) = run(["loss"], feeds)
+    if not _close(value, expected, 1e-3):
+        raise _Undecided(
+            NOT_OURS, f"ONNX Runtime and the reference differ: {' '.join(sorted(set(graph.ops)))}"
+        )
+    if not graph.empty:
+        return
+    # A loss of nothing tells nothing: all values must have their shapes.
+    model = graph.model(graph.dtype)
+    names = [name for node in graph.nodes for name in node.outputs if name != "loss"]
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    wide = _runtime(model)
+    for name, array in zip(names, wide(names, feeds) if wide is not None else (), strict=wide is not None):
+        if array.shape != graph.result_shapes[name]:
+            raise _Undecided(NOT_OURS, "ONNX Runtime and the reference differ: shapes of nothing")
+
+
+def _check_first(graph: Graph, loss: Callable[[dict[str, Array]], float], gradients: list[Array]) -> Verdict:
+    for leaf, gradient in zip(graph.wrt, gradients, strict=True):
+        if gradient.shape != leaf.array.shape or gradient.dtype != graph.dtype:
+            shown = f"{leaf.name}: {gradient.dtype}{list(gradient.shape)} for {list(leaf.array.shape)}"
+            return Verdict(WRONG, "shape or dtype", {"gradient": shown})
+    if not np.isfinite(loss({})):
+        return Verdict(RIGHT, "loss not finite: shapes only")
+    rng = np.random.default_rng(0)
+    direction = {leaf.name: rng.uniform(-1, 1, leaf.array.shape) for leaf in graph.wrt}
+    slope = _slope(graph, loss, direction)
+    terms = [
+        g.astype(np.float64) * direction[leaf.name] for leaf, g in zip(graph.wrt, gradients, strict=True)
+    ]
+    scale = sum(float(np.abs(t).sum()) for t in terms) + abs(slope) + 1e-4 * abs(loss({})) + 1e-3
+    projected = sum(float(t.sum()) for t in terms)
+    notes = {"slope": f"{projected} instead of {slope}", "scale": str(scale)}
+    if not np.isfinite(projected):
+        return Verdict(WRONG, "gradient not finite", notes)
+    if abs(projected - slope) > TOLERANCE[graph.dtype] * scale:
+        return Verdict(WRONG, "gradient", notes)
+    return Verdict(RIGHT)
+
+
+def _slope(graph: Graph, loss: Callable[[dict[str, Array]], float], direction: dict[str, Array]) -> float:
+    """The derivative along the direction.
+
+    Raises:
+        _Undecided: the sides or the steps disagree.
+    """
+
+    def at(t: float) -> float:
+        return loss({leaf.name: leaf.array + t * direction[leaf.name] for leaf in graph.wrt})
+
+    step = 1e-5
+    with np.errstate(all="ignore"):
+        middle, right, left = at(0.0), at(step), at(-step)
+        near, far = (right - left) / (2 * step), (at(4 * step) - at(-4 * step)) / (8 * step)
+    scale = abs(near) + 1e-2 * abs(middle) + 1e-2
+    sides = abs((right - middle) - (middle - left)) / step
+    if not np.isfinite(near + far) or abs(near - far) > 2e-6 * scale or sides > 5e-2 * scale:
+        raise _Undecided(INCONCLUSIVE, "kink")
+    return near
+
+
+def _judge_second(
+    graph: Graph,
+    loss: Callable[[dict[str, Array]], float],
+    first: onnx.ModelProto,
+    names: list[str],
+    feeds: dict[str, Array],
+    on_runtime: bool,
+) -> Verdict:
+    """The gradient of <v, gradient of one leaf>."""
+    if not np.isfinite(loss({})):
+        return Verdict(RIGHT, "loss not finite: shapes only")
+    leaf = graph.wrt[0]
+    of = first.graph.output[1].name
+    known = {output.name for output in first.graph.output}
+    try:
+        model = differentiate(first, of, names, cotangent="v")
+    except OnnxTrainError as error:
+        return _refusal(error, " (second)")
+    except Exception:
+        return Verdict(CRASH, "differentiate (second)", {"error": traceback.format_exc(limit=-4)})
+    added = [output.name for output in model.graph.output if output.name not in known]
+    rng = np.random.default_rng(1)
+    v = rng.uniform(0.5, 1.5, leaf.array.shape)
+    got = _gradients(graph, model, names, {**feeds, "v": v.astype(graph.dtype)}, on_runtime, outputs=added)
+    if isinstance(got, Verdict):
+        got.reason += " (second)"
+        return got
+    direction = {leaf.name: rng.uniform(-1, 1, leaf.array.shape) for leaf in graph.wrt}
+    curvature = _mixed(graph, loss, leaf.name, v.astype(graph.dtype).astype(np.float64), direction)
+    terms = [g.astype(np.float64) * direction[other.name] for other, g in zip(graph.wrt, got, strict=True)]
+    scale = sum(float(np.abs(t).sum()) for t in terms) + abs(curvature) + 1e-1 * abs(loss({})) + 1e-1
+    projected = sum(float(t.sum()) for t in terms)
+    notes = {"curvature": f"{projected} instead of {curvature}", "scale": str(scale)}
+    if not abs(projected - curvature) <= 10 * TOLERANCE[graph.dtype] * scale:
+        return Verdict(WRONG, "second gradient", notes)
+    return Verdict(RIGHT)
+
+
+def _mixed(
+    graph: Graph,
+    loss: Callable[[dict[str, Array]], float],
+    name: str,
+    v: Array,
+    direction: dict[str, Array],
+) -> float:
+    """The second derivative along `v` in one leaf and along the direction in all."""
+
+    def at(s: float, t: float) -> float:
+        shifted = {leaf.name: leaf.array + t * direction[leaf.name] for leaf in graph.wrt}
+        return loss({**shifted, name: shifted[name] + s * v})
+
+    found = []
+    with np.errstate(all="ignore"):
+        for h in (2e-4, 8e-4):
+            found.append((at(h, h) - at(h, -h) - at(-h, h) + at(-h, -h)) / (4 * h * h))
+    near, far = found
+    if not np.isfinite(near + far) or abs(near - far) > 2e-5 * (abs(near) + abs(loss({})) + 1):
+        raise _Undecided(INCONCLUSIVE, "kink (second)")
+    return near
+
+
+def _reference_loss(graph: Graph) -> Callable[[dict[str, Array]], float]:
+    """The loss in float64, with some leaves replaced."""
+    model = graph.model(np.float64, judge=True)
+    given = {**graph.feeds(np.float64), **{leaf.name: leaf.array for leaf in graph.wrt}}
+    try:
+        evaluator = ReferenceEvaluator(model)
+        evaluator.run(["loss"], given)
+    except Exception as error:
+        raise _Undecided(NOT_OURS, f"no reference: {type(error).__name__}") from error
+
+    def loss(replaced: dict[str, Array]) -> float:
+        with np.errstate(all="ignore"):
+            return float(evaluator.run(["loss"], {**given, **replaced})[0])
+
+    return loss
+
+
+def _runtime(model: onnx.ModelProto) -> Run | None:
+    """ONNX Runtime, None where it lacks a kernel for a dtype.
+
+    Raises:
+        _Undecided: it does not run the model.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        text = str(error)
+        if "NOT_IMPLEMENTED" in text or ("INVALID_GRAPH" in text and "Type Error" in text):
+            return None
+        raise _Undecided(NOT_OURS, f"no session: {text[:90]}") from error
+
+    def run(names: list[str], feeds: Feeds) -> list[Array]:
+        try:
+            return [np.asarray(array) for array in session.run(names, dict(feeds))]
+        except Exception as error:
+            if "does not support double" in str(error):
+                raise _NoKernel from error
+            raise _Undecided(NOT_OURS, f"no run: {str(error)[:500]}") from error
+
+    return run
+
+
+def _gradients(
+    graph: Graph,
+    model: onnx.ModelProto,
+    names: list[str],
+    feeds: Feeds,
+    on_runtime: bool,
+    outputs: list[str] | None = None,
+) -> list[Array] | Verdict:
+    """The loss and gradients (or the outputs asked for), by ONNX Runtime, or by the reference where the model is."""
+    outputs = ["loss", *(f"{name}_grad" for name in names)] if outputs is None else outputs
+    try:
+        _check_model(model, types=on_runtime)
+    except Exception as error:
+        return Verdict(CRASH, "checker", {"error": str(error)[:600]})
+    if not on_runtime:
+        try:
+            with np.errstate(all="ignore"):
+                return [np.asarray(a) for a in ReferenceEvaluator(model).run(outputs, dict(feeds))]
+        except Exception as error:
+            raise _Undecided(NOT_OURS, f"no reference of the gradient: {str(error)[:90]}") from error
+    try:
+        run = _runtime(model)
+        if run is None:
+            return Verdict(CRASH, "no kernel")
+        return run(outputs, feeds)
+    except _Undecided as outcome:
+        return Verdict(CRASH, "gradient model", {"error": str(outcome)})
+
+
+def _check_model(model: onnx.ModelProto, *, types: bool) -> None:
+    """Checks the model; the checker takes no inputs without a rank, which runtimes do."""
+    if all(value.type.tensor_type.HasField("shape") for value in model.graph.input):
+        onnx.checker.check_model(model)
+    if types:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+
+
+def _refusal(error: OnnxTrainError, suffix: str = "") -> Verdict:
+    return Verdict(REFUSED, type(error).__name__ + suffix, {"error": str(error)[:400]})
+
+
+def _close(value: Array | float, reference: float, tolerance: float) -> bool:
+    number = float(np.asarray(value))
+    if not (np.isfinite(number) and np.isfinite(reference)):
+        return bool(np.isfinite(number) == np.isfinite(reference))
+    return abs(number - reference) <= tolerance * (abs(reference) + 1)

@@ -322,6 +322,7 @@ class Scaled(torch.autograd.Function):
         return ct * 3
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_no_grad_around_a_custom_function() -> None:
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
         h = x * module.weight[0]

@@ -66,7 +66,7 @@ class BesideCustomFunction(OfInput):
 
 class InPyTorch(OfInput):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(torch.linalg.qr(x)[0] * 0 + x)
+        return super().forward(torch.linalg.qr(x)[1])
 
 
 class Pooled(OfInput):

@@ -310,3 +310,26 @@ def test_the_angle_of_nothing_has_no_gradient() -> None:
     y.grad = x.grad = None
     torch.atan2(y, x).sum().backward()
     torch.testing.assert_close(ours, (y.grad, x.grad))
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, ct: torch.Tensor) -> torch.Tensor:
+        return ct * 3
+
+
+def test_no_grad_around_a_custom_function() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight[0]
+        seen = Scaled.apply(h)
+        with torch.no_grad():
+            stopped = h * module.weight[1]
+            inside = Scaled.apply(stopped + h)
+            view = h[:, :1]
+        return h + seen * inside + view * stopped
+
+    trained(function, in_onnxruntime=False)

@@ -13,7 +13,7 @@ __all__ = ["ARCHITECTURES", "Architecture", "architecture"]
 
 Batch = dict[str, Any]
 
-# A torchvision built for CUDA cannot load its compiled operators beside a CPU PyTorch, and its Python part asks for two.
+# A torchvision for CUDA cannot load its compiled operators beside a CPU PyTorch; its Python part asks for two of them.
 for _name in ("nms", "qnms"):
     torch.library.define(f"torchvision::{_name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 

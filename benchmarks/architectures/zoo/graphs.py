@@ -117,10 +117,19 @@ for _name, _aggregation in {
         )
 architecture(
     "geometric/SchNet",
-    partial(geometric.SchNet, hidden_channels=16, num_filters=16, num_interactions=2, num_gaussians=8,
-            interaction_graph=lambda pos, batch: _complete(pos, batch)),
-    lambda: [{"z": torch.randint(1, 9, (n,)), "pos": torch.randn(n, 3), "batch": (torch.arange(n) > 3).long()} for n in (7, 8)],
-)  # fmt: skip
+    partial(
+        geometric.SchNet,
+        hidden_channels=16,
+        num_filters=16,
+        num_interactions=2,
+        num_gaussians=8,
+        interaction_graph=lambda pos, batch: _complete(pos, batch),
+    ),
+    lambda: [
+        {"z": torch.randint(1, 9, (n,)), "pos": torch.randn(n, 3), "batch": (torch.arange(n) > 3).long()}
+        for n in (7, 8)
+    ],
+)
 architecture(
     "geometric/RGCNConv",
     lambda: _Relational(),

@@ -114,7 +114,7 @@ def pictures(size: int = 32, labels: bool = True) -> list[Batch]:
 def maps(size: int = 32) -> list[Batch]:
     return [
         batch | {"labels": torch.randint(2, (b, size, size))}
-        for b, batch in zip((2, 3), pictures(size, False))
+        for b, batch in zip((2, 3), pictures(size, False), strict=True)
     ]
 
 
@@ -140,11 +140,34 @@ def _add(
 
 CAUSAL = partial(_add, "AutoModelForCausalLM", text)
 CAUSAL(
-    "gpt2", "gpt_neox", "opt", "llama", "mistral", "mixtral", "qwen2", "qwen3",
-    "gemma", "gemma2", "gemma3_text", "phi", "phi3", "stablelm", "starcoder2", "olmo",
-    "olmo2", "olmoe", "cohere", "granite", "persimmon", "diffllama", "nemotron", "smollm3",
-    "biogpt", "gpt_bigcode", "seed_oss",
-)  # fmt: skip
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi",
+    "phi3",
+    "stablelm",
+    "starcoder2",
+    "olmo",
+    "olmo2",
+    "olmoe",
+    "cohere",
+    "granite",
+    "persimmon",
+    "diffllama",
+    "nemotron",
+    "smollm3",
+    "biogpt",
+    "gpt_bigcode",
+    "seed_oss",
+)
 CAUSAL("qwen2_moe", "qwen3_moe", decoder_sparse_step=1, shared_expert_intermediate_size=24)
 CAUSAL("granitemoe", "phimoe")
 CAUSAL("glm", "glm4", "ernie4_5", "helium", head_dim=8)
@@ -177,23 +200,57 @@ CAUSAL("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=2, num_key_
 CAUSAL("llama4_text", intermediate_size_mlp=48, interleave_moe_layer_step=1, head_dim=8)
 CAUSAL("mamba", "falcon_mamba", state_size=4, time_step_rank=4)
 CAUSAL("mamba2", num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=4)
-CAUSAL("jamba", mamba_d_state=4, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1,
-       expert_layer_period=2, expert_layer_offset=1, use_mamba_kernels=False)  # fmt: skip
-CAUSAL("bamba", mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=2, mamba_chunk_size=4,
-       attn_layer_indices=[1])  # fmt: skip
+CAUSAL(
+    "jamba",
+    mamba_d_state=4,
+    mamba_dt_rank=4,
+    attn_layer_period=2,
+    attn_layer_offset=1,
+    expert_layer_period=2,
+    expert_layer_offset=1,
+    use_mamba_kernels=False,
+)
+CAUSAL(
+    "bamba",
+    mamba_n_heads=8,
+    mamba_d_head=8,
+    mamba_d_state=8,
+    mamba_n_groups=2,
+    mamba_chunk_size=4,
+    attn_layer_indices=[1],
+)
 CAUSAL("recurrent_gemma", lru_width=32, num_hidden_layers=3, attention_window_size=8)
 CAUSAL("rwkv", attention_hidden_size=32, context_length=64)
 CAUSAL("lfm2", block_ff_dim=48, layer_types=["conv", "full_attention"])
-CAUSAL("qwen3_next", linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
-       linear_value_head_dim=8, head_dim=8, layer_types=["linear_attention", "full_attention"],
-       shared_expert_intermediate_size=24)  # fmt: skip
+CAUSAL(
+    "qwen3_next",
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=8,
+    linear_value_head_dim=8,
+    head_dim=8,
+    layer_types=["linear_attention", "full_attention"],
+    shared_expert_intermediate_size=24,
+)
 _add("XLNetLMHeadModel", partial(text, mask=False), "xlnet", d_model=32, n_layer=2, n_head=4, d_inner=48)
 
 MASKED = partial(_add, "AutoModelForMaskedLM", text)
 MASKED(
-    "bert", "roberta", "electra", "mpnet", "rembert", "roformer", "camembert", "layoutlm",
-    "megatron-bert", "ernie", "xlm-roberta", "modernbert", "nystromformer", "yoso",
-)  # fmt: skip
+    "bert",
+    "roberta",
+    "electra",
+    "mpnet",
+    "rembert",
+    "roformer",
+    "camembert",
+    "layoutlm",
+    "megatron-bert",
+    "ernie",
+    "xlm-roberta",
+    "modernbert",
+    "nystromformer",
+    "yoso",
+)
 MASKED("albert", embedding_size=16)
 MASKED("distilbert", dim=32, n_layers=2, n_heads=4, hidden_dim=48)
 MASKED(
@@ -206,8 +263,15 @@ MASKED("squeezebert", embedding_size=32)
 MASKED("xlm", emb_dim=32, n_layers=2, n_heads=4)
 _add("AutoModelForMaskedLM", partial(text, mask=False), "fnet", type_vocab_size=2)
 _add("AutoModelForMaskedLM", partial(text, 16), "longformer", attention_window=4)
-_add("AutoModelForMaskedLM", partial(text, 64), "big_bird", attention_type="block_sparse", block_size=4,
-     num_random_blocks=2, max_position_embeddings=128)  # fmt: skip
+_add(
+    "AutoModelForMaskedLM",
+    partial(text, 64),
+    "big_bird",
+    attention_type="block_sparse",
+    block_size=4,
+    num_random_blocks=2,
+    max_position_embeddings=128,
+)
 _add("AutoModelForMaskedLM", partial(text, 16), "mra", max_position_embeddings=16)
 _add(
     "AutoModelForMaskedLM",
@@ -217,13 +281,40 @@ _add(
     position_embedding_type="rotary",
     token_dropout=False,
 )
-_add("AutoModelForSequenceClassification", classified, "funnel", d_model=32, n_head=4, d_head=8, d_inner=48,
-     block_sizes=[1, 1])  # fmt: skip
-_add("AutoModelForSequenceClassification", partial(classified, 16), "canine", num_hash_buckets=64,
-     local_transformer_stride=8, downsampling_rate=4)  # fmt: skip
-_add("ReformerModelWithLMHead", partial(text, 16), "reformer", hidden_size=32, attn_layers=["local", "lsh"], num_buckets=2,
-     axial_pos_shape=[4, 4], axial_pos_embds_dim=[16, 16], is_decoder=True, local_attn_chunk_length=4,
-     lsh_attn_chunk_length=4, feed_forward_size=48, attention_head_size=8, hash_seed=0)  # fmt: skip
+_add(
+    "AutoModelForSequenceClassification",
+    classified,
+    "funnel",
+    d_model=32,
+    n_head=4,
+    d_head=8,
+    d_inner=48,
+    block_sizes=[1, 1],
+)
+_add(
+    "AutoModelForSequenceClassification",
+    partial(classified, 16),
+    "canine",
+    num_hash_buckets=64,
+    local_transformer_stride=8,
+    downsampling_rate=4,
+)
+_add(
+    "ReformerModelWithLMHead",
+    partial(text, 16),
+    "reformer",
+    hidden_size=32,
+    attn_layers=["local", "lsh"],
+    num_buckets=2,
+    axial_pos_shape=[4, 4],
+    axial_pos_embds_dim=[16, 16],
+    is_decoder=True,
+    local_attn_chunk_length=4,
+    lsh_attn_chunk_length=4,
+    feed_forward_size=48,
+    attention_head_size=8,
+    hash_seed=0,
+)
 
 SEQ2SEQ = partial(_add, "AutoModelForSeq2SeqLM", pairs)
 SEQ2SEQ(
@@ -241,11 +332,27 @@ SEQ2SEQ("t5", "umt5", "mt5", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=
 SEQ2SEQ(
     "longt5", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, local_radius=3
 )
-SEQ2SEQ("switch_transformers", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, num_sparse_encoder_layers=1,
-        num_sparse_decoder_layers=1)  # fmt: skip
+SEQ2SEQ(
+    "switch_transformers",
+    decoder_start_token_id=1,
+    d_model=32,
+    d_kv=8,
+    d_ff=48,
+    num_layers=2,
+    num_heads=4,
+    num_sparse_encoder_layers=1,
+    num_sparse_decoder_layers=1,
+)
 SEQ2SEQ("led", attention_window=4, **ENCODER_DECODER)
-SEQ2SEQ("prophetnet", num_encoder_layers=2, num_decoder_layers=2, num_encoder_attention_heads=4,
-        num_decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48)  # fmt: skip
+SEQ2SEQ(
+    "prophetnet",
+    num_encoder_layers=2,
+    num_decoder_layers=2,
+    num_encoder_attention_heads=4,
+    num_decoder_attention_heads=4,
+    encoder_ffn_dim=48,
+    decoder_ffn_dim=48,
+)
 
 
 VISION = partial(_add, "AutoModelForImageClassification", pictures)
@@ -265,40 +372,141 @@ _add(
     image_size=64,
     width_multiplier=0.25,
 )
-_add("LevitForImageClassification", partial(pictures, 64), "levit", image_size=64, hidden_sizes=[16, 24, 32],
-     num_attention_heads=[2, 2, 2], depths=[1, 1, 1], key_dim=[4, 4, 4])  # fmt: skip
+_add(
+    "LevitForImageClassification",
+    partial(pictures, 64),
+    "levit",
+    image_size=64,
+    hidden_sizes=[16, 24, 32],
+    num_attention_heads=[2, 2, 2],
+    depths=[1, 1, 1],
+    key_dim=[4, 4, 4],
+)
 _add("DeiTForImageClassification", pictures, "deit", image_size=32, patch_size=8)
 VISION("efficientnet", image_size=32, width_coefficient=0.25, depth_coefficient=0.3, hidden_dim=320)
-VISION("cvt")  # fmt: skip
-VISION("pvt", image_size=32, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4],
-       num_hidden_layers=4)  # fmt: skip
-VISION("pvt_v2", image_size=32, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4],
-       num_hidden_layers=4)  # fmt: skip
+VISION("cvt")
+VISION(
+    "pvt",
+    image_size=32,
+    hidden_sizes=[8, 16, 16, 32],
+    depths=[1, 1, 1, 1],
+    num_attention_heads=[1, 2, 2, 4],
+    num_hidden_layers=4,
+)
+VISION(
+    "pvt_v2",
+    image_size=32,
+    hidden_sizes=[8, 16, 16, 32],
+    depths=[1, 1, 1, 1],
+    num_attention_heads=[1, 2, 2, 4],
+    num_hidden_layers=4,
+)
 VISION("poolformer", hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1])
-VISION("focalnet", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], hidden_sizes=[8, 16], focal_levels=[2, 2],
-       focal_windows=[3, 3])  # fmt: skip
-_add("AutoModelForImageClassification", partial(pictures, 64), "hiera", image_size=[64, 64], embed_dim=8,
-     depths=[1, 1, 1], num_heads=[1, 2, 4], masked_unit_size=[4, 4], num_query_pool=2)  # fmt: skip
-_add("AutoModelForPreTraining", partial(pictures, 32, False), "vit_mae", image_size=32, patch_size=8,
-     decoder_hidden_size=16, decoder_num_hidden_layers=1, decoder_num_attention_heads=2, decoder_intermediate_size=24)  # fmt: skip
-_add("AutoModelForSemanticSegmentation", maps, "segformer", hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1],
-     num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16)  # fmt: skip
-_add("AutoModelForSemanticSegmentation", maps, "upernet", hidden_size=16, pool_scales=[1, 2], auxiliary_in_channels=16,
-     auxiliary_channels=8,
-     backbone_config=lambda: config("convnext", hidden_sizes=[8, 16, 16, 32], depths=[1] * 4, num_stages=4,
-                            out_features=["stage1", "stage2", "stage3", "stage4"]))  # fmt: skip
-_add("AutoModelForDepthEstimation", partial(pictures, 32, False), "dpt", image_size=32, patch_size=8, num_hidden_layers=4,
-     backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16], fusion_hidden_size=8, readout_type="project")  # fmt: skip
-_add("AutoModelForDepthEstimation", partial(pictures, 64, False), "glpn", hidden_sizes=[8, 8, 16, 16], depths=[1] * 4,
-     num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=8)  # fmt: skip
-_add("AutoModelForVideoClassification",
-     lambda: [{"pixel_values": torch.randn(b, 4, 3, 16, 16), "labels": torch.arange(b) % 2} for b in (2, 3)],
-     "timesformer", "videomae", image_size=16, patch_size=8, num_frames=4)  # fmt: skip
-_add("AutoModelForVideoClassification",
-     lambda: [{"pixel_values": torch.randn(b, 4, 3, 16, 16), "labels": torch.arange(b) % 2} for b in (2, 3)],
-     "vivit", image_size=16, tubelet_size=[2, 8, 8], num_frames=4)  # fmt: skip
-_add("Swin2SRForImageSuperResolution", lambda: [{"pixel_values": torch.randn(b, 3, 16, 16)} for b in (1, 2)],
-     "swin2sr", image_size=16, embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=4)  # fmt: skip
+VISION(
+    "focalnet",
+    image_size=32,
+    patch_size=4,
+    embed_dim=8,
+    depths=[1, 1],
+    hidden_sizes=[8, 16],
+    focal_levels=[2, 2],
+    focal_windows=[3, 3],
+)
+_add(
+    "AutoModelForImageClassification",
+    partial(pictures, 64),
+    "hiera",
+    image_size=[64, 64],
+    embed_dim=8,
+    depths=[1, 1, 1],
+    num_heads=[1, 2, 4],
+    masked_unit_size=[4, 4],
+    num_query_pool=2,
+)
+_add(
+    "AutoModelForPreTraining",
+    partial(pictures, 32, False),
+    "vit_mae",
+    image_size=32,
+    patch_size=8,
+    decoder_hidden_size=16,
+    decoder_num_hidden_layers=1,
+    decoder_num_attention_heads=2,
+    decoder_intermediate_size=24,
+)
+_add(
+    "AutoModelForSemanticSegmentation",
+    maps,
+    "segformer",
+    hidden_sizes=[8, 8, 16, 16],
+    depths=[1, 1, 1, 1],
+    num_attention_heads=[1, 1, 2, 2],
+    decoder_hidden_size=16,
+)
+_add(
+    "AutoModelForSemanticSegmentation",
+    maps,
+    "upernet",
+    hidden_size=16,
+    pool_scales=[1, 2],
+    auxiliary_in_channels=16,
+    auxiliary_channels=8,
+    backbone_config=lambda: config(
+        "convnext",
+        hidden_sizes=[8, 16, 16, 32],
+        depths=[1] * 4,
+        num_stages=4,
+        out_features=["stage1", "stage2", "stage3", "stage4"],
+    ),
+)
+_add(
+    "AutoModelForDepthEstimation",
+    partial(pictures, 32, False),
+    "dpt",
+    image_size=32,
+    patch_size=8,
+    num_hidden_layers=4,
+    backbone_out_indices=[0, 1, 2, 3],
+    neck_hidden_sizes=[8, 8, 16, 16],
+    fusion_hidden_size=8,
+    readout_type="project",
+)
+_add(
+    "AutoModelForDepthEstimation",
+    partial(pictures, 64, False),
+    "glpn",
+    hidden_sizes=[8, 8, 16, 16],
+    depths=[1] * 4,
+    num_attention_heads=[1, 1, 2, 2],
+    decoder_hidden_size=8,
+)
+_add(
+    "AutoModelForVideoClassification",
+    lambda: [{"pixel_values": torch.randn(b, 4, 3, 16, 16), "labels": torch.arange(b) % 2} for b in (2, 3)],
+    "timesformer",
+    "videomae",
+    image_size=16,
+    patch_size=8,
+    num_frames=4,
+)
+_add(
+    "AutoModelForVideoClassification",
+    lambda: [{"pixel_values": torch.randn(b, 4, 3, 16, 16), "labels": torch.arange(b) % 2} for b in (2, 3)],
+    "vivit",
+    image_size=16,
+    tubelet_size=[2, 8, 8],
+    num_frames=4,
+)
+_add(
+    "Swin2SRForImageSuperResolution",
+    lambda: [{"pixel_values": torch.randn(b, 3, 16, 16)} for b in (1, 2)],
+    "swin2sr",
+    image_size=16,
+    embed_dim=12,
+    depths=[1, 1],
+    num_heads=[2, 2],
+    window_size=4,
+)
 
 
 def boxes(size: int = 64) -> list[Batch]:
@@ -306,12 +514,26 @@ def boxes(size: int = 64) -> list[Batch]:
     return [{"pixel_values": torch.randn(2, 3, size, size), "labels": labels} for _ in range(2)]
 
 
-BACKBONE = lambda: config("resnet", embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1] * 4,
-                                   out_features=["stage2", "stage3", "stage4"])  # fmt: skip
-DETR = {"use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "backbone_config": BACKBONE,
-        "num_queries": 6, **ENCODER_DECODER}  # fmt: skip
-OBJECTS = partial(_add, "AutoModelForObjectDetection", lambda: [
-    {key: value for key, value in batch.items() if key != "labels"} for batch in boxes()])  # fmt: skip
+BACKBONE = lambda: config(
+    "resnet",
+    embedding_size=8,
+    hidden_sizes=[8, 8, 16, 16],
+    depths=[1] * 4,
+    out_features=["stage2", "stage3", "stage4"],
+)
+DETR = {
+    "use_timm_backbone": False,
+    "use_pretrained_backbone": False,
+    "backbone": None,
+    "backbone_config": BACKBONE,
+    "num_queries": 6,
+    **ENCODER_DECODER,
+}
+OBJECTS = partial(
+    _add,
+    "AutoModelForObjectDetection",
+    lambda: [{key: value for key, value in batch.items() if key != "labels"} for batch in boxes()],
+)
 OBJECTS("detr", "conditional_detr", "table-transformer", **DETR)
 OBJECTS("deformable_detr", num_feature_levels=3, encoder_n_points=2, decoder_n_points=2, **DETR)
 _add(
@@ -323,11 +545,28 @@ _add(
     num_detection_tokens=4,
 )
 
-AUDIO = {"conv_dim": [16, 16, 16], "conv_stride": [5, 4, 4], "conv_kernel": [10, 4, 4],
-         "num_feat_extract_layers": 3, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-         "mask_time_length": 2, "mask_feature_length": 2}  # fmt: skip
-_add("AutoModelForAudioClassification", waves, "wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat",
-     "data2vec-audio", classifier_proj_size=16, **AUDIO)  # fmt: skip
+AUDIO = {
+    "conv_dim": [16, 16, 16],
+    "conv_stride": [5, 4, 4],
+    "conv_kernel": [10, 4, 4],
+    "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "mask_time_length": 2,
+    "mask_feature_length": 2,
+}
+_add(
+    "AutoModelForAudioClassification",
+    waves,
+    "wav2vec2",
+    "hubert",
+    "wavlm",
+    "unispeech",
+    "unispeech-sat",
+    "data2vec-audio",
+    classifier_proj_size=16,
+    **AUDIO,
+)
 _add(
     "AutoModelForAudioClassification",
     waves,
@@ -338,18 +577,45 @@ _add(
     **AUDIO,
 )
 _add("Wav2Vec2ForCTC", spoken, "wav2vec2", suffix="-ctc", **AUDIO)
-_add("AutoModelForAudioClassification",
-     lambda: [{"input_values": torch.randn(b, 32, 16), "labels": torch.arange(b) % 2} for b in (2, 3)],
-     "audio-spectrogram-transformer", patch_size=8, max_length=32, num_mel_bins=16, frequency_stride=8, time_stride=8)  # fmt: skip
-_add("AutoModelForSpeechSeq2Seq",
-     lambda: [{"input_features": torch.randn(b, 16, 40), "labels": ids(b, 5)} for b in (2, 3)],
-     "whisper", num_mel_bins=16, max_source_positions=20, max_target_positions=16, **ENCODER_DECODER)  # fmt: skip
-_add("AutoModelForSpeechSeq2Seq",
-     lambda: [{"input_features": torch.randn(b, 40, 16), "labels": ids(b, 5)} for b in (2, 3)],
-     "speech_to_text", input_feat_per_channel=16, max_source_positions=40, max_target_positions=16, conv_channels=16,
-     **ENCODER_DECODER)  # fmt: skip
-_add("AutoModel", lambda: [{"input_values": torch.randn(b, 1, 320)} for b in (1, 2)],
-     "encodec", num_filters=4, codebook_size=16, codebook_dim=8, hidden_size=8, upsampling_ratios=[4, 2])  # fmt: skip
+_add(
+    "AutoModelForAudioClassification",
+    lambda: [{"input_values": torch.randn(b, 32, 16), "labels": torch.arange(b) % 2} for b in (2, 3)],
+    "audio-spectrogram-transformer",
+    patch_size=8,
+    max_length=32,
+    num_mel_bins=16,
+    frequency_stride=8,
+    time_stride=8,
+)
+_add(
+    "AutoModelForSpeechSeq2Seq",
+    lambda: [{"input_features": torch.randn(b, 16, 40), "labels": ids(b, 5)} for b in (2, 3)],
+    "whisper",
+    num_mel_bins=16,
+    max_source_positions=20,
+    max_target_positions=16,
+    **ENCODER_DECODER,
+)
+_add(
+    "AutoModelForSpeechSeq2Seq",
+    lambda: [{"input_features": torch.randn(b, 40, 16), "labels": ids(b, 5)} for b in (2, 3)],
+    "speech_to_text",
+    input_feat_per_channel=16,
+    max_source_positions=40,
+    max_target_positions=16,
+    conv_channels=16,
+    **ENCODER_DECODER,
+)
+_add(
+    "AutoModel",
+    lambda: [{"input_values": torch.randn(b, 1, 320)} for b in (1, 2)],
+    "encodec",
+    num_filters=4,
+    codebook_size=16,
+    codebook_dim=8,
+    hidden_size=8,
+    upsampling_ratios=[4, 2],
+)
 
 
 def _text_and_pictures() -> list[Batch]:
@@ -377,8 +643,13 @@ for _kind in ("clip", "siglip", "chinese_clip", "altclip", "clipseg"):
         lambda: [batch | {"return_loss": True} for batch in _text_and_pictures()],
     )
 _add("AutoModel", _text_and_pictures, "vilt", image_size=16, patch_size=8)
-_add("GitForCausalLM", lambda: [b | {"labels": b["input_ids"]} for b in _text_and_pictures()], "git",
-     vision_config=lambda: {**SMALL, "image_size": 16, "patch_size": 8}, num_image_with_embedding=None)  # fmt: skip
+_add(
+    "GitForCausalLM",
+    lambda: [b | {"labels": b["input_ids"]} for b in _text_and_pictures()],
+    "git",
+    vision_config=lambda: {**SMALL, "image_size": 16, "patch_size": 8},
+    num_image_with_embedding=None,
+)
 
 
 def _series(covariates: bool) -> list[Batch]:
@@ -394,22 +665,71 @@ def _series(covariates: bool) -> list[Batch]:
     ]
 
 
-SERIES = {"prediction_length": 4, "context_length": 12, "lags_sequence": [1, 2, 4], "num_time_features": 2, "label_length": 2,
-          "moving_average": 5, **ENCODER_DECODER}  # fmt: skip
-_add("TimeSeriesTransformerForPrediction", partial(_series, True), "time_series_transformer",
-     **{k: v for k, v in SERIES.items() if k not in ("label_length", "moving_average")})  # fmt: skip
-_add("InformerForPrediction", partial(_series, True), "informer",
-     **{k: v for k, v in SERIES.items() if k not in ("label_length", "moving_average")})  # fmt: skip
+SERIES = {
+    "prediction_length": 4,
+    "context_length": 12,
+    "lags_sequence": [1, 2, 4],
+    "num_time_features": 2,
+    "label_length": 2,
+    "moving_average": 5,
+    **ENCODER_DECODER,
+}
+_add(
+    "TimeSeriesTransformerForPrediction",
+    partial(_series, True),
+    "time_series_transformer",
+    **{k: v for k, v in SERIES.items() if k not in ("label_length", "moving_average")},
+)
+_add(
+    "InformerForPrediction",
+    partial(_series, True),
+    "informer",
+    **{k: v for k, v in SERIES.items() if k not in ("label_length", "moving_average")},
+)
 _add("AutoformerForPrediction", partial(_series, True), "autoformer", **SERIES)
 PATCHES = lambda: [
     {"past_values": torch.randn(b, 32, 2), "future_values": torch.randn(b, 8, 2)} for b in (2, 3)
 ]
-_add("PatchTSTForPrediction", PATCHES, "patchtst", num_input_channels=2, context_length=32, prediction_length=8, patch_length=4,
-     patch_stride=4, d_model=16, ffn_dim=24)  # fmt: skip
-_add("PatchTSMixerForPrediction", PATCHES, "patchtsmixer", num_input_channels=2, context_length=32, prediction_length=8,
-     patch_length=4, patch_stride=4, d_model=16)  # fmt: skip
-_add("DecisionTransformerModel",
-     lambda: [{"states": torch.randn(b, 5, 3), "actions": torch.randn(b, 5, 2), "rewards": torch.randn(b, 5, 1),
-               "returns_to_go": torch.randn(b, 5, 1), "timesteps": torch.arange(5).repeat(b, 1),
-               "attention_mask": torch.ones(b, 5)} for b in (2, 3)],
-     "decision_transformer", state_dim=3, act_dim=2, max_ep_len=20, n_layer=2, n_head=4)  # fmt: skip
+_add(
+    "PatchTSTForPrediction",
+    PATCHES,
+    "patchtst",
+    num_input_channels=2,
+    context_length=32,
+    prediction_length=8,
+    patch_length=4,
+    patch_stride=4,
+    d_model=16,
+    ffn_dim=24,
+)
+_add(
+    "PatchTSMixerForPrediction",
+    PATCHES,
+    "patchtsmixer",
+    num_input_channels=2,
+    context_length=32,
+    prediction_length=8,
+    patch_length=4,
+    patch_stride=4,
+    d_model=16,
+)
+_add(
+    "DecisionTransformerModel",
+    lambda: [
+        {
+            "states": torch.randn(b, 5, 3),
+            "actions": torch.randn(b, 5, 2),
+            "rewards": torch.randn(b, 5, 1),
+            "returns_to_go": torch.randn(b, 5, 1),
+            "timesteps": torch.arange(5).repeat(b, 1),
+            "attention_mask": torch.ones(b, 5),
+        }
+        for b in (2, 3)
+    ],
+    "decision_transformer",
+    state_dim=3,
+    act_dim=2,
+    max_ep_len=20,
+    n_layer=2,
+    n_head=4,
+)

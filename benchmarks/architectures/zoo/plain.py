@@ -59,8 +59,18 @@ class Conformer(nn.Module):
         return self.loss(scores, labels, given, lengths), scores
 
 
-architecture("plain/DeepSpeech-CTC", Conformer, lambda: [
-    {"x": torch.randn(b, 6, 24), "labels": torch.randint(1, 5, (b, 4)), "lengths": torch.tensor([4, 2, 3][:b])} for b in (2, 3)])  # fmt: skip
+architecture(
+    "plain/DeepSpeech-CTC",
+    Conformer,
+    lambda: [
+        {
+            "x": torch.randn(b, 6, 24),
+            "labels": torch.randint(1, 5, (b, 4)),
+            "lengths": torch.tensor([4, 2, 3][:b]),
+        }
+        for b in (2, 3)
+    ],
+)
 
 
 class Recommender(nn.Module):
@@ -83,8 +93,15 @@ class Recommender(nn.Module):
 
 
 def _clicks() -> list[Batch]:
-    return [{"dense": torch.randn(b, 4), "first": torch.randint(20, (3 * b,)), "offsets": torch.arange(b) * 2,
-             "second": torch.randint(20, (b, 3))} for b in (4, 5)]  # fmt: skip
+    return [
+        {
+            "dense": torch.randn(b, 4),
+            "first": torch.randint(20, (3 * b,)),
+            "offsets": torch.arange(b) * 2,
+            "second": torch.randint(20, (b, 3)),
+        }
+        for b in (4, 5)
+    ]
 
 
 for _mode in ("sum", "mean", "max"):
@@ -262,7 +279,7 @@ class PointTransformer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         near = torch.cdist(x, x).topk(3, largest=False).indices
-        neighbours = torch.stack([points[places] for points, places in zip(x, near)])
+        neighbours = torch.stack([points[places] for points, places in zip(x, near, strict=True)])
         centre = x[:, :, None].expand_as(neighbours)
         return self.last(self.edge(torch.cat([neighbours - centre, centre], -1)).amax(2).amax(1))
 
@@ -285,8 +302,11 @@ class Varied(nn.Module):
         return self.last(kept).mean(), self.last(sums).pow(2).mean(), self.last(x).cummax(0)[0].mean()
 
 
-architecture("plain/RepeatedRows", Varied, lambda: [
-    {"tokens": torch.randint(12, (n,)), "counts": torch.randint(0, 3, (n,))} for n in (8, 9)])  # fmt: skip
+architecture(
+    "plain/RepeatedRows",
+    Varied,
+    lambda: [{"tokens": torch.randint(12, (n,)), "counts": torch.randint(0, 3, (n,))} for n in (8, 9)],
+)
 
 
 class SpectralConv(nn.Module):

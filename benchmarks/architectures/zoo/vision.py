@@ -26,8 +26,18 @@ def _torchvision(name: str, size: int, **settings: Any) -> None:
     architecture(f"torchvision/{name}", make, _pictures(size))
 
 
-for _name in ("resnet18", "resnext50_32x4d", "mobilenet_v2", "mobilenet_v3_small", "shufflenet_v2_x0_5", "squeezenet1_1",
-              "regnet_y_400mf", "efficientnet_b0", "densenet121", "mnasnet0_5"):  # fmt: skip
+for _name in (
+    "resnet18",
+    "resnext50_32x4d",
+    "mobilenet_v2",
+    "mobilenet_v3_small",
+    "shufflenet_v2_x0_5",
+    "squeezenet1_1",
+    "regnet_y_400mf",
+    "efficientnet_b0",
+    "densenet121",
+    "mnasnet0_5",
+):
     _torchvision(_name, 64, num_classes=5)
 _torchvision("alexnet", 64, num_classes=5)
 _torchvision("swin_t", 32, num_classes=5)
@@ -44,11 +54,26 @@ architecture(
 )
 
 for _name, _size in {
-    "efficientnet_lite0": 64, "convmixer_768_32": 32, "ghostnet_050": 64, "res2net50_26w_4s": 64, "dla34": 64,
-    "eca_nfnet_l0": 64, "fbnetc_100": 64, "lcnet_050": 64, "mobileone_s0": 64, "repvgg_a0": 64, "edgenext_xx_small": 64,
-    "mobilenetv4_conv_small": 64, "skresnet18": 64, "legacy_seresnet18": 64, "inception_next_tiny": 64,
-    "starnet_s1": 64, "repghostnet_050": 64, "xcit_nano_12_p16_224": 224, "pit_ti_224": 224,
-}.items():  # fmt: skip
+    "efficientnet_lite0": 64,
+    "convmixer_768_32": 32,
+    "ghostnet_050": 64,
+    "res2net50_26w_4s": 64,
+    "dla34": 64,
+    "eca_nfnet_l0": 64,
+    "fbnetc_100": 64,
+    "lcnet_050": 64,
+    "mobileone_s0": 64,
+    "repvgg_a0": 64,
+    "edgenext_xx_small": 64,
+    "mobilenetv4_conv_small": 64,
+    "skresnet18": 64,
+    "legacy_seresnet18": 64,
+    "inception_next_tiny": 64,
+    "starnet_s1": 64,
+    "repghostnet_050": 64,
+    "xcit_nano_12_p16_224": 224,
+    "pit_ti_224": 224,
+}.items():
     if timm.is_model(_name):
         architecture(
             f"timm/{_name}",

@@ -66,7 +66,7 @@ def split_aliases(graph_module: fx.GraphModule) -> Aliases | None:
     for memory, indices in places.items():
         if memory not in inputs:
             roots = {_root(results[index]) for index in indices}
-            if len(indices) == 1 or len(roots) > 1:
+            if len(roots) > 1 or (len(indices) == 1 and not maker.is_ungraded(results[indices[0]])):
                 continue
             root = roots.pop()
             place = results.index(root) if root in results else len(results)
@@ -118,6 +118,10 @@ class _ViewsGraph:
             made = self._graph.call_method("permute", (made, inverse))
         self.made[node] = made
         return bool(contiguous)
+
+    def is_ungraded(self, node: fx.Node) -> bool:
+        """Whether a node is a view, made under no_grad, of what requires a gradient: so does it, and passes none on."""
+        return node in self._ungraded and node.meta["example_value"].requires_grad and _root(node) is not node
 
     def finish(self, nodes: Sequence[fx.Node]) -> fx.GraphModule:
         """Returns the graph with these nodes as its results."""

@@ -146,8 +146,10 @@ def _differentiable(
     if isinstance(found, str):
         replay.announce("second derivative", ORTModuleONNXModelException(found))
         return replay.gradients(inputs, needs, by_output)
-    vjp, slots = found
+    vjp, slots, dependent = found
     if not any(vjp.differentiable):
         return [None] * len(needs)
-    gradients = call(vjp, tensors, replay.derivative(needs, received, slots))
+    with torch.set_grad_enabled(any(dependent)):
+        found_gradients = call(vjp, tensors, replay.derivative(needs, received, slots))
+    gradients = [g if flag else g.detach() for g, flag in zip(found_gradients, dependent, strict=True)]
     return [None if slot is None else gradients[slot] for slot in slots]

@@ -15,7 +15,7 @@ __all__ = ["data_dependent_results"]
 
 @contextlib.contextmanager
 def data_dependent_results() -> Iterator[None]:
-    """Lets Dynamo capture `bincount`, CTC losses and `cummax`, where it would end a graph, for what is captured meanwhile.
+    """Lets Dynamo capture `bincount`, CTC losses and `cummax`, where it would end a graph, meanwhile.
 
     Other backends are not asked: they may rely on what is said here of results that no gradient is computed from.
     """

@@ -67,7 +67,7 @@ class _WithSettings:
                 with torch._dynamo.config.patch(_DATA_DEPENDENT), data_dependent_results():
                     return self._callback(*args, **kwargs)
             except torch._dynamo.exc.InternalTorchDynamoError as error:
-                # Dynamo (2.13) fails at a size that goes unused, as of a mask beside an index, and says it is its fault.
+                # Dynamo (2.13) fails at a size that goes unused, as of a mask beside an index.
                 if "unbacked symbol" not in str(error):
                     raise
             return self._callback(*args, **kwargs)

@@ -67,7 +67,8 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
     for node in output.all_input_nodes:
         if any(
-            function.name() == "NotImplemented" for function in _functions(node.meta.get("example_value"))
+            function.name().endswith("::NotImplemented")
+            for function in _functions(node.meta.get("example_value"))
         ):
             raise NotImplementedError(
                 "PyTorch has no derivative of one of its operators, whose result needs one"

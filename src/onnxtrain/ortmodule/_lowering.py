@@ -123,7 +123,8 @@ class Lowered:
         inputs: per graph input before the random ones, the index of its placeholder.
         complex: indices of the placeholders whose graph input is `torch.view_as_real` of them.
         outputs: per output of the ATen graph: ("tensor", "complex" or "integer", index of the ONNX output),
-            ("constant", a Python value) or ("placeholder", its index). A "complex" one is `torch.view_as_complex` of it.
+            ("constant", a Python value) or ("placeholder", its index). A "complex" one has real and imaginary parts
+            along a last axis of two.
         mutated: (index of a placeholder, index of the ONNX output that it takes the value of).
         assertions: (index of an ONNX output, what to say where an element of it is zero).
         random: the random inputs in the order in which eager PyTorch draws them.

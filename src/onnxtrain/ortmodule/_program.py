@@ -207,11 +207,17 @@ class Program:
 
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]
-    ) -> tuple[Program, tuple[int | None, ...]] | str:
-        """Returns `vjp` when ONNX Runtime can run its gradients for the inputs `wanted`, else the reason it cannot."""
+    ) -> tuple[Program, tuple[int | None, ...], tuple[bool, ...]] | str:
+        """Returns `vjp` when ONNX Runtime can run its gradients for the inputs `wanted`, else the reason it cannot.
+
+        And per gradient whether it depends on these inputs.
+        """
         try:
             vjp, slots = self.vjp(needs, received)
-            if any(wanted) and vjp.seeds:
+            graph = vjp.model.graph
+            sources = {value for value, flag in zip(graph.inputs, wanted, strict=True) if flag}
+            dependent = tuple(not sources.isdisjoint(_linked([output])) for output in graph.outputs)
+            if any(dependent):
                 vjp.training_step(wanted)
         except ORTModuleONNXModelException as error:
             return str(error)
@@ -221,7 +227,7 @@ class Program:
             if not is_of_onnxruntime(error):
                 raise
             return f"ONNX Runtime cannot run the second derivative: {error}"
-        return vjp, slots
+        return vjp, slots, dependent
 
 
 def _linked(targets: Iterable[ir.Value]) -> set[ir.Value]:

@@ -39,7 +39,8 @@ def split_at_custom_functions(
     Parts with a custom function run in PyTorch; the others are replaced by what `compile_part` makes of them.
     """
     numbers: dict[fx.Node, int] = {}
-    number = 0
+    without_grad: dict[int, bool] = {}
+    number, ungraded = 0, False
     for node in graph_module.graph.nodes:
         if _is_custom(node):
             number += 1
@@ -49,12 +50,17 @@ def split_at_custom_functions(
             numbers[node] = numbers[node.args[0]]
         else:
             numbers[node] = number
+        without_grad.setdefault(numbers[node], ungraded)
+        if node.target is torch._C._set_grad_enabled:
+            ungraded = not node.args[0]
     whole = split_module(graph_module, graph_module, lambda node: numbers[node], keep_original_order=True)
     for name, part in list(whole.named_children()):
         if not isinstance(part, fx.GraphModule) or not name.startswith("submod_"):
             continue
         keep_from_global_hooks(part)
         _return_tuple(part)
+        if torch.is_grad_enabled():
+            _keep_grad_mode(part, without_grad[int(name.removeprefix("submod_"))])
         run = part.forward if has_custom_function(part) else compile_part(part)
         setattr(whole, name, _Part(run, part))
     return whole
@@ -66,6 +72,21 @@ def _is_custom(node: Any) -> bool:
         and node.op == "call_function"
         and getattr(node.target, "__name__", "") == _CUSTOM
     )
+
+
+def _keep_grad_mode(part: fx.GraphModule, ungraded: bool) -> None:
+    """Makes a part that begins or ends inside of `torch.no_grad` enter and leave it: what runs in between does not."""
+    inner = [node for node in part.graph.nodes if node.op not in ("placeholder", "output")]
+    if ungraded and inner:
+        with part.graph.inserting_before(inner[0]):
+            part.graph.call_function(torch._C._set_grad_enabled, (False,))
+    for node in inner:
+        if node.target is torch._C._set_grad_enabled:
+            ungraded = not node.args[0]
+    if ungraded and inner:
+        with part.graph.inserting_after(inner[-1]):
+            part.graph.call_function(torch._C._set_grad_enabled, (True,))
+    part.recompile()
 
 
 def _return_tuple(part: fx.GraphModule) -> None:

@@ -240,6 +240,7 @@ def batch_norm(b: Builder, d: Draw) -> None:
     scale, bias = (_weight(b, d, [channels]) for _ in range(2))
     mean = b.leaf([channels], wrt=not training)
     var = b.leaf([channels], 0.3, 2.0, wrt=not training)
+    b.unused.update((mean, var))  # one that serves as anything else is taken for merged by an exporter
     epsilon = d.choice([None, 0.01])
     if training:
         if b.values[x].size // max(channels, 1) < 2:

@@ -116,6 +116,8 @@ def split(b: Builder, d: Draw) -> None:
         sizes = np.diff([0, *cuts, size])
         parts = b.nodes("Split", [x, b.data(_i64(sizes))], count, axis=axis)
     elif b.supports("Split", "num_outputs"):
+        if count > size:
+            raise Rejected("more parts than elements, which the runtime refuses")
         parts = b.nodes("Split", [x], count, axis=axis, num_outputs=count)
     else:
         count = d.choice([c for c in (1, 2, 3) if size % c == 0])

@@ -30,7 +30,8 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     # called as ever, since _call_impl is not captured, only the forward that it calls.
     own_call = type(module).__call__ is not torch.nn.Module.__call__
     function = MethodType(type(module).__call__, module) if own_call else module._call_impl
-    context: Any = torch._dynamo.optimize(backend, **_limits())
+    # A model does not run in PyTorch because others of its class had many graphs.
+    context: Any = torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=_RECOMPILE_LIMIT)
     if callable(getattr(context, "callback", None)):  # not where Dynamo is switched off
         context.callback = _WithSettings(context.callback, settings)
     compiled: Callable[..., Any] = context(function)
@@ -107,10 +108,3 @@ def _enter_layers() -> None:
     base = Path(inspect.getfile(torch.nn.Module))  # has no layer, but the code that calls hooks
     layers = [path.as_posix() for path in base.parent.glob("*.py") if path.name != base.name]
     trace_rules.get_legacy_mod_inlinelist().update(layers)
-
-
-def _limits() -> dict[str, Any]:
-    """Options that keep a model from running in PyTorch because others of its class had many graphs."""
-    wanted = {"isolate_recompiles": True, "recompile_limit": _RECOMPILE_LIMIT}
-    known = inspect.signature(torch._dynamo.optimize).parameters  # older versions of PyTorch lack them
-    return {name: value for name, value in wanted.items() if name in known}

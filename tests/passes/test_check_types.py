@@ -15,7 +15,7 @@ MIXED = {
     "MatMul": "y = MatMul(x, w)",
     "Add, unnamed": "a = Add(x, x)  y = Mul(w, a)",
     "Concat": "y = Concat<axis = 0>(x, x, w)",
-    "in a branch": """c = Constant<value = bool {1}>()  n = Not(c)  k = Identity(n)
+    "in a branch": """s = ReduceMax<keepdims = 0>(x)  z = Constant<value_float = 0.0>()  k = Greater(s, z)
         y = If(k) <then_branch = t () => (float[m, 2] a) { a = Add(x, w) }, else_branch = e () => (float[m, 2] b)
         { b = Identity(x) }>""",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -81,7 +82,7 @@ class RMSNormFusionPass(PatternPass):
     def _floored(self, x: ir.Value, value: ir.Value | None) -> _Match | None:
         """Max(c * ||x||, floor)."""
         bounded = inner_node(value)
-        if bounded is None or not (_is_clip(bounded) or is_op(bounded, "Max", inputs=2)):
+        if bounded is None or not (self._is_clip(bounded) or is_op(bounded, "Max", inputs=2)):
             return None
         scaled, floor = bounded.inputs[0], self._number(bounded.inputs[1])
         if floor is None and bounded.op_type == "Max":
@@ -99,6 +100,15 @@ class RMSNormFusionPass(PatternPass):
         if factor is None or norm is None or not _reduces(norm, "ReduceL2", x):
             return None
         return _Match(floored_rms_normalization, x, (factor, floor), (bounded, product, norm))
+
+    def _is_clip(self, node: ir.Node) -> bool:
+        """Whether a node bounds its input from below only."""
+        upper = [value for value in node.inputs[2:] if value is not None]
+        return (
+            is_op(node, "Clip")
+            and len(node.inputs) > 1
+            and all(self._number(value) == math.inf for value in upper)
+        )
 
     def _inverse(self, x: ir.Value, value: ir.Value | None) -> _Match | None:
         """1 / sqrt(mean(x²) + epsilon)."""
@@ -161,11 +171,6 @@ def _rewrite(model: ir.Model, op: Emitter, last: ir.Node, match: _Match, scale: 
     saved.shape, saved.type = ir.Shape([*x.shape[:-1], 1]), x.type
     for node in match.nodes:
         model.graph.remove(node, safe=True)
-
-
-def _is_clip(node: ir.Node) -> bool:
-    """Whether a node bounds its input from below only."""
-    return is_op(node, "Clip") and len(node.inputs) > 1 and all(value is None for value in node.inputs[2:])
 
 
 def _reduces(node: ir.Node, op_type: str, x: ir.Value | None = None) -> bool:

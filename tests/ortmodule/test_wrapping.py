@@ -432,9 +432,11 @@ def test_tensors_without_memory() -> None:
         assert ORTModule(nn.Linear(3, 2))(torch.randn(4, 3)).shape == (4, 2)
 
 
-def test_another_class_is_refused() -> None:
+def test_the_class_that_fully_shard_gives_is_refused() -> None:
     """`fully_shard` gives the module it shards a class of its own."""
+    from torch.distributed.fsdp import FSDPModule
+
     model = ORTModule(nn.Linear(2, 2))
     with pytest.raises(ORTModuleTorchModelException, match=r"ORTModule\(fully_shard\(module\)\)"):
-        model.__class__ = type("FSDPLinear", (nn.Linear,), {})
+        model.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})
     assert isinstance(model, ORTModule)

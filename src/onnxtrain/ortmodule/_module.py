@@ -131,7 +131,7 @@ class ORTModule(torch.nn.Module):
             raise AttributeError(
                 f"setting '{name}' of an ORTModule: the name is its own; set model.module.{name} instead"
             )
-        if name == "__class__":
+        if name == "__class__" and any(base.__name__ == "FSDPModule" for base in value.__mro__):
             raise ORTModuleTorchModelException(
                 f"giving an ORTModule the class {value.__name__}, as fully_shard does: "
                 "wrap the module that has it, ORTModule(fully_shard(module))"

@@ -27,6 +27,8 @@ from onnxtrain.passes import (
     promote_initializers,
     to_proto,
 )
+from onnxtrain.runtime.device import CPU
+from onnxtrain.runtime.session import open_session
 from onnxtrain.training_graph import select_parameters
 
 __all__ = ["GradientCheck", "check_gradients", "random_inputs"]
@@ -220,19 +222,19 @@ def _gradients(
     forward: ir.Model, output: str, names: Sequence[str], feeds: Mapping[str, Array], rng: np.random.Generator
 ) -> tuple[Array, dict[str, Array]]:
     """Returns a random cotangent of the output and the vector-Jacobian products, by onnxruntime."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    plain = ort.InferenceSession(
-        _proto(forward, [output]).SerializeToString(), options, ["CPUExecutionProvider"]
-    )
+    plain = _session(_proto(forward, [output]))
     y = plain.run([output], dict(feeds))[0]
     cotangent = np.asarray(rng.standard_normal(np.shape(y)), y.dtype)
     step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
-    session = ort.InferenceSession(to_proto(step).SerializeToString(), options, ["CPUExecutionProvider"])
+    session = _session(to_proto(step))
     results = [str(value.name) for value in step.graph.outputs][-len(names) :]
     wanted = {i.name for i in session.get_inputs()}
     given = {name: array for name, array in {**feeds, _COTANGENT: cotangent}.items() if name in wanted}
     return cotangent, dict(zip(names, session.run(results, given), strict=True))
+
+
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    return open_session(model.SerializeToString(), "model to check", CPU, None)
 
 
 def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
@@ -295,9 +297,7 @@ def _reference(proto: onnx.ModelProto) -> Run:
 
 def _runtime(proto: onnx.ModelProto) -> Run:
     """Returns what runs a model as it is, by onnxruntime."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    session = ort.InferenceSession(proto.SerializeToString(), options, ["CPUExecutionProvider"])
+    session = _session(proto)
     dtypes = {
         info.name: onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
         for info in proto.graph.input

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,6 +17,7 @@ from autodiff import cases
 from autodiff.case import Case, F, runtime_inputs
 from autodiff.reference import ReferenceEvaluator
 from onnxtrain.autodiff import differentiate
+from runtimes import needs_opset
 from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
 
 
@@ -26,10 +28,19 @@ def _all_cases() -> list[Case]:
     return [case for module in modules for case in module.CASES]
 
 
+def _on_onnxruntime(case: Case) -> Any:
+    return pytest.param(case, marks=needs_opset(case.opset), id=case.id)
+
+
 CASES = _all_cases()
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+each_case = pytest.mark.parametrize("case", [_on_onnxruntime(case) for case in CASES])
 each_float64_case = pytest.mark.parametrize(
-    "case", [case for case in CASES if case.evaluator != "none"], ids=lambda case: case.id
+    "case",
+    [
+        pytest.param(case, id=case.id) if case.evaluator == "reference" else _on_onnxruntime(case)
+        for case in CASES
+        if case.evaluator != "none"
+    ],
 )
 
 

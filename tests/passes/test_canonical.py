@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 from onnxtrain.errors import ModelError, UnsupportedOpsetError
 from onnxtrain.passes import canonicalize, is_constant, load_model, to_proto
 from passes._models import Array, build, info, mlp, normal, reference, run
+from runtimes import needs_opset
 
 LIGHT = sorted(glob.glob(os.path.join(os.path.dirname(onnx.__file__), "backend/test/data/light/*.onnx")))
 I64 = onnx.TensorProto.INT64
@@ -64,7 +65,7 @@ def test_the_networks_are_there():
 
 @pytest.mark.parametrize(
     ("opset", "expected"),
-    [(opset, max(opset, 21)) for opset in range(9, 27)],
+    [pytest.param(opset, max(opset, 21), marks=needs_opset(opset)) for opset in range(9, 27)],
 )
 def test_opset_and_ir_version(opset, expected):
     proto = mlp(opset)

@@ -258,6 +258,16 @@ def test_model_files(run, tmp_path):
         Module(plain.SerializeToString(), state)
 
 
+@pytest.mark.parametrize(("kind", "opset", "ir_version"), [("opset", 99, 10), ("IR version", 21, 99)])
+def test_model_newer_than_the_runtime(run, kind, opset, ir_version):
+    run.training.ir_version = ir_version
+    run.training.opset_import[0].version = opset
+    with pytest.raises(
+        ModelLoadError, match=rf"is of {kind} 99, and this onnxruntime runs up to \d+\. Install"
+    ):
+        Module(run.training.SerializeToString(), run.state())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -17,8 +17,9 @@ CANONICAL_OPSET = 21
 
 
 def convert_opset(model: ir.Model) -> ir.Model:
-    """Return `model` at opset 21 if it was below, else itself, with an IR version that fits the opset.
+    """Return `model` at opset 21 if it was below, else itself, with the oldest IR version that has the opset.
 
+    A newer one, which exporters write whatever the opset, would shut out older runtimes, and says nothing more here.
     Model-local functions must have been inlined. Names of values, symbolic dimensions, tensors and metadata
     survive.
 
@@ -32,7 +33,7 @@ def convert_opset(model: ir.Model) -> ir.Model:
         )
     if opset < CANONICAL_OPSET:
         model = _convert(model, opset)
-    fit_ir_version(model)
+    model.ir_version = _oldest_ir_version(model)
     return model
 
 
@@ -41,10 +42,14 @@ def fit_ir_version(model: ir.Model) -> None:
 
     At least 4: from there on initializers need not be listed as inputs.
     """
-    # Opsets 2 to 4 were never released with an IR version of their own.
-    minimum = max(4, helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", model.graph.opset_imports[""]), 3))
+    minimum = _oldest_ir_version(model)
     if not minimum <= model.ir_version <= MAX_IR_VERSION:
         model.ir_version = minimum
+
+
+def _oldest_ir_version(model: ir.Model) -> int:
+    # Opsets 2 to 4 were never released with an IR version of their own.
+    return max(4, helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", model.graph.opset_imports[""]), 3))
 
 
 def _convert(model: ir.Model, opset: int) -> ir.Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,14 @@ from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
 
 ModelSource = str | os.PathLike[str] | bytes
 _ERROR_SEVERITY = 3
+_NEWER_MODEL = (
+    (
+        "opset",
+        re.compile(r"Opset (\d+) is under development.*domain ai\.onnx is till opset (\d+)", re.DOTALL),
+    ),
+    ("IR version", re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")),
+)
+"""What onnxruntime says of a model that is newer than itself."""
 
 
 def default_session_options() -> ort.SessionOptions:
@@ -60,14 +69,25 @@ def open_session(
             model, options or default_session_options(), providers=device.providers, enable_fallback=0
         )
     except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
-        remedy = (
-            f"This build lacks a kernel for these dtypes on device '{device}'; use a float32 model."
-            if type(error).__name__ == "NotImplemented"  # onnxruntime exports its exceptions nowhere
-            else "The file may be truncated or corrupt; generate the artifacts again."
-        )
         raise ModelLoadError(
-            f"Loading {source} in onnxruntime {ort.__version__} failed: {error}. {remedy}"
+            f"Loading {source} in onnxruntime {ort.__version__} failed: {_reason(error, device)}"
         ) from error
+
+
+def _reason(error: Exception, device: Device) -> str:
+    """Returns why onnxruntime has refused a model, and what to do."""
+    for kind, pattern in _NEWER_MODEL:
+        if found := pattern.search(str(error)):
+            return (
+                f"the model is of {kind} {found[1]}, and this onnxruntime runs up to {found[2]}. Install a newer "
+                "onnxruntime, or export the model with opset 21, which every supported onnxruntime runs, and "
+                "generate the artifacts from that."
+            )
+    if type(error).__name__ == "NotImplemented":  # onnxruntime exports its exceptions nowhere
+        return (
+            f"{error}. This build lacks a kernel for these dtypes on device '{device}'; use a float32 model."
+        )
+    return f"{error}. The file may be truncated or corrupt; generate the artifacts again."
 
 
 def open_training_session(

@@ -1,0 +1,49 @@
+"""What the installed onnxruntime runs: the tests also run with the oldest one that is declared."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+
+@functools.cache
+def runs_opset(opset: int) -> bool:
+    """Whether onnxruntime loads a model of this opset, tried with a single Identity."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "tiny", [x], [y])
+    imports = [helper.make_opsetid("", opset)]
+    model = helper.make_model(
+        graph, opset_imports=imports, ir_version=helper.find_min_ir_version_for(imports)
+    )
+    try:
+        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+        if "is till opset" in str(error) or "Unsupported model IR version" in str(error):
+            return False
+        raise
+    return True
+
+
+@functools.cache
+def counts_ceil_windows() -> bool:
+    """Whether poolings with ceil_mode leave out a window that starts behind the input; onnxruntime 1.20 does not."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, None])
+    node = helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[1], strides=[4], ceil_mode=1)
+    graph = helper.make_graph([node], "pooling", [x], [y])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {"x": np.ones((1, 1, 4), np.float32)})[0].shape == (1, 1, 1)
+
+
+def needs_opset(opset: int) -> pytest.MarkDecorator:
+    """Returns the mark of a test, or of a parameter, that onnxruntime has to run a model of this opset for."""
+    return pytest.mark.skipif(
+        not runs_opset(opset), reason=f"onnxruntime {ort.__version__} loads no model of opset {opset}"
+    )

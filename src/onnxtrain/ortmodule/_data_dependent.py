@@ -10,7 +10,7 @@ import torch
 from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
-__all__ = ["data_dependent_results"]
+__all__ = ["data_dependent_results", "unnoted_sizes"]
 
 
 @contextlib.contextmanager
@@ -27,6 +27,15 @@ def data_dependent_results() -> Iterator[None]:
     finally:
         for op in added:
             known.pop(op, None)
+
+
+def unnoted_sizes(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
+    """Meanwhile, sizes that depend on the data are not those of a result that is being traced.
+
+    PyTorch otherwise looks for each new one in the next result of a trace, and raises where it is not.
+    """
+    shapes = getattr(fake_mode, "shape_env", None)
+    return contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
 
 
 def _ctc_loss(

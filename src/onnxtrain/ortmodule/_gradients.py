@@ -11,6 +11,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import fx
 
+from onnxtrain.ortmodule._data_dependent import unnoted_sizes
+
 __all__ = ["GradientFlow", "example_values", "flow_of", "map_tensors", "note_inputs", "straight_through"]
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"
@@ -159,7 +161,7 @@ class _Rehearsal(fx.Interpreter):
     def flow(self) -> GradientFlow:
         """Returns what was found."""
         mode = self.fake_mode or contextlib.nullcontext()
-        with mode, torch.set_grad_enabled(torch.is_grad_enabled()):
+        with mode, unnoted_sizes(self.fake_mode), torch.set_grad_enabled(torch.is_grad_enabled()):
             leaves, inputs = self._inputs()
             returned = self.run(*inputs)
             output = next(node for node in self.graph.nodes if node.op == "output")

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from onnxtrain.ortmodule._data_dependent import unnoted_sizes
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 
 __all__ = ["differentiable_nodes", "runnable"]
@@ -112,11 +113,9 @@ def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
     fake_mode = next(
         (v.fake_mode for n in node.all_input_nodes if hasattr(v := n.meta["val"], "fake_mode")), None
     )
-    shapes = getattr(fake_mode, "shape_env", None)
-    ignored = shapes.ignore_fresh_unbacked_symbols() if shapes is not None else contextlib.nullcontext()
     target = _RUNNABLE.get(str(node.target), node.target)
     try:
-        with torch.enable_grad(), fake_mode or contextlib.nullcontext(), ignored:
+        with torch.enable_grad(), fake_mode or contextlib.nullcontext(), unnoted_sizes(fake_mode):
             results = pytree.tree_leaves(target(*args, **kwargs))
     except Exception as error:  # PyTorch's code raises anything
         raise ORTModuleTorchModelException(

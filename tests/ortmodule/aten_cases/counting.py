@@ -23,7 +23,7 @@ def _bags(mode: str, **options: object) -> Case:
 
 CASES = [
     Case(
-        "repeat_interleave",
+        "repeat_interleave_counts",
         lambda x, n: torch.repeat_interleave(x, n, 0) * 2,
         (T(4, 3), COUNTS),
         dynamic=False,

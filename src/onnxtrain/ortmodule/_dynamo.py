@@ -112,5 +112,6 @@ def _enter_layers() -> None:
 def _limits() -> dict[str, Any]:
     """Options that keep a model from running in PyTorch because others of its class had many graphs."""
     wanted = {"isolate_recompiles": True, "recompile_limit": _RECOMPILE_LIMIT}
-    known = inspect.signature(torch._dynamo.optimize).parameters  # older versions of PyTorch lack them
+    # Older versions of PyTorch lack them. `optimize` passes all arguments on, and has no signature to tell.
+    known = inspect.signature(torch.compile).parameters
     return {name: value for name, value in wanted.items() if name in known}

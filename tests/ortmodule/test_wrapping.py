@@ -434,7 +434,9 @@ def test_tensors_without_memory() -> None:
 
 def test_another_class_is_refused() -> None:
     """`fully_shard` gives the module it shards a class of its own."""
+    from torch.distributed.fsdp import FSDPModule
+
     model = ORTModule(nn.Linear(2, 2))
     with pytest.raises(ORTModuleTorchModelException, match=r"ORTModule\(fully_shard\(module\)\)"):
-        model.__class__ = type("FSDPLinear", (nn.Linear,), {})
+        model.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})
     assert isinstance(model, ORTModule)

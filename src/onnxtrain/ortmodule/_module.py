@@ -131,12 +131,13 @@ class ORTModule(torch.nn.Module):
             raise AttributeError(
                 f"setting '{name}' of an ORTModule: the name is its own; set model.module.{name} instead"
             )
-        if name == "__class__":
+        module = _of(self).module
+        # Parametrizations give the module a class derived from its own alone, and its own again.
+        if name == "__class__" and not (value in type(module).__mro__ or value.__bases__ == (type(module),)):
             raise ORTModuleTorchModelException(
                 f"giving an ORTModule the class {value.__name__}, as fully_shard does: "
                 "wrap the module that has it, ORTModule(fully_shard(module))"
             )
-        module = _of(self).module
         # `model.forward = decorate(model.forward)`: what is stored in the module must not lead back here.
         if isinstance(value, BoundForward):
             value = value.__wrapped__

@@ -171,10 +171,11 @@ def _(bench: Bench) -> None:
     )
     nodes = [
         node("Loop", ["count", "", "x"], ["h"], body=body),
-        node("MatMul", ["h", "w"], ["y"], name="head"),
+        node("Mul", ["h", "w"], ["scaled"]),
+        node("MatMul", ["scaled", "h"], ["y"], name="head"),
     ]
-    values = {"w": np.eye(4, dtype=np.float32), "count": np.array(3)}
-    bench.generate(models.make_model(nodes, {"x": ["b", 4]}, {"y": ["b", 4]}, values))
+    values = {"w": np.ones(4, np.float32), "count": np.array(3)}
+    bench.generate(models.make_model(nodes, {"x": [4, 4]}, {"y": [4, 4]}, values))
 
 
 @case("name in `requires_grad` is unknown")

@@ -225,12 +225,12 @@ def _(bench: Bench) -> None:
 
 @case("dtype without a kernel")
 def _(bench: Bench) -> None:
-    model = models.mlp()
-    for tensor in model.graph.initializer:
-        values = onnx.numpy_helper.to_array(tensor).reshape(-1)
-        tensor.CopyFrom(onnx.helper.make_tensor(tensor.name, onnx.TensorProto.BFLOAT16, tensor.dims, values))
-    for info in (*model.graph.input, *model.graph.output):
-        info.type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
+    kernel = np.ones((1, 1, 3, 3), np.float64)
+    shape = ["n", 1, 8, 8]
+    node = onnx.helper.make_node("Conv", ["x", "kernel"], ["y"], pads=[1, 1, 1, 1])
+    model = models.make_model(
+        [node], {"x": shape}, {"y": shape}, {"kernel": kernel}, dtype=onnx.TensorProto.DOUBLE
+    )
     bench.generate(model)
     state = CheckpointState.load_checkpoint(bench.directory / "generated" / "checkpoint")
     Module(bench.directory / "generated" / "training_model.onnx", state)

@@ -93,7 +93,7 @@ def test_training_with_nothing_else_installed(mlp_dir):
 
 
 def test_import_adds_at_most_a_tenth_of_a_second(tmp_path):
-    assert min(float(python(TIME, tmp_path)) for _ in range(3)) <= 0.1
+    assert min(float(python(TIME, tmp_path)) for _ in range(5)) <= 0.1
 
 
 def test_api_is_that_of_the_old_package():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,8 @@ def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature]
     >>> fingerprint([("w", "float32", (2, 3))])[:8]
     'f6e700ff'
     """
+    import hashlib  # kept out of the time that a device takes to start
+
     groups = {"parameters": parameters, "statistics": statistics}
     listed = {
         key: sorted((name, dtype, [int(d) for d in shape]) for name, dtype, shape in group)

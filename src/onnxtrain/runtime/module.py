@@ -13,7 +13,6 @@ from onnxtrain.errors import InputError, ModelLoadError, TrainingStateError
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
-from onnxtrain.runtime.export import export_inference_model
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import Manifest, ParameterSpec
 from onnxtrain.runtime.matching import fit_store
@@ -322,6 +321,10 @@ class Module:
                 "eval_model_uri='eval_model.onnx')."
             )
         self._store.require_defined("Exporting for inference")
+        from onnxtrain.runtime.export import (
+            export_inference_model,
+        )  # kept out of the time that a device starts in
+
         export_inference_model(
             self._eval_model, self._bound_inputs(), inference_model_uri, graph_output_names
         )

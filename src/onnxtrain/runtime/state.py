@@ -9,7 +9,6 @@ import numpy as np
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
-from onnxtrain.runtime.delta import read_delta, write_delta
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.store import Buffer, Store, to_storage
 
@@ -207,7 +206,11 @@ class CheckpointState:
                 trained on top of other values.
         """
         store = read_checkpoint(checkpoint_uri)
-        return cls(store if delta is None else read_delta(delta, store, checkpoint_uri))
+        if delta is None:
+            return cls(store)
+        from onnxtrain.runtime.delta import read_delta  # kept out of the time that a device takes to start
+
+        return cls(read_delta(delta, store, checkpoint_uri))
 
     @classmethod
     def save_checkpoint(
@@ -240,6 +243,8 @@ class CheckpointState:
                 "ones; choose one of the two."
             )
         if trainable_only:
+            from onnxtrain.runtime.delta import write_delta
+
             write_delta(state._store, checkpoint_uri, include_optimizer_state=include_optimizer_state)
         else:
             write_checkpoint(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 import numpy as np
@@ -12,8 +11,6 @@ from onnx import TensorProto, helper
 import models
 from bad_input.bench import Bench, case, corrupt, node, truncate
 from onnxtrain.losses import MSELoss
-
-logging.disable(logging.WARNING)
 
 
 @case("model file is missing")

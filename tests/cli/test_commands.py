@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -268,6 +269,22 @@ def test_messages_speak_the_words_of_the_command_line(
     assert result.code == 0, result.err
     plain = run("train", mlp, *fixed[2:], "--batch-size", 16, "--json")
     assert result.json()["epochs"] == plain.json()["epochs"]
+
+
+def test_the_log_is_reworded_on_the_console_alone(
+    run: Any, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = models.mlp()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "single.onnx")
+    handlers = list(logging.getLogger("onnxtrain").handlers)
+    command = ["train", tmp_path / "single.onnx", "--data", data, "--loss", "cross_entropy", "--epochs", 1]
+    result = run(*command, "--output", tmp_path / "run")
+    assert result.code == 0, result.err
+    assert "pass --dynamic-batch" in " ".join(result.err.split())
+    assert "onnxtrain.make_batch_dynamic(model)" in caplog.text
+    assert logging.getLogger("onnxtrain").handlers == handlers
 
 
 def test_ops_table(run: Any) -> None:

@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
-from onnxtrain.cli._output import JsonOption, ShellWords, given_options, guarded
+from onnxtrain.cli._output import JsonOption, ShellHandler, given_options, guarded
 
 __all__ = ["app", "run"]
 
@@ -35,6 +34,7 @@ def _version(show: bool) -> None:
 
 @app.callback()
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
@@ -44,10 +44,9 @@ def options(
     level = logging.DEBUG if debug else logging.WARNING
     logger = logging.getLogger("onnxtrain")
     logger.setLevel(level)
-    if not logger.handlers:
-        handler = RichHandler(level, Console(stderr=True), show_time=False, show_path=False)
-        handler.addFilter(ShellWords())
-        logger.addHandler(handler)
+    handler = ShellHandler(level, Console(stderr=True), show_time=False, show_path=False)
+    logger.addHandler(handler)
+    context.call_on_close(lambda: logger.removeHandler(handler))
 
 
 @app.command()

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleRenderable
+from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
@@ -20,7 +21,7 @@ from onnxtrain.errors import OnnxTrainError
 __all__ = [
     "INTERRUPTED",
     "JsonOption",
-    "ShellWords",
+    "ShellHandler",
     "given_options",
     "guarded",
     "info",
@@ -130,13 +131,12 @@ def shell_words(text: str) -> str:
     return text
 
 
-class ShellWords(logging.Filter):
-    """Puts what the package logs in the words of the command line."""
+class ShellHandler(RichHandler):
+    """Prints what the package logs, in the words of the command line; the records stay as they are."""
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Rewrites the message; lets every record pass."""
-        record.msg, record.args = shell_words(record.getMessage()), ()
-        return True
+    def render_message(self, record: logging.LogRecord, message: str) -> ConsoleRenderable:
+        """Returns the message of a record for the console."""
+        return super().render_message(record, shell_words(message))
 
 
 def given_options(context: typer.Context) -> frozenset[str]:

@@ -66,7 +66,7 @@ def _adam_change(
 @composite("SGDStep", ("w", "g", "learning_rate"))
 def sgd_step(op: Emitter, w: ir.Value, g: ir.Value, learning_rate: ir.Value) -> ir.Value:
     """Returns w' = w - learning_rate·g."""
-    return op.Sub(w, op.Mul(g, learning_rate))  # type: ignore[no-any-return]
+    return op.Sub(w, op.Mul(g, learning_rate))
 
 
 @composite("MomentumStep", ("w", "g", "b", "learning_rate", "momentum"), outputs=2)
@@ -135,7 +135,7 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
 def _average_of_squares(
     op: Emitter, average: ir.Value, g: ir.Value, keep: ir.Value, renew: ir.Value
 ) -> ir.Value:
-    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, g), renew))  # type: ignore[no-any-return]
+    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, g), renew))
 
 
 _RMSPROP = {(c, m): _define_rmsprop(c, m) for c in (False, True) for m in (False, True)}

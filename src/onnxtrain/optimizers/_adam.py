@@ -96,7 +96,7 @@ class AdamW(_AdamFamily):
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
         step = adamw_step if self.weight_decay else adam_step
-        return op.call(step, w, g, *moments, *scalars, _outputs=3)  # type: ignore[no-any-return]
+        return op.call(step, w, g, *moments, *scalars, _outputs=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,4 +119,4 @@ class Adam(_AdamFamily):
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
         penalised = add_l2(op, w, g, self.weight_decay)
-        return op.call(adam_step, w, penalised, *moments, *scalars, _outputs=3)  # type: ignore[no-any-return]
+        return op.call(adam_step, w, penalised, *moments, *scalars, _outputs=3)

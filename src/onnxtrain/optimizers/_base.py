@@ -110,4 +110,4 @@ def bias_correction(op: Emitter, beta: float, step: ir.Value, like: ir.Value) ->
         return op.const(1.0, like=like)
     count = op.Cast(step, to=like.dtype)
     tanh = op.Tanh(op.Mul(count, op.const(math.log(beta) / 2, like=like)))
-    return op.Div(op.Mul(tanh, -2.0), op.Sub(1.0, tanh))  # type: ignore[no-any-return]
+    return op.Div(op.Mul(tanh, -2.0), op.Sub(1.0, tanh))

@@ -75,7 +75,7 @@ class SGD(Optimizer):
         if gain:
             g = op.Mul(g, *gain)
         step = nesterov_step if self.nesterov else momentum_step
-        return op.call(step, w, g, *moments, learning_rate, momentum, _outputs=2)  # type: ignore[no-any-return]
+        return op.call(step, w, g, *moments, learning_rate, momentum, _outputs=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class Adagrad(Optimizer):
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
         g = add_l2(op, w, g, self.weight_decay)
-        return op.call(adagrad_step, w, g, *moments, *scalars, _outputs=2)  # type: ignore[no-any-return]
+        return op.call(adagrad_step, w, g, *moments, *scalars, _outputs=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,4 +160,4 @@ class RMSprop(Optimizer):
     ) -> tuple[ir.Value, ...]:
         g = add_l2(op, w, g, self.weight_decay)
         step = rmsprop_step(centered=self.centered, momentum=bool(self.momentum))
-        return op.call(step, w, g, *moments, *scalars, _outputs=1 + len(moments))  # type: ignore[no-any-return]
+        return op.call(step, w, g, *moments, *scalars, _outputs=1 + len(moments))

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
+from onnxtrain.fusion import NORMS, FusionPass
 from onnxtrain.ortmodule._checkpoint import REGION, mark_region
 from onnxtrain.ortmodule._lowering import (
     COMPLEX_LOWERINGS,
@@ -43,8 +43,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
     lowered = _GraphLowering(graph_module, model).run()
     _infer_missing_shapes(model)
-    RMSNormFusionPass()(model)
-    RINormFusionPass()(model)
+    FusionPass(NORMS)(model)
     ReluAfterMaxPoolPass()(model)
     return lowered
 

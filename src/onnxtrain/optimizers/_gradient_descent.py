@@ -18,7 +18,7 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Optimizer, add_l2, require_not_negative
+from ._base import Moment, Optimizer, add_l2, require_not_negative
 
 __all__ = ["SGD", "Adagrad", "RMSprop"]
 
@@ -53,8 +53,8 @@ class SGD(Optimizer):
                 "it needs a positive momentum and no dampening"
             )
 
-    def _moments(self) -> Sequence[tuple[str, float]]:
-        return [("momentum", 0.0)] if self.momentum else []
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        return [Moment("momentum")] if self.momentum else []
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if not self.momentum:
@@ -100,8 +100,8 @@ class Adagrad(Optimizer):
         super().__post_init__()
         require_not_negative(self, "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
-    def _moments(self) -> Sequence[tuple[str, float]]:
-        return [("sum of squares of the gradient", self.initial_accumulator_value)]
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        return [Moment("sum of squares of the gradient", self.initial_accumulator_value)]
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if self.lr_decay:
@@ -143,12 +143,11 @@ class RMSprop(Optimizer):
         require(self, "alpha", lambda alpha: 0 <= alpha <= 1, "between 0 and 1")
         require_not_negative(self, "eps", "momentum", "weight_decay")
 
-    def _moments(self) -> Sequence[tuple[str, float]]:
-        mean = [("running mean of the gradient", 0.0)] if self.centered else []
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [
-            ("running mean of the gradient's square", 0.0),
-            *mean,
-            *([("momentum", 0.0)] if self.momentum else []),
+            Moment("running mean of the gradient's square"),
+            *([Moment("running mean of the gradient")] if self.centered else []),
+            *([Moment("momentum")] if self.momentum else []),
         ]
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:

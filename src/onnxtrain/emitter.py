@@ -379,20 +379,52 @@ class Emitter:
         output.shape = value.shape
         return output
 
-    def subgraph(self, names: Sequence[str], dtype: ir.DataType) -> Emitter:
-        """Returns an emitter for a new branch or body of a control-flow node, with inputs `names` of one dtype.
+    def subgraph(self, inputs: Mapping[str, ir.DataType | None]) -> Emitter:
+        """Returns an emitter for a new branch or body of a control-flow node, with inputs of these names and dtypes.
 
         It may read values of this graph, and takes its names from the same pool. Its `graph` is the attribute of the
         control-flow node; its outputs are the caller's to add.
         """
-        inputs = [
-            ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype)) for name in names
+        values = [
+            ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype) if dtype else None)
+            for name, dtype in inputs.items()
         ]
         name = self.unique_name(self.scope + "body")
-        graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": self.opset}, name=name)
-        inner = Emitter(graph, functions=self._functions)
+        return self.within(ir.Graph(values, [], nodes=[], opset_imports={"": self.opset}, name=name))
+
+    def within(self, graph: ir.Graph) -> Emitter:
+        """Returns an emitter for a branch or body that is there, whose names are of the same pool."""
+        inner = Emitter(graph, functions=self._functions, opset=self.opset)
         inner.scope, inner._names = self.scope, self._names
         return inner
+
+    def copy_of(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
+        """Appends copies of the nodes of a subgraph, with these values for its inputs; returns its outputs.
+
+        Names of copies are new, and what the subgraph reads of enclosing graphs is read here too.
+        """
+        copy = graph.clone(allow_outer_scope_values=True)
+        for old, new in zip(copy.inputs, inputs, strict=True):
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            new.type, new.shape = new.type or old.type, new.shape or old.shape
+        outputs = list(copy.outputs)
+        copy.outputs.clear()
+        for name, initializer in tuple(copy.initializers.items()):
+            copy.initializers.pop(name)
+            initializer.name = self.unique_name(name)
+            self.graph.register_initializer(initializer)
+        for node in copy.all_nodes():
+            node.name = self.unique_name(f"{self.scope}{node.name or node.op_type}")
+            inner = [
+                value for attribute in node.attributes.values() for value in _inputs_of_subgraph(attribute)
+            ]
+            for value in (*node.outputs, *inner):
+                if value.name:
+                    value.name = self.unique_name(f"{self.scope}{value.name}")
+        nodes = list(copy)
+        copy.remove(nodes)
+        self.graph.extend(nodes)
+        return outputs
 
     def unique_name(self, wish: str) -> str:
         """Returns `wish`, or `wish_1`, `wish_2`, ... whichever is not taken yet, and reserves it."""
@@ -499,7 +531,13 @@ def _all_names(graph: ir.Graph) -> Iterator[str]:
         for value in node.outputs:
             yield value.name or ""
         for attribute in node.attributes.values():
-            if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
-                subgraph = attribute.as_graph()
-                for value in (*subgraph.inputs, *subgraph.initializers.values()):
-                    yield value.name or ""
+            for value in _inputs_of_subgraph(attribute):
+                yield value.name or ""
+
+
+def _inputs_of_subgraph(attribute: ir.Attr) -> Iterator[ir.Value]:
+    """Yields the inputs and initializers of the subgraph that an attribute is."""
+    if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
+        subgraph = attribute.as_graph()
+        yield from subgraph.inputs
+        yield from subgraph.initializers.values()

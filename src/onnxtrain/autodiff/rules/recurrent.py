@@ -240,7 +240,7 @@ def _cells(op: Emitter, layer: _Direction, f: ir.Value, new: ir.Value) -> tuple[
     """The cell states before and after each step: C = f C_prev + new."""
     assert layer.c0 is not None
     assert f.dtype is not None
-    body = op.subgraph(["c_in", "f_in", "new_in"], f.dtype)
+    body = op.subgraph(dict.fromkeys(("c_in", "f_in", "new_in"), f.dtype))
     c_in, f_in, new_in = body.graph.inputs
     c_out = body.Add(body.Mul(f_in, c_in), new_in)
     attr = _scan_body(body, [c_out, body.Identity(c_out)])
@@ -263,7 +263,7 @@ def _scan_back(
         sequences.append(op.Cast(_within(op, n), to=dtype))
     count = len(layer.ct_states)
     names = [*(f"state{i}" for i in range(count)), *(f"value{i}" for i in range(len(sequences)))]
-    body = op.subgraph(names, dtype)
+    body = op.subgraph(dict.fromkeys(names, dtype))
     states, steps = list(body.graph.inputs[:count]), list(body.graph.inputs[count:])
     active = body.Greater(steps.pop(), 0.5) if n.sequence_lens is not None else None
     gates, before = step(body, [body.Add(states[0], steps[0]), *states[1:]], steps[1:])

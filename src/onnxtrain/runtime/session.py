@@ -75,11 +75,24 @@ def open_session(
         ) from error
 
 
+class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
+    """A session that fails where others print that they do, and try again with other execution providers.
+
+    onnxruntime can be asked not to by an argument since 1.23 only.
+    """
+
+    @property
+    def _enable_fallback(self) -> bool:
+        return False
+
+    @_enable_fallback.setter
+    def _enable_fallback(self, enabled: bool) -> None:
+        pass
+
+
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
     """Returns a session, without a fusion for which this onnxruntime turns out to have no kernel."""
-    make = functools.partial(
-        ort.InferenceSession, model, options, providers=device.providers, enable_fallback=0
-    )
+    make = functools.partial(_StrictSession, model, options, providers=device.providers)
     try:
         return make()
     except Exception as error:

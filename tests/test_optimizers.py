@@ -40,6 +40,7 @@ from onnxtrain.optimizers import (
     moment_dtype,
 )
 from onnxtrain.optimizers._base import bias_correction
+from runtimes import needs_opset
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "matrix": (3, 4),
@@ -648,7 +649,7 @@ def test_each_parameter_is_one_call_of_a_composite(case: OptimizerCase) -> None:
     assert all(node.op_type.endswith("Step_float") for node in calls)
 
 
-@pytest.mark.parametrize("opset", range(21, 27))
+@pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(21, 27)])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_every_supported_opset(name: str, opset: int) -> None:
     case = next(case for case in CASES if case.optimizer is OPTIMIZERS[name])

@@ -31,8 +31,8 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
             _outputs=2,
             **pads,
         )
-    if w.padded and any(dilation > 1 for dilation in w.dilations):
-        # All taps of a window may lie in the padding; its maximum is the lowest number then, its index anything.
+    if (w.padded or n.attr("ceil_mode")) and any(dilation > 1 for dilation in w.dilations):
+        # All taps of a window may lie outside; its maximum is the lowest number then, its index anything.
         some = op.Greater(n.out.Y, op.const(float((n.X.dtype or ir.DataType.FLOAT).min), like=n.X))
         ct, indices = op.Where(some, ct, 0.0), op.Where(some, indices, op.const(0))
         return scatter_to(op, ct, indices, n.X)

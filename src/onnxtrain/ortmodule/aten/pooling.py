@@ -69,8 +69,6 @@ def max_pool(
     rank = len(kernel)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     attributes["dilations"] = _per_axis(dilation, rank)
-    if ceil_mode:
-        _pad_for_last_window(low, attributes)
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.MaxPool(x, **attributes)), None
     if len(low.fake(0).shape) != rank + 2:
@@ -278,19 +276,6 @@ def _without_excess(
     reach = [n + 2 * pad for n, pad in zip(have, _per_axis(padding, rank), strict=True)]
     strides = [step if k <= r else r for k, step, r in zip(kernel, strides, reach, strict=True)]
     return [min(k, r) for k, r in zip(kernel, reach, strict=True)], strides
-
-
-def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
-    """Pads to the windows that PyTorch has in ceil mode, which are fewer than ONNX's if the last is all padding."""
-    rank = len(attributes["kernel_shape"])
-    have, wanted = low.fake(0).shape[-rank:], low.result[0].shape[-rank:]
-    if not all(isinstance(n, int) for n in (*have, *wanted)):
-        return
-    for axis, (n, windows) in enumerate(zip(have, wanted, strict=True)):
-        reach = attributes["dilations"][axis] * (attributes["kernel_shape"][axis] - 1) + 1
-        last = (windows - 1) * attributes["strides"][axis] + reach
-        attributes["pads"][rank + axis] = max(0, last - n - attributes["pads"][axis])
-    attributes["ceil_mode"] = 0
 
 
 def _per_axis(numbers: Any, rank: int) -> list[int]:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from onnxtrain.autodiff import coverage
+from onnxtrain.passes import BODIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 STATUS = {
@@ -14,6 +15,19 @@ STATUS = {
     "nondifferentiable": "no gradient flows",
     "not yet": "not yet",
 }
+
+
+def _contrib() -> list[str]:
+    """What is said of the ops of onnxruntime's own domain."""
+    names = sorted(op for domain, op in BODIES if domain == "com.microsoft")
+    return [
+        "",
+        "## com.microsoft",
+        "",
+        "On the path of a gradient these ops, as onnxruntime's optimizer leaves them, become the standard ops that",
+        "they are made of; elsewhere they stay: " + ", ".join(names) + ".",
+        "So does SimplifiedLayerNormalization, which it writes into the standard domain.",
+    ]
 
 
 def render() -> str:
@@ -35,7 +49,7 @@ def render() -> str:
         lines.append(
             f"| {row.op_type}{since} | {STATUS[row.status]} | {', '.join(row.inputs)} | {row.reason} |"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_contrib()]) + "\n"
 
 
 def test_page_follows_from_the_rule_table() -> None:

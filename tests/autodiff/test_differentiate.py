@@ -293,14 +293,9 @@ def test_integers_have_no_gradients(of: str, wrt: str) -> None:
         differentiate(model, of, [wrt])
 
 
-SEQUENCE = parse("""(float[4] w) => (float y)
-    { a = Exp(w)  s = SplitToSequence<axis=0>(a)  i = Constant<value_int=1>()  e = SequenceAt(s, i)
-      y = ReduceSum<keepdims=0>(e) }""")
-
-
 def test_missing_rule_names_op_node_path_and_reason() -> None:
-    model = onnx.ModelProto()
-    model.CopyFrom(SEQUENCE)
+    model = parse("""(float[4] w, int64 i) => (float y)
+        { a = Exp(w)  s = SplitToSequence<axis=0>(a)  e = SequenceAt(s, i)  y = ReduceSum<keepdims=0>(e) }""")
     model.graph.node[-2].name = "pick"
     with pytest.raises(NoGradientRule) as caught:
         differentiate(model, "y", ["w"])

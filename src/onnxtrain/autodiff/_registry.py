@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, schema_of
 from onnxtrain.errors import GraphBuildError, RuleDefinitionError
-from onnxtrain.passes import TWINS
+from onnxtrain.passes import BODIES, TWINS
 
 from ._node import NodeView, Signature
 
@@ -30,6 +30,7 @@ __all__ = [
     "Cotangents",
     "NonDifferentiable",
     "Rule",
+    "defbody",
     "defvjp",
     "is_straight_through",
     "local_rules",
@@ -175,6 +176,30 @@ def vjp(
         _add(rule, override)
         if shapes is not None:
             TWINS[domain, op_type] = functools.partial(_twin, shapes, known)
+        return function
+
+    return register
+
+
+def defbody(
+    op_type: str, domain: str, inputs: str, outputs: str, **attributes: Any
+) -> Callable[[ShapeFunction], ShapeFunction]:
+    """Registers the decorated function as what an op outside the standard domain computes, in standard ops.
+
+    It is called with `(op, n)` and returns the outputs, as far as they can be had. On the path of a gradient the op
+    becomes these ops, unless it has a rule; elsewhere it stays, and they tell its shapes.
+
+    Args:
+        op_type: name of the op.
+        domain: of the op.
+        inputs: names of its inputs, separated by blanks.
+        outputs: names of its outputs, likewise.
+        attributes: its attributes, and what they are by default.
+    """
+    signature = Signature(tuple(inputs.split()), tuple(outputs.split()), attributes=attributes)
+
+    def register(function: ShapeFunction) -> ShapeFunction:
+        BODIES[domain, op_type] = functools.partial(_twin, function, signature)
         return function
 
     return register

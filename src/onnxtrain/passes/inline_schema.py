@@ -1,4 +1,4 @@
-"""Expand standard ops into the function bodies of their schemas."""
+"""Expand ops into function bodies: of their schemas, or those that `BODIES` has."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
+from onnxtrain.passes.twins import BODIES
 
 __all__ = ["has_schema_function", "inline_schema_functions"]
 
@@ -39,7 +40,7 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
 
     Args:
         model: A model of the canonical opset without model-local functions.
-        keep: Asked for each node of the standard domain that has a function body.
+        keep: Asked for each node that has a function body.
     """
     model = model.clone()
     # Bodies that depend on the types of inputs need these; each round's bodies have none yet.
@@ -48,8 +49,14 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
         if not expandable:
             return model
         infer_shapes(model)
-        bodies = [(node, body) for node in expandable if (body := _function_body(node, model)) is not None]
-        if not bodies:
+        opset = model.graph.opset_imports[""]
+        given = [node for node in expandable if (node.domain, node.op_type) in BODIES]
+        made = [(node, BODIES[node.domain, node.op_type](node, opset)) for node in given]
+        for index, (node, function) in enumerate(made):
+            _call_body(model, node, function, index)
+        schemas = [node for node in expandable if node not in given]
+        bodies = [(node, body) for node in schemas if (body := _function_body(node, model)) is not None]
+        if not bodies and not made:
             return model
         for index, (node, body) in enumerate(bodies):
             _turn_into_call(model, node, body, index)
@@ -61,7 +68,9 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
 def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir.Node]:
     opset = model.graph.opset_imports[""]
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.domain != "" or not has_schema_function(node.op_type, opset):
+        if (node.domain, node.op_type) not in BODIES and (
+            node.domain != "" or not has_schema_function(node.op_type, opset)
+        ):
             continue
         if any(
             attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
@@ -70,6 +79,24 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
             continue
         if not keep(node):
             yield node
+
+
+def _call_body(model: ir.Model, node: ir.Node, function: ir.Function, index: int) -> None:
+    """Make `node` a call of a function that was made for it."""
+    function.domain, function.name = _DOMAIN, f"{node.op_type}_body_{index}"
+    _prefix_names(function, node)
+    model.functions[function.identifier()] = function
+    node.domain, node.op_type = function.domain, function.name
+    node.attributes.clear()
+
+
+def _prefix_names(function: ir.Function, node: ir.Node) -> None:
+    prefix = node.name or node.outputs[0].name or node.op_type
+    for inner in function.all_nodes():
+        inner.name = f"{prefix}/{inner.name or inner.op_type}"
+        for output in inner.outputs:
+            if output.name:
+                output.name = f"{prefix}/{output.name}"
 
 
 def _function_body(node: ir.Node, model: ir.Model) -> onnx.FunctionProto | None:
@@ -115,11 +142,6 @@ def _turn_into_call(model: ir.Model, node: ir.Node, body: onnx.FunctionProto, in
     del body.opset_import[:]
     body.opset_import.add(domain="", version=opset)
     function = ir.serde.deserialize_function(body)
-    prefix = node.name or node.outputs[0].name or node.op_type
-    for inner in function.all_nodes():
-        inner.name = f"{prefix}/{inner.name or inner.op_type}"
-        for output in inner.outputs:
-            if output.name:
-                output.name = f"{prefix}/{output.name}"
+    _prefix_names(function, node)
     model.functions[function.identifier()] = function
     node.domain, node.op_type = function.domain, function.name

@@ -1,4 +1,4 @@
-"""Shapes behind ops that onnx does not know: what a twin of standard ops, of the same shapes, would have."""
+"""Ops that onnx does not know, in standard ops: what they compute, or at least the shapes that they have."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ from collections.abc import Callable
 import onnx
 import onnx_ir as ir
 
-__all__ = ["TWINS", "add_twins"]
+from onnxtrain.errors import OnnxTrainError
+
+__all__ = ["BODIES", "TWINS", "add_twins"]
 
 TWINS: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
-"""For ops by domain and name: what makes the function of standard ops for a node and an opset."""
+"""For ops by domain and name: what makes a function whose outputs have the shapes of those of a node, at an opset."""
+
+BODIES: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
+"""As `TWINS`, for functions that compute what the op computes."""
 
 
 def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
@@ -22,10 +27,14 @@ def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
     """
     opset = model.graph.opset_imports[""]
     for index, (node, proto) in enumerate(zip(model.graph, lean.graph.node, strict=True)):
-        make = TWINS.get((node.domain, node.op_type))
+        key = (node.domain, node.op_type)
+        make = TWINS.get(key) or BODIES.get(key)
         if make is None or node.op_identifier() in model.functions:
             continue
-        function = ir.to_proto(make(node, opset))
+        try:
+            function = ir.to_proto(make(node, opset))
+        except OnnxTrainError:  # it wants a rank that is not known yet, or is not written for such a node
+            continue
         function.domain, function.name = "onnxtrain.twin", f"{node.op_type}_{index}"
         del function.output[len(proto.output) :]
         proto.domain, proto.op_type = function.domain, function.name

@@ -1,45 +1,11 @@
 """One module per family of ops; importing this package registers them all."""
 
-from . import (
-    activation,
-    control_flow,
-    conv,
-    einsum,
-    indexing,
-    linalg,
-    loss,
-    math,
-    norm,
-    pool,
-    quantized,
-    recurrent,
-    reduction,
-    resize,
-    sampling,
-    sequence,
-    shape,
-    signal,
-    sources,
-)
+from __future__ import annotations
 
-__all__ = [
-    "activation",
-    "control_flow",
-    "conv",
-    "einsum",
-    "indexing",
-    "linalg",
-    "loss",
-    "math",
-    "norm",
-    "pool",
-    "quantized",
-    "recurrent",
-    "reduction",
-    "resize",
-    "sampling",
-    "sequence",
-    "shape",
-    "signal",
-    "sources",
-]
+import importlib
+import pkgutil
+
+__all__ = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+
+for _name in __all__:
+    importlib.import_module(f"{__name__}.{_name}")

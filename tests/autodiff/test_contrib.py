@@ -1,0 +1,190 @@
+"""Ops of com.microsoft: the standard ops that they become compute what ONNX Runtime's own kernels do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper, numpy_helper
+
+from onnxtrain import differentiate
+from onnxtrain.errors import NoGradientRule
+from onnxtrain.passes import BODIES
+
+_RNG = np.random.default_rng(0)
+
+
+def _f(*shape: int, low: float = -1.0, high: float = 1.0) -> np.ndarray:
+    return _RNG.uniform(low, high, shape).astype(np.float32)
+
+
+def _packed(rows: int, blocks: int, size: int) -> np.ndarray:
+    return _RNG.integers(0, 256, (rows, blocks, size)).astype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Op:
+    """A node with its inputs, None for an omitted one; those of floating point in `wrt` are differentiated."""
+
+    op: str
+    inputs: Sequence[np.ndarray | None]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    wrt: Sequence[int] = (0,)
+    outputs: Sequence[str] = ("y",)
+    name: str = ""
+    domain: str = "com.microsoft"
+    runs: bool = True
+    """Whether ONNX Runtime has a kernel for the CPU."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.op}-{self.name}" if self.name else self.op
+
+
+X = _f(2, 5, 8)
+MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
+ANGLES = np.outer(np.arange(10), 0.7 ** np.arange(2)).astype(np.float32)
+OPS = [
+    Op("FusedMatMul", [_f(3, 4, 2), _f(3, 5, 4)], {"transA": 1, "transB": 1, "alpha": 0.3}, (0, 1)),
+    Op("FusedMatMul", [_f(4, 3, 5), _f(3, 5, 2)], {"transBatchA": 1}, (0, 1), name="batch"),
+    Op("FusedGemm", [_f(3, 4), _f(5, 4), _f(5)], {"transB": 1, "alpha": 0.5, "activation": "Tanh"}, (0, 1, 2)),
+    Op("FusedGemm", [_f(3, 4), _f(4, 5)], {"activation": "LeakyRelu", "activation_alpha": 0.2}, (0, 1), name="leaky"),
+    Op("FusedConv", [_f(1, 2, 5, 5), _f(3, 2, 3, 3), _f(3)], {"activation": "Relu", "pads": [1] * 4}, (0, 1, 2)),
+    Op("FusedConv", [_f(1, 2, 5, 5), _f(2, 2, 3, 3), _f(2), _f(1, 2, 3, 3)], {}, (0, 1, 3), name="sum"),
+    Op(
+        "FusedConv", [_f(1, 2, 5, 5), _f(2, 1, 3, 3)],
+        {"activation": "HardSigmoid", "activation_params": [0.3, 0.4], "group": 2, "strides": [2, 2]}, (0, 1),
+        name="hard sigmoid",
+    ),
+    Op("Gelu", [X]),
+    Op("BiasGelu", [X, _f(8)], {}, (0, 1)),
+    Op("FastGelu", [X, _f(8)], {}, (0, 1)),
+    Op("FastGelu", [X], name="plain"),
+    Op("QuickGelu", [X], {"alpha": 1.3}),
+    Op("SkipLayerNormalization", [X, _f(2, 5, 8), _f(8), _f(8), _f(8)], {"epsilon": 1e-5}, range(5)),
+    Op(
+        "SkipLayerNormalization", [X, _f(2, 5, 8), _f(8), _f(8)], {}, (0, 1, 2, 3), ("y", "", "", "sum"), name="sum",
+    ),
+    Op("SkipSimplifiedLayerNormalization", [X, _f(2, 5, 8), _f(8)], {"epsilon": 1e-5}, (0, 1, 2)),
+    Op("SimplifiedLayerNormalization", [X, _f(8)], {"epsilon": 1e-5, "axis": -1}, (0, 1), domain=""),
+    Op(
+        "EmbedLayerNormalization",
+        [MASK * 3, MASK, _f(6, 4), _f(7, 4), _f(2, 4), _f(4), _f(4), MASK], {}, (2, 3, 4, 5, 6), ("y", "lengths"),
+    ),
+    Op("EmbedLayerNormalization", [MASK * 3, None, _f(6, 4), _f(7, 4), None, _f(4), _f(4)], {}, (2, 3, 5, 6),
+       ("y", "lengths"), name="bare"),
+    Op("Attention", [X, _f(8, 12), _f(12)], {"num_heads": 2}, (0, 1, 2)),
+    Op("Attention", [X, _f(8, 12), _f(12), MASK], {"num_heads": 2}, (0, 1, 2), name="mask"),
+    Op("Attention", [X, _f(8, 12), _f(12), np.array([3, 5], np.int32)], {"num_heads": 2}, (0, 1, 2), name="lengths"),
+    Op(
+        "Attention", [X, _f(8, 12), _f(12)], {"num_heads": 2, "unidirectional": 1, "scale": 0.4}, (0, 1, 2),
+        name="causal",
+    ),
+    Op(
+        "Attention", [X, _f(8, 14), _f(14)], {"num_heads": 2, "qkv_hidden_sizes": [4, 4, 6]}, (0, 1, 2), name="sizes",
+    ),
+    Op("MultiHeadAttention", [X, _f(2, 3, 8), _f(2, 3, 8)], {"num_heads": 2}, (0, 1, 2)),
+    Op(
+        "MultiHeadAttention", [X, _f(2, 5, 8), _f(2, 5, 8), _f(24), MASK, _f(1, 2, 5, 5)], {"num_heads": 2},
+        (0, 1, 2, 3), name="all",
+    ),
+    Op("RotaryEmbedding", [_f(2, 5, 8), np.tile(np.arange(5), (2, 1)), np.cos(ANGLES), np.sin(ANGLES)],
+       {"num_heads": 2}),
+    Op("RotaryEmbedding", [_f(2, 3, 5, 4), np.array([2]), np.cos(ANGLES), np.sin(ANGLES)], {"interleaved": 1},
+       name="interleaved"),
+    Op("MatMulNBits", [_f(3, 40), _packed(6, 3, 8), _f(18, low=0.1)], {"K": 40, "N": 6, "bits": 4, "block_size": 16}),
+    Op(
+        "MatMulNBits", [_f(3, 32), _packed(6, 2, 8), _f(12, low=0.1), _RNG.integers(0, 256, 6).astype(np.uint8)],
+        {"K": 32, "N": 6, "bits": 4, "block_size": 16}, name="zero points",
+    ),
+    Op("Trilu", [_f(3, 4, 4), np.array(1)], {"upper": 0}),
+    Op("BiasSoftmax", [_f(2, 3, 4, 5), _f(2, 1, 1, 5)], {"axis": 3}, (0, 1), runs=False),
+    Op("GroupNorm", [_f(2, 3, 3, 4), _f(4), _f(4)], {"groups": 2, "activation": 1}, (0, 1, 2), runs=False),
+]  # fmt: skip
+
+
+def _model(case: Op) -> onnx.ModelProto:
+    names = ["" if value is None else f"x{k}" for k, value in enumerate(case.inputs)]
+    node = helper.make_node(case.op, names, list(case.outputs), domain=case.domain, **case.attrs)
+    square = helper.make_node("Mul", ["y", "y"], ["squares"])
+    loss = helper.make_node("ReduceSum", ["squares"], ["loss"], keepdims=0)
+    infos = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in zip(names, case.inputs, strict=True)
+        if value is not None and value.dtype.kind != "u"
+    ]
+    stored = [
+        numpy_helper.from_array(value, name)
+        for name, value in zip(names, case.inputs, strict=True)
+        if value is not None and value.dtype.kind == "u"
+    ]
+    outputs = [helper.make_tensor_value_info("loss", 1, []), helper.make_tensor_value_info("y", 1, None)]
+    graph = helper.make_graph([node, square, loss], "g", infos, outputs, stored)
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def _feeds(case: Op) -> dict[str, np.ndarray]:
+    return {
+        f"x{k}": value for k, value in enumerate(case.inputs) if value is not None and value.dtype.kind != "u"
+    }
+
+
+def _run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+@pytest.mark.parametrize("case", OPS, ids=lambda case: case.id)
+def test_gradients_of_what_the_kernel_computes(case: Op) -> None:
+    proto, feeds = _model(case), _feeds(case)
+    step = differentiate(proto, "loss", [f"x{k}" for k in case.wrt])
+    assert case.op not in [node.op_type for node in step.graph.node if node.domain == "com.microsoft"]
+    got = _run(step, feeds)
+    if case.runs:
+        np.testing.assert_allclose(got["y"], _run(proto, feeds)["y"], rtol=2e-5, atol=2e-6)
+    rng = np.random.default_rng(1)
+    for k in case.wrt:
+        value, gradient = feeds[f"x{k}"], got[f"x{k}_grad"]
+        assert gradient.shape == value.shape
+        assert gradient.dtype == value.dtype
+        direction = rng.choice([-1.0, 1.0], value.shape)
+        scale = 1e-2
+        ends = [
+            _run(
+                proto if case.runs else step,
+                feeds | {f"x{k}": (value + s * scale * direction).astype(np.float32)},
+            )
+            for s in (1, -1)
+        ]
+        slope = float(
+            np.square(ends[0]["y"], dtype=np.float64).sum() - np.square(ends[1]["y"], dtype=np.float64).sum()
+        )
+        size = float(np.abs(gradient).sum())
+        assert slope / (2 * scale) == pytest.approx(
+            float((gradient * direction).sum()), abs=1e-2 * size + 1e-3
+        ), k
+
+
+def test_every_body_has_a_case() -> None:
+    tested = {("com.microsoft", case.op) for case in OPS}
+    assert {key for key in BODIES if key[0] == "com.microsoft"} <= tested
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (Op("FusedGemm", [_f(2, 2), _f(2, 2)], {"activation": "Round"}), "the activation Round"),
+        (Op("Attention", [X, _f(8, 12), _f(12), None, _f(2, 2, 2, 3, 2)], {"num_heads": 2}), "a cache"),
+    ],
+    ids=["activation", "cache"],
+)  # fmt: skip
+def test_what_is_not_written_is_a_clear_error(case: Op, message: str) -> None:
+    with pytest.raises(NoGradientRule, match=message):
+        differentiate(_model(case), "loss", ["x0"])

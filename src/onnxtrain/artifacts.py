@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain import losses, onnxblock, optimizers
+from onnxtrain.autodiff import straight_through_rules
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
 from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
@@ -92,6 +93,7 @@ def generate_artifacts(
     loss_input_names: list[str] | None = None,
     *,
     batch_norm: BatchNormMode = "as_exported",
+    straight_through: bool = False,
 ) -> None:
     """Writes the files that the on-device API trains from.
 
@@ -123,6 +125,8 @@ def generate_artifacts(
             of the loss; default: the first output.
         batch_norm: what BatchNormalization and Dropout do in the training model: what the model says
             ("as_exported"), or what they do in "training" or "inference".
+        straight_through: whether gradients pass through rounding and quantisation as if these did nothing, as in
+            quantisation-aware training.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
@@ -144,14 +148,15 @@ def generate_artifacts(
     library = _library(custom_op_library)
     parameters = [*(requires_grad or ()), *(frozen_params or ())]
     forward, loss_name, extra = _with_loss(model, loss, loss_input_names, parameters)
-    graphs = build_training_graphs(
-        forward,
-        loss_name,
-        [*extra, *(additional_output_names or ())],
-        requires_grad=requires_grad,
-        frozen=frozen_params,
-        batch_norm=batch_norm,
-    )
+    with straight_through_rules(straight_through):
+        graphs = build_training_graphs(
+            forward,
+            loss_name,
+            [*extra, *(additional_output_names or ())],
+            requires_grad=requires_grad,
+            frozen=frozen_params,
+            batch_norm=batch_norm,
+        )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
         _write(graphs, optimizer_, _Files(directory, prefix), nominal_checkpoint, ort_format, library)

@@ -8,7 +8,8 @@ from ._coverage import OpCoverage, coverage
 from ._differentiate import add_gradients, append_outputs, differentiate, expand_path
 from ._driver import pull_back
 from ._node import NodeView, Signature
-from ._registry import defvjp, local_rules, nondifferentiable, not_yet, vjp
+from ._registry import defbody, defvjp, local_rules, nondifferentiable, not_yet, vjp
+from ._straight_through import straight_through_rules
 
 __all__ = [
     "NodeView",
@@ -18,6 +19,7 @@ __all__ = [
     "add_gradients",
     "append_outputs",
     "coverage",
+    "defbody",
     "defvjp",
     "differentiate",
     "expand_path",
@@ -25,6 +27,7 @@ __all__ = [
     "nondifferentiable",
     "not_yet",
     "pull_back",
+    "straight_through_rules",
     "vjp",
 ]
 

@@ -17,17 +17,28 @@ from onnxtrain.passes import canonicalize, inline_schema_functions, load_model, 
 from ._activity import active_values, is_differentiable_dtype
 from ._driver import pull_back
 from ._registry import reason_not_yet, rule_for
+from ._straight_through import straight_through_rules
 
 __all__ = ["add_gradients", "differentiate", "expand_path"]
 
 
 @overload
 def differentiate(
-    model: ir.Model, of: str, wrt: Sequence[str], *, cotangent: str | None = None
+    model: ir.Model,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    cotangent: str | None = None,
+    straight_through: bool = False,
 ) -> ir.Model: ...
 @overload
 def differentiate(
-    model: str | Path | onnx.ModelProto, of: str, wrt: Sequence[str], *, cotangent: str | None = None
+    model: str | Path | onnx.ModelProto,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    cotangent: str | None = None,
+    straight_through: bool = False,
 ) -> onnx.ModelProto: ...
 
 
@@ -37,6 +48,7 @@ def differentiate(
     wrt: Sequence[str],
     *,
     cotangent: str | None = None,
+    straight_through: bool = False,
 ) -> onnx.ModelProto | ir.Model:
     """Returns the model with one more output `<name>_grad` per name in `wrt`: the gradient of `of`.
 
@@ -48,6 +60,8 @@ def differentiate(
         wrt: names of parameters (initializers), inputs or intermediate values, floating point.
         cotangent: name for a new input of the shape and dtype of `of`; the outputs are then the vector-Jacobian
             products of that input.
+        straight_through: whether Round, Ceil, Floor, QuantizeLinear and DynamicQuantizeLinear pass gradients on as if
+            they did not round; values beyond the range of the integers have none.
 
     Returns:
         An `onnx_ir.Model` for one, else a `ModelProto`. It has all outputs of `model`, then `of` unless it was
@@ -76,7 +90,8 @@ def differentiate(
         raise TypeError(f"differentiating: wrt is the str {wrt!r}; pass a list of names")
     if not isinstance(wrt, Collection):
         raise TypeError(f"differentiating: wrt is {wrt!r}; pass a list of names")
-    result, gradients = add_gradients(canonicalize(load_model(model), wrt), of, wrt, cotangent=cotangent)
+    with straight_through_rules(straight_through):
+        result, gradients = add_gradients(canonicalize(load_model(model), wrt), of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")
     if value not in outputs:

@@ -178,11 +178,11 @@ class _ReverseWalk:
         for index, value in enumerate(node.inputs):
             name = _formal(rule.signature.inputs, index)
             if value is not None and value in self.active and name not in rule.wrt:
-                raise self._no_rule(node, f" with respect to its input {name!r}")
+                raise self._no_rule(node, f" with respect to its input {name!r}", value.producer())
 
-    def _no_rule(self, node: ir.Node, detail: str) -> NoGradientRule:
+    def _no_rule(self, node: ir.Node, detail: str, source: ir.Node | None = None) -> NoGradientRule:
         domain = f"{node.domain}::" if node.domain else ""
-        reason = reason_not_yet(node)
+        reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "

@@ -35,6 +35,7 @@ def build_run(
     clip_grad_norm: float | None,
     clip_grad_value: float | None,
     batch_norm: BatchNormMode,
+    straight_through: bool,
     loss_input_names: Sequence[str] | None,
 ) -> Run:
     """Writes the artifacts of a model to `directory` and opens them; its own outputs come after the loss.
@@ -57,6 +58,7 @@ def build_run(
         additional_output_names=outputs,
         loss_input_names=None if loss_input_names is None else list(loss_input_names),
         batch_norm=batch_norm,
+        straight_through=straight_through,
     )
     return Run(directory, device)
 

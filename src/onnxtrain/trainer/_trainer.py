@@ -55,6 +55,7 @@ class Trainer:
         batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
             for inference (an error where the exporter has left none of them), "inference" keeps the statistics
             fixed, "as_exported" does what the model says.
+        straight_through: whether gradients pass through rounding and quantisation as if these did nothing.
         loss_input_names: the output that is the prediction, where the model has several.
         directory: where the files of the run live; the state is saved there after every epoch. Default: a
             temporary directory, which is removed at the end unless an interrupted run was saved there.
@@ -92,6 +93,7 @@ class Trainer:
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         batch_norm: BatchNormMode = "as_exported",
+        straight_through: bool = False,
         loss_input_names: Sequence[str] | str | None = None,
         directory: str | os.PathLike[str] | None = None,
         seed: int = 0,
@@ -116,6 +118,7 @@ class Trainer:
             clip_grad_norm=clip_grad_norm,
             clip_grad_value=clip_grad_value,
             batch_norm=batch_norm,
+            straight_through=straight_through,
             loss_input_names=inputs_of_loss,
         )
         prediction = inputs_of_loss[0] if inputs_of_loss else next(iter(run.outputs), None)

@@ -1,0 +1,86 @@
+"""Gradients through rounding as if it did nothing (straight-through estimators; Bengio et al., 2013)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import NoGradientRule
+
+from ._node import NodeView, where
+from ._registry import Cotangents, local_rules, vjp
+from .rules.quantized import scale_cotangent, sum_by_scale
+
+__all__ = ["straight_through_rules"]
+
+
+@contextmanager
+def straight_through_rules(wanted: bool = True) -> Iterator[None]:
+    """Makes rounding and quantisation pass their cotangents on in what is differentiated inside the `with` block.
+
+    Round, Ceil and Floor pass them on as they are. QuantizeLinear passes those of values in the range of its integers
+    on, as PyTorch's fake quantisation does, and gives its scale the slope of Learned Step Size Quantization (Esser et
+    al., 2020); the range that DynamicQuantizeLinear finds is taken for a constant.
+
+    Args:
+        wanted: False does nothing.
+    """
+    with local_rules() if wanted else nullcontext():
+        if wanted:
+            _register()
+        yield
+
+
+def _register() -> None:
+    for name in ("Round", "Ceil", "Floor"):
+        vjp(name, wrt=("X",))(lambda op, n, ct: ct)
+    vjp("QuantizeLinear", wrt=("x", "y_scale"), straight_through=True)(_quantize)
+    vjp("DynamicQuantizeLinear", wrt=("x",), outputs=("y", "y_scale"), straight_through=True)(
+        _quantize_dynamically
+    )
+    vjp("DequantizeLinear", wrt=("x", "x_scale"), straight_through=True)(_dequantize)
+
+
+def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x / y_scale + y_zero_point within the range of y's dtype, constant beyond it."""
+    dtype = n.out.y.dtype
+    if dtype is None or not dtype.is_integer():
+        raise NoGradientRule(
+            f"differentiating QuantizeLinear ({where(n.node)}) straight through: it gives {dtype}; only integers have "
+            "the range that this needs"
+        )
+    scale = _spread(op, n, n.y_scale)
+    inside = op.Round(op.Div(n.x, scale))
+    if n.y_zero_point is not None:
+        inside = op.Add(inside, _spread(op, n, op.Cast(n.y_zero_point, to=n.y_scale.dtype)))
+    low, high = (op.const(float(end), like=inside) for end in (dtype.min, dtype.max))
+    within = op.And(op.GreaterOrEqual(inside, low), op.LessOrEqual(inside, high))
+    ct_x = op.Where(within, op.Div(ct, scale), op.const(0.0, like=ct))
+    if not n.needs("y_scale"):
+        return {"x": ct_x}
+    slopes = op.Neg(op.Mul(ct_x, op.Div(n.x, scale)))
+    return {"x": ct_x, "y_scale": sum_by_scale(op, n, slopes, n.y_scale)}
+
+
+def _quantize_dynamically(
+    op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
+) -> ir.Value | None:
+    return None if cts[0] is None else op.Div(cts[0], n.out.y_scale)
+
+
+def _dequantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Output (x - x_zero_point) * x_scale; the cotangent of an integer x is a floating-point number."""
+    ct_x = op.Mul(ct, _spread(op, n, n.x_scale)) if n.needs("x") else None
+    return {"x": ct_x, "x_scale": scale_cotangent(op, n, ct) if n.needs("x_scale") else None}
+
+
+def _spread(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+    """A value for all, per entry of an axis or per block of it, for each element of x: what it makes of ones."""
+    ones = op.Expand(op.const(1, ir.DataType.INT8), op.shape_of(n.x))
+    attributes = {name: n.attr(name) for name in ("axis", "block_size")}
+    result: ir.Value = op.DequantizeLinear(ones, value, **attributes)
+    result.shape = n.x.shape
+    return result

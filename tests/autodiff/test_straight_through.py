@@ -1,0 +1,122 @@
+"""Gradients through rounding as if it did nothing, beside PyTorch's fake quantisation and its estimators."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
+
+import models
+from onnxtrain import differentiate
+from onnxtrain.errors import NoGradientRule
+from training_run import Run
+
+X = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32) * 3
+
+
+def gradients(text: str, wrt: list[str], **feeds: np.ndarray) -> list[np.ndarray]:
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {text}')
+    with pytest.raises(NoGradientRule, match="straight_through=True"):
+        differentiate(model, "y", wrt, cotangent="ct")
+    step = differentiate(model, "y", wrt, cotangent="ct", straight_through=True)
+    session = ort.InferenceSession(step.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run([f"{name}_grad" for name in wrt], feeds)
+
+
+@pytest.mark.parametrize("op", ["Round", "Ceil", "Floor"])
+def test_rounding_passes_cotangents_on(op: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 4] x) => (float[n, 4] y) {{ r = {op}(x)  y = Mul(r, x) }}""")
+    step = differentiate(model, "y", ["x"], cotangent="ct", straight_through=True)
+    session = ort.InferenceSession(step.SerializeToString(), providers=["CPUExecutionProvider"])
+    ct = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+    x = torch.tensor(X, requires_grad=True)
+    rounded = getattr(torch, op.lower())(x).detach() + x - x.detach()
+    (expected,) = torch.autograd.grad(rounded * x, x, torch.tensor(ct))
+    np.testing.assert_allclose(session.run(["x_grad"], {"x": X, "ct": ct})[0], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("zero", [0, 5])
+def test_fake_quantisation_per_tensor_is_that_of_torch(zero: int) -> None:
+    """Values and gradients, with values beyond the range; the scale's too (Learned Step Size Quantization)."""
+    ct = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+    text = f"""(float[n, 4] x, float s) => (float[n, 4] y) <int8 z = {{{zero}}}>
+        {{ q = QuantizeLinear(x, s, z)  y = DequantizeLinear(q, s, z) }}"""
+    got_x, got_s = gradients(text, ["x", "s"], x=X, s=np.array(0.03, np.float32), ct=ct)
+    x, s = torch.tensor(X, requires_grad=True), torch.tensor([0.03], requires_grad=True)
+    y = torch._fake_quantize_learnable_per_tensor_affine(x, s, torch.tensor([float(zero)]), -128, 127, 1.0)
+    expected = torch.autograd.grad(y, [x, s], torch.tensor(ct))
+    assert (expected[0].numpy() == 0).any()
+    np.testing.assert_allclose(got_x, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(got_s, expected[1][0], rtol=1e-4)
+
+
+def test_fake_quantisation_per_channel_is_that_of_torch() -> None:
+    ct = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+    scales = np.array([0.01, 0.02, 0.03, 0.04], np.float32)
+    text = """(float[n, 4] x, float[4] s) => (float[n, 4] y) <uint8[4] z = {100, 120, 128, 130}>
+        { q = QuantizeLinear<axis = 1>(x, s, z)  y = DequantizeLinear<axis = 1>(q, s, z) }"""
+    got_x, got_s = gradients(text, ["x", "s"], x=X, s=scales, ct=ct)
+    x, s = torch.tensor(X, requires_grad=True), torch.tensor(scales, requires_grad=True)
+    zero = torch.tensor([100.0, 120.0, 128.0, 130.0])
+    y = torch._fake_quantize_learnable_per_channel_affine(x, s, zero, 1, 0, 255, 1.0)
+    expected = torch.autograd.grad(y, [x, s], torch.tensor(ct))
+    assert (expected[0].numpy() == 0).any()
+    np.testing.assert_allclose(got_x, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(got_s, expected[1], rtol=1e-4)
+
+
+def test_blocks_have_scales_of_their_own() -> None:
+    """As per-channel quantisation of the blocks one below the other."""
+    ct = np.random.default_rng(1).normal(size=X.shape).astype(np.float32)
+    scales = np.random.default_rng(2).uniform(0.01, 0.05, (6, 2)).astype(np.float32)
+    text = """(float[6, 4] x, float[6, 2] s) => (float[6, 4] y) <int8[6, 2] z = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}>
+        { q = QuantizeLinear<axis = 1, block_size = 2>(x, s, z)
+          y = DequantizeLinear<axis = 1, block_size = 2>(q, s, z) }"""
+    got_x, got_s = gradients(text, ["x", "s"], x=X, s=scales, ct=ct)
+    x, s = torch.tensor(X, requires_grad=True), torch.tensor(scales, requires_grad=True)
+    rows = torch._fake_quantize_learnable_per_channel_affine(
+        x.reshape(12, 2), s.reshape(12), torch.zeros(12), 0, -128, 127, 1.0
+    )
+    expected = torch.autograd.grad(rows.reshape(6, 4), [x, s], torch.tensor(ct))
+    np.testing.assert_allclose(got_x, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(got_s, expected[1], rtol=1e-4)
+
+
+class _Data(CalibrationDataReader):
+    def __init__(self) -> None:
+        self._left = iter([{"x": X}])
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._left, None)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the quantiser
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_a_file_of_the_quantiser_learns(tmp_path: Path, kind: str) -> None:
+    """What is left in floating point, the biases, is trained; without straight_through that is an error."""
+    source, target = tmp_path / "net.onnx", tmp_path / "quantised.onnx"
+    onnx.save(models.mlp(), source)
+    if kind == "static":
+        quantize_static(source, target, _Data(), QuantFormat.QDQ, activation_type=QuantType.QUInt8)
+    else:
+        quantize_dynamic(source, target, op_types_to_quantize=["Gemm"])
+    run = Run.generate(
+        tmp_path / "run", str(target), loss="cross_entropy", optimizer="adamw", straight_through=True
+    )
+    assert list(run.state.parameters)
+    run.optimizer.set_learning_rate(0.05)
+    labels = np.argmax(X[:, :3], 1)
+    losses = [run.step(X, labels) for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]

@@ -312,6 +312,13 @@ def test_ops_of_a_model(run: Any, mlp: Path, tmp_path: Path) -> None:
     assert not result.json()["trainable"]
     assert "no VJP rule for 'Unique'" in result.json()["problem"]
     assert [row["op"] for row in result.json()["ops"]] == ["Mul", "Unique"]
+    gelu = onnx.helper.make_node("BiasGelu", ["x", "w"], ["y"], domain="com.microsoft")
+    model = models.make_model([gelu], {"x": [4]}, {"y": [4]}, {"w": np.ones(4, np.float32)})
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, tmp_path / "fused.onnx")
+    result = run("ops", tmp_path / "fused.onnx", "--json")
+    assert result.json()["trainable"]
+    assert result.json()["ops"][0]["gradient"] == "through its function body"
 
 
 def test_check_agrees(run: Any, mlp: Path) -> None:

@@ -4,7 +4,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from . import rules as _rules  # registers every rule
 from ._activity import active_values
-from ._coverage import OpCoverage, coverage
+from ._coverage import OpCoverage, coverage, coverage_of
 from ._differentiate import add_gradients, append_outputs, differentiate, expand_path
 from ._driver import pull_back
 from ._node import NodeView, Signature
@@ -19,6 +19,7 @@ __all__ = [
     "add_gradients",
     "append_outputs",
     "coverage",
+    "coverage_of",
     "defbody",
     "defvjp",
     "differentiate",

@@ -10,9 +10,9 @@ import onnx
 from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, OPSETS, RULES
 from onnxtrain.emitter import schema_of
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes import has_schema_function
+from onnxtrain.passes import BODIES, has_schema_function
 
-__all__ = ["OpCoverage", "Status", "coverage"]
+__all__ = ["OpCoverage", "Status", "coverage", "coverage_of"]
 
 Status = Literal["rule", "function", "nondifferentiable", "not yet", "unknown"]
 
@@ -64,14 +64,20 @@ def _opsets_with(op_type: str) -> list[int]:
     return found
 
 
-def _row(op_type: str, opsets: list[int]) -> OpCoverage:
-    key = ("", op_type)
+def coverage_of(domain: str, op_type: str) -> OpCoverage:
+    """Returns what is known about an op of any domain; `since` is 0 for one that the standard does not have."""
+    opsets = _opsets_with(op_type) if domain == "" else []
+    return _row(op_type, opsets, domain)
+
+
+def _row(op_type: str, opsets: list[int], domain: str = "") -> OpCoverage:
+    key, since = (domain, op_type), opsets[0] if opsets else 0
     if key in RULES:
-        return OpCoverage(op_type, opsets[0], "rule", RULES[key].wrt)
+        return OpCoverage(op_type, since, "rule", RULES[key].wrt)
     if key in NON_DIFFERENTIABLE:
-        return OpCoverage(op_type, opsets[0], "nondifferentiable", reason=NON_DIFFERENTIABLE[key].reason)
+        return OpCoverage(op_type, since, "nondifferentiable", reason=NON_DIFFERENTIABLE[key].reason)
     if key in NOT_YET:
-        return OpCoverage(op_type, opsets[0], "not yet", reason=NOT_YET[key])
-    if all(has_schema_function(op_type, opset) for opset in opsets):
-        return OpCoverage(op_type, opsets[0], "function")
-    return OpCoverage(op_type, opsets[0], "unknown")
+        return OpCoverage(op_type, since, "not yet", reason=NOT_YET[key])
+    if key in BODIES or (opsets and all(has_schema_function(op_type, opset) for opset in opsets)):
+        return OpCoverage(op_type, since, "function")
+    return OpCoverage(op_type, since, "unknown")

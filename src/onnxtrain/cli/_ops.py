@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff import OpCoverage, add_gradients, coverage
+from onnxtrain.autodiff import OpCoverage, add_gradients, coverage, coverage_of
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.errors import InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.passes import canonicalize, load_model
@@ -48,11 +48,14 @@ def list_ops(status: str | None, json: bool) -> None:
 def model_ops(path: Path, json: bool) -> None:
     """Prints the ops of a model, and whether a loss on its first output can train it; exit code 1 if not."""
     model = canonicalize(load_model(path))
-    known = {row.op_type: row for row in coverage()}
     counts = Counter((node.domain, node.op_type) for node in model.graph)
     problem = _problem(model)
     rows = [
-        {"op": op if not domain else f"{domain}::{op}", "nodes": count, **_describe(known.get(op), domain)}
+        {
+            "op": op if not domain else f"{domain}::{op}",
+            "nodes": count,
+            **_describe(coverage_of(domain, op), domain),
+        }
         for (domain, op), count in sorted(counts.items())
     ]
     if json:
@@ -66,10 +69,9 @@ def model_ops(path: Path, json: bool) -> None:
         sys.exit(1)
 
 
-def _describe(row: OpCoverage | None, domain: str) -> dict[str, str]:
-    if row is None or domain:
-        return {"gradient": _MEANING["unknown"], "remark": "not an op of the ONNX standard"}
-    return {"gradient": _MEANING[row.status], "remark": row.reason}
+def _describe(row: OpCoverage, domain: str) -> dict[str, str]:
+    remark = row.reason or ("not an op of the ONNX standard" if domain and row.status == "unknown" else "")
+    return {"gradient": _MEANING[row.status], "remark": remark}
 
 
 def _problem(model: ir.Model) -> str | None:

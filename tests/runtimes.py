@@ -29,6 +29,11 @@ def runs_opset(opset: int) -> bool:
     return True
 
 
+def newest_opset(*opsets: int) -> int:
+    """Returns the newest of some opsets that onnxruntime runs, or 21, which all do."""
+    return max((opset for opset in opsets if runs_opset(opset)), default=21)
+
+
 def needs_opset(opset: int) -> pytest.MarkDecorator:
     """Returns the mark of a test, or of a parameter, that onnxruntime has to run a model of this opset for."""
     return pytest.mark.skipif(
@@ -53,6 +58,18 @@ def broadcasts_scales() -> bool:
         _run(node, {"x": x, "scale": x[0], "bias": x[0, :1]})
     except Exception as error:
         if "must match this" in str(error):
+            return False
+        raise
+    return True
+
+
+@functools.cache
+def computes_float64(op_type: str) -> bool:
+    """Whether there is a float64 kernel of an op with one input; onnxruntime 1.20 has Sin, but not Cos."""
+    try:
+        _run(helper.make_node(op_type, ["x"], ["y"]), {"x": np.ones(1)})
+    except Exception as error:
+        if "Could not find an implementation" in str(error):
             return False
         raise
     return True

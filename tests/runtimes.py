@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
@@ -27,8 +29,61 @@ def runs_opset(opset: int) -> bool:
     return True
 
 
+def newest_opset(*opsets: int) -> int:
+    """Returns the newest of some opsets that onnxruntime runs, or 21, which all do."""
+    return max((opset for opset in opsets if runs_opset(opset)), default=21)
+
+
 def needs_opset(opset: int) -> pytest.MarkDecorator:
     """Returns the mark of a test, or of a parameter, that onnxruntime has to run a model of this opset for."""
     return pytest.mark.skipif(
         not runs_opset(opset), reason=f"onnxruntime {ort.__version__} loads no model of opset {opset}"
     )
+
+
+@functools.cache
+def keeps_nothing() -> bool:
+    """Whether a sum over no axes of no elements keeps its shape; onnxruntime 1.20 gives one element."""
+    node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1, noop_with_empty_axes=1)
+    x, axes = np.ones((2, 0), np.float32), np.array([], np.int64)
+    return _run(node, {"x": x, "axes": axes})[0].shape == (2, 0)
+
+
+@functools.cache
+def broadcasts_scales() -> bool:
+    """Whether scale and bias of LayerNormalization may be of other shapes than its axes; not in onnxruntime 1.20."""
+    node = helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["y"], axis=1)
+    x = np.ones((2, 3), np.float32)
+    try:
+        _run(node, {"x": x, "scale": x[0], "bias": x[0, :1]})
+    except Exception as error:
+        if "must match this" in str(error):
+            return False
+        raise
+    return True
+
+
+@functools.cache
+def computes_float64(op_type: str) -> bool:
+    """Whether there is a float64 kernel of an op with one input; onnxruntime 1.20 has Sin, but not Cos."""
+    try:
+        _run(helper.make_node(op_type, ["x"], ["y"]), {"x": np.ones(1)})
+    except Exception as error:
+        if "Could not find an implementation" in str(error):
+            return False
+        raise
+    return True
+
+
+def _run(node: onnx.NodeProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)
+        for name, array in feeds.items()
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
+    graph = helper.make_graph([node], "one", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, feeds)

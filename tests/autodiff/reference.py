@@ -150,6 +150,45 @@ class AveragePool(OpRun):
         return (sums / counts,)
 
 
+class GatherElements(OpRun):
+    """GatherElements; onnx's takes at most 32 elements along the axis with numpy 1.26."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, indices: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
+        places = list(np.indices(indices.shape))
+        places[axis or 0] = indices
+        return (x[tuple(places)],)
+
+
+class DequantizeLinear(OpRun):
+    """DequantizeLinear; onnx's multiplies with a scalar scale of float64 in float32 with numpy 1.26."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        scale: np.ndarray,
+        zero_point: np.ndarray | None = None,
+        axis: int | None = None,
+        block_size: int | None = None,
+        output_dtype: int | None = None,
+    ) -> tuple[np.ndarray]:
+        axis = (1 if axis is None else axis) % max(x.ndim, 1)
+
+        def along(values: np.ndarray) -> np.ndarray:
+            if block_size:
+                return np.repeat(values, block_size, axis).take(range(x.shape[axis]), axis)
+            if values.size == 1:
+                return values.reshape(())
+            return values.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+        steps = x.astype(np.float64) - (0 if zero_point is None else along(zero_point).astype(np.float64))
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(output_dtype) if output_dtype else scale.dtype
+        return (np.asarray(steps * along(scale).astype(np.float64)).astype(dtype),)
+
+
 class LpPool(OpRun):
     """LpPool; onnx's is wrong where ceil_mode lets windows reach beyond the input."""
 
@@ -335,6 +374,8 @@ CORRECTED = {
         AveragePool,
         BatchNormalization,
         GroupNormalization,
+        GatherElements,
+        DequantizeLinear,
         LpPool,
         GlobalMaxPool,
         GlobalLpPool,

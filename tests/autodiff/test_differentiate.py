@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxtrain.autodiff import Signature, defvjp, differentiate, nondifferentiable, vjp
 from onnxtrain.autodiff._registry import NOT_YET, RULES, not_yet
 from onnxtrain.errors import DifferentiationError, NoGradientRule, RuleDefinitionError
+from runtimes import computes_float64
 from tolerances import norm_relative_error
 
 
@@ -24,6 +25,8 @@ def parse(body: str, *, opset: int = 21) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, outputs: Sequence[str], **feeds: np.ndarray) -> list[np.ndarray]:
+    if any(node.op_type == "Cos" for node in model.graph.node) and not computes_float64("Cos"):
+        pytest.skip(f"onnxruntime {ort.__version__} has no Cos of float64")
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return session.run(list(outputs), {name: np.asarray(value) for name, value in feeds.items()})
 

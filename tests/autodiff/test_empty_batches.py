@@ -5,13 +5,19 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 
 from autodiff.case import Case
 from autodiff.test_rules import CASES, _feeds, _session, _torch_outputs_and_gradients
 from onnxtrain.autodiff import differentiate
+from runtimes import keeps_nothing
 
+pytestmark = pytest.mark.skipif(
+    not keeps_nothing(),
+    reason=f"onnxruntime {ort.__version__} gives sums over no axes of no elements an element",
+)
 CONVOLUTIONS = [case for case in CASES if case.op in ("Conv", "ConvTranspose")]
 
 

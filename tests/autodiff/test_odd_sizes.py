@@ -12,11 +12,13 @@ import torch
 import torch.nn.functional as fn
 
 from onnxtrain.autodiff import differentiate
+from runtimes import computes_float64, keeps_nothing, newest_opset
 
 Arrays = dict[str, np.ndarray]
 
 
-def _parse(text: str, opset: int = 24) -> onnx.ModelProto:
+def _parse(text: str, opset: int | None = None) -> onnx.ModelProto:
+    opset = opset or newest_opset(24)
     quoted = text.replace("'", '"')
     return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{quoted}')
 
@@ -29,6 +31,9 @@ def _without_ranks(text: str) -> onnx.ModelProto:
 
 
 def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    wide = any(value.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE for value in model.graph.input)
+    if wide and any(node.op_type == "Cos" for node in model.graph.node) and not computes_float64("Cos"):
+        pytest.skip(f"onnxruntime {ort.__version__} has no Cos of float64")
     options = ort.SessionOptions()
     options.log_severity_level = 4  # sizes that differ from what is inferred are what is tested
     return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -190,6 +195,8 @@ EMPTY = {
 
 @pytest.mark.parametrize("name", EMPTY)
 def test_values_without_elements(name: str) -> None:
+    if not keeps_nothing():
+        pytest.skip(f"onnxruntime {ort.__version__} gives sums over no axes of no elements an element")
     text, feeds, twin = EMPTY[name]
     _check(_parse(text), feeds, list(feeds), twin)
 

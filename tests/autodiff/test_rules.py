@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from typing import Any
 
@@ -16,7 +17,9 @@ from autodiff import cases
 from autodiff.case import Case, F, runtime_inputs
 from autodiff.reference import ReferenceEvaluator
 from onnxtrain.autodiff import differentiate
-from runtimes import needs_opset
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.session import open_session
+from runtimes import broadcasts_scales, keeps_nothing, needs_opset
 from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
 
 
@@ -77,7 +80,7 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return open_session(model.SerializeToString(), "model", parse_device("cpu"), options)
 
 
 def _evaluator(case: Case, model: onnx.ModelProto) -> ReferenceEvaluator | ort.InferenceSession:
@@ -92,14 +95,19 @@ def test_vjp_matches_torch_in_float64(case: Case) -> None:
     names = [f"y{i}" for i in range(case.outputs)]
     primal = case.model(np.dtype(np.float64))
     primal.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
-    for got, want in zip(_evaluator(case, primal).run(names, feeds), outputs, strict=True):
-        assert norm_relative_error(got, want) <= 1e-6, "the torch twin computes something else"
+    errors = [
+        norm_relative_error(got, want)
+        for got, want in zip(_evaluator(case, primal).run(names, feeds), outputs, strict=True)
+    ]
+    assert max(errors) <= 1e-6, "the torch twin computes something else"
+    # Hardly more precise than the op itself: AffineGrid of onnxruntime 1.20 rounds float64 to float32.
+    tolerance = max(NORM_RELATIVE[np.dtype(np.float64)], *(2 * error for error in errors))
     model = _gradient_model(case, np.float64)
     got = _evaluator(case, model).run([f"x{i}_grad" for i in case.wrt], feeds)
     for value, want in zip(got, expected, strict=True):
         assert value.shape == want.shape
         assert value.dtype == np.float64
-        assert norm_relative_error(value, want) <= NORM_RELATIVE[np.dtype(np.float64)]
+        assert norm_relative_error(value, want) <= tolerance
 
 
 @first_case_of_each_op
@@ -125,9 +133,22 @@ def test_vjp_matches_finite_differences(case: Case) -> None:
         assert abs(slope - projected) <= FINITE_DIFFERENCE * scale
 
 
+def _cannot_run(case: Case, symbolic: bool) -> str | None:
+    """What this onnxruntime, asked with a single node, cannot do that the case needs."""
+    if case.op == "LayerNormalization" and not broadcasts_scales():
+        x, *scales = (a for a in case.arrays(np.dtype(np.float32)) if a is not None)
+        if {scale.size for scale in scales} != {math.prod(x.shape[case.attrs.get("axis", -1) :])}:
+            return "does not broadcast scale and bias"
+    if symbolic and ("nothing" in case.id or "empty" in case.id) and not keeps_nothing():
+        return "does not keep the shape of a sum over no axes of no elements"
+    return None
+
+
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @each_case
 def test_vjp_on_onnxruntime(case: Case, symbolic: bool) -> None:
+    if (why := _cannot_run(case, symbolic)) is not None:
+        pytest.skip(f"onnxruntime {ort.__version__} {why}")
     _, weights, expected = _torch_outputs_and_gradients(case)
     model = _gradient_model(case, np.float32, symbolic=symbolic)
     onnx.checker.check_model(model, full_check=True)

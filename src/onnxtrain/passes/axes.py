@@ -1,10 +1,53 @@
-"""Count the axes of reductions from the front."""
+"""Write the axes of reductions so that every ONNX Runtime reads them as the standard does."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["PositiveAxesPass"]
+__all__ = ["NoAxesPass", "PositiveAxesPass"]
+
+_OF_ONE_ELEMENT = {
+    **dict.fromkeys(
+        ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), "Identity"
+    ),
+    **dict.fromkeys(("ReduceL1", "ReduceL2"), "Abs"),
+    "ReduceLogSum": "Log",
+    "ReduceSumSquare": "Mul",
+}
+"""What a reduction computes of each element alone."""
+
+
+class NoAxesPass(ir.passes.InPlacePass):
+    """Write reductions over no axes (`noop_with_empty_axes`) as what they compute of each element.
+
+    ONNX Runtime 1.20 returns the input of ReduceL2 and ReduceLogSum as it is, and fails where the axes are omitted.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, in subgraphs too."""
+        modified = False
+        for node in ir.traversal.RecursiveGraphIterator(model.graph):
+            elementwise = _OF_ONE_ELEMENT.get(node.op_type)
+            if elementwise is None or node.domain != "" or not _has_no_axes(node):
+                continue
+            axes = node.inputs[1] if len(node.inputs) > 1 else None
+            node.op_type = elementwise
+            node.attributes.clear()
+            node.resize_inputs(1)
+            if axes is not None and axes.is_initializer() and not axes.uses() and not axes.is_graph_input():
+                model.graph.initializers.pop(str(axes.name), None)
+            if elementwise == "Mul":
+                node.resize_inputs(2)
+                node.replace_input_with(1, node.inputs[0])
+            modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _has_no_axes(node: ir.Node) -> bool:
+    if not node.attributes.get_int("noop_with_empty_axes", 0):
+        return False
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    return axes is None or (axes.shape is not None and list(axes.shape) == [0])
 
 
 class PositiveAxesPass(ir.passes.InPlacePass):

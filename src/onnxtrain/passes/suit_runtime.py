@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.passes.axes import PositiveAxesPass
+from onnxtrain.passes.axes import NoAxesPass, PositiveAxesPass
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.shapes import infer_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
@@ -17,12 +17,14 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     """Return a model of known shapes that computes the same in ONNX Runtime; may change `model`.
 
     Running statistics are kept from being merged with weights, axes are counted from the front, lest reductions of
-    an empty batch keep their shape, and bfloat16 is computed in float32, which the CPU provider has kernels for.
+    an empty batch keep their shape, reductions over no axes are written elementwise, and bfloat16 is computed in
+    float32, which the CPU provider has kernels for.
     """
     IsolateStatisticsPass()(model)
     # Not float16: a model also runs where that has kernels of its own.
     narrow = (ir.DataType.BFLOAT16,)
     model = widen_narrow_floats(model, narrow) if has_narrow_floats(model, narrow) else infer_shapes(model)
+    NoAxesPass()(model)
     if PositiveAxesPass()(model).modified:
         lift_constants(model)
     return model

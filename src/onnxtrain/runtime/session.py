@@ -27,8 +27,15 @@ _NEWER_MODEL = (
     ("IR version", re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")),
 )
 """What onnxruntime says of a model that is newer than itself."""
-_FUSION = "MatmulTransposeFusion"
-"""Merges a Transpose into a product; onnxruntime 1.20 to 1.24 do so in float64 too, and have no kernel for that."""
+_FAILING_OPTIMIZERS = {
+    "MatmulTransposeFusion": "MatmulTransposeFusion",
+    "CanRemoveNodeAndMergeEdges": "ConstantFolding",
+}
+"""What onnxruntime says where an optimizer of its own breaks a model, and which one that is.
+
+1.20 to 1.24 merge a Transpose into a product of float64, and have no kernel for that. 1.20 cannot fold what computes
+with values without elements.
+"""
 
 
 def default_session_options() -> ort.SessionOptions:
@@ -91,14 +98,15 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
 
 
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
-    """Returns a session, without a fusion for which this onnxruntime turns out to have no kernel."""
+    """Returns a session, without an optimizer for which this onnxruntime turns out to be broken."""
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
     try:
         return make()
     except Exception as error:
-        if not _is_missing_kernel(error) or _FUSION not in str(error):
+        failing = [optimizer for text, optimizer in _FAILING_OPTIMIZERS.items() if text in str(error)]
+        if not failing:
             raise
-        return make(disabled_optimizers=[_FUSION])
+        return make(disabled_optimizers=failing)
 
 
 def _is_missing_kernel(error: Exception) -> bool:

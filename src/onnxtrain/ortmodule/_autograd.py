@@ -56,13 +56,16 @@ class _Step(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         program: Program = ctx.program
         needs = tuple(ctx.needs_input_grad[2:])
-        *saved, keeper = ctx.saved_tensors
         seeds = program.seeds
         received = tuple([index for index in seeds if cotangents[index] is not None])
+        if (
+            not received
+        ):  # by what a later call of the graph has made of its results; this one's may be freed already
+            return (None,) * (2 + len(needs))
+        *saved, keeper = ctx.saved_tensors
         present = [ct for ct in cotangents if ct is not None]
-        if not received:
-            gradients: Sequence[torch.Tensor | None] = [None] * len(needs)
-        elif torch.is_grad_enabled() or any(map(_is_transformed, present)):
+        gradients: Sequence[torch.Tensor | None]
+        if torch.is_grad_enabled() or any(map(_is_transformed, present)):
             inputs = _unchanged_inputs(ctx, keeper, program.training_step(needs).reads)
             gradients = _differentiable(program, ctx.replay, needs, inputs, received, present)
         else:

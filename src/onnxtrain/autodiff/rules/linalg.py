@@ -65,12 +65,12 @@ def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.
 
 def _rows(op: Emitter, value: ir.Value) -> ir.Value:
     """Returns `value` as a matrix, its batch merged into the rows; also where it has no elements."""
-    return op.Flatten(value, axis=-1)  # type: ignore[no-any-return]
+    return op.Flatten(value, axis=-1)
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     axes = list(range(n.rank(value)))
-    return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])  # type: ignore[no-any-return]
+    return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
 def _sum_batch(op: Emitter, n: NodeView, product: ir.Value, matrix: ir.Value, primal: ir.Value) -> ir.Value:

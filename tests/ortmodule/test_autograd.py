@@ -467,3 +467,44 @@ def test_hooks_of_what_no_gradient_comes_to_are_not_called() -> None:
         module(x).sum().backward()
         seen.append([p.grad for p in module.parameters()])
     assert_same(*seen)
+
+
+class Shrinking(nn.Module):
+    """Its gradient reads its result, where PyTorch's reads what it divides."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.5, 2.0]))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight)
+
+
+def test_a_result_may_be_changed_where_pytorch_allows_it() -> None:
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda h: h / (1 + h.square()).sqrt(),
+        lambda h: torch.nn.functional.local_response_norm(h[None, None], 2)[0, 0],
+    ]
+    for function in functions:
+        seen = []
+        plain = Shrinking(function)
+        for module in (ORTModule(copy.deepcopy(plain)), plain):
+            out = module(torch.tensor([1.0, 2.0, 3.0]))
+            with torch.no_grad():
+                out.add_(1)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "ORTModule: graph 0, gradient runs in PyTorch: a result")
+                (out * torch.tensor([1.0, -1.0, 2.0])).sum().backward()
+            seen.append([module.weight.grad, out.detach()])
+        assert_same(*seen)
+
+
+@pytest.mark.parametrize("name", ["tanh", "exp", "sigmoid", "sqrt"])
+def test_a_changed_result_is_refused_where_pytorch_refuses_it(name: str) -> None:
+    for module in pair(Shrinking(lambda h: getattr(h.square() + 1, name)())):
+        out = module(torch.tensor([1.0, 2.0, 3.0]))
+        with torch.no_grad():
+            out.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()

@@ -50,10 +50,17 @@ class _Step(torch.autograd.Function):
             *(out for out, flag in zip(outputs, program.differentiable, strict=True) if not flag)
         )
         ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
+        residuals = [results[i] for i in step.residuals]
+        watched = []
+        for place, index in enumerate(step.residuals):
+            if index < len(outputs):  # the caller may write to it, which only some operators of PyTorch mind
+                with torch._C._DisableTorchDispatch():
+                    watched.append((index, residuals[place].detach(), residuals[place]._version))
+                    residuals[place] = residuals[place].data
         ctx.save_for_backward(
             *[tensors[i] for i in step.saved_inputs],
-            *[results[i] for i in step.residuals],
-            _keeper(ctx, (tensors, [tensors[i]._version for i in step.reads])),
+            *residuals,
+            _keeper(ctx, (tensors, [tensors[i]._version for i in step.reads], watched)),
         )
         return tuple(outputs)
 
@@ -69,7 +76,16 @@ class _Step(torch.autograd.Function):
         *saved, keeper = ctx.saved_tensors
         present = [ct for ct in cotangents if ct is not None]
         gradients: Sequence[torch.Tensor | None]
-        if torch.is_grad_enabled() or any(map(_is_transformed, present)):
+        changed = [index for index, of, version in _kept(ctx, keeper)[2] if of._version != version]
+        if changed:
+            inputs = _unchanged_inputs(ctx, keeper, program.training_step(needs).reads)
+            by_output = dict(zip(received, present, strict=True))
+            gradients = ctx.replay.gradients(inputs, needs, by_output, changed)
+            written = ORTModuleTorchModelException(
+                "a result that it reads has been written to; write to a clone of it"
+            )
+            ctx.replay.announce("gradient", written)
+        elif torch.is_grad_enabled() or any(map(_is_transformed, present)):
             inputs = _unchanged_inputs(ctx, keeper, program.training_step(needs).reads)
             gradients = _differentiable(program, ctx.replay, needs, inputs, received, present)
         else:
@@ -96,6 +112,11 @@ def _is_transformed(tensor: torch.Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
+def _kept(ctx: Any, keeper: torch.Tensor) -> Any:
+    """What :func:`_keeper` kept: the inputs, versions of those that are read, and of results that are."""
+    return ctx.kept if hasattr(ctx, "kept") else keeper.kept  # type: ignore[attr-defined]
+
+
 def _keeper(ctx: Any, kept: Any) -> torch.Tensor:
     """Returns a tensor to save whose attribute `kept` holds what second derivatives compute the outputs again from.
 
@@ -120,7 +141,7 @@ def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
 
 def _unchanged_inputs(ctx: Any, keeper: torch.Tensor, reads: Sequence[int]) -> Sequence[torch.Tensor]:
     """What :func:`_keeper` kept; raises RuntimeError if an input that gradients depend on has changed since."""
-    inputs, versions = ctx.kept if hasattr(ctx, "kept") else keeper.kept  # type: ignore[attr-defined]
+    inputs, versions, _ = _kept(ctx, keeper)
     for tensor, version in zip([inputs[i] for i in reads], versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(

@@ -41,6 +41,7 @@ class Replay:
         inputs: Sequence[torch.Tensor],
         needs: Sequence[bool],
         cotangents: Mapping[int, torch.Tensor],
+        changed: Sequence[int] = (),
     ) -> list[torch.Tensor | None]:
         """Returns one gradient per input, None where it needs none or the outputs do not depend on it.
 
@@ -50,11 +51,13 @@ class Replay:
             inputs: those of the program.
             needs: which of them need a gradient.
             cotangents: by the index of their output; they may be batched by `torch.vmap`.
+            changed: outputs that were written to since; PyTorch raises where an operator's backward needs one.
         """
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad(), _outside_transforms():
             leaves = [_leaf(x) if need else x for x, need in zip(inputs, needs, strict=True)]
             outputs = self.outputs(leaves)
+        torch.autograd.graph.increment_version([outputs[index] for index in changed])
         reached = [index for index in cotangents if outputs[index].requires_grad]
         if not reached:
             return [None] * len(leaves)

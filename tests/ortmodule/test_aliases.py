@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -208,3 +209,45 @@ def test_a_view_that_is_written_to_after_a_graph_break() -> None:
     expected.sum().backward()
     result.sum().backward()
     torch.testing.assert_close((result, model.weight.grad), (expected, plain.weight.grad))
+
+
+class Turning(nn.Module):
+    """Gives its argument another shape behind a function that returns it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        same = torch.atleast_2d(x)
+        same.transpose_(0, 1)
+        return same.sum(0) * 2
+
+
+def test_an_argument_that_gets_another_shape_is_left_to_pytorch() -> None:
+    plain, ours = both(Turning)
+    start = torch.randn(3, 3)
+    seen = []
+    for module in (ours, plain):
+        x = start.clone()
+        said = pytest.warns(match="gives another shape, in place, to an input")
+        with said if module is ours else contextlib.nullcontext():
+            seen.append((module(x), x.stride(), x))
+    assert seen[0][1] == seen[1][1] == (1, 3)
+    torch.testing.assert_close(seen[0][0], seen[1][0])
+    torch.testing.assert_close(seen[0][2], seen[1][2])
+
+
+class FirstRow(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x[:1].mul_(3)
+        return x.sum(1) + 1
+
+
+def test_an_expanded_argument_that_is_written_to_is_left_to_pytorch() -> None:
+    """Eager PyTorch allows the write to one of its rows, which are one in memory."""
+    plain, ours = both(FirstRow)
+    start = torch.randn(1, 4)
+    seen = []
+    for module in (ours, plain):
+        x = start.clone().expand(3, 4)
+        said = pytest.warns(match="several elements are one in memory")
+        with said if module is ours else contextlib.nullcontext():
+            seen.append((module(x), x))
+    torch.testing.assert_close(seen[0], seen[1])

@@ -362,3 +362,149 @@ def test_forward_mode_derivatives_are_pytorchs() -> None:
     _, want = torch.func.jvp(plain, (x,), (tangent,))
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(ours(x), plain(x))
+
+
+class Remembering(nn.Module):
+    """Writes all of a buffer before anything reads it, so that a call needs nothing of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((1,), 2.0))
+        self.register_buffer("last", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last[0] = self.weight
+        return (x * self.weight).tanh()
+
+
+def test_a_call_whose_gradients_reach_no_earlier_one() -> None:
+    """The buffer leads to the call before, whose graph is freed, but nothing comes that way."""
+    seen = []
+    for module in pair(Remembering()):
+        for number in range(3):
+            module(torch.tensor([0.5 + number])).sum().backward()
+        seen.append((module.weight.grad, module.last.detach()))
+    torch.testing.assert_close(seen[0], seen[1])
+
+
+AGAIN: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
+    "convolution": lambda m, x: m.convolution(x[:, None]).sum(1),  # linear: zeros, all the same
+    "linear": lambda m, x: m.linear(x),
+    "tanh": lambda m, x: m.linear(x).tanh(),
+    "product": lambda m, x: x * m.linear.weight[0] + m.linear.bias,
+    "normalization": lambda m, x: m.norm(m.linear(x)),
+    "behind a sign": lambda m, x: m.linear(x).sign() * x,
+    "input alone": lambda m, x: x.exp(),
+    "stopped": lambda m, x: x.square() * m.linear(x).detach(),
+}
+
+
+class Again(nn.Module):
+    def __init__(self, function: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(4, 4)
+        self.convolution = nn.Conv1d(1, 3, 3, padding=1)
+        self.norm = nn.LayerNorm(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self, x)
+
+
+@pytest.mark.parametrize(("of_input", "frozen"), [(False, False), (True, True)])
+@pytest.mark.parametrize("name", AGAIN)
+def test_which_gradients_can_be_differentiated_again(name: str, of_input: bool, frozen: bool) -> None:
+    """Whether a second derivative may be asked for is what eager PyTorch says, and so is what it is."""
+    start = torch.randn(3, 4)
+    seen = []
+    for module in pair(Again(AGAIN[name])):
+        module.linear.weight.requires_grad_(not frozen)
+        x = start.clone().requires_grad_(of_input)
+        out = module(x)
+        if not out.requires_grad:
+            return
+        leaves = [leaf for leaf in (x, *module.parameters()) if leaf.requires_grad]
+        first = torch.autograd.grad(out.sum(), leaves, create_graph=True, allow_unused=True)
+        again = [gradient for gradient in first if gradient is not None and gradient.requires_grad]
+        second = [None] * len(leaves)
+        if again:
+            total = sum(gradient.square().sum() for gradient in again)
+            second = torch.autograd.grad(total, leaves, allow_unused=True)
+        seen.append(
+            (
+                [gradient is not None and gradient.requires_grad for gradient in first],
+                [torch.zeros(()) if gradient is None else gradient.detach() for gradient in first],
+                [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, second, strict=True)],
+            )
+        )
+    assert seen[0][0] == seen[1][0]
+    torch.testing.assert_close(seen[0][1:], seen[1][1:], rtol=1e-4, atol=1e-5)
+
+
+class Unused(nn.Module):
+    """One parameter is only looked at, another one not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.5, -0.5]))
+        self.looked_at = nn.Parameter(torch.tensor([0.25]))
+        self.unused = nn.Parameter(torch.tensor([2.0]))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.copy_(self.looked_at.detach().tanh())
+        _ = self.unused * 2
+        return (x * self.weight).tanh()
+
+
+def test_hooks_of_what_no_gradient_comes_to_are_not_called() -> None:
+    """A hook of a tensor takes a gradient; None it could not work with."""
+    x = torch.tensor([0.5, 2.0])
+    seen = []
+    for module in pair(Unused()):
+        for parameter in module.parameters():
+            parameter.register_hook(lambda gradient: gradient * 2)
+        module(x).sum().backward()
+        seen.append([p.grad for p in module.parameters()])
+    assert_same(*seen)
+
+
+class Shrinking(nn.Module):
+    """Its gradient reads its result, where PyTorch's reads what it divides."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.5, -1.5, 2.0]))
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.weight)
+
+
+def test_a_result_may_be_changed_where_pytorch_allows_it() -> None:
+    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda h: h / (1 + h.square()).sqrt(),
+        lambda h: torch.nn.functional.local_response_norm(h[None, None], 2)[0, 0],
+    ]
+    for function in functions:
+        seen = []
+        plain = Shrinking(function)
+        for module in (ORTModule(copy.deepcopy(plain)), plain):
+            out = module(torch.tensor([1.0, 2.0, 3.0]))
+            with torch.no_grad():
+                out.add_(1)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "ORTModule: graph 0, gradient runs in PyTorch: a result")
+                (out * torch.tensor([1.0, -1.0, 2.0])).sum().backward()
+            seen.append([module.weight.grad, out.detach()])
+        assert_same(*seen)
+
+
+@pytest.mark.parametrize("name", ["tanh", "exp", "sigmoid", "sqrt"])
+def test_a_changed_result_is_refused_where_pytorch_refuses_it(name: str) -> None:
+    for module in pair(Shrinking(lambda h: getattr(h.square() + 1, name)())):
+        out = module(torch.tensor([1.0, 2.0, 3.0]))
+        with torch.no_grad():
+            out.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()

@@ -334,3 +334,51 @@ def test_no_grad_around_a_custom_function() -> None:
         return h + seen * inside + view * stopped
 
     trained(function, in_onnxruntime=False)
+
+
+class Bounded(nn.Module):
+    """Embeddings whose rows are made shorter by a write inside of the function that reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(7, 4, max_norm=1.0, padding_idx=2)
+        self.bags = nn.EmbeddingBag(6, 4, max_norm=0.5, norm_type=1.0, mode="sum")
+
+    def forward(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.rows(indices).sum(1) * self.bags(indices)
+
+
+def test_embeddings_with_a_largest_norm() -> None:
+    torch.manual_seed(0)
+    plain = Bounded()
+    ours = ORTModule(copy.deepcopy(plain))
+    for _ in range(2):
+        indices = torch.randint(0, 6, (3, 2))
+        for module in (ours, plain):
+            module.zero_grad()
+            module(indices).square().sum().backward()
+        torch.testing.assert_close(dict(ours.named_parameters()), dict(plain.named_parameters()))
+        for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+    assert ours.report().runs_in_onnxruntime
+
+
+def test_what_only_views_of_no_grad_are_in_requires_a_gradient_that_leads_nowhere() -> None:
+    """As in eager PyTorch: such a view of what requires a gradient requires one."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            view = module.weight[:-1]
+        turned = view.swapaxes(1, -2)
+        return turned.clamp(turned - 1, turned + 1) * 2
+
+    plain = Of(function)
+    ours = ORTModule(copy.deepcopy(plain))
+    x = torch.zeros(1)
+    for module in (ours, plain):
+        result = module(x)
+        assert result.requires_grad
+        result.sum().backward()
+        assert module.get_parameter("weight").grad is None
+    torch.testing.assert_close(ours(x), plain(x))
+    assert ours.report().runs_in_onnxruntime

@@ -50,8 +50,9 @@ def split_aliases(graph_module: fx.GraphModule) -> Aliases | None:
     The tensor that several results are views of becomes a last output, unless it is one already.
 
     Raises:
-        NotImplementedError: such a tensor gets another shape in place.
+        NotImplementedError: such a tensor, or an input, gets another shape in place.
     """
+    _refuse_other_shapes(graph_module)
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
     results = list(output.args[0])
     maker = _ViewsGraph(graph_module)
@@ -86,6 +87,18 @@ def split_aliases(graph_module: fx.GraphModule) -> Aliases | None:
     graph_module.recompile()
     flags = [node.meta["example_value"].requires_grad for node in nodes]
     return Aliases(views, list(zip(taken, flags, strict=True)), bases, count)
+
+
+def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
+    """Raises where an input gets another shape in place, which its caller sees: `torch.atleast_2d(x).t_()`."""
+    inputs = {
+        id(node.meta["example_value"])
+        for node in graph_module.graph.nodes
+        if node.op == "placeholder" and _memory(node) is not None
+    }
+    for node in graph_module.graph.nodes:
+        if _name(node) in _RESHAPING and id(node.meta.get("example_value")) in inputs:
+            raise NotImplementedError("it gives another shape, in place, to an input")
 
 
 class _ViewsGraph:
@@ -210,7 +223,7 @@ class Overlaps:
     Parameters and buffers are compared when the graph is captured, arguments of the call in each call.
 
     Raises:
-        NotImplementedError: they do when it is captured.
+        NotImplementedError: they do when it is captured, or an input that is written to shares memory with itself.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -221,6 +234,8 @@ class Overlaps:
         values = [node.meta.get("example_value") for node in nodes]
         if self._overlap(values, _memory_of):
             raise NotImplementedError("it writes to an input that shares its memory with another one")
+        if any(_repeats(values[place]) for place in self._written):
+            raise NotImplementedError("it writes to an input of which several elements are one in memory")
         if len(self._tensors) < 2 or not self._arguments:
             self._written = []
 
@@ -248,6 +263,14 @@ class Overlaps:
             if any(places[index] in self._written for index in overlapping):
                 return True
         return False
+
+
+def _repeats(tensor: torch.Tensor) -> bool:
+    """Whether elements of a tensor share their memory, as those of an expanded one do."""
+    return any(
+        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtrain.ortmodule._checkpoint import REGION
 from onnxtrain.ortmodule._gradients import GradientFlow, example_values, map_tensors, straight_through
+from onnxtrain.ortmodule.aten.attention import EMBEDDINGS
 from onnxtrain.ortmodule.aten.indexing import INDEXING
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.aten.random import DROPOUTS
@@ -154,7 +155,9 @@ def _is_no_traceback(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("failed while attempting to run meta")
 
 
-_REPLACED: dict[Any, Callable[..., Any]] = {**WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING}
+_REPLACED: dict[Any, Callable[..., Any]] = {
+    **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS,
+}  # fmt: skip
 """Functions of Dynamo graphs that trace better, or as eager PyTorch runs them, when written in other terms."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -51,6 +52,7 @@ class TrainingStep:
         residuals: indices of the results of `forward` that are saved.
         saved: the names of both.
         reads: indices of the inputs that the gradients depend on, directly or by way of residuals.
+        unreached: indices of the inputs that need a gradient and that none comes to.
     """
 
     forward: Session
@@ -59,6 +61,7 @@ class TrainingStep:
     residuals: tuple[int, ...]
     saved: tuple[str, ...]
     reads: tuple[int, ...]
+    unreached: tuple[int, ...]
 
 
 _MAX_BACKWARDS = 64
@@ -74,6 +77,10 @@ class Program:
         links: per output, indices of inputs whose gradient is zero, and not nothing, where nothing comes through;
             what the graph itself shows need not be said.
         severity: the least severity of what ONNX Runtime prints.
+
+    Attributes:
+        differentiable_again: what PyTorch says of the gradients for a choice of inputs, outputs, and what is wanted of
+            second derivatives; see `Replay.differentiable_gradients`.
     """
 
     def __init__(
@@ -92,6 +99,7 @@ class Program:
         self.differentiable = tuple(differentiable)
         self.device = device
         self.severity = severity
+        self.differentiable_again: dict[Any, list[bool] | None] = {}
         self.training_step = cache(self._training_step)
         # Each choice of outputs has a session of its own: a zero cotangent would be NaN behind the square root of 0.
         self.backward = lru_cache(_MAX_BACKWARDS)(self._backward)
@@ -152,6 +160,7 @@ class Program:
         residuals, read = _boundary(present, _ancestors(outputs), set(inputs))
         results = [*outputs, *(value for value in residuals if value not in outputs)]
         saved = [*(value for value in inputs if value in read), *residuals]
+        slots = _slots(needs, gradients)
         behind = {value for node in _ancestors(present) for value in _reads(node)}
         return TrainingStep(
             forward=self._session(_cut(joint, inputs, results)),
@@ -159,12 +168,13 @@ class Program:
                 self._session(_cut(joint, [*saved, *cotangents], present)),
                 tuple(range(len(saved))),
                 self.seeds,
-                _slots(needs, gradients),
+                slots,
             ),
             saved_inputs=tuple(index for index, value in enumerate(inputs) if value in read),
             residuals=tuple(results.index(value) for value in residuals),
             saved=tuple(str(value.name) for value in saved),
             reads=tuple(index for index, value in enumerate(inputs) if value in behind),
+            unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None),
         )
 
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,6 +41,7 @@ class Replay:
         inputs: Sequence[torch.Tensor],
         needs: Sequence[bool],
         cotangents: Mapping[int, torch.Tensor],
+        changed: Sequence[int] = (),
     ) -> list[torch.Tensor | None]:
         """Returns one gradient per input, None where it needs none or the outputs do not depend on it.
 
@@ -49,11 +51,13 @@ class Replay:
             inputs: those of the program.
             needs: which of them need a gradient.
             cotangents: by the index of their output; they may be batched by `torch.vmap`.
+            changed: outputs that were written to since; PyTorch raises where an operator's backward needs one.
         """
         differentiable = torch.is_grad_enabled()
         with torch.enable_grad(), _outside_transforms():
             leaves = [_leaf(x) if need else x for x, need in zip(inputs, needs, strict=True)]
             outputs = self.outputs(leaves)
+        torch.autograd.graph.increment_version([outputs[index] for index in changed])
         reached = [index for index in cotangents if outputs[index].requires_grad]
         if not reached:
             return [None] * len(leaves)
@@ -67,6 +71,33 @@ class Replay:
             )
         )
         return [next(found) if need else None for need in needs]
+
+    def differentiable_gradients(
+        self,
+        inputs: Sequence[torch.Tensor],
+        needs: Sequence[bool],
+        cotangents: Mapping[int, torch.Tensor],
+    ) -> list[bool] | None:
+        """Returns per input whether eager PyTorch could differentiate its gradient again, with `create_graph=True`.
+
+        That of an operator's input requires a gradient where any of what the operator's backward takes does, even if
+        it does not depend on that. PyTorch is asked with tensors without memory; None if it cannot say.
+
+        Args:
+            inputs: as for `gradients`, and which of them require a gradient.
+            needs: as for `gradients`.
+            cotangents: as for `gradients`, and which of them require a gradient.
+        """
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            with mode, torch.enable_grad():
+                fakes = [mode.from_tensor(x) for x in inputs]
+                found = self.gradients(
+                    fakes, needs, {i: mode.from_tensor(ct) for i, ct in cotangents.items()}
+                )
+        except Exception:  # what depends on numbers in memory; what has no fake kernel
+            return None
+        return [gradient is not None and gradient.requires_grad for gradient in found]
 
     def derivative(
         self, needs: Sequence[bool], received: Sequence[int], slots: Sequence[int | None]

@@ -67,6 +67,11 @@ class Session:
             model = infer_shapes(model.clone())
             PositiveAxesPass()(model)
             disabled = ["ExpandElimination"]  # takes an Expand to no elements for one that does nothing
+        self.nodes = model.graph.num_nodes()
+        self._inputs = [value.name for value in model.graph.inputs]
+        self._outputs = [value.name for value in model.graph.outputs]
+        if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result
+            return
         proto = ir.to_proto(model).SerializeToString()
         try:
             session = ort.InferenceSession(
@@ -76,15 +81,14 @@ class Session:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
         self._session = session  # keeps the native one alive
         self._native = session._sess
-        self.nodes = model.graph.num_nodes()
-        self._inputs = [value.name for value in model.graph.inputs]
-        self._outputs = [value.name for value in model.graph.outputs]
         self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the outputs for these inputs, in the order of the graph."""
+        if not self._outputs:
+            return []
         feeds = binding.OrtValueVector()
         feeds.reserve(len(tensors))
         for tensor in tensors:

@@ -14,6 +14,19 @@ CASES = [
         (T(12, 12),),
         dynamic=False,
     ),
+    Case(
+        "slogdet_too_small_for_float32",
+        lambda a: torch.linalg.slogdet(4096 * a @ a.mT + torch.eye(14, dtype=a.dtype)),
+        (T(14, 1, low=1.0, high=1.0, grad=False),),
+        dynamic=False,
+        tolerance=1e-3,  # of the cancellation in float32
+    ),
+    Case(
+        "slogdet_singular",
+        lambda a: torch.linalg.slogdet(torch.stack([a * 0, a])),
+        (T(4, 4, grad=False),),
+        dynamic=False,
+    ),
     Case("matrix_exp", torch.linalg.matrix_exp, (T(2, 3, 3),), dynamic=False),
     Case("matrix_exp_small", lambda a: torch.linalg.matrix_exp(a * 1e-3), (T(3, 3),), dynamic=False),
     Case(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import onnx_ir as ir
+import torch
 from torch import fx
+from torch.nn import functional
 
+from onnxtrain.ortmodule._gradients import straight_through
 from onnxtrain.ortmodule._lowering import DTYPES, Lowering, lower
 from onnxtrain.ortmodule.aten.counting import segment_of_each
 from onnxtrain.ortmodule.aten.indexing import counted
@@ -34,6 +38,49 @@ def _is_product(node: Any) -> bool:
     while isinstance(node, fx.Node) and str(node.target) in views:
         node = node.args[0]
     return isinstance(node, fx.Node) and str(node.target) == "aten.bmm.default"
+
+
+def _embedding(
+    indices: torch.Tensor,
+    weight: torch.Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    if max_norm is not None:
+        _bound_rows(weight, indices, max_norm, norm_type)
+    return functional.embedding(indices, weight, padding_idx, None, norm_type, *args, **kwargs)
+
+
+def _embedding_bag(
+    indices: torch.Tensor,
+    weight: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    if max_norm is not None:
+        _bound_rows(weight, indices, max_norm, norm_type)
+    return functional.embedding_bag(indices, weight, offsets, None, norm_type, *args, **kwargs)
+
+
+def _bound_rows(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> None:
+    """`torch.embedding_renorm_`, a write inside of a function that autograd does not see: the gradient passes it."""
+    norms = torch.linalg.vector_norm(weight, norm_type, dim=1, keepdim=True)
+    read = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.reshape(-1), True)
+    scale = torch.where(read & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
+    weight.copy_(straight_through(weight.clone(), weight * scale))
+
+
+EMBEDDINGS: dict[Any, Callable[..., Any]] = {
+    functional.embedding: _embedding,
+    functional.embedding_bag: _embedding_bag,
+}
+"""Functions that trace better when written in other terms."""
 
 
 @lower("aten.embedding.default")

@@ -5,22 +5,25 @@ wholly (all graphs in ONNX Runtime and no code beside them), partly, PyTorch (no
 from float64 than eager float32 allows), raises (where eager does not), timeout or memory (beyond the limits), eager
 fails (nothing to compare with).
 
-Usage: python sweep.py [NAME or part of it ...] [--seconds N] [--gigabytes N] [--resume]
-                       [--not-wholly]
+Usage: python sweep.py [NAME or part of it ...] [--seconds N] [--gigabytes N] [--workers N]
+                       [--resume] [--not-wholly]
 Writes results/architectures.json and docs/architectures.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,28 +44,66 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def measured(name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
-    """Runs `measure` for one architecture in a process of its own, within the limits."""
-    start = time.monotonic()
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    # Forked, so that the libraries are imported once; this process makes no session and starts no thread of PyTorch's.
-    process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, name))
-    process.start()
-    theirs.close()
-    try:
-        while not ours.poll(0.2):
-            if time.monotonic() - start > seconds:
-                return {"name": name, "verdict": "timeout", "reason": f"more than {seconds:.0f} s"}
-            if _memory(process.pid) > gigabytes * 2**30:
-                return {"name": name, "verdict": "memory", "reason": f"more than {gigabytes:g} GB"}
-        return {"name": name, **ours.recv()}
-    except EOFError:
-        process.join()
-        return {"name": name, "verdict": "raises", "reason": f"the process ended with {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+class Run:
+    """`measure` of one architecture in a process of its own, within limits."""
+
+    def __init__(self, name: str, seconds: float, gigabytes: float) -> None:
+        self.name, self._seconds, self._gigabytes = name, seconds, gigabytes
+        self._start = time.monotonic()
+        self.answer, theirs = multiprocessing.Pipe(duplex=False)
+        # Forked, so that the libraries are imported once; this process makes no session and starts no thread of
+        # PyTorch's.
+        self._process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, name))
+        self._process.start()
+        theirs.close()
+
+    def result(self) -> dict[str, Any] | None:
+        """Returns what came out, or None as long as it runs."""
+        found = self._found()
+        if found is not None:
+            self._process.kill()
+            self._process.join()
+            self.answer.close()
+        return found
+
+    def _found(self) -> dict[str, Any] | None:
+        if self.answer.poll():
+            try:
+                return {"name": self.name, **self.answer.recv()}
+            except EOFError:
+                self._process.join()
+                said = f"the process ended with {self._process.exitcode}"
+                return {"name": self.name, "verdict": "raises", "reason": said}
+        if time.monotonic() - self._start > self._seconds:
+            return {"name": self.name, "verdict": "timeout", "reason": f"more than {self._seconds:.0f} s"}
+        if _memory(self._process.pid) > self._gigabytes * 2**30:
+            return {"name": self.name, "verdict": "memory", "reason": f"more than {self._gigabytes:g} GB"}
+        return None
+
+
+def measured(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields the results for these architectures as they come, of several at a time."""
+    waiting, running = deque(names), list[Run]()
+    while waiting or running:
+        while waiting and len(running) < arguments.workers:
+            running.append(Run(waiting.popleft(), arguments.seconds, arguments.gigabytes))
+        multiprocessing.connection.wait([run.answer for run in running], 0.5)
+        for run in list(running):
+            result = run.result()
+            if result is not None:
+                running.remove(run)
+                yield result
+
+
+def in_turn(names: Iterable[str]) -> list[str]:
+    """Returns the names with one of each family after the other, so that a part of the sweep is of all families."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(name.partition("/")[0], []).append(name)
+    for family in families.values():
+        random.Random(0).shuffle(family)
+    rounds = itertools.zip_longest(*families.values())
+    return [name for names in rounds for name in names if name is not None]
 
 
 def _send(connection: Any, name: str) -> None:
@@ -137,6 +178,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="all whose names contain one of these")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--gigabytes", type=float, default=6)
+    parser.add_argument("--workers", type=int, default=1, help="how many at a time")
     parser.add_argument("--resume", action="store_true", help="leave out what the results have already")
     parser.add_argument("--not-wholly", action="store_true", help="only what was not wholly in ONNX Runtime")
     arguments = parser.parse_args()
@@ -146,10 +188,10 @@ def main() -> None:
         names = [name for name in names if name not in known]
     if arguments.not_wholly:
         names = [name for name in names if known.get(name, {}).get("verdict") != "wholly"]
-    random.Random(0).shuffle(names)  # so that a part of the sweep is of all families
     torch.set_num_threads(1)
-    for name in names:
-        result = known[name] = measured(name, arguments.seconds, arguments.gigabytes)
+    for result in measured(in_turn(names), arguments):
+        name = result["name"]
+        known[name] = result
         why = [*result.get("wrong", ())[:1], *result.get("fallbacks", ())[:2], *result.get("breaks", ())[:1]]
         print(name, result["verdict"], result.get("reason", ""), *map(_short, why), sep=" | ", flush=True)
         RESULTS.parent.mkdir(exist_ok=True)

@@ -130,6 +130,22 @@ def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:
     trained(function)
 
 
+@pytest.mark.parametrize("wrap", [ORTModule, lambda module: module], ids=["ours", "eager"])
+def test_writes_through_data_do_not_invalidate_what_backward_keeps(wrap: Callable[..., Any]) -> None:
+    """As a Runge-Kutta solver fills its table, views of which autograd has kept."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        x.data[0] = 2.0
+        return x * module.weight[0]
+
+    x = torch.ones(2, 4, requires_grad=True) * 1
+    kept = x[1].sin()
+    square = x * x
+    (wrap(Of(function))(x).sum() + kept.sum() + square.sum()).backward()
+    assert x._version == 0
+    assert x[0].tolist() == [2.0] * 4
+
+
 MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "zeros_like": torch.zeros_like,
     "new_empty": lambda h: h.new_empty(h.shape).fill_(1.0),

@@ -24,6 +24,7 @@ from onnxtrain.ortmodule.aten.indexing import INDEXING
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.aten.random import DROPOUTS
 from onnxtrain.ortmodule.aten.recurrent import WHOLE_LAYERS
+from onnxtrain.ortmodule.aten.solving import CHECKS
 
 __all__ = ["functional_graph"]
 
@@ -188,13 +189,22 @@ def _detached(tensor: torch.Tensor, copies: bool) -> torch.Tensor:
     return tensor.detach().clone() if copies else tensor.detach()
 
 
+class _FunctionalMode(FunctionalTensorMode):
+    """Functionalisation that keeps operators that only raise, of which AOTAutograd makes a chain of tokens."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        check = CHECKS.get(func)
+        result = super().__torch_dispatch__(check or func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return None if check else result
+
+
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Returns `run(*args)`, computed without mutations, but for those of the arguments, which come last.
 
     As AOTAutograd does it: unlike `torch.func.functionalize` this knows symbolic sizes, and reaches the mutations
     inside composite operators.
     """
-    with FunctionalTensorMode():
+    with _FunctionalMode():
         wrapped = [to_fun(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
         outputs = pytree.tree_map_only(torch.Tensor, from_fun, run(*wrapped))
         mutated = [

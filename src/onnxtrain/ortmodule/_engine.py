@@ -287,6 +287,7 @@ class CompiledGraph:
         self._aliases = aliases
         self._overlaps = overlaps
         changed = {place for place, _ in body.mutated}
+        self._unnoticed = frozenset(changed - overlaps.noticed)
         written = {place for place in changed if gradients.carried[place]}
         # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
         # kept there, keep its own graph alive.
@@ -335,8 +336,9 @@ class CompiledGraph:
                 self._plain(*args)  # its assertions come first
             raise
         for placeholder, output in body.mutated:
+            written = args[placeholder].data if placeholder in self._unnoticed else args[placeholder]
             with torch.set_grad_enabled(results[output].requires_grad):
-                args[placeholder].copy_(results[output])
+                written.copy_(results[output])
         outputs = tuple(output_of(kind, value, args, results) for kind, value in body.outputs)
         return outputs if self._aliases is None else self._aliases.fill(outputs, args)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -350,3 +351,46 @@ def test_no_grad_around_a_custom_function() -> None:
         return h + seen * inside + view * stopped
 
     trained(function, in_onnxruntime=False)
+
+
+class ActNorm(nn.Module):
+    """Normalises the first batch exactly: its parameters take their values from it by `.data`."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.keep = keep
+        self.scale, self.shift = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+        self.register_buffer("initialized", torch.tensor(False))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.initialized:
+            with torch.no_grad():
+                old = self.shift.detach()
+                mean = x.mean(0)
+                self.scale.data = -x.std(0).log()
+                self.shift.data = -mean
+                self.initialized.data = torch.tensor(True)
+                if self.keep:  # it is now of another memory
+                    self.shift.data.add_(old + 1)
+        return x * self.scale.exp() + self.shift
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_parameters_that_are_given_other_data_are_trained(keep: bool) -> None:
+    plain = ActNorm(keep)
+    ours = ORTModule(copy.deepcopy(plain))
+    seen = []
+    for module in (ours, plain):
+        torch.manual_seed(0)
+        said = (
+            pytest.warns(UserWarning, match="memory of another") if keep and module is ours else nullcontext()
+        )
+        with said:
+            for _ in range(2):
+                module.zero_grad()
+                result = module(torch.randn(5, 3))
+                result.square().sum().backward()
+        seen.append([result, module.scale.grad, module.shift.grad, *module.state_dict().values()])
+    for got, want in zip(*seen, strict=True):
+        torch.testing.assert_close(got, want)
+    assert keep or ours.report().runs_in_onnxruntime

@@ -23,6 +23,7 @@ from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_asser
 from onnxtrain.ortmodule._breaks import break_reason
 from onnxtrain.ortmodule._capture import functional_graph
 from onnxtrain.ortmodule._checkpoint import inline_checkpoints
+from onnxtrain.ortmodule._data_setting import copy_set_data, refuse_set_data
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
@@ -112,6 +113,7 @@ def onnxruntime_backend(
         keep_from_global_hooks(graph_module)
         note_inputs(graph_module, example_inputs)
         mark_assertions(graph_module)
+        copy_set_data(graph_module)
         plain = _copied(graph_module)
         inline_checkpoints(graph_module)
         if not has_custom_function(graph_module):
@@ -179,6 +181,7 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
     carries = [_carries_gradient(value) for value in values]
     try:
+        refuse_set_data(graph_module)
         overlaps = Overlaps(graph_module)
         aliases = split_aliases(graph_module)
         flow = flow_of(graph_module)

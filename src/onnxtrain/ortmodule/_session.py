@@ -36,6 +36,12 @@ class Session:
     """
 
     def __init__(self, model: ir.Model, device: torch.device, severity: int) -> None:
+        self.nodes = model.graph.num_nodes()
+        self._outputs = [value.name for value in model.graph.outputs]
+        if (
+            not self._outputs
+        ):  # nothing has a gradient: ONNX Runtime makes no session of a graph without values
+            return
         options = ort.SessionOptions()
         options.log_severity_level = severity
         # PyTorch's own threads compute between two runs: spinning on would take the cores away from them.
@@ -65,13 +71,14 @@ class Session:
         self._native = session._sess
         self.nodes = model.graph.num_nodes()
         self._inputs = [value.name for value in model.graph.inputs]
-        self._outputs = [value.name for value in model.graph.outputs]
         self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Returns the outputs for these inputs, in the order of the graph."""
+        if not self._outputs:
+            return []
         feeds = binding.OrtValueVector()
         feeds.reserve(len(tensors))
         for tensor in tensors:

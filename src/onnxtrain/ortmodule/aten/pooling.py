@@ -96,7 +96,7 @@ def avg_pool(
     kernel, stride = _without_excess(low, kernel, stride, padding, ceil_mode)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     if divisor_override is not None and ceil_mode:
-        raise low.unsupported("divisor_override with ceil_mode")
+        _pad_for_last_window(low, attributes, known=True)
     attributes["count_include_pad"] = int(count_include_pad or divisor_override is not None)
     y = _batched(low, x, rank, lambda x: low.op.AveragePool(x, **attributes))
     if divisor_override is None:
@@ -145,17 +145,39 @@ def _averaged_along(
 
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
-def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.Value, None]:
+def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.Value, ir.Value | None]:
+    """MaxPool, whose windows are equal once places of overlapping ones are there several times."""
     rank = len(size)
-    if low.uses_result(1):
-        raise low.unsupported("indices of the maxima")
-    if all(n == 1 for n in size):
+    if all(n == 1 for n in size) and not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
-    have = [low.known(n) for n in low.fake(0).shape[-rank:]]
-    if any(n % wanted for n, wanted in zip(have, size, strict=True)):
-        raise low.unsupported("adaptive pooling to sizes that do not divide the input's")
-    kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
-    return _batched(low, x, rank, lambda x: low.op.MaxPool(x, kernel_shape=kernel, strides=kernel)), None
+    op, have = low.op, [low.known(n) for n in low.fake(0).shape[-rank:]]
+    places = [_equal_windows(n, wanted) for n, wanted in zip(have, size, strict=True)]
+    kernel = [place.shape[1] for place in places]
+    shape = list(x.shape or ())
+    for axis, (n, place) in enumerate(zip(have, places, strict=True)):
+        if place.size != n:
+            x = op.Gather(x, place.ravel(), axis=len(shape) - rank + axis)
+            shape[axis - rank] = place.size
+            x.shape = ir.Shape(shape)
+    attributes = {"kernel_shape": kernel, "strides": kernel}
+    if not low.uses_result(1):
+        return _batched(low, x, rank, lambda x: op.MaxPool(x, **attributes)), None
+    if len(shape) != rank + 2:
+        raise low.unsupported("indices of an input without batch")
+    y, indices = op.MaxPool(x, **attributes, _outputs=2)
+    # ONNX counts through the whole tensor, PyTorch within each plane, and that without what is there twice.
+    plane = np.arange(math.prod(have)).reshape(have)
+    for axis, place in enumerate(places):
+        plane = np.take(plane, place.ravel(), axis)
+    return y, op.Gather(op.const(plane.ravel()), op.Mod(indices, plane.size))
+
+
+def _equal_windows(n: int, wanted: int) -> np.ndarray:
+    """Returns the places [wanted, length] that adaptive pooling looks at; shorter windows repeat their last one."""
+    starts = np.arange(wanted) * n // wanted
+    ends = -(-(np.arange(wanted) + 1) * n // wanted)
+    steps = np.arange((ends - starts).max())
+    return np.minimum(starts[:, None] + steps, ends[:, None] - 1)
 
 
 @lower(
@@ -273,14 +295,24 @@ def _without_excess(
     return [min(k, r) for k, r in zip(kernel, reach, strict=True)], strides
 
 
-def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
-    """Pads to the windows that PyTorch has in ceil mode, which are fewer than ONNX's if the last is all padding."""
+def _pad_for_last_window(low: Lowering, attributes: dict[str, Any], known: bool = False) -> None:
+    """Pads to the windows that PyTorch has in ceil mode, which are fewer than ONNX's if the last is all padding.
+
+    Args:
+        low: the pooling.
+        attributes: its windows, changed in place.
+        known: whether symbolic sizes become those of the call; else it stays with ceil mode for them.
+    """
     rank = len(attributes["kernel_shape"])
-    have, wanted = low.fake(0).shape[-rank:], low.result[0].shape[-rank:]
+    result = low.result[0] if isinstance(low.result, tuple) else low.result
+    have, wanted = list(low.fake(0).shape[-rank:]), list(result.shape[-rank:])
+    if known:
+        have, wanted = [low.known(n) for n in have], [low.known(n) for n in wanted]
     if not all(isinstance(n, int) for n in (*have, *wanted)):
         return
     for axis, (n, windows) in enumerate(zip(have, wanted, strict=True)):
-        reach = attributes["dilations"][axis] * (attributes["kernel_shape"][axis] - 1) + 1
+        dilation = attributes.get("dilations", [1] * rank)[axis]
+        reach = dilation * (attributes["kernel_shape"][axis] - 1) + 1
         last = (windows - 1) * attributes["strides"][axis] + reach
         attributes["pads"][rank + axis] = max(0, last - n - attributes["pads"][axis])
     attributes["ceil_mode"] = 0

@@ -199,11 +199,10 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
                 _whole(functional, gradients, device, severity), gradients, aliases, overlaps
             )
     except ORTModuleONNXModelException as error:
-        if not policy.allows(error):
+        steps = compile_in_steps(functional, error, gradients, device, severity)
+        if steps.in_pytorch and not policy.allows(error):
             raise
-        return CompiledGraph(
-            compile_in_steps(functional, error, gradients, device, severity), gradients, aliases, overlaps
-        )
+        return CompiledGraph(steps, gradients, aliases, overlaps)
 
 
 def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.device, severity: int) -> OnnxPart:

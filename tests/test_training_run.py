@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 import models
 from onnxtrain.api import CheckpointState
-from onnxtrain.optimizers import SGD, Adam, AdamW, Optimizer
+from onnxtrain.optimizers import SGD, Adafactor, Adam, AdamW, Muon, Optimizer, ParameterGroup
 from training_run import Run
 
 STEPS = 20
@@ -58,12 +58,18 @@ def numpy_adamw(w, g, m, v, t, lr, hugging_face, decay):
     return w - lr * (m / (1 - b1**t)) / (np.sqrt(v / (1 - b2**t)) + 1e-8)
 
 
-@pytest.mark.parametrize("form", ["hugging_face", "torch", "sgd"])
+@pytest.mark.parametrize("form", ["hugging_face", "torch", "sgd", "groups"])
 def test_twenty_steps_against_numpy(tmp_path: Path, form: str) -> None:
     optimizer: Optimizer = {
         "hugging_face": AdamW(weight_decay=0.01),
         "torch": AdamW(adam_mode=0, eps=1e-8, weight_decay=0.01),
         "sgd": SGD(),
+        "groups": AdamW(
+            adam_mode=0,
+            eps=1e-8,
+            weight_decay=0.01,
+            groups=[ParameterGroup("b?", weight_decay=0.0), ParameterGroup("w2", learning_rate_scale=0.5)],
+        ),
     }[form]
     run = Run.generate(tmp_path, models.mlp(), loss="cross_entropy", optimizer=optimizer)
     reference = NumpyMLP()
@@ -77,23 +83,29 @@ def test_twenty_steps_against_numpy(tmp_path: Path, form: str) -> None:
             if form == "sgd":
                 reference.w[name] = reference.w[name] - np.float32(rate) * g
             else:
-                m, v = moments[name]
+                grouped = form == "groups"
+                lr = np.float32(rate).astype(np.float64) * (0.5 if grouped and name == "w2" else 1)
+                decay = 0.0 if grouped and name.startswith("b") else 0.01
                 reference.w[name] = numpy_adamw(
-                    reference.w[name],
-                    g,
-                    m,
-                    v,
-                    t,
-                    np.float32(rate).astype(np.float64),
-                    form == "hugging_face",
-                    0.01,
+                    reference.w[name], g, *moments[name], t, lr, form == "hugging_face", decay
                 )
     for name, parameter in run.state.parameters:
         difference = np.linalg.norm(parameter.data - reference.w[name]) / np.linalg.norm(reference.w[name])
         assert difference <= 1e-6, (name, difference)
 
 
-@pytest.mark.parametrize("optimizer", [AdamW(weight_decay=0.01), Adam(), SGD(momentum=0.9, nesterov=True)])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        AdamW(weight_decay=0.01),
+        Adam(),
+        SGD(momentum=0.9, nesterov=True),
+        Adafactor(),
+        AdamW(
+            groups=[ParameterGroup("fc.weight", optimizer=Muon()), ParameterGroup("*.bias", optimizer=SGD())]
+        ),
+    ],
+)
 def test_resuming_is_bit_equal_to_not_stopping(tmp_path: Path, optimizer: Optimizer) -> None:
     through = Run.generate(tmp_path, models.conv_bn(), loss="cross_entropy", optimizer=optimizer)
     rng = np.random.default_rng(0)

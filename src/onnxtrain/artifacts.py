@@ -301,7 +301,7 @@ def _optimizer_model(
         if entry["trainable"]
     ]
     model = optimizers.build_optimizer_model(optimizer, parameters, graphs.manifest["opset"])
-    return model, optimizers.manifest_entry(optimizer)
+    return model, optimizers.manifest_entry(optimizer, parameters)
 
 
 def _write_ort_format(model: ir.Model, files: FileSet, path: Path, custom_op_library: Path | None) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ __all__ = [
     "Composite",
     "Emitter",
     "Operand",
+    "Write",
     "find_value",
     "output_dtype",
     "schema_of",
@@ -101,6 +102,16 @@ class Composite(Protocol):
         """Returns the function whose body computes this op in `dtype` at `opset`."""
 
 
+class Write(Protocol):
+    """What `op.Name` is: appends one node; returns its output, or with `_outputs` the tuple of so many outputs."""
+
+    @overload
+    def __call__(self, *inputs: Operand, _outputs: int, **attributes: Any) -> tuple[ir.Value, ...]: ...
+
+    @overload
+    def __call__(self, *inputs: Operand, **attributes: Any) -> ir.Value: ...
+
+
 class _Names:
     """The names that are taken, and for each wish the number that was tried last."""
 
@@ -124,7 +135,7 @@ class Emitter:
 
     `op.Name(*inputs, **attributes)` appends one node of the standard domain; inputs are values, None for an omitted
     optional input, or numbers and (nested) lists that become constants: integers int64, booleans bool, and floats
-    the dtype of the first floating-point value among the inputs. `_outputs=k` asks for k outputs and returns a tuple.
+    the dtype of the first floating-point value among the inputs. `_outputs=k` asks for a tuple of k outputs.
 
     Args:
         graph: the graph to append to, or the graph of a function body.
@@ -150,16 +161,30 @@ class Emitter:
         self._shapes: dict[ir.Value, ir.Value] = {}
         self._names = _Names(_all_names(graph))
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def __getattr__(self, op_type: str) -> Write:
         if not op_type[:1].isupper():
             raise AttributeError(f"{type(self).__name__} has no attribute {op_type!r}")
-        return functools.partial(self.emit, op_type)
 
-    def emit(self, op_type: str, *inputs: Operand, _outputs: int = 1, **attributes: Any) -> Any:
+        def write(*inputs: Operand, **attributes: Any) -> Any:
+            return self.emit(op_type, *inputs, **attributes)
+
+        return write
+
+    @overload
+    def emit(
+        self, op_type: str, *inputs: Operand, _outputs: int, **attributes: Any
+    ) -> tuple[ir.Value, ...]: ...
+
+    @overload
+    def emit(self, op_type: str, *inputs: Operand, **attributes: Any) -> ir.Value: ...
+
+    def emit(
+        self, op_type: str, *inputs: Operand, _outputs: int | None = None, **attributes: Any
+    ) -> ir.Value | tuple[ir.Value, ...]:
         """Appends one node of the standard domain.
 
         Returns:
-            The output value, or a tuple of `_outputs` values when more than one is asked for.
+            The output value, or with `_outputs` the tuple of so many.
         """
         schema = schema_of(op_type, self.opset)
         if not attributes.keys() <= schema.attributes.keys():
@@ -172,16 +197,26 @@ class Emitter:
             (v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None
         )
         values = [self._operand(v, like) for v in inputs]
-        outputs = self._append("", op_type, values, _outputs, attributes)
+        outputs = self._append("", op_type, values, _outputs or 1, attributes)
         formals = itertools.chain(
             schema.outputs, itertools.repeat(schema.outputs[-1])
         )  # the last may be variadic
         for output, formal in zip(outputs, formals, strict=False):
             dtype = output_dtype(formal, schema, values, attributes)
             output.type = ir.TensorType(dtype) if dtype is not None else None
-        return outputs[0] if _outputs == 1 else outputs
+        return outputs[0] if _outputs is None else outputs
 
-    def call(self, composite: Composite, *inputs: Operand, _outputs: int = 1, **attributes: Any) -> Any:
+    @overload
+    def call(
+        self, composite: Composite, *inputs: Operand, _outputs: int, **attributes: Any
+    ) -> tuple[ir.Value, ...]: ...
+
+    @overload
+    def call(self, composite: Composite, *inputs: Operand, **attributes: Any) -> ir.Value: ...
+
+    def call(
+        self, composite: Composite, *inputs: Operand, _outputs: int | None = None, **attributes: Any
+    ) -> ir.Value | tuple[ir.Value, ...]:
         """Appends a call of a composite op and adds its function to the model.
 
         The dtype of the function, and of all its outputs, is that of the first floating-point input.
@@ -195,10 +230,10 @@ class Emitter:
             )
         domain, name, _ = self.function(composite, like.dtype)
         values = [self._operand(v, like) for v in inputs]
-        outputs = self._append(domain, name, values, _outputs, attributes)
+        outputs = self._append(domain, name, values, _outputs or 1, attributes)
         for output in outputs:
             output.type = ir.TensorType(like.dtype)
-        return outputs[0] if _outputs == 1 else outputs
+        return outputs[0] if _outputs is None else outputs
 
     def function(self, composite: Composite, dtype: ir.DataType) -> ir.OperatorIdentifier:
         """Adds the function of a composite op for a dtype to the model, unless it is there; returns its name."""
@@ -252,7 +287,7 @@ class Emitter:
         output.type = ir.TensorType(ir.DataType.FLOAT)
         if like.dtype in (None, ir.DataType.FLOAT):
             return output
-        return self.Cast(output, to=like.dtype)  # type: ignore[no-any-return]
+        return self.Cast(output, to=like.dtype)
 
     def shape_of(self, value: ir.Value) -> ir.Value:
         """Returns the shape of `value`, int64 [rank]: a constant when static, else one shared Shape node."""
@@ -290,10 +325,10 @@ class Emitter:
         sizes = (static_dims(value) or (None,) * (axis + 1))[axis:]
         count = None if None in sizes else math.prod(size for size in sizes if size is not None)
         if count:
-            return self.Reshape(value, [0] * axis + [count])  # type: ignore[no-any-return]
+            return self.Reshape(value, [0] * axis + [count])
         merged = self.Shape(self.Flatten(value, axis=axis), start=1)
         shape = self.Concat(self.Shape(value, start=0, end=axis), merged, axis=0)
-        return self.Reshape(value, shape, allowzero=1)  # type: ignore[no-any-return]
+        return self.Reshape(value, shape, allowzero=1)
 
     def pad(
         self,
@@ -327,7 +362,7 @@ class Emitter:
             else:
                 pads = self.ScatterElements(everywhere, places, pads, axis=0)
         fill = () if constant is None else (constant,)
-        return self.Pad(value, pads, *fill, mode=mode)  # type: ignore[no-any-return]
+        return self.Pad(value, pads, *fill, mode=mode)
 
     def zeros_like(self, value: ir.Value) -> ir.Value:
         """Returns zeros of the shape and dtype of `value`."""
@@ -344,20 +379,52 @@ class Emitter:
         output.shape = value.shape
         return output
 
-    def subgraph(self, names: Sequence[str], dtype: ir.DataType) -> Emitter:
-        """Returns an emitter for a new branch or body of a control-flow node, with inputs `names` of one dtype.
+    def subgraph(self, inputs: Mapping[str, ir.DataType | None]) -> Emitter:
+        """Returns an emitter for a new branch or body of a control-flow node, with inputs of these names and dtypes.
 
         It may read values of this graph, and takes its names from the same pool. Its `graph` is the attribute of the
         control-flow node; its outputs are the caller's to add.
         """
-        inputs = [
-            ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype)) for name in names
+        values = [
+            ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype) if dtype else None)
+            for name, dtype in inputs.items()
         ]
         name = self.unique_name(self.scope + "body")
-        graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": self.opset}, name=name)
-        inner = Emitter(graph, functions=self._functions)
+        return self.within(ir.Graph(values, [], nodes=[], opset_imports={"": self.opset}, name=name))
+
+    def within(self, graph: ir.Graph) -> Emitter:
+        """Returns an emitter for a branch or body that is there, whose names are of the same pool."""
+        inner = Emitter(graph, functions=self._functions, opset=self.opset)
         inner.scope, inner._names = self.scope, self._names
         return inner
+
+    def copy_of(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
+        """Appends copies of the nodes of a subgraph, with these values for its inputs; returns its outputs.
+
+        Names of copies are new, and what the subgraph reads of enclosing graphs is read here too.
+        """
+        copy = graph.clone(allow_outer_scope_values=True)
+        for old, new in zip(copy.inputs, inputs, strict=True):
+            old.replace_all_uses_with(new, replace_graph_outputs=True)
+            new.type, new.shape = new.type or old.type, new.shape or old.shape
+        outputs = list(copy.outputs)
+        copy.outputs.clear()
+        for name, initializer in tuple(copy.initializers.items()):
+            copy.initializers.pop(name)
+            initializer.name = self.unique_name(name)
+            self.graph.register_initializer(initializer)
+        for node in copy.all_nodes():
+            node.name = self.unique_name(f"{self.scope}{node.name or node.op_type}")
+            inner = [
+                value for attribute in node.attributes.values() for value in _inputs_of_subgraph(attribute)
+            ]
+            for value in (*node.outputs, *inner):
+                if value.name:
+                    value.name = self.unique_name(f"{self.scope}{value.name}")
+        nodes = list(copy)
+        copy.remove(nodes)
+        self.graph.extend(nodes)
+        return outputs
 
     def unique_name(self, wish: str) -> str:
         """Returns `wish`, or `wish_1`, `wish_2`, ... whichever is not taken yet, and reserves it."""
@@ -464,7 +531,13 @@ def _all_names(graph: ir.Graph) -> Iterator[str]:
         for value in node.outputs:
             yield value.name or ""
         for attribute in node.attributes.values():
-            if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
-                subgraph = attribute.as_graph()
-                for value in (*subgraph.inputs, *subgraph.initializers.values()):
-                    yield value.name or ""
+            for value in _inputs_of_subgraph(attribute):
+                yield value.name or ""
+
+
+def _inputs_of_subgraph(attribute: ir.Attr) -> Iterator[ir.Value]:
+    """Yields the inputs and initializers of the subgraph that an attribute is."""
+    if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
+        subgraph = attribute.as_graph()
+        yield from subgraph.inputs
+        yield from subgraph.initializers.values()

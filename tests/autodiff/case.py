@@ -70,7 +70,6 @@ class Case:
         outputs: number of outputs of the node that take part; `extra_outputs` further ones that it has.
         symbolic: input index -> axes that become symbolic in the symbolic-shape variant; default: all axes of all
             floating-point inputs.
-        finite_difference: False where the reference evaluator cannot compute the op in float64 (say why beside it).
         evaluator: what computes in float64: onnx's reference evaluator, or, where that is wrong about the op (say
             how beside it), ONNX Runtime; none where that lacks a float64 kernel too, which leaves the comparison
             of its float32 gradients with torch's float64 ones.
@@ -85,7 +84,6 @@ class Case:
     opset: int = 21
     name: str = ""
     symbolic: Mapping[int, tuple[int, ...]] | None = None
-    finite_difference: bool = True
     evaluator: Literal["reference", "onnxruntime", "none"] = "reference"
 
     @property

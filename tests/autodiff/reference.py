@@ -10,6 +10,7 @@ import torch
 from onnx.reference import ReferenceEvaluator as OnnxReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_grid_sample import GridSample as OnnxGridSample
+from onnx.reference.ops.op_loop import Loop as OnnxLoop
 from onnx.reference.ops.op_resize import Resize as OnnxResize
 
 
@@ -299,6 +300,32 @@ class LpNormalization(OpRun):
         return (x / np.linalg.norm(x, p, -1 if axis is None else axis, keepdims=True),)
 
 
+class Loop(OnnxLoop):
+    """Loop; onnx's does nothing without a condition, and joins scan outputs instead of stacking them."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        most: np.ndarray | None,
+        condition: np.ndarray | None,
+        *state: Any,
+        context: dict[str, Any] | None = None,
+        body: Any = None,
+        **linked: Any,
+    ) -> tuple[Any, ...]:
+        stacks: list[list[np.ndarray]] = [[] for _ in range(self.K)]
+        go_on, count = condition is None or bool(condition), 0
+        while go_on and (most is None or count < most):
+            given = [np.array(count, np.int64), np.array(True), *state]
+            inputs = {**(context or {}), **dict(zip(self.body.input_names, given, strict=True))}
+            go_on, *results = self._run_body(inputs, **linked)
+            state, count = tuple(results[: self.N]), count + 1
+            for stack, value in zip(stacks, results[self.N :], strict=True):
+                stack.append(value)
+        return (*state, *(np.stack(stack) if stack else np.zeros(0) for stack in stacks))
+
+
 CORRECTED = {
     ("", op.__name__): op
     for op in (
@@ -317,6 +344,7 @@ CORRECTED = {
         MaxRoiPool,
         LpNormalization,
         MeanVarianceNormalization,
+        Loop,
     )
 }
 

@@ -317,16 +317,6 @@ def test_op_without_rule_off_the_path_does_no_harm() -> None:
     np.testing.assert_allclose(gradient, np.exp(feeds["w"]), rtol=1e-6)
 
 
-def test_value_captured_by_a_subgraph_is_an_error_not_a_zero() -> None:
-    """`w` is no input of the If node; only its branch reads it."""
-    model = parse("""(double[2] w, bool c) => (double y)
-        { z = If(c) <then_branch = t () => (double[2] a) { a = Mul(w, w) },
-                     else_branch = e () => (double[2] b) { b = Exp(w) }>
-          y = ReduceSum<keepdims=0>(z) }""")
-    with pytest.raises(NoGradientRule, match=r"'If'.* on the path from 'y' to 'w'"):
-        differentiate(model, "y", ["w"])
-
-
 def test_quantization_is_an_error_not_a_zero() -> None:
     """Its integer result has no cotangent of its own, so nothing else would tell."""
     model = parse("""(float[4] x, float s) => (float y)

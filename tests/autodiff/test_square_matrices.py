@@ -27,8 +27,7 @@ def session(composite, shape, dtype, symbolic: bool) -> ort.InferenceSession:
     graph = ir.Graph([a], [], nodes=[], opset_imports={"": 21}, name="solving")
     model = ir.Model(graph, ir_version=10)
     op = Emitter(graph, functions=model.functions)
-    made = op.call(composite, a, _outputs=2 if composite is inverse else 1)
-    y = made[0] if composite is inverse else made
+    y = op.call(inverse, a, _outputs=2)[0] if composite is inverse else op.call(cholesky, a)
     y.name, y.shape = "y", a.shape
     graph.outputs.append(y)
     joint, gradients = add_gradients(model, "y", ["a"], cotangent="ct")

@@ -130,11 +130,16 @@ def _(bench: Bench) -> None:
     bench.generate(model)
 
 
-@case("loop around a parameter")
+@case("random numbers in a loop around a parameter")
 def _(bench: Bench) -> None:
     value = helper.make_tensor_value_info
     body = helper.make_graph(
-        [node("Identity", ["go"], ["go_on"]), node("MatMul", ["h", "w"], ["next"])],
+        [
+            node("Identity", ["go"], ["go_on"]),
+            node("RandomNormalLike", ["h"], ["noise"], name="draw"),
+            node("Add", ["h", "noise"], ["noisy"]),
+            node("MatMul", ["noisy", "w"], ["next"]),
+        ],
         "body",
         [
             value("i", TensorProto.INT64, []),
@@ -157,7 +162,7 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     value = helper.make_tensor_value_info
     body = helper.make_graph(
-        [node("Identity", ["go"], ["go_on"]), node("Neg", ["h"], ["next"])],
+        [node("Identity", ["go"], ["go_on"]), node("Unsqueeze", ["h", "axes"], ["next"])],
         "body",
         [
             value("i", TensorProto.INT64, []),
@@ -171,7 +176,7 @@ def _(bench: Bench) -> None:
         node("Mul", ["h", "w"], ["scaled"]),
         node("MatMul", ["scaled", "h"], ["y"], name="head"),
     ]
-    values = {"w": np.ones(4, np.float32), "count": np.array(3)}
+    values = {"w": np.ones(4, np.float32), "count": np.array(3), "axes": np.array([0])}
     bench.generate(models.make_model(nodes, {"x": [4, 4]}, {"y": [4, 4]}, values))
 
 

@@ -72,6 +72,17 @@ def _(bench: Bench) -> None:
     load(bench, "optimizer model", bench.other / "optimizer_model.onnx")
 
 
+@case("optimizer model whose state has no known size")
+def _(bench: Bench) -> None:
+    path = bench.run / "optimizer_model.onnx"
+    model = onnx.load(path)
+    for value in model.graph.input:
+        if value.name == "b1_momentum0":
+            value.type.tensor_type.shape.dim[0].dim_param = "n"
+    onnx.save(model, path)
+    load(bench, "optimizer model", path)
+
+
 @case("artifacts of a newer version")
 def _(bench: Bench) -> None:
     path = bench.run / "training_model.onnx"

@@ -12,7 +12,7 @@ from onnx import helper
 
 from fusion.rewriting import ops, rewritten
 from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
-from onnxtrain.fusion import RMSNormFusionPass
+from onnxtrain.fusion import NORMS, FusionPass
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from passes._models import build, info, run
 from tolerances import norm_relative_error
@@ -133,7 +133,7 @@ def feeds(dtype=np.float64):
 
 
 def fused(proto: onnx.ModelProto, parameters=()) -> ir.Model:
-    return rewritten(proto, RMSNormFusionPass(), parameters)
+    return rewritten(proto, FusionPass(NORMS), parameters)
 
 
 def with_gradients(model_: ir.Model) -> onnx.ModelProto:

@@ -16,6 +16,7 @@ from onnxblock.nets import mlp, run
 from onnxtrain import onnxblock
 from onnxtrain.errors import GraphBuildError, TrainingStateError
 from onnxtrain.onnxblock.model_accessor import custom_op_library_path
+from runtimes import needs_opset
 
 
 def test_block_outside_of_a_base_is_reported() -> None:
@@ -62,7 +63,7 @@ def test_path_of_a_base_without_one_is_reported() -> None:
         assert accessor.path == "somewhere/model.onnx"
 
 
-@pytest.mark.parametrize("opset", [None, 13, 17, 24])
+@pytest.mark.parametrize("opset", [None, 13, 17, pytest.param(24, marks=needs_opset(24))])
 def test_a_model_from_nothing_runs(opset: int | None) -> None:
     class Net(onnxblock.ForwardBlock):
         def build(self) -> str:

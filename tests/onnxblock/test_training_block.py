@@ -20,6 +20,7 @@ from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import canonicalize, is_constant, load_model, to_proto
 from onnxtrain.training_graph import build_training_graphs
+from runtimes import needs_opset
 from tolerances import NORM_RELATIVE, norm_relative_error
 
 GRADIENT = NORM_RELATIVE[np.dtype(np.float32)]
@@ -121,7 +122,7 @@ def check_against_torch(
         assert norm_relative_error(result[f"{parameter}_grad"], leaf.grad.numpy()) < GRADIENT, parameter
 
 
-@pytest.mark.parametrize("opset", [13, 17, 21, 23])
+@pytest.mark.parametrize("opset", [13, 17, 21, pytest.param(23, marks=needs_opset(23))])
 def test_weighted_average_of_two_losses(opset: int) -> None:
     model, block = mlp(opset=opset), WeightedAverage()
     with onnxblock.base(model):

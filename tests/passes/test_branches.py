@@ -11,7 +11,6 @@ import torch
 from onnx import numpy_helper
 
 from onnxtrain.autodiff import differentiate
-from onnxtrain.errors import NoGradientRule
 from onnxtrain.passes import canonicalize, load_model
 
 W = np.array([1.0, -2.0, 0.5, 3.0], np.float32)
@@ -81,12 +80,3 @@ def test_outputs_keep_their_names() -> None:
     ]
     for got, want in zip(results[1], results[0], strict=True):
         np.testing.assert_array_equal(got, want)
-
-
-def test_a_condition_of_the_run_time_is_a_clear_error() -> None:
-    body = """xw = Mul(x, w)
-        z = If(flag) <then_branch = t () => (float[n, 1, 4] a) { a = Neg(xw) },
-                      else_branch = e () => (float[n, 1, 4] b) { b = Exp(xw) }>
-        y = ReduceSum<keepdims = 0>(z)"""
-    with pytest.raises(NoGradientRule, match=r"no VJP rule for 'If'.*on the path from 'y' to 'w'.*branches"):
-        differentiate(model(body), "y", ["w"])

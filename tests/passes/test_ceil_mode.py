@@ -14,8 +14,9 @@ from onnx import helper
 
 from onnxtrain.autodiff import differentiate
 from onnxtrain.passes import canonicalize, load_model, to_proto
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.session import open_session
 from passes._models import build, info, run
-from runtimes import counts_ceil_windows
 from tolerances import NORM_RELATIVE, norm_relative_error
 
 pytestmark = pytest.mark.torch
@@ -30,27 +31,109 @@ LAYERS = {
 }
 
 
-def pool(op: str, size: int, kernel: int, stride: int, pad: int, dilation: int) -> onnx.ModelProto:
-    extra = {"dilations": [dilation]} if op != "LpPool" else {}
-    node = helper.make_node(
-        op, ["x"], ["y"], kernel_shape=[kernel], strides=[stride], pads=[pad, pad], ceil_mode=1, **extra
-    )
-    return build([node], [info("x", [1, 1, size])], [info("y", None)])
+def pool(op: str, size: int | str, **attributes: Any) -> onnx.ModelProto:
+    outputs = ["y", "i"] if op == "MaxPool" else ["y"]
+    node = helper.make_node(op, ["x"], outputs, ceil_mode=1, **attributes)
+    types = {"y": onnx.TensorProto.FLOAT, "i": onnx.TensorProto.INT64}
+    return build([node], [info("x", [1, 2, size])], [info(name, None, types[name]) for name in outputs])
 
 
-@pytest.mark.skipif(not counts_ceil_windows(), reason="these kernels count windows otherwise than specified")
-@pytest.mark.parametrize("op", ["MaxPool", "AveragePool"])
-def test_shape_is_that_of_the_kernels_and_values_stay(op: str) -> None:
-    for size, kernel, stride, dilation in itertools.product((4, 5, 6, 7), (1, 2, 3), (1, 2, 3, 4), (1, 2)):
-        if (kernel - 1) * dilation + 1 > size:
+def specified(
+    x: np.ndarray, op: str, kernel: int, stride: int, pads: tuple[int, int], dilation: int, include: int
+) -> tuple[list[float], list[int | None]]:
+    """Values of the windows that start before the end of `x`, and where their maxima lie; None: outside."""
+    values, places = [], []
+    begin, end = pads
+    extent = (kernel - 1) * dilation + 1
+    rounded_up = -(-(len(x) + begin + end - extent) // stride) + 1
+    for start in range(-begin, rounded_up * stride - begin, stride):
+        if start >= len(x):
             continue
-        for pad in range(kernel // 2 + 1):
-            plain = pool(op, size, kernel, stride, pad, dilation)
-            x = np.random.default_rng(size).standard_normal((1, 1, size)).astype(np.float32)
-            (expected,) = run(plain, {"x": x})
-            canonical = canonicalize(load_model(plain))
-            assert canonical.graph.outputs[0].shape == list(expected.shape)
-            np.testing.assert_array_equal(run(to_proto(canonical), {"x": x})[0], expected)
+        taps = [start + tap * dilation for tap in range(kernel)]
+        inside = [tap for tap in taps if 0 <= tap < len(x)]
+        counted = [tap for tap in taps if -begin <= tap < len(x) + end] if include else inside
+        places.append(max(inside, key=lambda tap: x[tap], default=None))
+        if op == "MaxPool":
+            values.append(max((x[tap] for tap in inside), default=np.nan))
+        elif op == "AveragePool":
+            values.append(sum(x[tap] for tap in inside) / len(counted) if counted else np.nan)
+        else:
+            values.append(np.sqrt(sum(x[tap] ** 2 for tap in inside)))
+    return values, places
+
+
+GEOMETRIES = [
+    (kernel, stride, (begin, end), dilation)
+    for kernel, stride, dilation in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3))
+    for begin, end in itertools.product(range(kernel), repeat=2)
+]
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize(
+    ("op", "include"), [("MaxPool", 0), ("AveragePool", 0), ("AveragePool", 1), ("LpPool", 0)]
+)
+def test_windows_are_those_specified(op: str, include: int, symbolic: bool) -> None:
+    """With every onnxruntime; windows without a tap inside hold anything."""
+    compared = 0
+    for place, (kernel, stride, pads, dilation) in enumerate(GEOMETRIES[::3]):
+        attributes: dict[str, Any] = {"kernel_shape": [kernel], "strides": [stride], "pads": list(pads)}
+        attributes["dilations"] = [dilation]
+        if op == "AveragePool":
+            attributes["count_include_pad"] = include
+        sizes = range(1, 8) if symbolic else [1 + place % 7]
+        canonical = canonicalize(load_model(pool(op, "n" if symbolic else sizes[0], **attributes)))
+        session = open_session(to_proto(canonical).SerializeToString(), "model", parse_device("cpu"), None)
+        for size in sizes:
+            x = np.random.default_rng(size).standard_normal((1, 2, size)).astype(np.float32)
+            values, places = specified(x[0, 1], op, kernel, stride, pads, dilation, include)
+            if not values:
+                continue
+            got = session.run(None, {"x": x})
+            assert got[0].shape == (1, 2, len(values))
+            if not symbolic:
+                assert canonical.graph.outputs[0].shape == [1, 2, len(values)]
+            somewhere = np.array([p is not None for p in places])
+            np.testing.assert_allclose(got[0][0, 1][somewhere], np.array(values)[somewhere], rtol=1e-5)
+            if op == "MaxPool":
+                wanted = [size + p for p in places if p is not None]
+                np.testing.assert_array_equal(got[1][0, 1][somewhere], wanted)
+            compared += 1
+    assert compared > (300 if symbolic else 40)
+
+
+@pytest.mark.parametrize("auto_pad", ["SAME_UPPER", "SAME_LOWER", "VALID"])
+def test_automatic_padding_with_more_stride_than_kernel(auto_pad: str) -> None:
+    """SAME has a window for each stride; none that starts behind the input counts."""
+    x = np.arange(1.0, 13.0, dtype=np.float32).reshape(1, 2, 6)
+    model = pool("MaxPool", "n", kernel_shape=[1], strides=[2], auto_pad=auto_pad)
+    y, places = run(to_proto(canonicalize(load_model(model))), {"x": x})
+    np.testing.assert_array_equal(y, x[:, :, ::2])
+    np.testing.assert_array_equal(places, np.arange(12).reshape(1, 2, 6)[:, :, ::2])
+
+
+DILATED = {
+    "max": (torch.nn.MaxPool1d(2, 4, dilation=3, ceil_mode=True), {}),
+    "max-padded": (torch.nn.MaxPool1d(2, 3, 1, dilation=2, ceil_mode=True), {"pads": [1, 1]}),
+}
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("name", DILATED)
+def test_gradient_of_windows_that_are_cut(name: str, size: int) -> None:
+    """The last window starts behind the input of some sizes, which runtimes may compute, with any index."""
+    layer, extra = DILATED[name]
+    window = {"kernel_shape": [2], "strides": [layer.stride], "dilations": [layer.dilation], **extra}
+    model = pool("MaxPool", "n", **window)
+    del model.graph.output[1:], model.graph.node[0].output[1:]
+    step = differentiate(model, of="y", wrt=["x"], cotangent="ct")
+    x = torch.randn(1, 2, size, generator=torch.Generator().manual_seed(size), requires_grad=True)
+    y = layer(x)
+    ct = torch.arange(1.0, 1.0 + y.numel()).reshape(y.shape)
+    y.backward(ct)
+    value, gradient = run(step, {"x": x.detach().numpy(), "ct": ct.numpy()})
+    np.testing.assert_array_equal(value, y.detach().numpy())
+    np.testing.assert_array_equal(gradient, x.grad.numpy())
 
 
 def test_shapes_that_follow_are_corrected_and_folded() -> None:

@@ -12,6 +12,7 @@ from onnx import helper
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes import CleanupPass, canonicalize, load_model, to_proto
 from passes._models import build, info, mlp, normal, run
+from runtimes import runs_opset
 
 X = {"x": normal(5, 3)}
 
@@ -209,7 +210,8 @@ def test_ir_version_too_new_is_rewritten(opset, expected):
     proto.ir_version = 14
     model = canonicalize(load_model(proto))
     assert model.ir_version == expected
-    assert run(to_proto(model), X)[0].shape == (5, 2)
+    if runs_opset(opset):
+        assert run(to_proto(model), X)[0].shape == (5, 2)
 
 
 def test_both_spellings_of_the_standard_domain():

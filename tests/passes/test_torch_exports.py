@@ -18,6 +18,7 @@ from onnxtrain.passes import (
     to_proto,
 )
 from passes._models import run, running_statistics
+from runtimes import needs_opset
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -109,7 +110,7 @@ EXPORTERS = [
     ("name", "dynamo", "opset"),
     # torch exports scaled_dot_product_attention from opset 14 on.
     [
-        (name, dynamo, opset)
+        pytest.param(name, dynamo, opset, marks=needs_opset(opset))
         for name in CASES
         for dynamo, opset in EXPORTERS
         if name != "encoder" or opset > 13

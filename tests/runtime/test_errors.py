@@ -31,6 +31,13 @@ def labels(*values):
     return np.array([*values, *Y[len(values) :]])
 
 
+def test_a_model_that_does_not_load_leaves_stdout_alone(run, capsys):
+    """onnxruntime before 1.23 would say there that it tries again with other execution providers."""
+    with pytest.raises(ModelLoadError, match="training model"):
+        Module(b"no model", run.state())
+    assert capsys.readouterr().out == ""
+
+
 BAD_INPUTS = {
     "too few inputs": (
         (X,),

@@ -82,7 +82,10 @@ def test_statistics_of_the_offending_batch_are_undone() -> None:
         def on_step_end(self, trainer: Trainer, loss: float) -> None:
             seen.append({name: p.data.copy() for name, p in trainer.state.statistics})
 
-    with pytest.raises(DivergenceError, match=r"epoch 1, step 3.*statistics hold NaN or infinity"):
+    # Gradients too, with the BatchNormalization of onnxruntime 1.20.
+    with pytest.raises(
+        DivergenceError, match=r"epoch 1, step 3.*(statistics|gradients) hold NaN or infinity"
+    ):
         trainer.fit(x, problem.y, batch_size=10, shuffle=False, callbacks=[Watch()], verbose=False)
     assert len(seen) == 2
     for name, statistic in trainer.state.statistics:

@@ -37,7 +37,7 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
         if lead:
             result = op.Squeeze(result, list(range(lead)))
     result.shape = primal.shape
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def _is_repeated(out_dim: Dim, dim: Dim) -> bool | None:

@@ -133,6 +133,8 @@ def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
     """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies."""
     targets, leaves = _find_all(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
+    # Which values of a branch or body are active is found when the node around it is differentiated.
+    active |= {value.name for graph in model.graph.subgraphs() for node in graph for value in node.outputs}
 
     def keep(node: ir.Node) -> bool:
         declared = rule_for(node) is not None or reason_not_yet(node) is not None

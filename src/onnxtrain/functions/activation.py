@@ -18,14 +18,14 @@ def softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeR
     """Softmax: y * (ct - sum(ct * y, axis)), with y = softmax(x, axis)."""
     product = op.Mul(ct, y)
     total = op.ReduceSum(product, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
-    return op.Sub(product, op.Mul(y, total))  # type: ignore[no-any-return]
+    return op.Sub(product, op.Mul(y, total))
 
 
 @composite("LogSoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
 def log_softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeRef) -> ir.Value:
     """LogSoftmax: ct - exp(y) * sum(ct, axis), with y = log_softmax(x, axis)."""
     total = op.ReduceSum(ct, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
-    return op.Sub(ct, op.Mul(op.Exp(y), total))  # type: ignore[no-any-return]
+    return op.Sub(ct, op.Mul(op.Exp(y), total))
 
 
 @composite("GeluGradient", ["x", "ct"])
@@ -38,7 +38,7 @@ def gelu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
     s = op.Mul(x, math.sqrt(0.5))
     distribution = op.HardSigmoid(op.Erf(s), alpha=0.5, beta=0.5)
     density = op.Exp(op.Sub(-0.5 * math.log(math.pi), op.Mul(s, s)))
-    return op.Mul(ct, op.Add(distribution, op.Mul(s, density)))  # type: ignore[no-any-return]
+    return op.Mul(ct, op.Add(distribution, op.Mul(s, density)))
 
 
 @composite("GeluTanhGradient", ["x", "ct"])
@@ -52,7 +52,7 @@ def gelu_tanh_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
     tanh = op.Tanh(op.Mul(x, op.Add(op.Mul(square, scale * cubic), scale)))
     inner = op.Add(op.Mul(square, 3 * scale * cubic), scale)
     slope = op.Mul(op.Mul(x, inner), op.Sub(1.0, op.Mul(tanh, tanh)))
-    return op.Mul(ct, op.Mul(op.Add(op.Add(tanh, 1.0), slope), 0.5))  # type: ignore[no-any-return]
+    return op.Mul(ct, op.Mul(op.Add(op.Add(tanh, 1.0), slope), 0.5))
 
 
 @composite("MishGradient", ["x", "ct"])
@@ -60,4 +60,4 @@ def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
     """Mish: ct * (t + x (1 - t²) sigmoid(x)), with t = tanh(softplus(x))."""
     tanh = op.Tanh(op.Softplus(x))
     slope = op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1.0, op.Mul(tanh, tanh)))
-    return op.Mul(ct, op.Add(tanh, slope))  # type: ignore[no-any-return]
+    return op.Mul(ct, op.Add(tanh, slope))

@@ -62,30 +62,28 @@ def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
         return op.Sub(rest, op.Mul(op.Unsqueeze(factor, [2]), op.Unsqueeze(factor, [1]))), factor
 
     _, columns = _eliminated(op, a, _flat(op, a), eliminate)
-    return op.Reshape(op.Transpose(columns, perm=[1, 2, 0]), op.Shape(a), allowzero=1)  # type: ignore[no-any-return]
+    return op.Reshape(op.Transpose(columns, perm=[1, 2, 0]), op.Shape(a), allowzero=1)
 
 
 def _flat(op: Emitter, a: ir.Value) -> ir.Value:
     """Returns the matrices with all axes of their batch in one."""
     batch = op.ReduceProd(op.Shape(a, end=-2), [0], keepdims=1)
-    return op.Reshape(a, op.Concat(batch, op.Shape(a, start=-2), axis=0), allowzero=1)  # type: ignore[no-any-return]
+    return op.Reshape(a, op.Concat(batch, op.Shape(a, start=-2), axis=0), allowzero=1)
 
 
 def _places(op: Emitter, a: ir.Value) -> ir.Value:
     """Returns the numbers of the rows, from 0 on."""
-    return op.Range(0, op.Squeeze(op.Shape(a, start=-1)), 1)  # type: ignore[no-any-return]
+    return op.Range(0, op.Squeeze(op.Shape(a, start=-1)), 1)
 
 
 def _eliminated(op: Emitter, a: ir.Value, state: ir.Value, step: Step) -> tuple[ir.Value, ir.Value]:
     """Returns the state after a step for each row of `a`, and what the steps gave beside it along a new first axis."""
-    inner = op.subgraph(["state"], a.dtype or ir.DataType.FLOAT)
-    before = inner.graph.inputs[0]
-    row = ir.Value(name=inner.unique_name("row"), shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
-    going = ir.Value(
-        name=inner.unique_name("going"), shape=ir.Shape([]), type=ir.TensorType(ir.DataType.BOOL)
-    )
-    inner.graph.inputs[:] = [row, going, before]
+    kinds = {"row": ir.DataType.INT64, "going": ir.DataType.BOOL, "state": a.dtype}
+    inner = op.subgraph(kinds)
+    row, going, before = inner.graph.inputs
+    row.shape = going.shape = ir.Shape([])
     after, given = step(inner, row, before)
     inner.graph.outputs.extend([inner.Identity(going), after, given])
     count = op.Squeeze(op.Shape(a, start=-1))
-    return op.Loop(count, None, state, body=inner.graph, _outputs=2)  # type: ignore[no-any-return]
+    final, all_given = op.Loop(count, None, state, body=inner.graph, _outputs=2)
+    return final, all_given

@@ -27,6 +27,6 @@ def softmax_cross_entropy_gradient(
     probabilities = op.Mul(op.Exp(log_prob), columns)
     # One subtraction per label: comparing it with all C classes would cost as much as the rest together.
     index = op.Unsqueeze(labels, [1])
-    return op.ScatterElements(  # type: ignore[no-any-return]
+    return op.ScatterElements(
         probabilities, index, op.Sub(op.GatherElements(probabilities, index, axis=1), columns), axis=1
     )

@@ -143,7 +143,7 @@ def _through_standardize(
     """Returns r * (g - mean(g) - x̂ * mean(g * x̂))."""
     along = op.ReduceMean(op.Mul(g, standard), [axis], keepdims=1)
     centered = op.Sub(g, op.ReduceMean(g, [axis], keepdims=1))
-    return op.Mul(op.Sub(centered, op.Mul(standard, along)), inverse)  # type: ignore[no-any-return]
+    return op.Mul(op.Sub(centered, op.Mul(standard, along)), inverse)
 
 
 @composite(

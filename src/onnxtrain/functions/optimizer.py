@@ -1,9 +1,9 @@
-"""Optimizer steps of one parameter, elementwise over its shape.
+"""Optimizer steps of one parameter.
 
 Inputs named in lower case letters w, g, m, v, b, s are tensors of the parameter's shape: the parameter, its
-gradient, and its moments; all others are scalars of shape []. Hyperparameters are inputs rather than
-attributes, because they come from Python in float64: `one_minus_beta2` as 1 - float32(0.999) would be wrong
-in the fifth digit.
+gradient, and its moments; rows `[..., n, 1]` and columns `[..., 1, m]` are moments of a parameter `[..., n, m]`; all
+others are scalars of shape []. Hyperparameters are inputs rather than attributes, because they come from Python in
+float64: `one_minus_beta2` as 1 - float32(0.999) would be wrong in the fifth digit.
 
 Each body reads an old value before anything that its new value depends on is complete, and never after, so
 that updating in place is exact.
@@ -18,9 +18,12 @@ from onnxtrain.emitter import Emitter
 from ._composite import CompositeOp, composite
 
 __all__ = [
+    "adafactor_matrix_step",
+    "adafactor_step",
     "adagrad_step",
     "adam_step",
     "adamw_step",
+    "lion_step",
     "momentum_step",
     "nesterov_step",
     "rmsprop_step",
@@ -66,7 +69,7 @@ def _adam_change(
 @composite("SGDStep", ("w", "g", "learning_rate"))
 def sgd_step(op: Emitter, w: ir.Value, g: ir.Value, learning_rate: ir.Value) -> ir.Value:
     """Returns w' = w - learning_rate·g."""
-    return op.Sub(w, op.Mul(g, learning_rate))  # type: ignore[no-any-return]
+    return op.Sub(w, op.Mul(g, learning_rate))
 
 
 @composite("MomentumStep", ("w", "g", "b", "learning_rate", "momentum"), outputs=2)
@@ -135,7 +138,79 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
 def _average_of_squares(
     op: Emitter, average: ir.Value, g: ir.Value, keep: ir.Value, renew: ir.Value
 ) -> ir.Value:
-    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, g), renew))  # type: ignore[no-any-return]
+    return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, g), renew))
 
 
 _RMSPROP = {(c, m): _define_rmsprop(c, m) for c in (False, True) for m in (False, True)}
+
+
+@composite("LionStep", ("w", "g", "m", "beta1", "beta2", "learning_rate", "decay"), outputs=2)
+def lion_step(
+    op: Emitter,
+    w: ir.Value,
+    g: ir.Value,
+    m: ir.Value,
+    beta1: ir.Value,
+    beta2: ir.Value,
+    learning_rate: ir.Value,
+    decay: ir.Value,
+) -> tuple[ir.Value, ...]:
+    """Returns w' = decay·w - learning_rate·sign(beta1·m + (1 - beta1)·g);  m' = beta2·m + (1 - beta2)·g.
+
+    Both averages are written as g + beta·(m - g).
+    """
+    difference = op.Sub(m, g)
+    direction = op.Sign(op.Add(g, op.Mul(difference, beta1)))
+    return op.Sub(op.Mul(w, decay), op.Mul(direction, learning_rate)), op.Add(g, op.Mul(difference, beta2))
+
+
+_ADAFACTOR_SCALARS = ("keep", "renew", "rho", "decay", "count", "eps1", "eps1_squared", "eps2", "d")
+
+
+@composite("AdafactorStep", ("w", "g", "v", *_ADAFACTOR_SCALARS), outputs=2)
+def adafactor_step(
+    op: Emitter, w: ir.Value, g: ir.Value, v: ir.Value, keep: ir.Value, renew: ir.Value, *scalars: ir.Value
+) -> tuple[ir.Value, ...]:
+    """V' = keep·v + renew·g², and the step of AdafactorMatrixStep with v' as the estimate."""
+    v_new = _average_of_squares(op, v, g, keep, renew)
+    return _adafactor_change(op, w, g, v_new, *scalars), v_new
+
+
+@composite("AdafactorMatrixStep", ("w", "g", "rows", "columns", *_ADAFACTOR_SCALARS), outputs=3)
+def adafactor_matrix_step(
+    op: Emitter,
+    w: ir.Value,
+    g: ir.Value,
+    rows: ir.Value,
+    columns: ir.Value,
+    keep: ir.Value,
+    renew: ir.Value,
+    *scalars: ir.Value,
+) -> tuple[ir.Value, ...]:
+    """Rows' = keep·rows + renew·mean(g²) over each row, columns' alike; the estimate is rows'·columns'/mean(rows').
+
+    With u = g/sqrt(max(estimate, eps1²)) and rms the root of the mean over `count` elements:
+    w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
+    """
+    square = op.Mul(g, g)
+    new = [
+        op.Add(op.Mul(old, keep), op.Mul(op.ReduceMean(square, [axis], keepdims=1), renew))
+        for old, axis in ((rows, -1), (columns, -2))
+    ]
+    eps1 = scalars[_ADAFACTOR_SCALARS.index("eps1") - 2]
+    mean = op.Max(op.ReduceMean(new[0], [-2], keepdims=1), eps1)
+    estimate = op.Div(op.Mul(new[0], new[1]), mean)
+    return (_adafactor_change(op, w, g, estimate, *scalars), *new)
+
+
+def _adafactor_change(
+    op: Emitter, w: ir.Value, g: ir.Value, estimate: ir.Value, *scalars: ir.Value
+) -> ir.Value:
+    rho, decay, count, _, eps1_squared, eps2, d = scalars
+
+    def rms(x: ir.Value) -> ir.Value:
+        return op.Sqrt(op.Div(op.ReduceSumSquare(x, keepdims=0), count))
+
+    u = op.Div(g, op.Sqrt(op.Max(estimate, eps1_squared)))
+    alpha = op.Div(op.Mul(rho, op.Max(rms(w), eps2)), op.Max(op.Div(rms(u), d), 1.0))
+    return op.Sub(op.Mul(w, decay), op.Mul(u, alpha))

@@ -1,11 +1,12 @@
-"""Chains of standard ops that become one composite op, with one for the gradient; one pass per file.
+"""Chains of standard ops that become one composite op, with one for the gradient.
 
-These are passes that know `onnxtrain.functions`, which `onnxtrain.passes` does not.
+A fusion is a pattern, written as the computation that it recognises, and the op: see `norms.py`. These are passes that
+know `onnxtrain.functions`, which `onnxtrain.passes` does not.
 """
 
 from __future__ import annotations
 
-from onnxtrain.fusion.instance_norm import RINormFusionPass
-from onnxtrain.fusion.rms_norm import RMSNormFusionPass
+from onnxtrain.fusion._pass import Fusion, FusionPass
+from onnxtrain.fusion.norms import NORMS
 
-__all__ = ["RINormFusionPass", "RMSNormFusionPass"]
+__all__ = ["NORMS", "Fusion", "FusionPass"]

@@ -192,14 +192,14 @@ class CrossEntropyLoss(_ClassLoss):
         else:
             safe = op.Where(ignored, op.const(0, labels.dtype), labels)
             counts = op.Where(ignored, 0.0, op.Gather(weight, safe))
-        return op.ReduceSum(counts, keepdims=0)  # type: ignore[no-any-return]
+        return op.ReduceSum(counts, keepdims=0)
 
     def _share(self, op: Emitter, scores: ir.Value) -> ir.Value:
         """label_smoothing / C, as a tensor of one element."""
         classes = (static_dims(scores) or (None, None))[1]
         if classes is not None:
             return op.const(self.label_smoothing / max(classes, 1), like=scores)
-        return op.Div(self.label_smoothing, op.Cast(op.dim(scores, 1), to=scores.dtype))  # type: ignore[no-any-return]
+        return op.Div(self.label_smoothing, op.Cast(op.dim(scores, 1), to=scores.dtype))
 
 
 def _class_sum(op: Emitter, terms: ir.Value, weight: ir.Value | None, *, like: ir.Value) -> ir.Value:
@@ -207,4 +207,4 @@ def _class_sum(op: Emitter, terms: ir.Value, weight: ir.Value | None, *, like: i
     if weight is not None:
         rank = len(static_dims(like) or ())
         terms = op.Mul(terms, op.Reshape(weight, [1, -1] + [1] * (rank - 2)))
-    return op.Neg(op.ReduceSum(terms, [1], keepdims=0))  # type: ignore[no-any-return]
+    return op.Neg(op.ReduceSum(terms, [1], keepdims=0))

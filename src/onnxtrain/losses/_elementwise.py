@@ -41,7 +41,7 @@ class MSELoss(_ElementwiseLoss):
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference = op.Sub(scores, target)
-        return op.Mul(difference, difference)  # type: ignore[no-any-return]
+        return op.Mul(difference, difference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class L1Loss(_ElementwiseLoss):
     """Absolute error |scores - target|."""
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        return op.Abs(op.Sub(scores, target))  # type: ignore[no-any-return]
+        return op.Abs(op.Sub(scores, target))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +87,8 @@ class SmoothL1Loss(_ElementwiseLoss):
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference: ir.Value = op.Sub(scores, target)
         if self.beta == 0:
-            return op.Abs(difference)  # type: ignore[no-any-return]
-        return op.Mul(_huber(op, difference, self.beta), 1 / self.beta)  # type: ignore[no-any-return]
+            return op.Abs(difference)
+        return op.Mul(_huber(op, difference, self.beta), 1 / self.beta)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,13 +135,13 @@ def _softplus(op: Emitter, x: ir.Value) -> ir.Value:
     max(x, 0) + log(1 + exp(-|x|)), whose two halves have one derivative at 0 as Max and Abs have not.
     """
     if x.dtype != ir.DataType.DOUBLE:
-        return op.Softplus(x)  # type: ignore[no-any-return]
+        return op.Softplus(x)
     positive = op.Greater(x, 0.0)
     size = op.Where(positive, x, op.Neg(x))
-    return op.Add(op.Where(positive, x, 0.0), op.Log(op.Add(op.Exp(op.Neg(size)), 1.0)))  # type: ignore[no-any-return]
+    return op.Add(op.Where(positive, x, 0.0), op.Log(op.Add(op.Exp(op.Neg(size)), 1.0)))
 
 
 def _huber(op: Emitter, difference: ir.Value, delta: float) -> ir.Value:
     """c·(d - c/2) with c = clip(d, -delta, delta): Huber's two branches without a comparison."""
     clipped = op.Clip(difference, -delta, delta)
-    return op.Mul(clipped, op.Sub(difference, op.Mul(clipped, 0.5)))  # type: ignore[no-any-return]
+    return op.Mul(clipped, op.Sub(difference, op.Mul(clipped, 0.5)))

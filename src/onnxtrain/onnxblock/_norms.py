@@ -239,20 +239,20 @@ class _Inverse(_Reusing):
 
 def _scaled(op: Emitter, centered: ir.Value, stdev: ir.Value, *parameters: ir.Value) -> ir.Value:
     if not parameters:
-        return op.Div(centered, stdev)  # type: ignore[no-any-return]
+        return op.Div(centered, stdev)
     weight, bias = parameters
-    return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias)  # type: ignore[no-any-return]
+    return op.Add(op.Mul(centered, op.Div(weight, stdev)), bias)
 
 
 def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
     """Returns the value behind what `onnxtrain.passes.mark_stopped_gradients` knows."""
-    return op.Where(op.const(True), value, value)  # type: ignore[no-any-return]
+    return op.Where(op.const(True), value, value)
 
 
 def _reduce(op: Emitter, op_type: str, x: ir.Value, axes: list[int]) -> ir.Value:
     if op.opset < _AXES_AS_INPUT_OPSET:
-        return op.emit(op_type, x, axes=axes, keepdims=1)  # type: ignore[no-any-return]
-    return op.emit(op_type, x, axes, keepdims=1)  # type: ignore[no-any-return]
+        return op.emit(op_type, x, axes=axes, keepdims=1)
+    return op.emit(op_type, x, axes, keepdims=1)
 
 
 def _rank(x: ir.Value) -> int:

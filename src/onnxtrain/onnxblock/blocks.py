@@ -160,7 +160,7 @@ class Clip(Block):
 
         def write(op: Emitter, x: ir.Value) -> ir.Value:
             bounds: list[Operand] = [None if b is None else op.const(b, like=x) for b in self._bounds]
-            return op.Clip(x, *bounds)  # type: ignore[no-any-return]
+            return op.Clip(x, *bounds)
 
         return self._append(write, clip_input_name)
 
@@ -200,7 +200,7 @@ class ReduceAllL2(Block):
             if not xs:
                 raise GraphBuildError(f"{self._doing}: received no inputs; name at least one tensor")
             squares = [op.ReduceSumSquare(x, keepdims=0) for x in xs]
-            return op.Sqrt(op.Sum(*squares))  # type: ignore[no-any-return]
+            return op.Sqrt(op.Sum(*squares))
 
         return self._append(write, *reduce_node_input_names)
 

@@ -126,7 +126,10 @@ class OptimizerBlock(ForwardBlock):
         specs = [ParameterSpec(t.name, ir.DataType(t.data_type), tuple(t.dims)) for t in trainable]
         opset = max(CANONICAL_OPSET, _graft.opset_of(base, "", CANONICAL_OPSET))
         model = build_optimizer_model(self.optimizer, specs, opset)
-        model.metadata_props[METADATA_KEY] = json.dumps(_manifest(self.optimizer, trainable, frozen, opset))
+        manifest = _manifest(trainable, frozen, opset) | {
+            "optimizer": optimizers.manifest_entry(self.optimizer, specs)
+        }
+        model.metadata_props[METADATA_KEY] = json.dumps(manifest)
         base.CopyFrom(to_proto(model))
         return tuple(output.name for output in base.graph.output)
 
@@ -155,10 +158,7 @@ def build_optimizer(
 
 
 def _manifest(
-    optimizer: optimizers.Optimizer,
-    trainable: Sequence[onnx.TensorProto],
-    frozen: Sequence[onnx.TensorProto],
-    opset: int,
+    trainable: Sequence[onnx.TensorProto], frozen: Sequence[onnx.TensorProto], opset: int
 ) -> dict[str, Any]:
     """The manifest as far as the parameters tell: without the inputs and outputs of the training model."""
     kinds: dict[str, list[dict[str, Any]]] = {"parameters": [], "statistics": []}
@@ -189,7 +189,6 @@ def _manifest(
             for entry in kinds["parameters"]
         ],
         "statistics": [entry | {"output": f"{entry['name']}_updated"} for entry in kinds["statistics"]],
-        "optimizer": optimizers.manifest_entry(optimizer),
         "opset": opset,
     }
 

@@ -13,23 +13,31 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.errors import GraphBuildError
 
+from ._adafactor import Adafactor
 from ._adam import Adam, AdamW
-from ._base import MomentSpec, Optimizer
-from ._build import ParameterSpec, build_optimizer_model, manifest_entry, moment_dtype
+from ._base import MomentSpec, Optimizer, ParameterGroup
+from ._build import build_optimizer_model, manifest_entry
 from ._clipping import ClipGradNorm, ClipGradValue, GradientClipping
 from ._gradient_descent import SGD, Adagrad, RMSprop
+from ._lion import Lion
+from ._muon import Muon
+from ._plan import ParameterSpec, moment_dtype
 
 __all__ = [
     "OPTIMIZERS",
     "SGD",
+    "Adafactor",
     "Adagrad",
     "Adam",
     "AdamW",
     "ClipGradNorm",
     "ClipGradValue",
     "GradientClipping",
+    "Lion",
     "MomentSpec",
+    "Muon",
     "Optimizer",
+    "ParameterGroup",
     "ParameterSpec",
     "RMSprop",
     "build_optimizer_model",
@@ -44,6 +52,9 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": SGD,
     "adagrad": Adagrad,
     "rmsprop": RMSprop,
+    "lion": Lion,
+    "adafactor": Adafactor,
+    "muon": Muon,
 }
 """The optimizers by the names that :func:`make_optimizer` takes."""
 

@@ -11,11 +11,11 @@ from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.functions.optimizer import adam_step, adamw_step
 
-from ._base import Optimizer, add_l2, bias_correction, require_not_negative
+from ._base import Moment, Optimizer, add_l2, bias_correction, require_betas, require_not_negative
 
 __all__ = ["Adam", "AdamW"]
 
-_MOMENTS = (("running mean of the gradient", 0.0), ("running mean of its square", 0.0))
+_MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its square"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,15 +26,10 @@ class _AdamFamily(Optimizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self,
-            "betas",
-            lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
-            "two numbers from 0 to below 1",
-        )
+        require_betas(self)
         require_not_negative(self, "eps", "weight_decay")
 
-    def _moments(self) -> Sequence[tuple[str, float]]:
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return _MOMENTS
 
     def _coefficients(self) -> tuple[float, float, float, float]:
@@ -96,7 +91,7 @@ class AdamW(_AdamFamily):
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
         step = adamw_step if self.weight_decay else adam_step
-        return op.call(step, w, g, *moments, *scalars, _outputs=3)  # type: ignore[no-any-return]
+        return op.call(step, w, g, *moments, *scalars, _outputs=3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,4 +114,4 @@ class Adam(_AdamFamily):
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
         penalised = add_l2(op, w, g, self.weight_decay)
-        return op.call(adam_step, w, penalised, *moments, *scalars, _outputs=3)  # type: ignore[no-any-return]
+        return op.call(adam_step, w, penalised, *moments, *scalars, _outputs=3)

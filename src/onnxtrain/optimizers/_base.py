@@ -1,4 +1,4 @@
-"""What every optimizer has: its moments, its step of one parameter, gradient clipping."""
+"""What every optimizer has: its moments, its step of one parameter, gradient clipping, groups of parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import onnx_ir as ir
 
@@ -14,22 +15,80 @@ from onnxtrain.emitter import Emitter, Operand
 
 from ._clipping import GradientClipping
 
-__all__ = ["MomentSpec", "Optimizer", "add_l2", "bias_correction", "require_not_negative"]
+__all__ = [
+    "Moment",
+    "MomentSpec",
+    "Optimizer",
+    "ParameterGroup",
+    "add_l2",
+    "bias_correction",
+    "require_betas",
+    "require_not_negative",
+]
 
 
 @dataclass(frozen=True)
 class MomentSpec:
-    """One tensor of optimizer state per parameter, of the parameter's shape.
+    """One tensor of optimizer state of a parameter.
 
     Attributes:
         name: `momentum0`, `momentum1`, ...: the suffix of its graph input and its key in checkpoints.
         initial_value: what it is filled with before the first step.
         meaning: what it holds.
+        shape: its dimensions, for most optimizers those of the parameter.
     """
 
     name: str
     initial_value: float
     meaning: str
+    shape: tuple[int, ...] = ()
+
+
+class Moment(NamedTuple):
+    """What an optimizer says of one of its moments; `shape` None is that of the parameter."""
+
+    meaning: str
+    initial_value: float = 0.0
+    shape: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are updated otherwise than the rest.
+
+    Where several groups have a parameter, each setting is that of the last one that gives it.
+
+    Attributes:
+        parameters: names, or patterns of names such as `*.bias`; at least one parameter must match each of them.
+        learning_rate_scale: factor of the learning rate; None leaves it.
+        weight_decay: in place of the optimizer's; None leaves it.
+        optimizer: in place of the optimizer; it has neither clipping nor groups of its own.
+
+    Example:
+        >>> from onnxtrain.optimizers import AdamW
+        >>> optimizer = AdamW(weight_decay=0.01, groups=(ParameterGroup("*.bias", weight_decay=0.0),))
+    """
+
+    parameters: str | Sequence[str]
+    learning_rate_scale: float | None = None
+    weight_decay: float | None = None
+    optimizer: Optimizer | None = None
+
+    def __post_init__(self) -> None:
+        names = [self.parameters] if isinstance(self.parameters, str) else list(self.parameters)
+        object.__setattr__(self, "parameters", tuple(names))
+        require(self, "parameters", lambda names: names and all(isinstance(n, str) for n in names), "names")
+        for field in ("learning_rate_scale", "weight_decay"):
+            if getattr(self, field) is not None:
+                require_not_negative(self, field)
+        require(
+            self,
+            "optimizer",
+            lambda own: (
+                own is None or (isinstance(own, Optimizer) and not own.groups and own.clip_grad is None)
+            ),
+            "an Optimizer without clip_grad and groups, or None",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +99,14 @@ class Optimizer(ABC):
 
     Attributes:
         clip_grad: how to clip the gradients before they are used, before any weight decay is added to them.
+        groups: parameters that are updated otherwise.
     """
 
+    elementwise: ClassVar[bool] = True
+    """Whether each element is updated by itself, whatever the shape."""
+
     clip_grad: GradientClipping | None = None
+    groups: Sequence[ParameterGroup] = ()
 
     def __post_init__(self) -> None:
         require(
@@ -51,17 +115,29 @@ class Optimizer(ABC):
             lambda clip: clip is None or isinstance(clip, GradientClipping),
             "ClipGradNorm(...), ClipGradValue(...) or None",
         )
+        if isinstance(self.groups, Sequence):
+            object.__setattr__(self, "groups", tuple(self.groups))
+        require(
+            self,
+            "groups",
+            lambda groups: all(isinstance(group, ParameterGroup) for group in groups),
+            "a list of ParameterGroup(...)",
+        )
 
-    def state_spec(self) -> tuple[MomentSpec, ...]:
-        """Returns the moments that each parameter has, in the order of the optimizer model's inputs."""
+    def state_spec(self, shape: tuple[int, ...] = ()) -> tuple[MomentSpec, ...]:
+        """Returns the moments of a parameter of this shape, in the order of the optimizer model's inputs."""
         return tuple(
-            MomentSpec(f"momentum{index}", value, meaning)
-            for index, (meaning, value) in enumerate(self._moments())
+            MomentSpec(f"momentum{index}", value, meaning, shape if own is None else own)
+            for index, (meaning, value, own) in enumerate(self._moments(shape))
         )
 
     @abstractmethod
-    def _moments(self) -> Sequence[tuple[str, float]]:
-        """Meaning and initial value of each moment."""
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        """Returns the moments of a parameter of this shape."""
+
+    def refusal(self, shape: tuple[int, ...]) -> str | None:
+        """Returns why a parameter of this shape cannot be updated; None where it can."""
+        return None
 
     @abstractmethod
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
@@ -83,7 +159,7 @@ class Optimizer(ABC):
             op: writes into the optimizer model.
             w: the parameter.
             g: its gradient, clipped, of the same shape and dtype.
-            moments: one per entry of :meth:`state_spec`, of the same shape and dtype.
+            moments: one per entry of :meth:`state_spec`, of the same dtype.
             scalars: what :meth:`scalars` returned.
         """
 
@@ -92,6 +168,16 @@ def require_not_negative(owner: object, *fields: str) -> None:
     """Raises GraphBuildError unless these fields of an optimizer are zero or positive."""
     for field in fields:
         require(owner, field, lambda value: 0 <= value < float("inf"), "zero or a positive number")
+
+
+def require_betas(owner: object) -> None:
+    """Raises GraphBuildError unless `betas` are two decay rates."""
+    require(
+        owner,
+        "betas",
+        lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
+        "two numbers from 0 to below 1",
+    )
 
 
 def add_l2(op: Emitter, w: ir.Value, g: ir.Value, weight_decay: float) -> ir.Value:
@@ -110,4 +196,4 @@ def bias_correction(op: Emitter, beta: float, step: ir.Value, like: ir.Value) ->
         return op.const(1.0, like=like)
     count = op.Cast(step, to=like.dtype)
     tanh = op.Tanh(op.Mul(count, op.const(math.log(beta) / 2, like=like)))
-    return op.Div(op.Mul(tanh, -2.0), op.Sub(1.0, tanh))  # type: ignore[no-any-return]
+    return op.Div(op.Mul(tanh, -2.0), op.Sub(1.0, tanh))

@@ -14,50 +14,9 @@ from onnxtrain.passes.load import MAX_OPSET
 from onnxtrain.passes.opset import CANONICAL_OPSET, fit_ir_version
 
 from ._base import Optimizer
+from ._plan import ParameterSpec, Update, moment_dtype, plan_updates
 
-__all__ = ["ParameterSpec", "build_optimizer_model", "manifest_entry", "moment_dtype"]
-
-_DTYPES = {
-    "float32": ir.DataType.FLOAT,
-    "float64": ir.DataType.DOUBLE,
-    "float16": ir.DataType.FLOAT16,
-    "bfloat16": ir.DataType.BFLOAT16,
-}
-
-
-@dataclass(frozen=True)
-class ParameterSpec:
-    """A parameter to be trained.
-
-    Attributes:
-        name: its name in the training model.
-        dtype: its element type, or the name of it that manifests use, such as "float32".
-        shape: its dimensions.
-    """
-
-    name: str
-    dtype: ir.DataType | str
-    shape: tuple[int, ...]
-
-    @property
-    def data_type(self) -> ir.DataType:
-        """The element type.
-
-        Raises:
-            GraphBuildError: it cannot be trained.
-        """
-        dtype = _DTYPES.get(self.dtype) if isinstance(self.dtype, str) else self.dtype
-        if dtype not in _DTYPES.values() or dtype is None:
-            raise GraphBuildError(
-                f"building the optimizer model: parameter {self.name!r} is {self.dtype}; "
-                f"freeze it, or convert it to one of {', '.join(_DTYPES)}"
-            )
-        return dtype
-
-
-def moment_dtype(dtype: ir.DataType) -> ir.DataType:
-    """Returns the dtype of the moments and of the computation for parameters of `dtype`: at least float32."""
-    return ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+__all__ = ["build_optimizer_model", "manifest_entry"]
 
 
 def build_optimizer_model(
@@ -80,9 +39,8 @@ def build_optimizer_model(
 
     Raises:
         NothingToTrain: there are no parameters.
-        GraphBuildError: a parameter has a dtype that cannot be trained, or two inputs or outputs would have
-        the
-            same name.
+        GraphBuildError: a parameter has a dtype that cannot be trained or a shape that its optimizer cannot update,
+            a group names no parameter, or two inputs or outputs would have the same name.
 
     Example:
         >>> from onnxtrain.optimizers import SGD
@@ -100,7 +58,7 @@ def build_optimizer_model(
         )
     learning_rate = ir.Value(name="learning_rate", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.FLOAT))
     step = ir.Value(name="step", shape=ir.Shape(()), type=ir.TensorType(ir.DataType.INT64))
-    slots = [_Slot.of(optimizer, parameter) for parameter in parameters]
+    slots = [_Slot.of(update) for update in plan_updates(optimizer, parameters)]
     inputs = [learning_rate, step, *(value for slot in slots for value in slot.inputs)]
     _check_names([*(str(v.name) for v in inputs), *(name for slot in slots for name in slot.outputs)])
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="optimizer")
@@ -113,13 +71,15 @@ def build_optimizer_model(
     return model
 
 
-def manifest_entry(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns what the manifest says of the model that :func:`build_optimizer_model` makes of `optimizer`."""
-    moments = optimizer.state_spec()
+def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> dict[str, Any]:
+    """Returns what the manifest says of the model that :func:`build_optimizer_model` makes of the same arguments."""
+    updates = plan_updates(optimizer, parameters)
+    values = {moment.name: moment.initial_value for update in updates for moment in update.moments}
+    names = sorted(values, key=lambda name: int(name.removeprefix("momentum")))
     return {
         "type": type(optimizer).__name__,
-        "moments": [moment.name for moment in moments],
-        "initial_values": [moment.initial_value for moment in moments],
+        "moments": names,
+        "initial_values": [values[name] for name in names],
         "learning_rate": "learning_rate",
         "step": "step",
     }
@@ -127,21 +87,23 @@ def manifest_entry(optimizer: Optimizer) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Slot:
-    """The graph inputs and the names of the graph outputs of one parameter."""
+    """The graph inputs and the names of the graph outputs of one parameter, and how it is updated."""
 
     w: ir.Value
     g: ir.Value
     moments: list[ir.Value]
+    update: Update
 
     @classmethod
-    def of(cls, optimizer: Optimizer, parameter: ParameterSpec) -> _Slot:
+    def of(cls, update: Update) -> _Slot:
+        parameter = update.parameter
         name, dtype = parameter.name, parameter.data_type
 
-        def value(name: str, dtype: ir.DataType) -> ir.Value:
-            return ir.Value(name=name, shape=ir.Shape(parameter.shape), type=ir.TensorType(dtype))
+        def value(name: str, dtype: ir.DataType, shape: tuple[int, ...] = parameter.shape) -> ir.Value:
+            return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
-        moments = [value(f"{name}_{spec.name}", moment_dtype(dtype)) for spec in optimizer.state_spec()]
-        return cls(value(name, dtype), value(f"{name}_grad", dtype), moments)
+        moments = [value(f"{name}_{m.name}", moment_dtype(dtype), m.shape) for m in update.moments]
+        return cls(value(name, dtype), value(f"{name}_grad", dtype), moments, update)
 
     @property
     def inputs(self) -> list[ir.Value]:
@@ -170,15 +132,16 @@ def _write(
     gradients = [_as(op, slot.g, _working_dtype(slot)) for slot in slots]
     if optimizer.clip_grad is not None:
         gradients = optimizer.clip_grad.apply(op, gradients)
-    scalars: dict[ir.DataType, Sequence[Operand]] = {}
+    scalars: dict[tuple[Optimizer, float, ir.DataType], Sequence[Operand]] = {}
     for slot, gradient in zip(slots, gradients, strict=True):
-        dtype = _working_dtype(slot)
-        if dtype not in scalars:
-            scalars[dtype] = optimizer.scalars(op, _as(op, learning_rate, dtype), step)
+        own, scale, dtype = slot.update.optimizer, slot.update.learning_rate_scale, _working_dtype(slot)
+        if (own, scale, dtype) not in scalars:
+            rate = _as(op, learning_rate, dtype)
+            scalars[own, scale, dtype] = own.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
         values = [_as(op, slot.w, dtype), gradient, *slot.moments]
-        flat = _ends_with_one(slot.w)
+        flat = own.elementwise and _ends_with_one(slot.w)
         w, g, *moments = (op.Reshape(value, [-1]) for value in values) if flat else values
-        results = optimizer.update(op, w, g, moments, scalars[dtype])
+        results = own.update(op, w, g, moments, scalars[own, scale, dtype])
         for old, new, name in zip((slot.w, *slot.moments), results, slot.outputs, strict=True):
             assert old.dtype is not None
             output = _as(op, op.reshape_like(new, old) if flat else new, old.dtype)
@@ -200,4 +163,8 @@ def _working_dtype(slot: _Slot) -> ir.DataType:
 
 
 def _as(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-    return value if value.dtype == dtype else op.Cast(value, to=dtype)
+    if value.dtype == dtype:
+        return value
+    result = op.Cast(value, to=dtype)
+    result.shape = value.shape
+    return result

@@ -18,7 +18,7 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Optimizer, add_l2, require_not_negative
+from ._base import Moment, Optimizer, add_l2, require_not_negative
 
 __all__ = ["SGD", "Adagrad", "RMSprop"]
 
@@ -53,8 +53,8 @@ class SGD(Optimizer):
                 "it needs a positive momentum and no dampening"
             )
 
-    def _moments(self) -> Sequence[tuple[str, float]]:
-        return [("momentum", 0.0)] if self.momentum else []
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        return [Moment("momentum")] if self.momentum else []
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if not self.momentum:
@@ -75,7 +75,7 @@ class SGD(Optimizer):
         if gain:
             g = op.Mul(g, *gain)
         step = nesterov_step if self.nesterov else momentum_step
-        return op.call(step, w, g, *moments, learning_rate, momentum, _outputs=2)  # type: ignore[no-any-return]
+        return op.call(step, w, g, *moments, learning_rate, momentum, _outputs=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +100,8 @@ class Adagrad(Optimizer):
         super().__post_init__()
         require_not_negative(self, "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
-    def _moments(self) -> Sequence[tuple[str, float]]:
-        return [("sum of squares of the gradient", self.initial_accumulator_value)]
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        return [Moment("sum of squares of the gradient", self.initial_accumulator_value)]
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if self.lr_decay:
@@ -113,7 +113,7 @@ class Adagrad(Optimizer):
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
         g = add_l2(op, w, g, self.weight_decay)
-        return op.call(adagrad_step, w, g, *moments, *scalars, _outputs=2)  # type: ignore[no-any-return]
+        return op.call(adagrad_step, w, g, *moments, *scalars, _outputs=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,12 +143,11 @@ class RMSprop(Optimizer):
         require(self, "alpha", lambda alpha: 0 <= alpha <= 1, "between 0 and 1")
         require_not_negative(self, "eps", "momentum", "weight_decay")
 
-    def _moments(self) -> Sequence[tuple[str, float]]:
-        mean = [("running mean of the gradient", 0.0)] if self.centered else []
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [
-            ("running mean of the gradient's square", 0.0),
-            *mean,
-            *([("momentum", 0.0)] if self.momentum else []),
+            Moment("running mean of the gradient's square"),
+            *([Moment("running mean of the gradient")] if self.centered else []),
+            *([Moment("momentum")] if self.momentum else []),
         ]
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
@@ -160,4 +159,4 @@ class RMSprop(Optimizer):
     ) -> tuple[ir.Value, ...]:
         g = add_l2(op, w, g, self.weight_decay)
         step = rmsprop_step(centered=self.centered, momentum=bool(self.momentum))
-        return op.call(step, w, g, *moments, *scalars, _outputs=1 + len(moments))  # type: ignore[no-any-return]
+        return op.call(step, w, g, *moments, *scalars, _outputs=1 + len(moments))

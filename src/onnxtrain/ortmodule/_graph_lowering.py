@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from onnxtrain.fusion import RINormFusionPass, RMSNormFusionPass
+from onnxtrain.fusion import NORMS, FusionPass
 from onnxtrain.ortmodule._checkpoint import REGION, mark_region
 from onnxtrain.ortmodule._lowering import (
     COMPLEX_LOWERINGS,
@@ -28,7 +28,7 @@ from onnxtrain.ortmodule._lowering import (
     LoweringFunction,
     UnsupportedATenOp,
 )
-from onnxtrain.passes import ReluAfterMaxPoolPass, infer_shapes
+from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, infer_shapes
 
 __all__ = ["lower_graph", "refused_nodes"]
 
@@ -42,9 +42,9 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="forward")
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
     lowered = _GraphLowering(graph_module, model).run()
+    CeilModePass(keep_sizes=True)(model)
     _infer_missing_shapes(model)
-    RMSNormFusionPass()(model)
-    RINormFusionPass()(model)
+    FusionPass(NORMS)(model)
     ReluAfterMaxPoolPass()(model)
     return lowered
 

@@ -221,7 +221,7 @@ class Lowering:
         """Returns the operands in the dtype of the result."""
         return tuple(self.tensor(value, self.dtype) for value in values)
 
-    def ints(self, values: Any) -> Any:
+    def ints(self, values: Any) -> ir.Value:
         """Returns a list of integers, some of them symbolic, as what an ONNX input for shapes or axes takes."""
         items = list(values) if isinstance(values, list | tuple) else [values]
         if not any(isinstance(item, ir.Value) for item in items):

@@ -14,6 +14,7 @@ import torch
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
+from onnxtrain.ortmodule._session import check_onnxruntime
 from onnxtrain.ortmodule._special import class_for, user_class
 from onnxtrain.ortmodule._wrapped import BoundForward, Wrapped
 
@@ -43,6 +44,7 @@ class ORTModule(torch.nn.Module):
     Raises:
         TypeError: an argument has the wrong type.
         ORTModuleTorchModelException: a kind of module that cannot be captured.
+        ORTModuleInitException: the installed onnxruntime is older than 1.21.
 
     Example:
         >>> model = ORTModule(torch.nn.Linear(2, 1))
@@ -73,6 +75,7 @@ class ORTModule(torch.nn.Module):
                 "ORTModule: debug_options must be DebugOptions or None, "
                 f"received {type(debug_options).__name__}"
             )
+        check_onnxruntime()
         _adopt(self, (_unwrap(module), debug_options))
 
     @property

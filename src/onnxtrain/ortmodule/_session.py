@@ -12,15 +12,28 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
-from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
+from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.passes import PositiveAxesPass, has_narrow_floats, infer_shapes, widen_narrow_floats
 
-__all__ = ["Session", "is_of_onnxruntime"]
+__all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime"]
 
 _RUN_OPTIONS = binding.RunOptions()
 _to_dlpack = torch._C._to_dlpack
 _from_dlpack = torch._C._from_dlpack  # the C function: it is called once per output
+
+
+def check_onnxruntime() -> None:
+    """Checks that the installed onnxruntime shares memory with PyTorch, by DLPack.
+
+    Raises:
+        ORTModuleInitException: it is 1.20, whose wheels do not.
+    """
+    if not hasattr(binding.OrtValueVector, "to_dlpacks"):
+        raise ORTModuleInitException(
+            f"ORTModule: onnxruntime {ort.__version__} does not share memory with PyTorch (DLPack); "
+            "install onnxruntime 1.21 or newer"
+        )
 
 
 class Session:

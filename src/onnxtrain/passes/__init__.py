@@ -6,6 +6,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.canonical import canonicalize
+from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.cleanup import CleanupPass
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
@@ -38,6 +39,7 @@ __all__ = [
     "MAX_IR_VERSION",
     "MAX_OPSET",
     "TWINS",
+    "CeilModePass",
     "CleanupPass",
     "ColumnVectorPass",
     "DynamicBatchPass",

@@ -15,7 +15,7 @@ from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes.tensors import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
-__all__ = ["MAX_IR_VERSION", "MAX_OPSET", "ModelSource", "load_model"]
+__all__ = ["MAX_IR_VERSION", "MAX_OPSET", "ModelSource", "load_model", "share_tensor"]
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 """What a user may hold: a path, a proto, or the IR."""
@@ -143,11 +143,15 @@ def _detached(model: ir.Model) -> ir.Model:
             value.type = copy.deepcopy(value.type)
         for value in graph.initializers.values():
             if value.const_value is not None:
-                value.const_value = _own_header(value.const_value)
+                value.const_value = share_tensor(value.const_value)
     return model
 
 
-def _own_header(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return a tensor of the same data that can have another name.
+
+    `ir.Tensor(tensor)` does not do with numpy 1.26, in which it is of float64 whatever it says.
+    """
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
             tensor.location,

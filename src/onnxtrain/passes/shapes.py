@@ -11,7 +11,9 @@ from onnxtrain.passes.branches import TakenBranchPass
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
+from onnxtrain.passes.loops import LoopStatePass
 from onnxtrain.passes.ranks import ImpliedRanksPass
+from onnxtrain.passes.sequences import KnownSequencesPass
 from onnxtrain.passes.twins import add_twins
 
 __all__ = ["infer_shapes", "settle_shapes"]
@@ -30,9 +32,18 @@ def settle_shapes(model: ir.Model) -> ir.Model:
 
     Ranks that the model leaves open come from the ops. Poolings whose windows shape inference miscounts are
     rewritten: what is folded must not follow from them. An If whose condition turns out to be constant becomes the
-    branch that is taken. Data are propagated last, when all static sizes are known that could make it costly.
+    branch that is taken, sequences of known tensors become these; the state of a Loop gets the shape that each
+    iteration keeps. Data are propagated last, when all static sizes are known that could make it costly.
     """
-    steps = (ImpliedRanksPass(), CeilModePass(), TakenBranchPass(), FoldConstantsPass())
+    loops = LoopStatePass(lambda trial: infer_shapes(trial, propagate=False))
+    steps = (
+        ImpliedRanksPass(),
+        CeilModePass(),
+        TakenBranchPass(),
+        KnownSequencesPass(),
+        FoldConstantsPass(),
+        loops,
+    )
     for propagate in (False, True) if _computes_with_shapes(model) else (False,):
         infer_shapes(model, propagate=propagate)
         while any(step(model).modified for step in steps):

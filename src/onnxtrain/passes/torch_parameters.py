@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.constants import is_float_parameter
+from onnxtrain.passes.load import share_tensor
 from onnxtrain.passes.mode import STATISTICS, fresh_name
 from onnxtrain.passes.stop_gradient import is_stop_gradient
 
@@ -257,7 +258,7 @@ def _register(
     name = fresh_name(model, name)
     if tensor is None:
         assert like.const_value is not None
-        tensor = ir.Tensor(like.const_value, dtype=like.dtype)
+        tensor = share_tensor(like.const_value)
     tensor.name = name
     shape = ir.Shape(tensor.shape.numpy())
     value = ir.Value(name=name, type=like.type, shape=shape, const_value=tensor)

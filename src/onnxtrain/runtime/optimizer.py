@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,9 @@ from onnxtrain.runtime.session import ModelSource, describe, open_training_sessi
 from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
 
 _DEFAULT_LEARNING_RATE = 1e-3
+
+_Moment = tuple[DType, tuple[int, ...]]
+"""Element type and shape of the moment of one parameter."""
 
 
 def check_learning_rate(value: float) -> float:
@@ -55,7 +60,11 @@ class Optimizer:
         source = describe(optimizer_uri, "optimizer model")
         spec = _require_same_run(manifest, module.manifest, source)
         names = [p.name for p in manifest.trainable]
-        moments = [(m, p) for m in spec.moments for p in names]
+        given = {i.name: i for i in session.get_inputs()}
+        # Not every parameter has every moment: groups of parameters have optimizers of their own. A moment that none
+        # has is a defect, which `require_values` tells.
+        having = {m: [p for p in names if f"{p}_{m}" in given] for m in spec.moments}
+        moments = [(m, p) for m, some in having.items() for p in some or names]
         inputs = {spec.learning_rate, spec.step, *names, *(f"{p}_grad" for p in names)}
         require_values(
             session,
@@ -63,15 +72,13 @@ class Optimizer:
             inputs | {f"{p}_{m}" for m, p in moments},
             {f"{p}_updated" for p in names} | {f"{p}_{m}_updated" for m, p in moments},
         )
-        types = {i.name: i.type for i in session.get_inputs()}
-        unknown = sorted(set(types.values()) - dtypes.BY_ORT.keys())
+        unknown = sorted({i.type for i in given.values()} - dtypes.BY_ORT.keys())
         if unknown:
             raise ModelLoadError(
                 f"Loading {source}: it takes {', '.join(unknown)}, which no optimizer has. The file is corrupt; "
                 "generate the artifacts again."
             )
-        wanted = {m: {p: dtypes.BY_ORT[types[f"{p}_{m}"]] for p in names} for m in spec.moments}
-        _prepare_moments(self._store, spec, wanted, source)
+        _prepare_moments(self._store, spec, _wanted(given, moments, self._store, source), source)
         self._rate = Buffer.zeros(dtypes.BY_NAME["float32"], (), device)
         self._step = Buffer.zeros(dtypes.BY_NAME["int64"], (), device)
         state = {p: self._store.parameters[p] for p in names}
@@ -151,15 +158,36 @@ def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> Op
     return manifest.optimizer
 
 
+def _wanted(
+    given: Mapping[str, Any], moments: Iterable[tuple[str, str]], store: Store, source: str
+) -> dict[str, dict[str, _Moment]]:
+    """Returns what the moments must be, by moment and parameter.
+
+    Raises:
+        ModelLoadError: One has sizes that are not known, or more elements than its parameter.
+    """
+    wanted: dict[str, dict[str, _Moment]] = {}
+    for moment, name in moments:
+        value, room = given[f"{name}_{moment}"], math.prod(store.parameters[name].shape)
+        shape = tuple(value.shape)
+        if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) > max(1, room):
+            raise ModelLoadError(
+                f"Loading {source}: its input '{value.name}' has shape {list(shape)}, which is no state of "
+                f"the parameter '{name}' of shape {list(store.parameters[name].shape)}. Generate the artifacts again."
+            )
+        wanted.setdefault(moment, {})[name] = dtypes.BY_ORT[value.type], shape
+    return wanted
+
+
 def _prepare_moments(
-    store: Store, spec: OptimizerSpec, wanted: dict[str, dict[str, DType]], source: str
+    store: Store, spec: OptimizerSpec, wanted: dict[str, dict[str, _Moment]], source: str
 ) -> None:
     """Makes sure that `store` has every moment: those of its checkpoint, or their initial values.
 
     Args:
         store: Where the moments live.
         spec: The optimizer.
-        wanted: Moment -> parameter -> element type.
+        wanted: Moment -> parameter -> element type and shape.
         source: The optimizer model, for messages.
 
     Raises:
@@ -169,15 +197,14 @@ def _prepare_moments(
         initial = dict(zip(spec.moments, spec.initial_values, strict=True))
         store.moments = {
             moment: {
-                name: Buffer.filled(initial[moment], dtype, store.parameters[name].shape, store.device)
-                for name, dtype in group.items()
+                name: Buffer.filled(initial[moment], dtype, shape, store.device)
+                for name, (dtype, shape) in group.items()
             }
             for moment, group in wanted.items()
         }
         return
-    shapes = {n: b.shape for n, b in store.parameters.items()}
     held = {m: {n: (b.dtype, b.shape) for n, b in group.items()} for m, group in store.moments.items()}
-    if held != {m: {n: (d, shapes[n]) for n, d in group.items()} for m, group in wanted.items()}:
+    if held != wanted:
         found = {moment: len(group) for moment, group in held.items()} or "no moments"
         raise CheckpointError(
             f"The checkpoint's optimizer state does not fit {source}: it has {found}, the optimizer "

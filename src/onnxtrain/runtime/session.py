@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ _NEWER_MODEL = (
     ("IR version", re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")),
 )
 """What onnxruntime says of a model that is newer than itself."""
+_FUSION = "MatmulTransposeFusion"
+"""Merges a Transpose into a product; onnxruntime 1.20 to 1.24 do so in float64 too, and have no kernel for that."""
 
 
 def default_session_options() -> ort.SessionOptions:
@@ -65,13 +68,41 @@ def open_session(
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"Loading {source}: {error}") from error
     try:
-        return ort.InferenceSession(
-            model, options or default_session_options(), providers=device.providers, enable_fallback=0
-        )
+        return _session(model, device, options or default_session_options())
     except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
         raise ModelLoadError(
             f"Loading {source} in onnxruntime {ort.__version__} failed: {_reason(error, device)}"
         ) from error
+
+
+class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime has no types
+    """A session that fails where others print that they do, and try again with other execution providers.
+
+    onnxruntime can be asked not to by an argument since 1.23 only.
+    """
+
+    @property
+    def _enable_fallback(self) -> bool:
+        return False
+
+    @_enable_fallback.setter
+    def _enable_fallback(self, enabled: bool) -> None:
+        pass
+
+
+def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
+    """Returns a session, without a fusion for which this onnxruntime turns out to have no kernel."""
+    make = functools.partial(_StrictSession, model, options, providers=device.providers)
+    try:
+        return make()
+    except Exception as error:
+        if not _is_missing_kernel(error) or _FUSION not in str(error):
+            raise
+        return make(disabled_optimizers=[_FUSION])
+
+
+def _is_missing_kernel(error: Exception) -> bool:
+    return type(error).__name__ == "NotImplemented"  # onnxruntime exports its exceptions nowhere
 
 
 def _reason(error: Exception, device: Device) -> str:
@@ -83,7 +114,7 @@ def _reason(error: Exception, device: Device) -> str:
                 "onnxruntime, or export the model with opset 21, which every supported onnxruntime runs, and "
                 "generate the artifacts from that."
             )
-    if type(error).__name__ == "NotImplemented":  # onnxruntime exports its exceptions nowhere
+    if _is_missing_kernel(error):
         return (
             f"{error}. This build lacks a kernel for these dtypes on device '{device}'; use a float32 model."
         )

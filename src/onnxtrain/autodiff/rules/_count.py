@@ -28,8 +28,8 @@ def divide_by_count(op: Emitter, value: ir.Value, count: int | ir.Value) -> ir.V
     if isinstance(count, int):
         # Fractions below that are subnormal in float16, with few digits.
         if value.dtype == wide or count <= _EXACT:
-            return op.Mul(value, 1 / max(count, 1))  # type: ignore[no-any-return]
+            return op.Mul(value, 1 / max(count, 1))
         count = op.const(count, wide)
     if value.dtype == wide:
-        return op.Div(value, count)  # type: ignore[no-any-return]
-    return op.Cast(op.Div(op.Cast(value, to=wide), count), to=value.dtype)  # type: ignore[no-any-return]
+        return op.Div(value, count)
+    return op.Cast(op.Div(op.Cast(value, to=wide), count), to=value.dtype)

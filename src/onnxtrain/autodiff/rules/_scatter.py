@@ -18,7 +18,7 @@ def positions(op: Emitter, value: ir.Value) -> ir.Value:
     its output came from, whatever its attributes and whatever is symbolic.
     """
     count = op.Range(0, op.Size(value), 1)
-    return op.Reshape(count, op.shape_of(value), allowzero=1)  # type: ignore[no-any-return]
+    return op.Reshape(count, op.shape_of(value), allowzero=1)
 
 
 def scatter_to(op: Emitter, ct: ir.Value, where: ir.Value, like: ir.Value) -> ir.Value:
@@ -41,7 +41,7 @@ def scatter_elements(
     """Returns zeros of `shape` with `updates` added by ScatterElements."""
 
     def scatter(zeros: ir.Value, wide: ir.Value) -> ir.Value:
-        return op.ScatterElements(zeros, indices, wide, axis=axis, reduction="add")  # type: ignore[no-any-return]
+        return op.ScatterElements(zeros, indices, wide, axis=axis, reduction="add")
 
     return _summed(op, shape, updates, scatter)
 

@@ -112,7 +112,7 @@ def _run_time_sizes(op: Emitter, value: ir.Value) -> ir.Value:
     sizes = spatial_sizes(value)
     if sizes and None not in sizes:
         return op.const([int(size or 0) for size in sizes])
-    return op.Shape(value, start=2)  # type: ignore[no-any-return]
+    return op.Shape(value, start=2)
 
 
 def pad(op: Emitter, value: ir.Value, w: Windows) -> ir.Value:
@@ -120,8 +120,8 @@ def pad(op: Emitter, value: ir.Value, w: Windows) -> ir.Value:
     if not w.padded:
         return value
     if isinstance(w.begins, tuple) and isinstance(w.ends, tuple):
-        return op.Pad(value, [0, 0, *w.begins, 0, 0, *w.ends])  # type: ignore[no-any-return]
-    return op.Pad(value, op.Concat([0, 0], w.begins, [0, 0], w.ends, axis=0))  # type: ignore[no-any-return]
+        return op.Pad(value, [0, 0, *w.begins, 0, 0, *w.ends])
+    return op.Pad(value, op.Concat([0, 0], w.begins, [0, 0], w.ends, axis=0))
 
 
 def tap_slices(op: Emitter, padded: ir.Value, w: Windows) -> Iterator[ir.Value]:
@@ -173,9 +173,7 @@ def scatter_windows(
     if isinstance(w.begins, tuple) and isinstance(w.ends, tuple) and not open_ended:
         rest = _uncovered(w, w.begins, w.ends, spatial_sizes(over), spatial_sizes(ct))
         if rest is not None:
-            return op.ConvTranspose(  # type: ignore[no-any-return]
-                ct, weight, pads=w.begins + w.ends, output_padding=rest, **common
-            )
+            return op.ConvTranspose(ct, weight, pads=w.begins + w.ends, output_padding=rest, **common)
     # Up to stride - 1 positions at the end are in no window, and windows may reach beyond the end: make room
     # for both, then cut out the part that is the input.
     room: dict[str, Any] = {"output_padding": [s - 1 for s in w.strides]}
@@ -184,14 +182,14 @@ def scatter_windows(
     wide = op.ConvTranspose(ct, weight, **room, **common)
     axes = list(range(2, 2 + len(w.kernel)))
     begins = op.const(list(w.begins)) if isinstance(w.begins, tuple) else w.begins
-    return op.Slice(wide, begins, op.Add(begins, _run_time_sizes(op, over)), axes)  # type: ignore[no-any-return]
+    return op.Slice(wide, begins, op.Add(begins, _run_time_sizes(op, over)), axes)
 
 
 def _nothing(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:
     """Returns zeros of the shape of `over`, as many channels as the weight has columns."""
     channels = op.Mul(op.dim(weight, 1), [group])
     shape = op.Concat(op.dim(over, 0), channels, op.Shape(over, start=2), axis=0)
-    return op.Expand(op.const(0, like=weight), shape)  # type: ignore[no-any-return]
+    return op.Expand(op.const(0, like=weight), shape)
 
 
 def _uncovered(

@@ -17,7 +17,7 @@ from onnxtrain.functions import (
 
 
 def _positive(op: Emitter, x: ir.Value | None) -> ir.Value:
-    return op.Greater(x, 0.0)  # type: ignore[no-any-return]
+    return op.Greater(x, 0.0)
 
 
 # At the kinks as torch does: relu'(0) = 0, and LeakyRelu, PRelu, Elu, Selu and Celu take the left slope at 0.
@@ -34,7 +34,7 @@ defvjp(
 @vjp("Elu", wrt=("X",))
 def elu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Alpha * exp(x) = y + alpha for x <= 0."""
-    return op.Where(_positive(op, n.X), ct, op.Mul(ct, op.Add(n.out.Y, n.attr("alpha"))))  # type: ignore[no-any-return]
+    return op.Where(_positive(op, n.X), ct, op.Mul(ct, op.Add(n.out.Y, n.attr("alpha"))))
 
 
 @vjp("Selu", wrt=("X",))
@@ -42,14 +42,14 @@ def selu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Gamma for x > 0, gamma * alpha * exp(x) = y + gamma * alpha for x <= 0."""
     gamma = n.attr("gamma")
     left = op.Add(n.out.Y, gamma * n.attr("alpha"))
-    return op.Mul(ct, op.Where(_positive(op, n.X), gamma, left))  # type: ignore[no-any-return]
+    return op.Mul(ct, op.Where(_positive(op, n.X), gamma, left))
 
 
 @vjp("Celu", wrt=("X",))
 def celu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """exp(x / alpha) = y / alpha + 1 for x <= 0."""
     left = op.Add(op.Div(n.out.Y, n.attr("alpha")), 1.0)
-    return op.Where(_positive(op, n.X), ct, op.Mul(ct, left))  # type: ignore[no-any-return]
+    return op.Where(_positive(op, n.X), ct, op.Mul(ct, left))
 
 
 defvjp("Sigmoid", X=lambda op, n, ct: op.Mul(ct, op.Mul(n.out.Y, op.Sub(1.0, n.out.Y))))
@@ -61,14 +61,14 @@ defvjp("Softplus", X=lambda op, n, ct: op.Mul(ct, op.Sigmoid(n.X)))
 def softsign(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """1 / (1 + |x|)²."""
     root = op.Add(op.Abs(n.input), 1.0)
-    return op.Div(ct, op.Mul(root, root))  # type: ignore[no-any-return]
+    return op.Div(ct, op.Mul(root, root))
 
 
 @vjp("HardSigmoid", wrt=("X",))
 def hard_sigmoid(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Alpha strictly between the kinks, 0 on and beyond them, as in torch."""
     inside = op.And(_positive(op, n.out.Y), op.Less(n.out.Y, 1.0))
-    return op.Where(inside, op.Mul(ct, n.attr("alpha")), 0.0)  # type: ignore[no-any-return]
+    return op.Where(inside, op.Mul(ct, n.attr("alpha")), 0.0)
 
 
 @vjp("HardSwish", wrt=("X",))
@@ -76,7 +76,7 @@ def hard_swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """X / 3 + 1/2 for -3 < x < 3; 0 up to -3 and 1 from 3 on, as in torch."""
     middle = op.Mul(ct, op.Add(op.Div(n.X, 3.0), 0.5))
     left = op.Where(op.Greater(n.X, -3.0), middle, 0.0)
-    return op.Where(op.Less(n.X, 3.0), left, ct)  # type: ignore[no-any-return]
+    return op.Where(op.Less(n.X, 3.0), left, ct)
 
 
 # On the threshold the function is zero, and so is its gradient, as in torch.
@@ -87,14 +87,14 @@ defvjp("ThresholdedRelu", X=lambda op, n, ct: op.Where(op.Greater(n.X, n.attr("a
 def shrink(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """1 outside [-lambd, lambd], 0 inside and on the bounds, as in torch."""
     outside = op.Or(op.Less(n.input, -n.attr("lambd")), op.Greater(n.input, n.attr("lambd")))
-    return op.Where(outside, ct, 0.0)  # type: ignore[no-any-return]
+    return op.Where(outside, ct, 0.0)
 
 
 @vjp("Gelu", wrt=("X",))
 def gelu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """As one composite per approximation."""
     gradient = gelu_tanh_gradient if n.attr("approximate") == "tanh" else gelu_gradient
-    return op.call(gradient, n.X, ct)  # type: ignore[no-any-return]
+    return op.call(gradient, n.X, ct)
 
 
 defvjp("Mish", X=lambda op, n, ct: op.call(mish_gradient, n.X, ct))
@@ -106,7 +106,7 @@ def swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     alpha = n.attr("alpha")
     sigmoid = op.Sigmoid(n.X if alpha == 1 else op.Mul(n.X, alpha))
     slope = op.Mul(n.out.Y, op.Sub(1.0, sigmoid))
-    return op.Mul(ct, op.Add(sigmoid, slope if alpha == 1 else op.Mul(slope, alpha)))  # type: ignore[no-any-return]
+    return op.Mul(ct, op.Add(sigmoid, slope if alpha == 1 else op.Mul(slope, alpha)))
 
 
 defvjp("Softmax", input=lambda op, n, ct: op.call(softmax_gradient, n.out.output, ct, axis=n.attr("axis")))

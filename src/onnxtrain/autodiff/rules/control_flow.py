@@ -1,9 +1,249 @@
-"""Control flow."""
+"""Control flow: If, Loop and Scan.
+
+The gradient of an If is an If of the same condition, that of a Loop or a Scan a Loop over the same iterations, the last
+one first. Each computes its branch or iteration again, from what it has read: a loop is given further scan outputs, its
+state before each iteration, which must therefore keep its shape. Nothing else is kept.
+"""
 
 from __future__ import annotations
 
-from onnxtrain.autodiff._registry import not_yet
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-not_yet("If", reason="branches are not differentiated; export the model with the branch that is taken")
-not_yet("Loop", reason="its iterations are not recorded; export the model with the loop unrolled")
-not_yet("Scan", reason="its iterations are not recorded; export the model with the loop unrolled")
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff._activity import captured_values, is_differentiable_dtype
+from onnxtrain.autodiff._driver import pull_back
+from onnxtrain.autodiff._node import NodeView, where
+from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import NoGradientRule
+
+_INT64_MIN = -(2**63)
+_RANDOM = frozenset(
+    {
+        *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
+        *("RandomUniform", "RandomUniformLike"),
+    }
+)
+
+Cts = Sequence[ir.Value | None]
+
+
+@vjp("If", wrt=())
+def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
+    """The branch that is taken is computed again, and its cotangents."""
+    captured = _captured(n)
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        inner = op.subgraph({})
+        outputs = inner.copy_of(n.attr(name), [])
+        gradients = _gradients(inner, zip(outputs, cts, strict=True), captured)
+        _return(
+            inner, [ct or inner.zeros_like(v) for v, ct in zip(captured, gradients, strict=True)], captured
+        )
+        branches[name] = ir.AttrGraph(name, inner.graph)
+    results = op.emit("If", n.cond, _outputs=len(captured), **branches)
+    return dict(zip(captured, results, strict=True))
+
+
+@vjp("Loop", wrt=("v_initial",))
+def loop(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
+    """Cotangents of the state, and of what the body reads of enclosing graphs."""
+    body: ir.Graph = n.attr("body")
+    count = len(n.inputs) - 2
+    stacks = _recorded(op, n, body.inputs[2:])
+    trips = op.Squeeze(op.dim((stacks or n.outputs)[0], 0), [0])
+
+    def given(inner: Emitter, index: ir.Value) -> list[ir.Value]:
+        return [index, inner.const(np.array(True)), *(_at(inner, stack, index) for stack in stacks)]
+
+    carried = {k: op.zeros_like(n.outputs[k]) if ct is None else ct for k, ct in enumerate(cts[:count])}
+    state = {2 + k: (1 + k, ct) for k, ct in carried.items() if _is_float(n, n.outputs[k])}
+    emitted = {1 + count + k: _Slices(ct) for k, ct in enumerate(cts[count:]) if ct is not None}
+    before, _, captured = _walk_back(op, n, trips, given, state, emitted, {})
+    first: Any = [before.get(2 + k) for k in range(count)]
+    return {"v_initial": first, **captured}
+
+
+@vjp("Scan", wrt=("initial_state_and_scan_inputs",))
+def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
+    """As of a Loop; a scan input has the cotangents of its slices."""
+    body: ir.Graph = n.attr("body")
+    read = int(n.attr("num_scan_inputs"))
+    count, results = len(n.inputs) - read, len(n.outputs) - (len(n.inputs) - read)
+    sources = _sliced(n, n.inputs[count:], "scan_input", read)
+    emits = _sliced(n, cts[count:], "scan_output", results)
+    trips = op.Squeeze(op.dim(sources[0].value, sources[0].axis), [0])
+    stacks = _recorded(op, n, body.inputs[:count])
+
+    def given(inner: Emitter, index: ir.Value) -> list[ir.Value]:
+        state = [_at(inner, stack, index) for stack in stacks]
+        return [*state, *(sources[k].at(inner, index, trips) for k in range(read))]
+
+    carried = {k: op.zeros_like(n.outputs[k]) if ct is None else ct for k, ct in enumerate(cts[:count])}
+    state = {k: (k, ct) for k, ct in carried.items() if _is_float(n, n.outputs[k])}
+    emitted = {count + k: slices for k, slices in emits.items()}
+    wanted = {count + k: slices for k, slices in sources.items() if n.needs(slices.value)}
+    before, parts, captured = _walk_back(op, n, trips, given, state, emitted, wanted)
+    inputs: Any = [before.get(k) for k in range(count)] + [parts.get(count + k) for k in range(read)]
+    return {"initial_state_and_scan_inputs": inputs, **captured}
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """A value of which each iteration has a slice along an axis; backwards if the first iteration has the last."""
+
+    value: ir.Value
+    axis: int = 0
+    backwards: bool = False
+
+    def at(self, op: Emitter, index: ir.Value, trips: ir.Value) -> ir.Value:
+        """Returns the slice of an iteration."""
+        return _at(op, self.value, op.Sub(op.Sub(trips, 1), index) if self.backwards else index, self.axis)
+
+    def from_last_to_first(self, op: Emitter, n: NodeView, stack: ir.Value) -> ir.Value:
+        """Returns the value whose slices are stacked along axis 0, those of the last iteration first."""
+        if not self.backwards:
+            stack = op.Slice(stack, [-1], [_INT64_MIN], [0], [-1])
+        if self.axis:
+            rank = n.rank(self.value)
+            order = [*range(1, self.axis + 1), 0, *range(self.axis + 1, rank)]
+            stack = op.Transpose(stack, perm=order)
+        return stack
+
+
+def _sliced(n: NodeView, values: Cts, kind: str, count: int) -> dict[int, _Slices]:
+    """The scan inputs, or the cotangents of the scan outputs, by their index, without those that there are not."""
+    axes, directions = (n.attr(f"{kind}_{what}") or [0] * count for what in ("axes", "directions"))
+    return {
+        k: _Slices(value, n.axis(value, axes[k]), bool(directions[k]))
+        for k, value in enumerate(values)
+        if value is not None
+    }
+
+
+def _walk_back(
+    op: Emitter,
+    n: NodeView,
+    trips: ir.Value,
+    given: Callable[[Emitter, ir.Value], list[ir.Value]],
+    state: dict[int, tuple[int, ir.Value]],
+    emitted: dict[int, _Slices],
+    wanted: dict[int, _Slices],
+) -> tuple[dict[int, ir.Value], dict[int, ir.Value], dict[ir.Value, ir.Value]]:
+    """Writes the Loop over the iterations, the last one first.
+
+    Args:
+        op: writes beside the node.
+        n: the node.
+        trips: number of iterations, int64 [].
+        given: what the body had for its inputs in an iteration.
+        state: by index of the body's inputs, the output that is the next state, and the cotangent of the last state.
+        emitted: by index of the body's outputs, the cotangents of scan outputs.
+        wanted: by index of the body's inputs, the scan inputs whose cotangents are wanted.
+
+    Returns:
+        Cotangents of the first state and of the scan inputs, by index of the body's inputs, and of what the body reads
+        of enclosing graphs.
+    """
+    captured = _captured(n)
+    carried = [*(ct for _, ct in state.values()), *map(op.zeros_like, captured)]
+    inner = op.subgraph(
+        {"iteration": ir.DataType.INT64, "go_on": ir.DataType.BOOL}
+        | {f"ct{k}": v.dtype for k, v in enumerate(carried)}
+    )
+    iteration, go_on, *cts = inner.graph.inputs
+    iteration.shape = go_on.shape = ir.Shape(())
+    for own, value in zip(cts, carried, strict=True):
+        own.shape = value.shape
+    index = inner.Sub(inner.Sub(trips, 1), iteration)
+    inputs = given(inner, index)
+    outputs = inner.copy_of(n.attr("body"), inputs)
+    leaves = [*(inputs[k] for k in state), *captured, *(inputs[k] for k in wanted)]
+    pairs = [(outputs[after], ct) for (after, _), ct in zip(state.values(), cts, strict=False)]
+    pairs += [(outputs[k], slices.at(inner, index, trips)) for k, slices in emitted.items()]
+    gradients = _gradients(inner, pairs, leaves)
+    sums = range(len(state), len(state) + len(captured))
+    results = [
+        (inner.Add(cts[k], ct) if ct else cts[k]) if k in sums else (ct or inner.zeros_like(leaf))
+        for k, (leaf, ct) in enumerate(zip(leaves, gradients, strict=True))
+    ]
+    _return(inner, [go_on, *results], [go_on, *leaves])
+    body = ir.AttrGraph("body", inner.graph)
+    found = op.emit("Loop", trips, None, *carried, body=body, _outputs=len(results))
+    for value, leaf in zip(found, leaves, strict=True):
+        value.type = leaf.type
+    parts = {
+        k: slices.from_last_to_first(op, n, stack)
+        for (k, slices), stack in zip(wanted.items(), found[sums.stop :], strict=True)
+    }
+    by_captured = dict(zip(captured, found[sums.start : sums.stop], strict=True))
+    return dict(zip(state, found, strict=False)), parts, by_captured
+
+
+def _captured(n: NodeView) -> list[ir.Value]:
+    """The values of enclosing graphs, which the subgraphs read, whose cotangents are wanted."""
+    return [value for value in dict.fromkeys(captured_values(n.node)) if n.needs(value)]
+
+
+def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.Value]:
+    """Makes the state before each iteration further scan outputs of a loop; returns them."""
+    body: ir.Graph = n.attr("body")
+    node, writer, results = n.node, op.within(body), []
+    for state in tuple(states):
+        _return(writer, [state], [state])
+        node.resize_outputs(len(node.outputs) + 1)
+        result = node.outputs[-1]
+        result.name, result.type = op.unique_name(f"{op.scope}{state.name}_before"), state.type
+        result.shape = None if state.shape is None else ir.Shape([None, *state.shape])
+        results.append(result)
+    for name in ("scan_output_axes", "scan_output_directions"):
+        if name in node.attributes:
+            kept = node.attributes[name].as_ints()
+            node.attributes.add(ir.AttrInt64s(name, [*kept, *(0 for _ in results)]))
+    return results
+
+
+def _at(op: Emitter, stack: ir.Value, index: ir.Value, axis: int = 0) -> ir.Value:
+    """Returns one slice along an axis."""
+    result = op.Gather(stack, index, axis=axis)
+    if stack.shape is not None:
+        result.shape = ir.Shape([dim for k, dim in enumerate(stack.shape) if k != axis])
+    return result
+
+
+def _gradients(
+    op: Emitter, pairs: Iterable[tuple[ir.Value, ir.Value | None]], leaves: Sequence[ir.Value]
+) -> list[ir.Value | None]:
+    """Cotangents of the leaves, given pairs of a value and its cotangent."""
+    for node in op.graph.all_nodes():
+        if node.op_type in _RANDOM and node.domain == "":
+            raise NoGradientRule(
+                f"differentiating a branch or loop with {node.op_type} ({where(node)}): its gradient would draw other "
+                "numbers. Draw them outside of it"
+            )
+    seeds: dict[ir.Value, ir.Value] = {}
+    for value, ct in pairs:
+        if ct is not None and is_differentiable_dtype(value):
+            seeds[value] = op.Add(seeds[value], ct) if value in seeds else ct
+    return pull_back(op, seeds, leaves) if seeds else [None] * len(leaves)
+
+
+def _return(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
+    """Makes values outputs of a subgraph, each as a result of its own there, with these dtypes and shapes."""
+    for value, primal in zip(values, like, strict=True):
+        result = op.Identity(value)
+        result.type, result.shape = primal.type, primal.shape
+        op.graph.outputs.append(result)
+
+
+def _is_float(n: NodeView, value: ir.Value) -> bool:
+    if value.dtype is None:
+        raise NoGradientRule(
+            f"differentiating {n.op_type} ({where(n.node)}): the dtype of its state {value.name!r} is not known; "
+            "declare it"
+        )
+    return value.dtype.is_floating_point()

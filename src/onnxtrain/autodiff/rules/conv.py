@@ -100,7 +100,7 @@ def _kernel_cotangent(
         result = _depthwise_by_rows(op, windowed, value, w, group)
         if result is None:
             result = _depthwise_by_taps(op, windowed, pad(op, value, w), w, group)
-        return op.Reshape(result, list(shape))  # type: ignore[no-any-return]
+        return op.Reshape(result, list(shape))
     padded = pad(op, value, w)
     flat = _flat_shape(op, windowed)
     left = op.Reshape(_split_groups(op, windowed, rows, group), flat)
@@ -113,7 +113,7 @@ def _kernel_cotangent(
     result = op.ReduceSum(op.Reshape(products, [-1, shape[0], math.prod(taps) * columns]), [0], keepdims=0)
     result = op.Reshape(result, [shape[0], *taps, columns])
     rank = len(shape)
-    return op.Transpose(result, perm=[0, rank - 1, *range(1, rank - 1)])  # type: ignore[no-any-return]
+    return op.Transpose(result, perm=[0, rank - 1, *range(1, rank - 1)])
 
 
 def _depthwise_by_taps(
@@ -122,7 +122,7 @@ def _depthwise_by_taps(
     """Returns dW of a depthwise convolution, `[channels, taps]`: a product and a sum for each tap."""
     axes = [0, *range(2, 2 + len(w.kernel))]
     sums = [op.ReduceSum(op.Mul(windowed, x), axes, keepdims=0) for x in tap_slices(op, padded, w)]
-    return op.Transpose(op.Reshape(_concat(op, sums, 0), [-1, channels]), perm=[1, 0])  # type: ignore[no-any-return]
+    return op.Transpose(op.Reshape(_concat(op, sums, 0), [-1, channels]), perm=[1, 0])
 
 
 def _depthwise_by_rows(
@@ -165,7 +165,7 @@ def _split_groups(op: Emitter, value: ir.Value, channels: int, group: int) -> ir
     if group == 1:
         return value
     shape = op.Concat(op.Mul(op.dim(value, 0), [group]), [channels], op.Shape(value, start=2), axis=0)
-    return op.Reshape(value, shape, allowzero=1)  # type: ignore[no-any-return]
+    return op.Reshape(value, shape, allowzero=1)
 
 
 def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:
@@ -173,7 +173,7 @@ def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:
     sizes = spatial_sizes(value)
     if sizes and None not in sizes:
         return [0, 0, math.prod(size or 0 for size in sizes)]
-    return op.Concat([0, 0], op.Shape(op.Flatten(value, axis=2), start=1), axis=0)  # type: ignore[no-any-return]
+    return op.Concat([0, 0], op.Shape(op.Flatten(value, axis=2), start=1), axis=0)
 
 
 def _zero_if_empty(op: Emitter, result: ir.Value, factor: ir.Value) -> ir.Value:
@@ -183,7 +183,7 @@ def _zero_if_empty(op: Emitter, result: ir.Value, factor: ir.Value) -> ir.Value:
     """
     if all(static_dims(factor) or [0]):
         return result
-    return op.Where(op.Cast(op.Size(factor), to=ir.DataType.BOOL), result, 0.0)  # type: ignore[no-any-return]
+    return op.Where(op.Cast(op.Size(factor), to=ir.DataType.BOOL), result, 0.0)
 
 
 def _concat(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
@@ -192,7 +192,7 @@ def _concat(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
 
 def _sum_over_positions(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Sums over every axis but the channels."""
-    return op.ReduceSum(ct, [0, *range(2, n.rank(n.X))], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(ct, [0, *range(2, n.rank(n.X))], keepdims=0)
 
 
 not_yet("DeformConv", reason="its sampling positions are data; no user has asked for it")

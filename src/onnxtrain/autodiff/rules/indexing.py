@@ -36,7 +36,7 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     to_front = [*range(axis, axis + index_rank), *before, *(i - 1 + index_rank for i in after)]
     shape = op.Gather(op.shape_of(n.data), [axis, *before, *after])
     total = scatter_nd(op, shape, indices, op.Transpose(ct, perm=to_front))
-    return op.Transpose(total, perm=[*(i + 1 for i in before), 0, *after])  # type: ignore[no-any-return]
+    return op.Transpose(total, perm=[*(i + 1 for i in before), 0, *after])
 
 
 def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
@@ -78,7 +78,7 @@ def compress(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 @vjp("TopK", wrt=("X",), outputs=("Values",), saves=("Indices",))
 def top_k(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The cotangent at the elements that were chosen, zero elsewhere."""
-    return op.ScatterElements(op.zeros_like(n.X), n.out.Indices, ct, axis=n.attr("axis"))  # type: ignore[no-any-return]
+    return op.ScatterElements(op.zeros_like(n.X), n.out.Indices, ct, axis=n.attr("axis"))
 
 
 @vjp("OneHot", wrt=("values",))
@@ -88,7 +88,7 @@ def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     one = op.OneHot(n.indices, n.depth, op.const([0.0, 1.0], like=n.values), axis=n.attr("axis"))
     hot = op.Greater(one, 0.5)
     off, on = (op.ReduceSum(op.Where(hot, *branches), keepdims=0) for branches in ((0.0, ct), (ct, 0.0)))
-    return op.Concat(op.Unsqueeze(off, [0]), op.Unsqueeze(on, [0]), axis=0)  # type: ignore[no-any-return]
+    return op.Concat(op.Unsqueeze(off, [0]), op.Unsqueeze(on, [0]), axis=0)
 
 
 @vjp("TensorScatter", wrt=("past_cache", "update"))
@@ -184,7 +184,7 @@ def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -
     only = op.And(zero, op.Less(zeros, 1.5))
     others = write(n.data, op.Where(only, 1.0, n.updates), "mul")
     quotient = op.Div(read(op.Mul(ct, n.out.output)), op.Where(zero, 1.0, n.updates))
-    return op.Where(only, read(op.Mul(ct, others)), quotient)  # type: ignore[no-any-return]
+    return op.Where(only, read(op.Mul(ct, others)), quotient)
 
 
 def _scatter_extremum(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:

@@ -66,12 +66,12 @@ def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.
 
 def _rows(op: Emitter, value: ir.Value) -> ir.Value:
     """Returns `value` as a matrix, its batch merged into the rows; also where it has no elements."""
-    return op.Flatten(value, axis=-1)  # type: ignore[no-any-return]
+    return op.Flatten(value, axis=-1)
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     axes = list(range(n.rank(value)))
-    return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])  # type: ignore[no-any-return]
+    return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])
 
 
 def _sum_batch(op: Emitter, n: NodeView, product: ir.Value, matrix: ir.Value, primal: ir.Value) -> ir.Value:
@@ -112,7 +112,7 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def inverse_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = A⁻¹:  ct_A = -Yᵀ ct Yᵀ."""
     y = _transposed(op, n, n.out.y)
-    return op.Neg(op.MatMul(op.MatMul(y, ct), y))  # type: ignore[no-any-return]
+    return op.Neg(op.MatMul(op.MatMul(y, ct), y))
 
 
 def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
@@ -127,7 +127,7 @@ def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     inverted.shape = factor.shape
     s = op.MatMul(op.MatMul(_transposed(op, n, inverted), half), inverted)
     s.shape = factor.shape
-    return op.Mul(op.Add(s, _transposed(op, n, s)), 0.5)  # type: ignore[no-any-return]
+    return op.Mul(op.Add(s, _transposed(op, n, s)), 0.5)
 
 
 for _composite, _outputs, _rule in (

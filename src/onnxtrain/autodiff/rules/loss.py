@@ -28,7 +28,7 @@ def softmax_cross_entropy_loss(
         parts.append(op.call(softmax_cross_entropy_gradient, log_prob, labels, scale))
     if ct_log_prob is not None:
         parts.append(op.call(log_softmax_gradient, log_prob, ct_log_prob, axis=1))
-    return parts[0] if len(parts) == 1 else op.Add(*parts)  # type: ignore[no-any-return]
+    return parts[0] if len(parts) == 1 else op.Add(*parts)
 
 
 @vjp("NegativeLogLikelihoodLoss", wrt=("input",))
@@ -36,7 +36,7 @@ def negative_log_likelihood_loss(op: Emitter, n: NodeView, ct: ir.Value) -> Cota
     """Minus each label's scale at its place, zero elsewhere."""
     labels, scale = _labels_and_scale(op, n, ct, n.target, n.weight)
     places, updates = op.Unsqueeze(labels, [1]), op.Unsqueeze(op.Neg(scale), [1])
-    return op.ScatterElements(op.zeros_like(n.input), places, updates, axis=1)  # type: ignore[no-any-return]
+    return op.ScatterElements(op.zeros_like(n.input), places, updates, axis=1)
 
 
 def _labels_and_scale(
@@ -79,4 +79,4 @@ def _inverse_total(
         if valid is not None and weight is not None:
             counted = op.Where(valid, counted, 0.0)
         total = op.ReduceSum(counted, keepdims=0)
-    return op.Cast(op.Reciprocal(total), to=dtype)  # type: ignore[no-any-return]
+    return op.Cast(op.Reciprocal(total), to=dtype)

@@ -35,8 +35,8 @@ def batch_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = (X - mean) / sqrt(var + epsilon) * scale + B; the statistics are given, in training those of X."""
     if n.attr("training_mode"):
         ct, x, scale = _wide(op, ct, n.X, n.scale)
-        grads = op.call(batch_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=3)
-        return _as_inputs(op, n, dict(zip(("X", "scale", "B"), grads, strict=True)))
+        whole = op.call(batch_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=3)
+        return _as_inputs(op, n, dict(zip(("X", "scale", "B"), whole, strict=True)))
     ct, x, scale, mean, var = _wide(op, ct, n.X, n.scale, n.input_mean, n.input_var)
     per_channel = [-1] + [1] * (n.rank(n.X) - 2)
     others = [axis for axis in range(n.rank(n.X)) if axis != 1]
@@ -116,7 +116,7 @@ def _through_statistics(
     if ct_inverse is not None:
         factor = op.Mul(op.Cast(ct_inverse, to=x.dtype), op.Mul(op.Mul(inverse, inverse), inverse))
         terms = op.Sub(terms, op.Mul(factor, op.Sub(x, mean)))
-    return op.Div(terms, count)  # type: ignore[no-any-return]
+    return op.Div(terms, count)
 
 
 @vjp("RMSNormalization", wrt=("X", "scale"))
@@ -202,7 +202,7 @@ def mean_variance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Va
     along = op.Div(op.ReduceMean(op.Mul(wide, y), axes, keepdims=1), op.Max(deviation, 1e-9))
     free = op.Sub(op.Sub(wide, op.ReduceMean(wide, axes, keepdims=1)), op.Mul(centered, along))
     result = op.Div(free, op.Add(deviation, 1e-9))
-    return result if result.dtype == ct.dtype else op.Cast(result, to=ct.dtype)  # type: ignore[no-any-return]
+    return result if result.dtype == ct.dtype else op.Cast(result, to=ct.dtype)
 
 
 @vjp("LpNormalization", wrt=("input",))
@@ -217,7 +217,7 @@ def lp_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     slope = op.Sign(n.input) if n.attr("p") == 1 else y
     total = op.ReduceSum(op.Mul(ct, y), [axis], keepdims=1)
     ratio = op.Div(op.Sub(ct, op.Mul(slope, total)), norm)
-    return op.Where(op.Greater(norm, 0.0), ratio, 0.0)  # type: ignore[no-any-return]
+    return op.Where(op.Greater(norm, 0.0), ratio, 0.0)
 
 
 @vjp("LRN", wrt=("X",))
@@ -232,7 +232,7 @@ def local_response_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.V
     mean = _channel_window_mean(op, op.Mul(n.X, n.X), size, before, after)
     d = op.Add(op.Mul(mean, alpha), n.attr("bias"))
     spread = _channel_window_mean(op, op.Div(op.Mul(ct, n.out.Y), d), size, after, before)
-    return op.Sub(  # type: ignore[no-any-return]
+    return op.Sub(
         op.Mul(ct, op.Pow(d, op.const(-beta, like=ct))), op.Mul(op.Mul(n.X, spread), 2 * alpha * beta)
     )
 
@@ -254,7 +254,7 @@ def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         scale = op.Where(op.Less(ratio, 1.0), op.Reciprocal(op.Sub(1.0, ratio)), 0.0)
     if training is None:
         scale = op.Where(n.training_mode, scale, op.const(1.0, like=ct))
-    return op.Where(n.out.mask, op.Mul(ct, scale), 0.0)  # type: ignore[no-any-return]
+    return op.Where(n.out.mask, op.Mul(ct, scale), 0.0)
 
 
 def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:
@@ -284,7 +284,7 @@ def _first_axis(n: NodeView) -> int:
 def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Value:
     """Returns the scale repeated to the shape of the normalised axes."""
     if n.X.shape is None or scale.shape is None:
-        return op.Expand(scale, op.Shape(n.X, start=axis))  # type: ignore[no-any-return]
+        return op.Expand(scale, op.Shape(n.X, start=axis))
     rank = n.rank(n.X) - axis
     if n.rank(scale) > rank:
         raise DifferentiationError(
@@ -294,7 +294,7 @@ def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Valu
     dims = list(scale.shape or ())
     if dims == list(n.X.shape)[axis:] and all(isinstance(dim, int) or dim.value is not None for dim in dims):
         return scale
-    return op.Expand(scale, op.Shape(n.X, start=axis))  # type: ignore[no-any-return]
+    return op.Expand(scale, op.Shape(n.X, start=axis))
 
 
 def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:

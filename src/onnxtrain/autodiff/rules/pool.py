@@ -31,8 +31,8 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
             _outputs=2,
             **pads,
         )
-    if w.padded and any(dilation > 1 for dilation in w.dilations):
-        # All taps of a window may lie in the padding; its maximum is the lowest number then, its index anything.
+    if (w.padded or n.attr("ceil_mode")) and any(dilation > 1 for dilation in w.dilations):
+        # All taps of a window may lie outside; its maximum is the lowest number then, its index anything.
         some = op.Greater(n.out.Y, op.const(float((n.X.dtype or ir.DataType.FLOAT).min), like=n.X))
         ct, indices = op.Where(some, ct, 0.0), op.Where(some, indices, op.const(0))
         return scatter_to(op, ct, indices, n.X)
@@ -41,7 +41,7 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     # this node; unit ones suit every padding.
     if w.disjoint and ct.dtype == ir.DataType.FLOAT:
         unit = [1] * len(w.kernel)
-        return op.MaxUnpool(ct, indices, op.shape_of(n.X), kernel_shape=unit, strides=unit)  # type: ignore[no-any-return]
+        return op.MaxUnpool(ct, indices, op.shape_of(n.X), kernel_shape=unit, strides=unit)
     return scatter_to(op, ct, indices, n.X)
 
 
@@ -57,7 +57,7 @@ def lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = (sum |x|^p)^(1/p): ct_x = sign(x) |x|^(p-1) * sum over windows of ct Y^(1-p); zero where Y is."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
     p = n.attr("p")
-    return op.Mul(_power_slope(op, n.X, p), _spread(op, n, _over_norm(op, ct, n.out.Y, p), w))  # type: ignore[no-any-return]
+    return op.Mul(_power_slope(op, n.X, p), _spread(op, n, _over_norm(op, ct, n.out.Y, p), w))
 
 
 @vjp("GlobalAveragePool", wrt=("X",))
@@ -69,7 +69,7 @@ def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     else:
         count = op.ReduceProd(op.Shape(n.X, start=2), keepdims=0)
         share = divide_by_count(op, ct, op.Cast(count, to=counting_dtype(ct)))
-    return op.Expand(share, op.shape_of(n.X))  # type: ignore[no-any-return]
+    return op.Expand(share, op.shape_of(n.X))
 
 
 @vjp("GlobalMaxPool", wrt=("X",))
@@ -87,7 +87,7 @@ def global_max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def global_lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """As LpPool, with one window."""
     p = n.attr("p")
-    return op.Mul(_power_slope(op, n.X, p), _over_norm(op, ct, n.out.Y, p))  # type: ignore[no-any-return]
+    return op.Mul(_power_slope(op, n.X, p), _over_norm(op, ct, n.out.Y, p))
 
 
 @vjp("MaxUnpool", wrt=("X",))
@@ -98,7 +98,7 @@ def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
             f"differentiating MaxUnpool (node {n.node.name!r}): with output_shape, the standard and ONNX "
             "Runtime disagree about what the indices count; leave it out and pad the result instead"
         )
-    return op.Gather(op.Reshape(ct, [-1]), n.I)  # type: ignore[no-any-return]
+    return op.Gather(op.Reshape(ct, [-1]), n.I)
 
 
 def _counts_over_result(n: NodeView) -> bool:
@@ -159,8 +159,8 @@ def _power_slope(op: Emitter, x: ir.Value, p: int) -> ir.Value:
     if p == 2:
         return x
     if p == 1:
-        return op.Sign(x)  # type: ignore[no-any-return]
-    return op.Mul(op.Sign(x), op.Pow(op.Abs(x), op.const(float(p - 1), like=x)))  # type: ignore[no-any-return]
+        return op.Sign(x)
+    return op.Mul(op.Sign(x), op.Pow(op.Abs(x), op.const(float(p - 1), like=x)))
 
 
 def _over_norm(op: Emitter, ct: ir.Value, norm: ir.Value, p: int) -> ir.Value:
@@ -169,7 +169,7 @@ def _over_norm(op: Emitter, ct: ir.Value, norm: ir.Value, p: int) -> ir.Value:
         return ct
     positive = op.Greater(norm, 0.0)
     safe = op.Where(positive, norm, 1.0)
-    return op.Where(positive, op.Mul(ct, op.Pow(safe, op.const(float(1 - p), like=ct))), 0.0)  # type: ignore[no-any-return]
+    return op.Where(positive, op.Mul(ct, op.Pow(safe, op.const(float(1 - p), like=ct))), 0.0)
 
 
 not_yet("RoiAlign", reason="region pooling of detectors: rarely trained, no request so far")

@@ -45,4 +45,4 @@ def _sum_blocks(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     padded = op.pad(value, op.Concat(op.const([0]), missing, axis=0), [axis], n.rank(n.x))
     before, after = op.Slice(sizes, [0], [axis]), op.Slice(sizes, [axis + 1], [n.rank(n.x)])
     split = op.Reshape(padded, op.Concat(before, blocks, op.const([block]), after, axis=0), allowzero=1)
-    return op.ReduceSum(split, [axis + 1], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(split, [axis + 1], keepdims=0)

@@ -211,7 +211,7 @@ def _direction(
     zeros = op.Expand(op.const(0, like=n.X), op.Concat(op.dim(n.X, 1), op.dim(n.R, 2), axis=0))
 
     def own(value: ir.Value, axis: int = 0) -> ir.Value:
-        return op.Gather(value, op.const(index), axis=axis)  # type: ignore[no-any-return]
+        return op.Gather(value, op.const(index), axis=axis)
 
     def state(value: ir.Value | None) -> ir.Value:
         return zeros if value is None else own(value)
@@ -240,7 +240,7 @@ def _cells(op: Emitter, layer: _Direction, f: ir.Value, new: ir.Value) -> tuple[
     """The cell states before and after each step: C = f C_prev + new."""
     assert layer.c0 is not None
     assert f.dtype is not None
-    body = op.subgraph(["c_in", "f_in", "new_in"], f.dtype)
+    body = op.subgraph(dict.fromkeys(("c_in", "f_in", "new_in"), f.dtype))
     c_in, f_in, new_in = body.graph.inputs
     c_out = body.Add(body.Mul(f_in, c_in), new_in)
     attr = _scan_body(body, [c_out, body.Identity(c_out)])
@@ -263,7 +263,7 @@ def _scan_back(
         sequences.append(op.Cast(_within(op, n), to=dtype))
     count = len(layer.ct_states)
     names = [*(f"state{i}" for i in range(count)), *(f"value{i}" for i in range(len(sequences)))]
-    body = op.subgraph(names, dtype)
+    body = op.subgraph(dict.fromkeys(names, dtype))
     states, steps = list(body.graph.inputs[:count]), list(body.graph.inputs[count:])
     active = body.Greater(steps.pop(), 0.5) if n.sequence_lens is not None else None
     gates, before = step(body, [body.Add(states[0], steps[0]), *states[1:]], steps[1:])
@@ -290,37 +290,37 @@ def _within(op: Emitter, n: NodeView) -> ir.Value:
     """Whether each step lies within its row's length: bool [time, batch, 1]."""
     time = op.Unsqueeze(op.Range(0, op.Squeeze(op.dim(n.X, 0), [0]), 1), [1, 2])
     lengths = op.Unsqueeze(op.Cast(n.sequence_lens, to=ir.DataType.INT64), [0, 2])
-    return op.Less(time, lengths)  # type: ignore[no-any-return]
+    return op.Less(time, lengths)
 
 
 def _flip(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     """Reverses time, within each row's length where rows have lengths."""
     if n.sequence_lens is None:
-        return op.Slice(value, [-1], [_INT64_MIN], [0], [-1])  # type: ignore[no-any-return]
+        return op.Slice(value, [-1], [_INT64_MIN], [0], [-1])
     lengths = op.Cast(n.sequence_lens, to=ir.DataType.INT64)
-    return op.ReverseSequence(value, lengths, time_axis=0, batch_axis=1)  # type: ignore[no-any-return]
+    return op.ReverseSequence(value, lengths, time_axis=0, batch_axis=1)
 
 
 def _shifted(op: Emitter, first: ir.Value, states: ir.Value) -> ir.Value:
     """The state before each step, given the one before the first and those after each."""
-    return op.Concat(op.Unsqueeze(first, [0]), op.Slice(states, [0], [-1], [0]), axis=0)  # type: ignore[no-any-return]
+    return op.Concat(op.Unsqueeze(first, [0]), op.Slice(states, [0], [-1], [0]), axis=0)
 
 
 def _affine(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Value:
     product = op.MatMul(x, op.Transpose(w, perm=[1, 0]))
-    return product if b is None else op.Add(product, b)  # type: ignore[no-any-return]
+    return product if b is None else op.Add(product, b)
 
 
 def _sigmoid_slope(op: Emitter, y: ir.Value) -> ir.Value:
-    return op.Mul(y, op.Sub(1.0, y))  # type: ignore[no-any-return]
+    return op.Mul(y, op.Sub(1.0, y))
 
 
 def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
-    return op.Split(value, axis=-1, num_outputs=parts, _outputs=parts)  # type: ignore[no-any-return]
+    return op.Split(value, axis=-1, num_outputs=parts, _outputs=parts)
 
 
 def _stack(op: Emitter, values: list[ir.Value]) -> ir.Value:
-    return op.Concat(*(op.Unsqueeze(value, [0]) for value in values), axis=0)  # type: ignore[no-any-return]
+    return op.Concat(*(op.Unsqueeze(value, [0]) for value in values), axis=0)
 
 
 def _activations(n: NodeView, *allowed: list[str]) -> list[str]:

@@ -22,18 +22,18 @@ def keep_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     """
     if n.attr("keepdims") or n.axes is None:
         return value
-    return op.Unsqueeze(value, n.axes)  # type: ignore[no-any-return]
+    return op.Unsqueeze(value, n.axes)
 
 
 def expand_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     """Returns `value`, of the shape of the reduction's output, repeated to the shape of its input."""
-    return op.Expand(keep_reduced(op, n, value), op.shape_of(n.data))  # type: ignore[no-any-return]
+    return op.Expand(keep_reduced(op, n, value), op.shape_of(n.data))
 
 
 def _reduced_again(op: Emitter, n: NodeView, op_type: str, value: ir.Value) -> ir.Value:
     """Reduces `value`, of the shape of the node's input, over the same axes, which are kept."""
     noop = n.attr("noop_with_empty_axes")
-    return op.emit(op_type, value, n.axes, keepdims=1, noop_with_empty_axes=noop)  # type: ignore[no-any-return]
+    return op.emit(op_type, value, n.axes, keepdims=1, noop_with_empty_axes=noop)
 
 
 defvjp("ReduceSum", data=lambda op, n, ct: expand_reduced(op, n, ct))
@@ -65,7 +65,7 @@ def _reduce_extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Elements that reach the extremum share the cotangent evenly, as in torch.amax."""
     reached = op.Equal(n.data, keep_reduced(op, n, n.out.reduced))
     count = _reduced_again(op, n, "ReduceSum", op.Cast(reached, to=counting_dtype(ct)))
-    return op.Where(reached, divide_by_count(op, keep_reduced(op, n, ct), count), 0.0)  # type: ignore[no-any-return]
+    return op.Where(reached, divide_by_count(op, keep_reduced(op, n, ct), count), 0.0)
 
 
 vjp("ReduceMax", wrt=("data",))(_reduce_extremum)
@@ -83,7 +83,7 @@ def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     others = op.Div(_reduced_again(op, n, "ReduceProd", nonzero), nonzero)
     zeros = op.Cast(zero, to=ct.dtype)
     alone = op.Equal(_reduced_again(op, n, "ReduceSum", zeros), zeros)
-    return op.Where(alone, op.Mul(keep_reduced(op, n, ct), others), 0.0)  # type: ignore[no-any-return]
+    return op.Where(alone, op.Mul(keep_reduced(op, n, ct), others), 0.0)
 
 
 # |x|'(0) = 0 and the gradient of the Euclidean norm is 0 at the zero vector, as in torch.
@@ -95,7 +95,7 @@ def reduce_l2(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The gradient is ct * x / norm."""
     norm = n.out.reduced
     ratio = op.Where(op.Equal(norm, 0.0), 0.0, op.Div(ct, norm))
-    return op.Mul(n.data, keep_reduced(op, n, ratio))  # type: ignore[no-any-return]
+    return op.Mul(n.data, keep_reduced(op, n, ratio))
 
 
 defvjp("ReduceSumSquare", data=lambda op, n, ct: op.Mul(n.data, keep_reduced(op, n, op.Mul(ct, 2.0))))
@@ -106,13 +106,13 @@ defvjp("ReduceLogSum", data=lambda op, n, ct: expand_reduced(op, n, op.Div(ct, o
 def reduce_log_sum_exp(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The gradient is ct * softmax(x) = ct * exp(x - reduced)."""
     softmax = op.Exp(op.Sub(n.data, keep_reduced(op, n, n.out.reduced)))
-    return op.Mul(keep_reduced(op, n, ct), softmax)  # type: ignore[no-any-return]
+    return op.Mul(keep_reduced(op, n, ct), softmax)
 
 
 @vjp("CumSum", wrt=("x",))
 def cum_sum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The cumulative sum in the other direction."""
-    return op.CumSum(ct, n.inputs[1], exclusive=n.attr("exclusive"), reverse=1 - n.attr("reverse"))  # type: ignore[no-any-return]
+    return op.CumSum(ct, n.inputs[1], exclusive=n.attr("exclusive"), reverse=1 - n.attr("reverse"))
 
 
 @vjp("CumProd", wrt=("x",))
@@ -124,7 +124,7 @@ def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     axis, exclusive, reverse = n.inputs[1], n.attr("exclusive"), n.attr("reverse")
 
     def back(value: ir.Value) -> ir.Value:
-        return op.CumSum(value, axis, exclusive=exclusive, reverse=1 - reverse)  # type: ignore[no-any-return]
+        return op.CumSum(value, axis, exclusive=exclusive, reverse=1 - reverse)
 
     zero = op.Equal(n.x, 0.0)
     zeros = op.CumSum(op.Cast(zero, to=ct.dtype), axis, reverse=reverse)
@@ -132,7 +132,7 @@ def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     without = op.CumProd(op.Where(first, 1.0, n.x), axis, exclusive=exclusive, reverse=reverse)
     before = op.Div(back(op.Mul(ct, n.out.y)), op.Where(zero, 1.0, n.x))
     after = op.Where(op.Equal(zeros, 0.0), before, 0.0)
-    return op.Where(first, back(op.Mul(ct, without)), after)  # type: ignore[no-any-return]
+    return op.Where(first, back(op.Mul(ct, without)), after)
 
 
 nondifferentiable("ArgMax", "ArgMin", reason="its result is integer")

@@ -22,7 +22,7 @@ def depth_to_space(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """A permutation of elements, undone."""
     block = n.attr("blocksize")
     if n.attr("mode") == "DCR":
-        return op.SpaceToDepth(ct, blocksize=block)  # type: ignore[no-any-return]
+        return op.SpaceToDepth(ct, blocksize=block)
     # CRD: channel c * block² + i * block + j went to row offset i, column offset j of channel c.
     channels, height, width = (op.dim(ct, 1), op.dim(n.input, 2), op.dim(n.input, 3))
     shape = op.Concat(op.dim(ct, 0), channels, height, [block], width, [block], axis=0)
@@ -69,7 +69,7 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     factors = _repeats(n, axes)
     if factors is not None:
         mean = op.AveragePool(ct, kernel_shape=factors, strides=factors)
-        return op.Mul(mean, float(np.prod(factors)))  # type: ignore[no-any-return]
+        return op.Mul(mean, float(np.prod(factors)))
     for position in reversed(range(len(axes))):
         if not _keeps(n, axes, position):
             ct = _along(op, ct, _matrix(op, n, axes, position), axes[position], rank)
@@ -146,16 +146,16 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int) -> ir.
     }
     resized = op.Resize(op.Unsqueeze(eye, [0, 1]), roi, scales, sizes, **attributes)
     matrix = op.Squeeze(resized, [0, 1])
-    return matrix if dtype == n.X.dtype else op.Cast(matrix, to=n.X.dtype)  # type: ignore[no-any-return]
+    return matrix if dtype == n.X.dtype else op.Cast(matrix, to=n.X.dtype)
 
 
 def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
     """Returns `ct` multiplied by the matrix along one axis."""
     if axis == rank - 1:
-        return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))  # type: ignore[no-any-return]
+        return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))
     if axis == rank - 2:
-        return op.MatMul(matrix, ct)  # type: ignore[no-any-return]
+        return op.MatMul(matrix, ct)
     after = op.Shape(ct, start=axis + 1)
     product = op.MatMul(matrix, op.merge_from(ct, axis + 1))
     kept = op.Shape(product, start=0, end=axis + 1)
-    return op.Reshape(product, op.Concat(kept, after, axis=0), allowzero=1)  # type: ignore[no-any-return]
+    return op.Reshape(product, op.Concat(kept, after, axis=0), allowzero=1)

@@ -149,7 +149,7 @@ def _slope(
         term = _product(op, [value, *others])
         term = term if corner[axis] else op.Neg(term)
         total = term if total is None else op.Add(total, term)
-    return op.Mul(total, axes[axis].slope)  # type: ignore[no-any-return]
+    return op.Mul(total, axes[axis].slope)
 
 
 def _product(op: Emitter, values: Sequence[ir.Value]) -> ir.Value | None:
@@ -169,7 +169,7 @@ def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     base = op.Reshape(op.AffineGrid(identity, one, align_corners=n.attr("align_corners")), [-1, rank])
     homogeneous = op.Pad(base, [0, 0, 0, 1], 1.0)
     flat = op.Reshape(ct, op.Concat(op.dim(ct, 0), op.dim(base, 0), [rank], axis=0), allowzero=1)
-    return op.MatMul(op.Transpose(flat, perm=[0, 2, 1]), homogeneous)  # type: ignore[no-any-return]
+    return op.MatMul(op.Transpose(flat, perm=[0, 2, 1]), homogeneous)
 
 
 @vjp("MaxRoiPool", wrt=("X",))
@@ -197,7 +197,7 @@ def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir
 
     def corner(column: int) -> ir.Value:
         scaled = op.Mul(op.Gather(n.rois, [column], axis=1), n.attr("spatial_scale"))
-        return op.Floor(op.Add(scaled, 0.5))  # type: ignore[no-any-return]
+        return op.Floor(op.Add(scaled, 0.5))
 
     first = corner(begin)
     extent = op.Max(op.Add(op.Sub(corner(begin + 2), first), 1.0), 1.0)
@@ -207,4 +207,4 @@ def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir
     high = op.Add(op.Ceil(op.Mul(size, op.Add(count, 1.0))), first)
     place = op.Cast(op.Range(0, op.Squeeze(op.dim(n.X, axis)), 1), to=first.dtype)
     after = op.GreaterOrEqual(place, op.Unsqueeze(low, [2]))
-    return op.And(after, op.Less(place, op.Unsqueeze(high, [2])))  # type: ignore[no-any-return]
+    return op.And(after, op.Less(place, op.Unsqueeze(high, [2])))

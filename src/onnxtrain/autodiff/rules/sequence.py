@@ -15,7 +15,8 @@ not_yet(
     "SequenceInsert",
     "SequenceMap",
     "SplitToSequence",
-    reason="cotangents are tensors, not sequences; export the model with Split and Concat instead",
+    reason="cotangents are tensors, not sequences. Sequences whose tensors are known when the model is built are taken "
+    "apart; this one's positions or sizes depend on the run: make them constant, or use Split and Concat",
 )
 not_yet(
     "Optional", "OptionalGetElement", reason="cotangents are tensors, not optionals; export the model without"

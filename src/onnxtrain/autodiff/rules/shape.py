@@ -38,7 +38,7 @@ def transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The inverse permutation; the default one, which reverses all axes, is its own inverse."""
     perm = n.attr("perm")
     inverse = None if perm is None else [int(axis) for axis in np.argsort(perm)]
-    return op.Transpose(ct, perm=inverse)  # type: ignore[no-any-return]
+    return op.Transpose(ct, perm=inverse)
 
 
 @vjp("Concat", wrt=("inputs",))
@@ -56,14 +56,14 @@ def _sizes(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
     static = [dims[axis] if (dims := static_dims(value)) is not None else None for value in values]
     if None not in static:
         return op.const(np.array(static, dtype=np.int64))
-    return op.Concat(*[op.dim(value, axis) for value in values], axis=0)  # type: ignore[no-any-return]
+    return op.Concat(*[op.dim(value, axis) for value in values], axis=0)
 
 
 @vjp("Split", wrt=("input",))
 def split(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
     """The cotangents of the parts joined; zeros for parts that nothing reads."""
     parts = [op.zeros_like(output) if ct is None else ct for output, ct in zip(n.outputs, cts, strict=True)]
-    return op.Concat(*parts, axis=n.attr("axis"))  # type: ignore[no-any-return]
+    return op.Concat(*parts, axis=n.attr("axis"))
 
 
 @vjp("Range", wrt=("start", "limit", "delta"))
@@ -92,7 +92,7 @@ def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         axes = op.Range(0, op.Size(shape), 2)
     else:
         axes = op.const(np.arange(0, 2 * n.input.shape.rank(), 2))
-    return op.ReduceSum(split, axes, keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(split, axes, keepdims=0)
 
 
 @vjp("Slice", wrt=("data",))
@@ -142,7 +142,7 @@ def _spread(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]
     padded = op.pad(op.Unsqueeze(ct, inner), [0] * len(axes) + zeros, inner, rank)
     merged = op.Reshape(padded, op.Mul(op.shape_of(output), factors), allowzero=1)
     # The zeros after the last element may reach beyond the data.
-    return op.Slice(merged, [0] * len(axes), [-count for count in zeros], axes)  # type: ignore[no-any-return]
+    return op.Slice(merged, [0] * len(axes), [-count for count in zeros], axes)
 
 
 def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> ir.Value:
@@ -157,10 +157,11 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
     step = np.array(steps, dtype=np.int64)
     back = (step < 0).astype(np.int64)
     if starts is not None and None not in dims and None not in counts:
-        size, count = np.array(dims, dtype=np.int64), np.array(counts, dtype=np.int64)
-        first = np.clip(np.where(starts < 0, starts + size, starts), 0, size - back)
-        lowest = np.minimum(first + (count - 1) * np.minimum(step, 0), size)
-        return op.const(np.concatenate([lowest, size - lowest - np.maximum((count - 1) * abs(step) + 1, 0)]))
+        sizes, lengths = np.array(dims, dtype=np.int64), np.array(counts, dtype=np.int64)
+        begin = np.clip(np.where(starts < 0, starts + sizes, starts), 0, sizes - back)
+        before = np.minimum(begin + (lengths - 1) * np.minimum(step, 0), sizes)
+        after = sizes - before - np.maximum((lengths - 1) * abs(step) + 1, 0)
+        return op.const(np.concatenate([before, after]))
     size, count = (op.Gather(op.shape_of(value), axes) for value in (data, output))
     # Far beyond either end is as good as at it, and no sum overflows.
     start = op.Max(op.Min(op.Cast(n.starts, to=ir.DataType.INT64), size), op.Neg(size))
@@ -169,7 +170,7 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
     gaps = op.Sub(count, op.const(1))
     lowest = op.Min(op.Add(first, op.Mul(gaps, np.minimum(step, 0))), size)
     span = op.Max(op.Add(op.Mul(gaps, abs(step)), op.const(1)), op.const(0))
-    return op.Concat(lowest, op.Sub(op.Sub(size, lowest), span), axis=0)  # type: ignore[no-any-return]
+    return op.Concat(lowest, op.Sub(op.Sub(size, lowest), span), axis=0)
 
 
 @vjp("Pad", wrt=("data", "constant_value"))
@@ -199,19 +200,19 @@ def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
             ends = np.where(end > 0, -end, _INT64_MAX)
             ct = op.Slice(ct, np.maximum(begin, 0), ends, axes)
         return op.Pad(ct, np.maximum(-pads, 0), None, axes) if (pads < 0).any() else ct
-    begin, end = op.Split(n.pads, axis=0, num_outputs=2, _outputs=2)
+    before, after = op.Split(n.pads, axis=0, num_outputs=2, _outputs=2)
     zero = op.const(0)
     size = op.Gather(op.Shape(ct), axes)
-    ct = op.Slice(ct, op.Max(begin, zero), op.Sub(size, op.Max(end, zero)), axes)
-    return op.Pad(ct, op.Max(op.Neg(n.pads), zero), None, axes)  # type: ignore[no-any-return]
+    ct = op.Slice(ct, op.Max(before, zero), op.Sub(size, op.Max(after, zero)), axes)
+    return op.Pad(ct, op.Max(op.Neg(n.pads), zero), None, axes)
 
 
 def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
     """The axes that pads are given for, int64."""
     if n.axes is not None:
-        return op.Cast(n.axes, to=ir.DataType.INT64)  # type: ignore[no-any-return]
+        return op.Cast(n.axes, to=ir.DataType.INT64)
     if n.data.shape is None:
-        return op.Range(0, op.Size(op.Shape(n.data)), 1)  # type: ignore[no-any-return]
+        return op.Range(0, op.Size(op.Shape(n.data)), 1)
     return op.const(np.arange(n.data.shape.rank()))
 
 

@@ -17,7 +17,7 @@ from onnxtrain.ortmodule._lowering import Lowering, lower
 @lower("aten.relu.default")
 def relu(low: Lowering, x: ir.Value) -> ir.Value:
     if low.dtype.is_floating_point():
-        return low.op.Relu(x)  # type: ignore[no-any-return]
+        return low.op.Relu(x)
     zero = low.tensor(0, low.dtype)
     return low.tensor(
         low.op.Max(low.tensor(x, ir.DataType.INT64), low.tensor(zero, ir.DataType.INT64)), low.dtype
@@ -30,20 +30,20 @@ def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0
     op = low.op
     least, most = low.tensor(min_val, low.dtype), low.tensor(max_val, low.dtype)
     x = op.Where(op.LessOrEqual(x, least), least, x)
-    return op.Where(op.GreaterOrEqual(x, most), most, x)  # type: ignore[no-any-return]
+    return op.Where(op.GreaterOrEqual(x, most), most, x)
 
 
 @lower("aten.leaky_relu.default")
 def leaky_relu(low: Lowering, x: ir.Value, negative_slope: float = 0.01) -> ir.Value:
     if low.is_double:
         return _sloped(low, x, negative_slope)
-    return low.op.LeakyRelu(x, alpha=float(negative_slope))  # type: ignore[no-any-return]
+    return low.op.LeakyRelu(x, alpha=float(negative_slope))
 
 
 def _sloped(low: Lowering, x: ir.Value, slope: Any) -> ir.Value:
     """Returns x where it is positive, slope * x elsewhere."""
     op = low.op
-    return op.Where(op.Greater(x, 0.0), x, op.Mul(x, slope))  # type: ignore[no-any-return]
+    return op.Where(op.Greater(x, 0.0), x, op.Mul(x, slope))
 
 
 @lower("aten.rrelu_with_noise_functional.default")
@@ -68,15 +68,15 @@ def elu(low: Lowering, x: ir.Value, alpha: float = 1, scale: float = 1, input_sc
     if low.is_double:
         return _exponential(low, x, float(alpha), float(scale), 1.0)
     if scale != 1:
-        return low.op.Selu(x, alpha=float(alpha), gamma=float(scale))  # type: ignore[no-any-return]
-    return low.op.Elu(x, alpha=float(alpha))  # type: ignore[no-any-return]
+        return low.op.Selu(x, alpha=float(alpha), gamma=float(scale))
+    return low.op.Elu(x, alpha=float(alpha))
 
 
 @lower("aten.celu.default")
 def celu(low: Lowering, x: ir.Value, alpha: float = 1.0) -> ir.Value:
     if low.is_double:
         return _exponential(low, x, float(alpha), 1.0, float(alpha))
-    return low.op.Celu(x, alpha=float(alpha))  # type: ignore[no-any-return]
+    return low.op.Celu(x, alpha=float(alpha))
 
 
 def _exponential(low: Lowering, x: ir.Value, alpha: float, scale: float, width: float) -> ir.Value:
@@ -84,7 +84,7 @@ def _exponential(low: Lowering, x: ir.Value, alpha: float, scale: float, width: 
     op = low.op
     positive = op.Greater(x, 0.0)
     left = _formulas.expm1(op, op.Div(op.Where(positive, 0.0, x), width))  # of no number that could overflow
-    return op.Where(positive, op.Mul(x, scale), op.Mul(left, scale * alpha))  # type: ignore[no-any-return]
+    return op.Where(positive, op.Mul(x, scale), op.Mul(left, scale * alpha))
 
 
 @lower("aten.gelu.default")
@@ -97,20 +97,20 @@ def gelu(low: Lowering, x: ir.Value, *, approximate: str = "none") -> ir.Value:
         else:
             cubic = op.Mul(op.Add(op.Mul(op.Mul(x, x), 0.044715), 1.0), x)
             part = op.Tanh(op.Mul(cubic, math.sqrt(2 / math.pi)))
-        return op.Mul(op.Mul(x, 0.5), op.Add(part, 1.0))  # type: ignore[no-any-return]
-    return low.op.Gelu(x, approximate=approximate)  # type: ignore[no-any-return]
+        return op.Mul(op.Mul(x, 0.5), op.Add(part, 1.0))
+    return low.op.Gelu(x, approximate=approximate)
 
 
 @lower("aten.silu.default")
 def silu(low: Lowering, x: ir.Value) -> ir.Value:
-    return low.op.Mul(x, low.op.Sigmoid(x))  # type: ignore[no-any-return]
+    return low.op.Mul(x, low.op.Sigmoid(x))
 
 
 @lower("aten.mish.default")
 def mish(low: Lowering, x: ir.Value) -> ir.Value:
     if low.is_double:
-        return low.op.Mul(x, low.op.Tanh(low.op.Softplus(x)))  # type: ignore[no-any-return]
-    return low.op.Mish(x)  # type: ignore[no-any-return]
+        return low.op.Mul(x, low.op.Tanh(low.op.Softplus(x)))
+    return low.op.Mish(x)
 
 
 @lower("aten.softplus.default")
@@ -120,8 +120,8 @@ def softplus(low: Lowering, x: ir.Value, beta: float = 1, threshold: float = 20)
     scaled = x if beta == 1 else op.Mul(x, float(beta))
     result = op.Softplus(scaled) if beta == 1 else op.Div(op.Softplus(scaled), float(beta))
     if threshold >= 20 and low.dtype != ir.DataType.DOUBLE:
-        return result  # type: ignore[no-any-return]
-    return op.Where(op.Greater(scaled, float(threshold)), x, result)  # type: ignore[no-any-return]
+        return result
+    return op.Where(op.Greater(scaled, float(threshold)), x, result)
 
 
 @lower("aten.log_sigmoid_forward.default")
@@ -135,15 +135,15 @@ def hardswish(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     if low.is_double:
         middle = op.Where(op.Greater(x, -3.0), op.Mul(x, op.Div(op.Add(x, 3.0), 6.0)), op.Mul(x, 0.0))
-        return op.Where(op.Less(x, 3.0), middle, x)  # type: ignore[no-any-return]
-    return op.HardSwish(x)  # type: ignore[no-any-return]
+        return op.Where(op.Less(x, 3.0), middle, x)
+    return op.HardSwish(x)
 
 
 @lower("aten.hardsigmoid.default")
 def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
     if low.is_double:
-        return low.op.Div(hardtanh(low, low.op.Add(x, 3.0), 0.0, 6.0), 6.0)  # type: ignore[no-any-return]
-    return low.op.HardSigmoid(x, alpha=1 / 6, beta=0.5)  # type: ignore[no-any-return]
+        return low.op.Div(hardtanh(low, low.op.Add(x, 3.0), 0.0, 6.0), 6.0)
+    return low.op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
 
 
 @lower("aten.hardshrink.default")
@@ -151,30 +151,30 @@ def hardshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
     """Not Shrink, which makes 0 of NaN."""
     op = low.op
     inside = op.And(op.GreaterOrEqual(x, -float(lambd)), op.LessOrEqual(x, float(lambd)))
-    return op.Where(inside, 0.0, x)  # type: ignore[no-any-return]
+    return op.Where(inside, 0.0, x)
 
 
 @lower("aten.softshrink.default")
 def softshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
     op, bound = low.op, float(lambd)
     left = op.Where(op.Less(x, -bound), op.Add(x, bound), op.Mul(x, 0.0))
-    return op.Where(op.Greater(x, bound), op.Sub(x, bound), left)  # type: ignore[no-any-return]
+    return op.Where(op.Greater(x, bound), op.Sub(x, bound), left)
 
 
 @lower("aten._prelu_kernel.default")
 def prelu(low: Lowering, x: ir.Value, weight: ir.Value) -> ir.Value:
     if low.is_double:
         return _sloped(low, x, weight)
-    return low.op.PRelu(x, weight)  # type: ignore[no-any-return]
+    return low.op.PRelu(x, weight)
 
 
 @lower("aten.threshold.default")
 def threshold(low: Lowering, x: ir.Value, bound: Any, value: Any) -> ir.Value:
     below = low.op.LessOrEqual(x, low.tensor(bound, low.dtype))
-    return low.op.Where(below, low.tensor(value, low.dtype), x)  # type: ignore[no-any-return]
+    return low.op.Where(below, low.tensor(value, low.dtype), x)
 
 
 @lower("aten.glu.default")
 def glu(low: Lowering, x: ir.Value, dim: int = -1) -> ir.Value:
     left, right = low.op.Split(x, axis=dim, num_outputs=2, _outputs=2)
-    return low.op.Mul(left, low.op.Sigmoid(right))  # type: ignore[no-any-return]
+    return low.op.Mul(left, low.op.Sigmoid(right))

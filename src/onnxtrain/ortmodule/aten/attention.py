@@ -22,10 +22,10 @@ def safe_softmax(low: Lowering, x: ir.Value, dim: int, dtype: Any = None) -> ir.
     op = low.op
     x = low.tensor(x, low.dtype)
     if _is_product(low.node.args[0]):
-        return op.Softmax(x, axis=dim)  # type: ignore[no-any-return]
+        return op.Softmax(x, axis=dim)
     masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), op.const(float("-inf"), low.dtype))
     y = op.Softmax(op.Where(masked, op.const(0.0, low.dtype), x), axis=dim)
-    return op.Where(masked, op.const(0.0, low.dtype), y)  # type: ignore[no-any-return]
+    return op.Where(masked, op.const(0.0, low.dtype), y)
 
 
 def _is_product(node: Any) -> bool:
@@ -51,10 +51,10 @@ def embedding(
     op = low.op
     rows = op.Gather(weight, counted(low, 1, indices), axis=0)
     if isinstance(padding_idx, int) and padding_idx < 0:
-        return rows  # type: ignore[no-any-return]
+        return rows
     rows.shape = low.shape(low.result)
     is_padding = op.Unsqueeze(op.Equal(indices, low.tensor(padding_idx, DTYPES[low.fake(1).dtype])), [-1])
-    return op.Where(is_padding, low.stopped(rows), rows)  # type: ignore[no-any-return]
+    return op.Where(is_padding, low.stopped(rows), rows)
 
 
 _SUM, _MEAN, _MAX = range(3)

@@ -45,8 +45,8 @@ def _comparison(name: str) -> Callable[..., ir.Value]:
         if left.dtype == BOOL and name not in ("eq", "ne"):
             left, right = low.tensor(left, ir.DataType.INT32), low.tensor(right, ir.DataType.INT32)
         if name == "ne":
-            return low.op.Not(low.op.Equal(left, right))  # type: ignore[no-any-return]
-        return low.op.emit(onnx_ops[name], left, right)  # type: ignore[no-any-return]
+            return low.op.Not(low.op.Equal(left, right))
+        return low.op.emit(onnx_ops[name], left, right)
 
     return compare
 
@@ -58,18 +58,18 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 @lower("aten.logical_and.default", "aten.logical_or.default", "aten.logical_xor.default")
 def logical(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     op_type = str(low.node.target).split(".")[1].removeprefix("logical_").capitalize()
-    return low.op.emit(op_type, as_bool(low, a), as_bool(low, b))  # type: ignore[no-any-return]
+    return low.op.emit(op_type, as_bool(low, a), as_bool(low, b))
 
 
 @lower("aten.logical_not.default")
 def logical_not(low: Lowering, x: ir.Value) -> ir.Value:
-    return low.op.Not(as_bool(low, x))  # type: ignore[no-any-return]
+    return low.op.Not(as_bool(low, x))
 
 
 def _bitwise(kind: str) -> Callable[..., ir.Value]:
     def bitwise(low: Lowering, a: Any, b: Any) -> ir.Value:
         a, b = low.tensors(a, b)
-        return low.op.emit(kind if low.dtype == BOOL else f"Bitwise{kind}", a, b)  # type: ignore[no-any-return]
+        return low.op.emit(kind if low.dtype == BOOL else f"Bitwise{kind}", a, b)
 
     return bitwise
 
@@ -82,14 +82,14 @@ for _name in ("and", "or", "xor"):
 
 @lower("aten.bitwise_not.default")
 def bitwise_not(low: Lowering, x: ir.Value) -> ir.Value:
-    return low.op.Not(x) if low.dtype == BOOL else low.op.BitwiseNot(x)  # type: ignore[no-any-return]
+    return low.op.Not(x) if low.dtype == BOOL else low.op.BitwiseNot(x)
 
 
 @lower("aten.isnan.default", "aten.isinf.default")
 def is_special(low: Lowering, x: ir.Value) -> ir.Value:
     if x.dtype is None or not x.dtype.is_floating_point():
-        return low.op.Expand(low.op.const(False), low.op.shape_of(x))  # type: ignore[no-any-return]
-    return low.op.IsNaN(x) if "isnan" in str(low.node.target) else low.op.IsInf(x)  # type: ignore[no-any-return]
+        return low.op.Expand(low.op.const(False), low.op.shape_of(x))
+    return low.op.IsNaN(x) if "isnan" in str(low.node.target) else low.op.IsInf(x)
 
 
 @lower("aten.isin.Tensor_Tensor")
@@ -100,7 +100,7 @@ def isin(
     left, right = compared(low, x, among)
     equal = op.Equal(op.Unsqueeze(left, [-1]), op.Reshape(right, [-1]))
     found = op.Greater(op.ReduceSum(op.Cast(equal, to=ir.DataType.FLOAT), [-1], keepdims=0), 0.0)
-    return op.Not(found) if invert else found  # type: ignore[no-any-return]
+    return op.Not(found) if invert else found
 
 
 @lower("aten.__lshift__.Scalar", "aten.__lshift__.Tensor")
@@ -108,7 +108,7 @@ def isin(
 def left_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
     """The product a 2^b, of which the lowest bits are kept; 0 for a negative b, and for one of all bits."""
     x, factor, inside = _shift_operands(low, a, b)
-    return low.op.Where(inside, low.op.Mul(x, factor), 0)  # type: ignore[no-any-return]
+    return low.op.Where(inside, low.op.Mul(x, factor), 0)
 
 
 @lower("aten.__rshift__.Scalar", "aten.__rshift__.Tensor")
@@ -120,7 +120,7 @@ def right_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
     below = op.Less(x, 0)
     size = op.Where(below, op.Sub(-1, x), x)
     shifted = op.Where(op.And(inside, op.Greater(factor, 0)), op.Div(size, factor), 0)
-    return op.Where(below, op.Sub(-1, shifted), shifted)  # type: ignore[no-any-return]
+    return op.Where(below, op.Sub(-1, shifted), shifted)
 
 
 def _shift_operands(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value, ir.Value]:

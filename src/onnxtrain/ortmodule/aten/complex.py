@@ -117,7 +117,7 @@ def view_as_complex(low: Lowering, x: ir.Value) -> Complex:
 
 @lower_complex("aten.view_as_real.default")
 def view_as_real(low: Lowering, z: Complex) -> ir.Value:
-    return low.op.Concat(low.op.Unsqueeze(z.re, [-1]), low.op.Unsqueeze(z.im, [-1]), axis=-1)  # type: ignore[no-any-return]
+    return low.op.Concat(low.op.Unsqueeze(z.re, [-1]), low.op.Unsqueeze(z.im, [-1]), axis=-1)
 
 
 @lower_complex("aten.real.default")
@@ -244,7 +244,7 @@ def angle(low: Lowering, z: Complex) -> ir.Value:
 @lower("aten._neg_view.default")
 def negative_view(low: Lowering, x: ir.Value) -> ir.Value:
     """What the imaginary part of a conjugate is."""
-    return low.op.Neg(x)  # type: ignore[no-any-return]
+    return low.op.Neg(x)
 
 
 @lower("aten.angle.default")
@@ -252,7 +252,7 @@ def angle_of_real(low: Lowering, x: ir.Value) -> ir.Value:
     """0 or pi; NaN stays."""
     op = low.op
     x = low.tensor(x, low.dtype)
-    return op.Where(op.IsNaN(x), x, op.Where(op.Less(x, 0.0), op.const(torch.pi, like=x), 0.0))  # type: ignore[no-any-return]
+    return op.Where(op.IsNaN(x), x, op.Where(op.Less(x, 0.0), op.const(torch.pi, like=x), 0.0))
 
 
 @lower_complex("aten.sgn.default")

@@ -27,11 +27,9 @@ def convolution(
     attributes = {"strides": stride, "pads": [*padding, *padding], "dilations": dilation, "group": groups}
     inputs = (x, weight) if bias is None else (x, weight, bias)
     if not transposed:
-        return low.op.Conv(*inputs, **attributes)  # type: ignore[no-any-return]
+        return low.op.Conv(*inputs, **attributes)
     extra = _per_axis(output_padding, rank)
-    return low.op.ConvTranspose(  # type: ignore[no-any-return]
-        *inputs, **attributes, output_padding=extra if any(extra) else None
-    )
+    return low.op.ConvTranspose(*inputs, **attributes, output_padding=extra if any(extra) else None)
 
 
 def _per_axis(numbers: list[int], rank: int) -> list[int]:

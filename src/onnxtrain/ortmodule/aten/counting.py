@@ -26,7 +26,7 @@ def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Valu
     marks = op.ScatterElements(
         longer, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add"
     )
-    return op.Slice(op.CumSum(marks, op.const(0)), [0], count, [0])  # type: ignore[no-any-return]
+    return op.Slice(op.CumSum(marks, op.const(0)), [0], count, [0])
 
 
 @lower("aten.repeat_interleave.Tensor")
@@ -49,4 +49,4 @@ def bincount(low: Lowering, x: ir.Value, weights: ir.Value | None = None, minlen
         weights = op.Expand(op.const(1), op.Shape(x))
     weights = low.tensor(weights, low.dtype)
     zeros = op.Expand(low.tensor(0, low.dtype), size)
-    return op.ScatterElements(zeros, x, weights, axis=0, reduction="add")  # type: ignore[no-any-return]
+    return op.ScatterElements(zeros, x, weights, axis=0, reduction="add")

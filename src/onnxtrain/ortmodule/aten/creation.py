@@ -19,8 +19,8 @@ def _filled(low: Lowering, value: Any, sizes: Any, like: ir.Value | None = None)
     if not shape:
         return scalar
     if all(isinstance(size, int) for size in shape):
-        return low.op.Expand(scalar, low.op.const(list(shape)))  # type: ignore[no-any-return]
-    return low.op.Expand(scalar, low.op.shape_of(like) if like is not None else low.ints(sizes))  # type: ignore[no-any-return]
+        return low.op.Expand(scalar, low.op.const(list(shape)))
+    return low.op.Expand(scalar, low.op.shape_of(like) if like is not None else low.ints(sizes))
 
 
 @lower("aten.full.default")
@@ -85,9 +85,9 @@ def arange(low: Lowering, *bounds: Any, **_: Any) -> ir.Value:
         b.dtype == ir.DataType.INT64 if isinstance(b, ir.Value) else isinstance(b, int) for b in bounds
     )
     if not integers:
-        numbers = low.op.Range(*(low.tensor(bound, ir.DataType.DOUBLE) for bound in (start, end, step)))
-        return low.tensor(numbers, low.dtype)
-    return low.op.Range(*(low.int_scalar(bound) for bound in (start, end, step)))  # type: ignore[no-any-return]
+        values = low.op.Range(*(low.tensor(bound, ir.DataType.DOUBLE) for bound in (start, end, step)))
+        return low.tensor(values, low.dtype)
+    return low.op.Range(*(low.int_scalar(bound) for bound in (start, end, step)))
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:
@@ -110,7 +110,7 @@ def eye(low: Lowering, rows: Any, columns: Any = None, **_: Any) -> ir.Value:
     if isinstance(rows, int) and isinstance(columns, int):
         return op.const(np.eye(rows, columns), low.dtype)
     down, across = (op.Range(0, low.int_scalar(size), 1) for size in (rows, columns))
-    return op.Cast(op.Equal(op.Unsqueeze(down, [1]), across), to=low.dtype)  # type: ignore[no-any-return]
+    return op.Cast(op.Equal(op.Unsqueeze(down, [1]), across), to=low.dtype)
 
 
 @lower("aten.tril_indices.default", "aten.triu_indices.default")

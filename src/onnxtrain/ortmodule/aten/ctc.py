@@ -76,7 +76,7 @@ def _padded(low: Lowering, joined: ir.Value, lengths: ir.Value) -> ir.Value:
     starts = op.Sub(op.CumSum(lengths, op.const(0)), lengths)
     count = op.Shape(joined)
     places = op.Add(op.Unsqueeze(starts, [1]), op.Range(0, op.Squeeze(count, [0]), 1))
-    return op.Gather(joined, op.Min(places, op.Sub(count, [1])))  # type: ignore[no-any-return]
+    return op.Gather(joined, op.Min(places, op.Sub(count, [1])))
 
 
 def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
@@ -86,7 +86,7 @@ def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
     blanks = op.Expand(op.const(blank), op.Shape(column))
     pairs = op.Reshape(op.Concat(blanks, column, axis=2), op.Mul(op.Shape(targets), [1, 2]))
     last = op.Expand(op.const(blank), op.Concat(op.Shape(targets, start=0, end=1), [1], axis=0))
-    return op.Concat(pairs, last, axis=1)  # type: ignore[no-any-return]
+    return op.Concat(pairs, last, axis=1)
 
 
 def _log_of_sum(low: Lowering, terms: list[ir.Value]) -> ir.Value:
@@ -94,7 +94,7 @@ def _log_of_sum(low: Lowering, terms: list[ir.Value]) -> ir.Value:
     op = low.op
     largest = low.stopped(op.Max(*terms))
     total = op.Sum(*(op.Exp(op.Sub(term, largest)) for term in terms))
-    return op.Add(op.Log(total), largest)  # type: ignore[no-any-return]
+    return op.Add(op.Log(total), largest)
 
 
 def _last_state(
@@ -123,7 +123,7 @@ def _last_state(
         after = op.Add(_log_of_sum(low, [state, one, op.Where(jump, two, never)]), scores)
         running = op.Unsqueeze(op.Greater(input_lengths, op.const(number)), [1])
         state = op.Where(running, after, state)
-    return state  # type: ignore[no-any-return]
+    return state
 
 
 def _ends(low: Lowering, state: ir.Value, target_lengths: ir.Value, back: int) -> ir.Value:
@@ -132,4 +132,4 @@ def _ends(low: Lowering, state: ir.Value, target_lengths: ir.Value, back: int) -
     place = op.Sub(op.Mul(target_lengths, [2]), [back])
     there = op.GatherElements(state, op.Unsqueeze(op.Max(place, [0]), [1]), axis=1)
     result = op.Squeeze(there, [1])
-    return op.Where(op.Less(place, op.const(0)), op.const(_NEVER, low.dtype), result)  # type: ignore[no-any-return]
+    return op.Where(op.Less(place, op.const(0)), op.const(_NEVER, low.dtype), result)

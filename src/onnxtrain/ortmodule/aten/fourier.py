@@ -133,8 +133,8 @@ def _waves(low: Lowering, z: Complex, size: Any, kept: Any, sign: int) -> tuple[
     """Cosines and sines of 2 pi j k / size for j < size and k < kept, the angle with this sign."""
     op = low.op
     if isinstance(size, int) and isinstance(kept, int):
-        angles = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
-        return op.const(np.cos(angles), low.dtype), op.const(np.sin(angles), low.dtype)
+        known = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
+        return op.const(np.cos(known), low.dtype), op.const(np.sin(known), low.dtype)
     length = op.Shape(z.re, start=-1)
     count = length
     if kept is not size and str(kept) != str(size):  # one-sided
@@ -170,7 +170,7 @@ def _staged(low: Lowering, z: Complex, size: int, sign: int, real: bool = False)
         return Complex(op.Transpose(value.re, perm=swap), op.Transpose(value.im, perm=swap))
 
     def split(value: ir.Value) -> ir.Value:
-        return op.Reshape(value, [0] * (rank - 1) + [a, b])  # type: ignore[no-any-return]
+        return op.Reshape(value, [0] * (rank - 1) + [a, b])
 
     z = swapped(Complex(split(z.re), split(z.im)))
     z = _staged(low, z, a, sign, real)  # [..., j2, k1]
@@ -221,4 +221,4 @@ def _mirrored(low: Lowering, half: ir.Value, size: int, odd: bool = False) -> ir
     op = low.op
     rest = size - size // 2 - 1
     behind = op.Slice(half, [rest], [0], [-1], [-1])  # elements rest, ..., 1
-    return op.Concat(half, op.Neg(behind) if odd else behind, axis=-1)  # type: ignore[no-any-return]
+    return op.Concat(half, op.Neg(behind) if odd else behind, axis=-1)

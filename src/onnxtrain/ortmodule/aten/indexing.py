@@ -135,7 +135,7 @@ def index(low: Lowering, x: ir.Value, indices: Sequence[ir.Value | None]) -> ir.
     fakes = _fakes(low, 1)
     used = [axis for axis, value in enumerate(indices) if value is not None]
     if len(used) == 1 and fakes[used[0]].dtype not in (torch.bool, torch.uint8):
-        return low.op.Gather(x, indices[used[0]], axis=used[0])  # type: ignore[no-any-return]
+        return low.op.Gather(x, indices[used[0]], axis=used[0])
     positions = _Positions(low, len(low.fake(0).shape), indices, fakes)
     entries = low.op.GatherND(positions.axes_first(low, x), positions.indices)
     return transposed(low, entries, positions.order())
@@ -172,7 +172,7 @@ def _masked_put(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumul
     missing = list(range(len(_fakes(low, 1)[0].shape), rank))
     mask = op.Unsqueeze(mask, missing) if missing else mask
     written = op.Add(x, value) if accumulate else value
-    return op.Where(mask, written, x)  # type: ignore[no-any-return]
+    return op.Where(mask, written, x)
 
 
 @lower("aten.nonzero.default")
@@ -185,7 +185,7 @@ def nonzero(low: Lowering, x: ir.Value) -> ir.Value:
 @lower("aten.masked_select.default")
 def masked_select(low: Lowering, x: ir.Value, mask: ir.Value) -> ir.Value:
     x, mask = _broadcast(low, x, mask)
-    return low.op.GatherND(x, low.op.Transpose(low.op.NonZero(mask), perm=[1, 0]))  # type: ignore[no-any-return]
+    return low.op.GatherND(x, low.op.Transpose(low.op.NonZero(mask), perm=[1, 0]))
 
 
 @lower("aten.masked_scatter.default")
@@ -195,7 +195,7 @@ def masked_scatter(low: Lowering, x: ir.Value, mask: ir.Value, source: ir.Value)
     places = low.op.Transpose(low.op.NonZero(mask), perm=[1, 0])
     count = low.op.Shape(places, start=0, end=1)
     taken = low.op.Slice(low.op.Reshape(source, [-1]), [0], count, [0])
-    return low.op.ScatterND(x, places, taken)  # type: ignore[no-any-return]
+    return low.op.ScatterND(x, places, taken)
 
 
 def _broadcast(low: Lowering, x: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -215,17 +215,17 @@ def index_select(low: Lowering, x: ir.Value, dim: int, index: ir.Value) -> ir.Va
         return x
     index = counted(low, 2, index)
     flat = index if len(low.fake(2).shape) == 1 else low.op.Reshape(index, [1])
-    return low.op.Gather(x, flat, axis=axis_of(low, dim))  # type: ignore[no-any-return]
+    return low.op.Gather(x, flat, axis=axis_of(low, dim))
 
 
 @lower("aten.gather.default")
 def gather(low: Lowering, x: ir.Value, dim: int, index: ir.Value, *, sparse_grad: bool = False) -> ir.Value:
     if not low.fake(0).shape:
-        return low.op.Expand(x, low.op.Shape(index))  # type: ignore[no-any-return]
+        return low.op.Expand(x, low.op.Shape(index))
     index = counted(low, 2, index)
     if not low.fake(2).shape:
-        return low.op.Gather(low.op.Reshape(x, [-1]), index)  # type: ignore[no-any-return]
-    return low.op.GatherElements(x, index, axis=axis_of(low, dim))  # type: ignore[no-any-return]
+        return low.op.Gather(low.op.Reshape(x, [-1]), index)
+    return low.op.GatherElements(x, index, axis=axis_of(low, dim))
 
 
 def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any, how: str) -> ir.Value:
@@ -239,7 +239,7 @@ def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any,
     elif tuple(map(str, low.fake(3).shape)) != tuple(map(str, low.fake(2).shape)):
         rank = len(low.fake(2).shape)
         source = op.Slice(source, [0] * rank, op.shape_of(index), list(range(rank)))
-    return op.ScatterElements(x, index, source, axis=axis_of(low, dim), reduction=how)  # type: ignore[no-any-return]
+    return op.ScatterElements(x, index, source, axis=axis_of(low, dim), reduction=how)
 
 
 @lower("aten.scatter.src", "aten.scatter.value")
@@ -291,7 +291,7 @@ def scatter_reduce(
     ones = op.Expand(op.const(1.0, low.dtype), op.shape_of(index))
     first = op.ones_like(x) if include_self else op.zeros_like(x)
     count = op.ScatterElements(first, index, ones, axis=axis_of(low, dim), reduction="add")
-    return op.Div(total, count if include_self else op.Max(count, 1.0))  # type: ignore[no-any-return]
+    return op.Div(total, count if include_self else op.Max(count, 1.0))
 
 
 @lower("aten.slice_scatter.default")
@@ -327,6 +327,7 @@ def _replaced(
         parts.insert(0, sliced(low, x, axis, 0, start))
     if not to_the_end:
         count = low.fake(1).shape[axis] if low.fake(1).dim() == low.fake(0).dim() else 1
+        end: ir.Value | int
         if not isinstance(start, int) or not isinstance(count, int):
             end = op.Add(op.Reshape(low.int_scalar(start), [1]), op.dim(source, axis))
         else:
@@ -390,4 +391,4 @@ def copy(low: Lowering, x: ir.Value, source: ir.Value, non_blocking: bool = Fals
     source = low.tensor(source, low.dtype)
     if tuple(map(str, low.fake(0).shape)) == tuple(map(str, low.fake(1).shape)):
         return source
-    return low.op.Expand(source, low.op.shape_of(x))  # type: ignore[no-any-return]
+    return low.op.Expand(source, low.op.shape_of(x))

@@ -23,8 +23,8 @@ def _product(low: Lowering, a: ir.Value, b: ir.Value, rank: int) -> ir.Value:
     ONNX Runtime (1.31.1) merges a transposed `a` into the product, and computes a wrong one where `b` is a vector.
     """
     if rank > 1:
-        return low.op.MatMul(a, b)  # type: ignore[no-any-return]
-    return low.op.Squeeze(low.op.MatMul(a, low.op.Unsqueeze(b, [-1])), [-1])  # type: ignore[no-any-return]
+        return low.op.MatMul(a, b)
+    return low.op.Squeeze(low.op.MatMul(a, low.op.Unsqueeze(b, [-1])), [-1])
 
 
 @lower("aten.addmm.default")
@@ -37,7 +37,7 @@ def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, a
         or _rounded(low, alpha, beta)
     ):
         return _plus_product(low, c, a, b, beta, alpha)
-    return low.op.Gemm(a, b, c, alpha=float(alpha), beta=float(beta))  # type: ignore[no-any-return]
+    return low.op.Gemm(a, b, c, alpha=float(alpha), beta=float(beta))
 
 
 def _rounded(low: Lowering, *numbers: float) -> bool:
@@ -88,7 +88,7 @@ def trilinear(
         for new in (expand1, expand2, expand3)
     ]
     result = "".join(letter for axis, letter in enumerate(letters) if axis not in sumdim)
-    return low.op.Einsum(a, b, c, equation=f"{','.join(terms)}->{result}")  # type: ignore[no-any-return]
+    return low.op.Einsum(a, b, c, equation=f"{','.join(terms)}->{result}")
 
 
 def _plus_product(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any, alpha: Any) -> ir.Value:
@@ -103,7 +103,7 @@ def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha:
         return product
     if _symbolic(beta) or beta != 1:
         c = low.op.Mul(c, low.tensor(beta, low.dtype))
-    return low.op.Add(c, product)  # type: ignore[no-any-return]
+    return low.op.Add(c, product)
 
 
 @lower("aten._cdist_forward.default")
@@ -113,9 +113,9 @@ def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any =
     difference = op.Sub(op.Unsqueeze(a, [-2]), op.Unsqueeze(b, [-3]))
     axes = [low.result.dim()]  # of no elements ONNX Runtime reduces no axis that is counted from the end
     if p in (1, 2):
-        return op.emit(f"ReduceL{int(p)}", difference, axes, keepdims=0)  # type: ignore[no-any-return]
+        return op.emit(f"ReduceL{int(p)}", difference, axes, keepdims=0)
     if p == math.inf:
-        return op.ReduceMax(op.Abs(difference), axes, keepdims=0)  # type: ignore[no-any-return]
+        return op.ReduceMax(op.Abs(difference), axes, keepdims=0)
     raise low.unsupported(f"distances of order {p}")
 
 
@@ -146,4 +146,4 @@ def grouped_mm(
     rest = parts[-1]
     behind = op.Concat(op.Shape(rest, start=0, end=1), op.dim(b, -1), axis=0)
     nothing = op.Expand(op.const(0.0, low.dtype), behind)
-    return op.Concat(*products, nothing, axis=0)  # type: ignore[no-any-return]
+    return op.Concat(*products, nothing, axis=0)

@@ -182,11 +182,11 @@ def _log(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     positive = op.Greater(x, 0.0)
     safe = op.Log(op.Where(positive, x, op.const(1.0, low.dtype)))
-    return op.Where(positive, op.Max(safe, -100.0), op.const(-100.0, low.dtype))  # type: ignore[no-any-return]
+    return op.Where(positive, op.Max(safe, -100.0), op.const(-100.0, low.dtype))
 
 
 def _difference(low: Lowering, x: ir.Value, y: ir.Value) -> ir.Value:
-    return low.op.Sub(*low.tensors(x, y))  # type: ignore[no-any-return]
+    return low.op.Sub(*low.tensors(x, y))
 
 
 def _reduced(low: Lowering, loss: ir.Value, reduction: int) -> ir.Value:
@@ -194,4 +194,4 @@ def _reduced(low: Lowering, loss: ir.Value, reduction: int) -> ir.Value:
         return loss
     if reduction == 1:
         return averaged(low, loss, None, False)
-    return low.op.ReduceSum(loss, keepdims=0)  # type: ignore[no-any-return]
+    return low.op.ReduceSum(loss, keepdims=0)

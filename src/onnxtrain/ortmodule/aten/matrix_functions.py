@@ -63,4 +63,4 @@ def _exponential_of_small(low: Lowering, x: ir.Value, identity: ir.Value) -> ir.
         result = op.MatMul(result, fourth)
         for degree, power in enumerate(powers):
             result = op.Add(result, op.Mul(power, 1 / math.factorial(first + degree)))
-    return result  # type: ignore[no-any-return]
+    return result

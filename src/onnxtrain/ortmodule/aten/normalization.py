@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
+from onnxtrain.emitter import Write
 from onnxtrain.ortmodule._lowering import Lowering, lower
 from onnxtrain.ortmodule.aten.order import with_nan
 
@@ -129,7 +130,7 @@ def _standardized(
 def _scaled(low: Lowering, y: ir.Value, scale: ir.Value, bias: ir.Value, rank: int) -> ir.Value:
     """Returns y scaled and shifted by numbers per channel."""
     scale, bias = (_over_channels(low, value, rank) for value in (scale, bias))
-    return low.op.Add(low.op.Mul(y, scale), bias)  # type: ignore[no-any-return]
+    return low.op.Add(low.op.Mul(y, scale), bias)
 
 
 def _over_channels(low: Lowering, vector: ir.Value, rank: int) -> ir.Value:
@@ -170,7 +171,7 @@ def _bessel(low: Lowering, x: ir.Value) -> ir.Value | float:
         return n / (n - 1) if n > 1 else math.inf
     op = low.op
     count = op.Cast(op.Div(op.Size(x), op.Squeeze(op.dim(x, 1))), to=low.dtype)
-    return op.Div(count, op.Sub(count, 1.0))  # type: ignore[no-any-return]
+    return op.Div(count, op.Sub(count, 1.0))
 
 
 @lower("aten.native_layer_norm.default")
@@ -251,13 +252,13 @@ def log_softmax(low: Lowering, x: ir.Value, dim: int, half_to_float: Any = False
     return with_nan(low, y, low.tensor(x, low.dtype), dim) if low.is_double and low.fake(0).dim() else y
 
 
-def _over_axis(low: Lowering, function: Any, x: ir.Value, dim: int) -> ir.Value:
+def _over_axis(low: Lowering, function: Write, x: ir.Value, dim: int) -> ir.Value:
     x = low.tensor(x, low.dtype)
     if low.fake(0).dim() > 0:
-        return function(x, axis=dim)  # type: ignore[no-any-return]
+        return function(x, axis=dim)
     vector = low.op.Reshape(x, [1])
     vector.shape = ir.Shape([1])
-    return low.op.Reshape(function(vector, axis=0), low.op.const([]))  # type: ignore[no-any-return]
+    return low.op.Reshape(function(vector, axis=0), low.op.const([]))
 
 
 @lower("aten._fused_rms_norm.default")

@@ -33,7 +33,7 @@ def _is_float(x: ir.Value) -> bool:
 
 def _nan_as_number(low: Lowering, x: ir.Value) -> ir.Value:
     """Returns 1 for NaN, 0 for all else, in float32: of booleans ONNX Runtime has slower reductions."""
-    return low.op.Cast(low.op.IsNaN(x), to=ir.DataType.FLOAT)  # type: ignore[no-any-return]
+    return low.op.Cast(low.op.IsNaN(x), to=ir.DataType.FLOAT)
 
 
 def _unless_nan(
@@ -42,7 +42,7 @@ def _unless_nan(
     """Returns `y`, but `nan` where `nans` over the axes has a one."""
     op = low.op
     found = op.Greater(op.ReduceSum(nans, axes, keepdims=int(keepdim)), 0.0)
-    return op.Where(found, nan, y)  # type: ignore[no-any-return]
+    return op.Where(found, nan, y)
 
 
 def reduced_extremum(
@@ -51,7 +51,7 @@ def reduced_extremum(
     """Returns ReduceMax or ReduceMin, NaN where there is a NaN."""
     y = low.op.emit(op_type, x, axes, keepdims=int(keepdim))
     if not _is_float(x):
-        return y  # type: ignore[no-any-return]
+        return y
     return _unless_nan(low, _nan_as_number(low, x), axes, keepdim, y, low.op.const(math.nan, like=x))
 
 
@@ -73,12 +73,12 @@ def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False)
 def larger_or_smaller(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     largest = "maximum" in str(low.node.target)
     if low.dtype == ir.DataType.BOOL:
-        return low.op.Or(a, b) if largest else low.op.And(a, b)  # type: ignore[no-any-return]
+        return low.op.Or(a, b) if largest else low.op.And(a, b)
     a, b = low.tensors(a, b)
     if low.dtype == ir.DataType.INT16:
         first = low.op.Greater(a, b) if largest else low.op.Less(a, b)
         return select(low, first, a, b)
-    return low.op.Max(a, b) if largest else low.op.Min(a, b)  # type: ignore[no-any-return]
+    return low.op.Max(a, b) if largest else low.op.Min(a, b)
 
 
 @lower("aten.fmax.default", "aten.fmin.default", "prims.fmax.default", "prims.fmin.default")
@@ -87,10 +87,10 @@ def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     a, b = low.tensors(a, b)
     larger = low.op.Max if "fmax" in str(low.node.target) else low.op.Min
     if not _is_float(a):
-        return larger(a, b)  # type: ignore[no-any-return]
+        return larger(a, b)
     a_nan, b_nan = low.op.IsNaN(a), low.op.IsNaN(b)
     a, b = low.op.Where(a_nan, b, a), low.op.Where(b_nan, a, b)
-    return larger(a, b)  # type: ignore[no-any-return]
+    return larger(a, b)
 
 
 @lower("aten.max.dim", "aten.min.dim")
@@ -125,7 +125,7 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
     if not low.fake(0).shape:
         return x
     if low.has_no_elements(0) and _is_float(x):
-        return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))  # type: ignore[no-any-return]
+        return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))
     flat = op.Reshape(x, [-1])
     flat.shape = ir.Shape([n if isinstance(n := low.fake(0).numel(), int) else str(n)])
     value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
@@ -135,7 +135,7 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
     equal = op.Equal(flat, value)
     total = op.ReduceSum(op.Where(equal, flat, 0.0), keepdims=0)
     share = op.Div(total, op.ReduceSum(op.Cast(equal, to=x.dtype), keepdims=0))
-    return op.Add(value, op.Sub(share, low.stopped(share)))  # type: ignore[no-any-return]
+    return op.Add(value, op.Sub(share, low.stopped(share)))
 
 
 def _middle(low: Lowering, size: Any, length: ir.Value) -> Any:
@@ -186,7 +186,7 @@ def arg_extremum(low: Lowering, x: ir.Value, dim: int | None = None, keepdim: bo
 def _arg(low: Lowering, op_type: str, x: ir.Value, axis: int, keepdim: bool) -> ir.Value:
     index = low.op.emit(op_type, x, axis=axis, keepdims=int(keepdim))
     if not _is_float(x):
-        return index  # type: ignore[no-any-return]
+        return index
     nans = _nan_as_number(low, x)
     first = low.op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
     return _unless_nan(low, nans, [axis], keepdim, index, first)
@@ -305,7 +305,7 @@ def searchsorted(
         ordered = op.Unsqueeze(ordered, [-2])
     before = op.LessOrEqual(ordered, values) if right or side == "right" else op.Less(ordered, values)
     counted = op.Cast(before, to=ir.DataType.INT64)
-    return op.ReduceSum(counted, [low.result.dim()], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(counted, [low.result.dim()], keepdims=0)
 
 
 @lower("aten.histc.default")
@@ -318,4 +318,4 @@ def histc(low: Lowering, x: ir.Value, bins: int = 100, min: Any = 0, max: Any = 
     place = op.Floor(op.Div(op.Mul(op.Sub(flat, float(min)), float(bins)), float(max) - float(min)))
     place = op.Where(op.Equal(flat, float(max)), float(bins - 1), place)
     numbers = low.op.const([[float(i)] for i in range(bins)], low.dtype)
-    return op.ReduceSum(op.Cast(op.Equal(numbers, place), to=low.dtype), [1], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(op.Cast(op.Equal(numbers, place), to=low.dtype), [1], keepdims=0)

@@ -54,12 +54,12 @@ def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Valu
 
 @lower("aten.add.Tensor", "aten.add.Scalar")
 def add(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
-    return low.op.Add(*_scaled_operands(low, a, b, alpha))  # type: ignore[no-any-return]
+    return low.op.Add(*_scaled_operands(low, a, b, alpha))
 
 
 @lower("aten.sub.Tensor", "aten.sub.Scalar")
 def sub(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
-    return low.op.Sub(*_scaled_operands(low, a, b, alpha))  # type: ignore[no-any-return]
+    return low.op.Sub(*_scaled_operands(low, a, b, alpha))
 
 
 @lower("aten.rsub.Tensor", "aten.rsub.Scalar")
@@ -69,17 +69,17 @@ def rsub(low: Lowering, a: Any, b: Any, alpha: Any = 1) -> ir.Value:
 
 @lower("aten.mul.Tensor", "aten.mul.Scalar")
 def mul(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Mul(*_factors(low, a, b))  # type: ignore[no-any-return]
+    return low.op.Mul(*_factors(low, a, b))
 
 
 @lower("aten.div.Tensor", "aten.div.Scalar", "aten.true_divide.Tensor")
 def div(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Div(*_factors(low, a, b))  # type: ignore[no-any-return]
+    return low.op.Div(*_factors(low, a, b))
 
 
 def truncated(low: Lowering, x: ir.Value) -> ir.Value:
     """Returns `x` rounded towards zero."""
-    return low.op.Mul(low.op.Sign(x), low.op.Floor(low.op.Abs(x)))  # type: ignore[no-any-return]
+    return low.op.Mul(low.op.Sign(x), low.op.Floor(low.op.Abs(x)))
 
 
 @lower("aten.div.Tensor_mode", "aten.div.Scalar_mode")
@@ -99,13 +99,13 @@ def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
     op = low.op
     a, b = low.tensors(a, b)
     if not _is_float(a):
-        return op.Div(op.Sub(a, op.Mod(a, b)), b)  # type: ignore[no-any-return]
+        return op.Div(op.Sub(a, op.Mod(a, b)), b)
     rest, corrected = _signed_rest(low, a, b)
     quotient = op.Div(op.Sub(a, rest), b)
     floor = op.Round(op.Sub(quotient, op.Cast(corrected, to=a.dtype)))
     if b.const_value is not None and np.all(b.const_value.numpy()):
-        return floor  # type: ignore[no-any-return]
-    return op.Where(op.Equal(b, 0.0), op.Div(a, b), floor)  # type: ignore[no-any-return]
+        return floor
+    return op.Where(op.Equal(b, 0.0), op.Div(a, b), floor)
 
 
 def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -120,14 +120,14 @@ def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.
 def remainder(low: Lowering, a: Any, b: Any) -> ir.Value:
     a, b = low.tensors(a, b)
     if not _is_float(a):
-        return low.op.Mod(a, b)  # type: ignore[no-any-return]
+        return low.op.Mod(a, b)
     rest, short = _signed_rest(low, a, b)
-    return low.op.Add(rest, low.op.Where(short, b, 0.0))  # type: ignore[no-any-return]
+    return low.op.Add(rest, low.op.Where(short, b, 0.0))
 
 
 @lower("aten.fmod.Tensor", "aten.fmod.Scalar")
 def fmod(low: Lowering, a: Any, b: Any) -> ir.Value:
-    return low.op.Mod(*low.tensors(a, b), fmod=1)  # type: ignore[no-any-return]
+    return low.op.Mod(*low.tensors(a, b), fmod=1)
 
 
 @lower("aten.pow.Tensor_Scalar")
@@ -136,8 +136,8 @@ def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
     (x,) = _operands(low, x)
     if _is_float(x):
         if exponent == 0.5:
-            return low.op.Sqrt(x)  # type: ignore[no-any-return]
-        return low.op.Pow(x, low.tensor(exponent, low.dtype))  # type: ignore[no-any-return]
+            return low.op.Sqrt(x)
+        return low.op.Pow(x, low.tensor(exponent, low.dtype))
     if not isinstance(exponent, int) or exponent < 0:
         raise low.unsupported(f"integers to the power {exponent!r}")
     result, square = None, x
@@ -154,18 +154,18 @@ def pow_tensor(low: Lowering, x: Any, exponent: ir.Value) -> ir.Value:
     x, exponent = low.tensors(x, exponent)
     if not _is_float(x):
         raise low.unsupported("ONNX Runtime rounds powers of integers to float64")
-    return low.op.Pow(x, exponent)  # type: ignore[no-any-return]
+    return low.op.Pow(x, exponent)
 
 
 @lower("aten.exp2.default")
 def exp2(low: Lowering, x: ir.Value) -> ir.Value:
-    return low.op.Pow(*low.tensors(2.0, x))  # type: ignore[no-any-return]
+    return low.op.Pow(*low.tensors(2.0, x))
 
 
 @lower("aten.ldexp.Tensor")
 def ldexp(low: Lowering, x: ir.Value, exponent: ir.Value) -> ir.Value:
     x, exponent = low.tensors(x, exponent)
-    return low.op.Mul(x, low.op.Pow(low.tensor(2.0, low.dtype), exponent))  # type: ignore[no-any-return]
+    return low.op.Mul(x, low.op.Pow(low.tensor(2.0, low.dtype), exponent))
 
 
 _UNARY = {
@@ -204,9 +204,9 @@ def magnitude_or_sign(low: Lowering, x: ir.Value) -> ir.Value:
     if low.dtype == BOOL:
         return x
     if "abs" in str(low.node.target):
-        return low.op.Abs(x)  # type: ignore[no-any-return]
+        return low.op.Abs(x)
     sign = low.op.Sign(x)
-    return low.op.Where(low.op.IsNaN(x), 0.0, sign) if _is_float(x) else sign  # type: ignore[no-any-return]
+    return low.op.Where(low.op.IsNaN(x), 0.0, sign) if _is_float(x) else sign
 
 
 @lower("aten.signbit.default")
@@ -214,38 +214,38 @@ def signbit(low: Lowering, x: ir.Value) -> ir.Value:
     """The sign of a zero shows in its reciprocal."""
     op = low.op
     if not _is_float(x):
-        return op.Less(low.tensor(x, ir.DataType.INT64), op.const(0))  # type: ignore[no-any-return]
-    return op.Less(op.Where(op.Equal(x, 0.0), op.Reciprocal(x), x), 0.0)  # type: ignore[no-any-return]
+        return op.Less(low.tensor(x, ir.DataType.INT64), op.const(0))
+    return op.Less(op.Where(op.Equal(x, 0.0), op.Reciprocal(x), x), 0.0)
 
 
 @lower("aten.copysign.Tensor", "aten.copysign.Scalar")
 def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
     x, y = low.tensors(x, y)
     size = low.op.Abs(x)
-    return low.op.Where(signbit(low, y), low.op.Neg(size), size)  # type: ignore[no-any-return]
+    return low.op.Where(signbit(low, y), low.op.Neg(size), size)
 
 
 @lower("aten.neg.default")
 def neg(low: Lowering, x: ir.Value) -> ir.Value:
     unsigned = low.dtype == ir.DataType.UINT8
-    return low.op.Sub(low.tensor(0, low.dtype), x) if unsigned else low.op.Neg(x)  # type: ignore[no-any-return]
+    return low.op.Sub(low.tensor(0, low.dtype), x) if unsigned else low.op.Neg(x)
 
 
 @lower("aten.rsqrt.default")
 def rsqrt(low: Lowering, x: ir.Value) -> ir.Value:
-    return low.op.Reciprocal(low.op.Sqrt(low.tensor(x, low.dtype)))  # type: ignore[no-any-return]
+    return low.op.Reciprocal(low.op.Sqrt(low.tensor(x, low.dtype)))
 
 
 @lower("aten.log2.default", "aten.log10.default")
 def log_of_base(low: Lowering, x: ir.Value) -> ir.Value:
     base = 2 if "log2" in str(low.node.target) else 10
-    return low.op.Mul(low.op.Log(low.tensor(x, low.dtype)), 1 / math.log(base))  # type: ignore[no-any-return]
+    return low.op.Mul(low.op.Log(low.tensor(x, low.dtype)), 1 / math.log(base))
 
 
 @lower("aten.log1p.default")
 def log1p(low: Lowering, x: ir.Value) -> ir.Value:
     main, lost = _formulas.log1p_terms(low.op, low.tensor(x, low.dtype))
-    return low.op.Add(main, stop_gradient(low, lost))  # type: ignore[no-any-return]
+    return low.op.Add(main, stop_gradient(low, lost))
 
 
 @lower("aten.expm1.default")
@@ -266,7 +266,7 @@ def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
     down = op.Less(y, 0.0)
     from_steep = op.Sub(op.Where(down, *_constants(low, -math.pi / 2, math.pi / 2)), angle)
     turn = op.Where(op.Less(x, 0.0), op.Where(down, *_constants(low, -math.pi, math.pi)), 0.0)
-    return op.Where(steep, from_steep, op.Add(angle, turn))  # type: ignore[no-any-return]
+    return op.Where(steep, from_steep, op.Add(angle, turn))
 
 
 def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
@@ -282,7 +282,7 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     ratio = op.Div(smaller, op.Where(op.Equal(larger, 0.0), 1.0, larger))
     length = op.Mul(larger, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1.0)))
     infinite = op.Or(op.IsInf(a), op.IsInf(b))
-    return op.Where(infinite, math.inf, length)  # type: ignore[no-any-return]
+    return op.Where(infinite, math.inf, length)
 
 
 @lower("aten.logaddexp.default")
@@ -291,7 +291,7 @@ def logaddexp(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     op = low.op
     a, b = low.tensors(a, b)
     difference = op.Where(op.Equal(a, b), 0.0, op.Sub(a, b))
-    return op.Add(op.Max(a, b), op.Softplus(op.Neg(op.Abs(difference))))  # type: ignore[no-any-return]
+    return op.Add(op.Max(a, b), op.Softplus(op.Neg(op.Abs(difference))))
 
 
 @lower("aten.floor.default", "aten.ceil.default", "aten.trunc.default")
@@ -307,11 +307,11 @@ def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
     if not _is_float(x):
         return x
     if decimals == 0:
-        return low.op.Round(x)  # type: ignore[no-any-return]
+        return low.op.Round(x)
     power = 10.0 ** abs(decimals)
     if decimals > 0:
-        return low.op.Div(low.op.Round(low.op.Mul(x, power)), power)  # type: ignore[no-any-return]
-    return low.op.Mul(low.op.Round(low.op.Div(x, power)), power)  # type: ignore[no-any-return]
+        return low.op.Div(low.op.Round(low.op.Mul(x, power)), power)
+    return low.op.Mul(low.op.Round(low.op.Div(x, power)), power)
 
 
 @lower("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
@@ -326,7 +326,7 @@ def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = 
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
     if low.dtype == ir.DataType.INT16:
         return _clamp_tensor(low, x, *limits)
-    return low.op.Clip(x, *limits)  # type: ignore[no-any-return]
+    return low.op.Clip(x, *limits)
 
 
 @lower("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
@@ -371,14 +371,14 @@ def masked_fill(low: Lowering, x: ir.Value, mask: ir.Value, value: Any) -> ir.Va
 
 @lower("aten.lerp.Scalar", "aten.lerp.Tensor")
 def lerp(low: Lowering, a: ir.Value, b: ir.Value, weight: Any) -> ir.Value:
-    return low.op.Add(a, low.op.Mul(low.tensor(weight, low.dtype), low.op.Sub(b, a)))  # type: ignore[no-any-return]
+    return low.op.Add(a, low.op.Mul(low.tensor(weight, low.dtype), low.op.Sub(b, a)))
 
 
 @lower("aten.addcmul.default", "aten.addcdiv.default")
 def add_product(low: Lowering, x: ir.Value, a: ir.Value, b: ir.Value, *, value: Any = 1) -> ir.Value:
     x, a, b = low.tensors(x, a, b)
     term = low.op.Mul(a, b) if "addcmul" in str(low.node.target) else low.op.Div(a, b)
-    return low.op.Add(x, term if value == 1 else low.op.Mul(term, low.tensor(value, low.dtype)))  # type: ignore[no-any-return]
+    return low.op.Add(x, term if value == 1 else low.op.Mul(term, low.tensor(value, low.dtype)))
 
 
 @lower(
@@ -416,4 +416,4 @@ def nan_to_num(
     lowest = float(limits.min) if neginf is None else neginf
     x = op.Where(op.IsNaN(x), 0.0 if nan is None else float(nan), x)
     x = op.Where(op.IsInf(x, detect_negative=0), float(high), x)
-    return op.Where(op.IsInf(x, detect_positive=0), float(lowest), x)  # type: ignore[no-any-return]
+    return op.Where(op.IsInf(x, detect_positive=0), float(lowest), x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,6 @@ def max_pool(
     rank = len(kernel)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     attributes["dilations"] = _per_axis(dilation, rank)
-    if ceil_mode:
-        _pad_for_last_window(low, attributes)
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.MaxPool(x, **attributes)), None
     if len(low.fake(0).shape) != rank + 2:
@@ -96,12 +94,12 @@ def avg_pool(
     kernel, stride = _without_excess(low, kernel, stride, padding, ceil_mode)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     if divisor_override is not None and ceil_mode:
-        _pad_for_last_window(low, attributes, known=True)
+        _pad_for_last_window(low, attributes)
     attributes["count_include_pad"] = int(count_include_pad or divisor_override is not None)
     y = _batched(low, x, rank, lambda x: low.op.AveragePool(x, **attributes))
     if divisor_override is None:
         return y
-    return low.op.Mul(y, math.prod(kernel) / divisor_override)  # type: ignore[no-any-return]
+    return low.op.Mul(y, math.prod(kernel) / divisor_override)
 
 
 @lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
@@ -109,7 +107,7 @@ def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[Any]) -> ir.Value:
     """The mean for one position per plane, AveragePool where the windows are equal, else a MatMul per axis."""
     rank = len(size)
     if all(isinstance(n, int) and n == 1 for n in size):
-        return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)  # type: ignore[no-any-return]
+        return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)
     have = list(low.fake(0).shape[-rank:])
     known = all(isinstance(n, int) for n in (*have, *size))
     if known and all(n % wanted == 0 for n, wanted in zip(have, size, strict=True)):
@@ -141,7 +139,7 @@ def _averaged_along(
         pooled = op.MatMul(matrix, rows)
         y = op.Reshape(pooled, op.Concat(op.Shape(pooled, end=-1), behind, axis=0))
     y.shape = ir.Shape(after)
-    return y  # type: ignore[no-any-return]
+    return y
 
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
@@ -225,7 +223,7 @@ def grid_sampler(
 ) -> ir.Value:
     if mode == 2:
         raise low.unsupported("bicubic sampling, which has no gradient rule")
-    return low.op.GridSample(  # type: ignore[no-any-return]
+    return low.op.GridSample(
         x,
         grid,
         mode=("linear", "nearest")[mode],
@@ -242,25 +240,32 @@ def _resize(
     low: Lowering, x: ir.Value, size: list[Any], scales: tuple[float | None, ...], **attributes: Any
 ) -> ir.Value:
     """Resize by scales where PyTorch computes coordinates with them, else to sizes."""
-    rank = len(size)
-    have, wanted = low.fake(0).shape[-rank:], low.result.shape[-rank:]
-    static = all(isinstance(n, int) for n in (*have, *wanted))
-    axes = [*range(2, 2 + rank)]
-    by_scales = bool(scales) and None not in scales and attributes.get("coordinate_transformation_mode")
-    if by_scales and by_scales != "align_corners":
-        factors = [float(scale or 0) for scale in scales]
-        rounded = np.array(factors, np.float32)
-        if static:
-            ratios = [n / m for n, m in zip(wanted, have, strict=True)]
-            if ratios == factors:
-                return low.op.Resize(x, None, None, low.ints(size), axes=axes, **attributes)  # type: ignore[no-any-return]
-            exact = [int(m * f) for m, f in zip(have, rounded, strict=True)] == list(wanted)
-        else:
-            exact = rounded.astype(np.float64).tolist() == factors
-        if not exact:
-            raise low.unsupported(f"scales {factors}, which float32 cannot hold")
-        return low.op.Resize(x, None, low.op.const(rounded), axes=axes, **attributes)  # type: ignore[no-any-return]
-    return low.op.Resize(x, None, None, low.ints(size), axes=axes, **attributes)  # type: ignore[no-any-return]
+    have, wanted = low.fake(0).shape[-len(size) :], low.result.shape[-len(size) :]
+    axes = [*range(2, 2 + len(size))]
+    aligned = attributes["coordinate_transformation_mode"] == "align_corners"
+    given = None if aligned else _scales(low, scales, have, wanted)
+    last = (None, low.ints(size)) if given is None else (low.op.const(given),)
+    output: ir.Value = low.op.Resize(x, None, *last, axes=axes, **attributes)
+    return output
+
+
+def _scales(
+    low: Lowering, scales: tuple[float | None, ...], have: Sequence[Any], wanted: Sequence[Any]
+) -> np.ndarray | None:
+    """The scales that PyTorch computes coordinates with, float32 [rank]; None where it uses the ratios of sizes."""
+    if not scales or None in scales:
+        return None
+    factors = [float(scale or 0) for scale in scales]
+    rounded = np.array(factors, np.float32)
+    if all(isinstance(n, int) for n in (*have, *wanted)):
+        if [n / m for n, m in zip(wanted, have, strict=True)] == factors:
+            return None
+        exact = [int(m * f) for m, f in zip(have, rounded, strict=True)] == list(wanted)
+    else:
+        exact = rounded.astype(np.float64).tolist() == factors
+    if not exact:
+        raise low.unsupported(f"scales {factors}, which float32 cannot hold")
+    return rounded
 
 
 def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
@@ -295,26 +300,13 @@ def _without_excess(
     return [min(k, r) for k, r in zip(kernel, reach, strict=True)], strides
 
 
-def _pad_for_last_window(low: Lowering, attributes: dict[str, Any], known: bool = False) -> None:
-    """Pads to the windows that PyTorch has in ceil mode, which are fewer than ONNX's if the last is all padding.
-
-    Args:
-        low: the pooling.
-        attributes: its windows, changed in place.
-        known: whether symbolic sizes become those of the call; else it stays with ceil mode for them.
-    """
+def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
+    """Pads to the windows that PyTorch has in ceil mode, for these sizes, so that padding counts in all of them."""
     rank = len(attributes["kernel_shape"])
-    result = low.result[0] if isinstance(low.result, tuple) else low.result
-    have, wanted = list(low.fake(0).shape[-rank:]), list(result.shape[-rank:])
-    if known:
-        have, wanted = [low.known(n) for n in have], [low.known(n) for n in wanted]
-    if not all(isinstance(n, int) for n in (*have, *wanted)):
-        return
-    for axis, (n, windows) in enumerate(zip(have, wanted, strict=True)):
-        dilation = attributes.get("dilations", [1] * rank)[axis]
-        reach = dilation * (attributes["kernel_shape"][axis] - 1) + 1
-        last = (windows - 1) * attributes["strides"][axis] + reach
-        attributes["pads"][rank + axis] = max(0, last - n - attributes["pads"][axis])
+    sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
+    for axis, (n, windows) in enumerate(sizes):
+        last = (low.known(windows) - 1) * attributes["strides"][axis] + attributes["kernel_shape"][axis]
+        attributes["pads"][rank + axis] = max(0, last - low.known(n) - attributes["pads"][axis])
     attributes["ceil_mode"] = 0
 
 
@@ -332,7 +324,7 @@ def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], i
     y = pool(batch)
     fake = low.result[0] if isinstance(low.result, tuple) else low.result
     y.shape = ir.Shape([1, *low.shape(fake)])
-    return low.op.Squeeze(y, [0])  # type: ignore[no-any-return]
+    return low.op.Squeeze(y, [0])
 
 
 def _averages(n: int, wanted: int) -> np.ndarray:
@@ -359,4 +351,4 @@ def _symbolic_averages(low: Lowering, x: ir.Value, axis: int, wanted: Any) -> ir
     weights.shape = ir.Shape(
         [*low.shape(low.result)[axis : axis + 1 or None], *(x.shape or ())[axis : axis + 1 or None]]
     )
-    return weights  # type: ignore[no-any-return]
+    return weights

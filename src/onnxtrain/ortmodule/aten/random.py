@@ -186,14 +186,14 @@ def multinomial(
     if not replacement or count == 1:
         noise = low.random_input(_drawn(low, lambda tensor: tensor.exponential_()), low.fake(0))
         _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)
-        return places  # type: ignore[no-any-return]
+        return places
     noise = low.random_input(
         lambda shape: torch.empty(tuple(shape), dtype=torch.float64).uniform_(), low.result.double()
     )
     sums = op.CumSum(weights, op.const(-1))
     shares = op.Cast(op.Div(sums, op.Gather(sums, [-1], axis=-1)), to=ir.DataType.DOUBLE)
     before = op.Less(op.Unsqueeze(shares, [-2]), op.Unsqueeze(noise, [-1]))
-    return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)  # type: ignore[no-any-return]
+    return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)
 
 
 def _drawn(low: Lowering, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:

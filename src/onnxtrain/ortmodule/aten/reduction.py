@@ -15,14 +15,14 @@ from onnxtrain.ortmodule.aten.shape import axis_of
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
     axes = axes_of(low, dim)
-    return low.op.emit(op_type, x, axes, keepdims=int(keepdim))  # type: ignore[no-any-return]
+    return low.op.emit(op_type, x, axes, keepdims=int(keepdim))
 
 
 def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
     """Returns the mean; where the node's first argument has no elements it is NaN, which ReduceMean makes 0."""
     if low.has_no_elements(0):
-        return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)  # type: ignore[no-any-return]
-    return low.op.ReduceMean(x, axes, keepdims=int(keepdim))  # type: ignore[no-any-return]
+        return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)
+    return low.op.ReduceMean(x, axes, keepdims=int(keepdim))
 
 
 @lower("aten.mean.dim", "aten.mean.default")
@@ -45,7 +45,7 @@ def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = Fals
     of_any = str(low.node.target).startswith("aten.any")
     if low.has_no_elements(0):  # for which there are no minimum and maximum
         count = _reduce(low, "ReduceSum", low.tensor(x, ir.DataType.INT64), dim, keepdim)
-        return low.op.Not(low.op.Equal(count, 0)) if of_any else low.op.Equal(count, 0)  # type: ignore[no-any-return]
+        return low.op.Not(low.op.Equal(count, 0)) if of_any else low.op.Equal(count, 0)
     return _reduce(low, "ReduceMax" if of_any else "ReduceMin", as_bool(low, x), dim, keepdim)
 
 
@@ -93,7 +93,7 @@ def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
     zero = op.Equal(x, 0.0)
     safe = op.Where(zero, 1.0, x)
     root = op.Sqrt(safe) if exponent == 0.5 else op.Pow(safe, float(exponent))
-    return op.Where(zero, 0.0, root)  # type: ignore[no-any-return]
+    return op.Where(zero, 0.0, root)
 
 
 @lower("aten.var_mean.correction", "aten.std_mean.correction")
@@ -169,7 +169,7 @@ def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Va
         behind = len(low.fake(0).shape) - axis - 1
         prefix = op.Unsqueeze(prefix, [2 + i for i in range(behind)]) if behind else prefix
         rows = op.Where(prefix, op.Unsqueeze(x, [axis]), one)
-        return op.ReduceProd(rows, [axis + 1], keepdims=0)  # type: ignore[no-any-return]
+        return op.ReduceProd(rows, [axis + 1], keepdims=0)
     shift = 1
     while shift < size:
         before = op.pad(x, [shift, -shift], [axis], len(low.fake(0).shape), one)

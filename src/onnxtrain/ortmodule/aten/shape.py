@@ -32,12 +32,12 @@ def result_shape(low: Lowering, sizes: Any) -> ir.Value:
     static = [size if isinstance(size, int) else -1 for size in low.result.shape]
     if static.count(-1) == 0 or (static.count(-1) == 1 and 0 not in static):
         return low.op.const(np.array(static, np.int64))
-    return low.ints(sizes)  # type: ignore[no-any-return]
+    return low.ints(sizes)
 
 
 def to_result_shape(low: Lowering, x: ir.Value, sizes: Any) -> ir.Value:
     """Returns the elements of `x` in the shape of the result, of which `sizes` are the op's own."""
-    return low.op.Reshape(x, result_shape(low, sizes), allowzero=1)  # type: ignore[no-any-return]
+    return low.op.Reshape(x, result_shape(low, sizes), allowzero=1)
 
 
 def transposed(low: Lowering, x: ir.Value, order: Sequence[int]) -> ir.Value:
@@ -84,7 +84,7 @@ def squeeze(low: Lowering, x: ir.Value, dim: Any = None) -> ir.Value:
 
 @lower("aten.unsqueeze.default")
 def unsqueeze(low: Lowering, x: ir.Value, dim: int) -> ir.Value:
-    return low.op.Unsqueeze(x, [dim % len(low.result.shape)])  # type: ignore[no-any-return]
+    return low.op.Unsqueeze(x, [dim % len(low.result.shape)])
 
 
 @lower("aten.expand.default")
@@ -93,7 +93,7 @@ def expand(low: Lowering, x: ir.Value, size: Any, *, implicit: bool = False) -> 
         return x
     # -1 keeps an axis, which 1 does for ONNX.
     kept = [1 if isinstance(s, int) and s == -1 else s for s in size]
-    return low.op.Expand(x, low.ints(kept))  # type: ignore[no-any-return]
+    return low.op.Expand(x, low.ints(kept))
 
 
 @lower("aten.repeat.default")
@@ -103,7 +103,7 @@ def repeat(low: Lowering, x: ir.Value, repeats: Any) -> ir.Value:
         x = low.op.Unsqueeze(x, list(range(new)))
     if all(isinstance(count, int) and count == 1 for count in repeats):
         return x
-    return low.op.Tile(x, low.ints(repeats))  # type: ignore[no-any-return]
+    return low.op.Tile(x, low.ints(repeats))
 
 
 @lower("aten.cat.default")
@@ -119,7 +119,7 @@ def cat(low: Lowering, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
 @lower("aten.stack.default")
 def stack(low: Lowering, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
     axis = dim % len(low.result.shape)
-    return low.op.Concat(*(low.op.Unsqueeze(x, [axis]) for x in low.tensors(*tensors)), axis=axis)  # type: ignore[no-any-return]
+    return low.op.Concat(*(low.op.Unsqueeze(x, [axis]) for x in low.tensors(*tensors)), axis=axis)
 
 
 @lower("aten.split.Tensor", "aten.unsafe_split.Tensor")
@@ -156,7 +156,7 @@ def sliced(low: Lowering, x: ir.Value, axis: int, start: Any, end: Any, step: in
     """Returns `x[start:end:step]` along an axis, with bounds that may be symbolic; None is no bound."""
     start, end = 0 if start is None else start, INT64_MAX if end is None else end
     steps = low.ints([step]) if step != 1 else None
-    return low.op.Slice(x, low.ints([start]), low.ints([end]), [axis], steps)  # type: ignore[no-any-return]
+    return low.op.Slice(x, low.ints([start]), low.ints([end]), [axis], steps)
 
 
 @lower("aten.slice.Tensor")
@@ -171,7 +171,7 @@ def slice_(
 
 @lower("aten.select.int")
 def select(low: Lowering, x: ir.Value, dim: int, index: Any) -> ir.Value:
-    return low.op.Gather(x, low.int_scalar(index), axis=axis_of(low, dim))  # type: ignore[no-any-return]
+    return low.op.Gather(x, low.int_scalar(index), axis=axis_of(low, dim))
 
 
 @lower("aten.flip.default")
@@ -180,7 +180,7 @@ def flip(low: Lowering, x: ir.Value, dims: Sequence[int]) -> ir.Value:
     if not count or not low.fake(0).shape:
         return x
     axes = [axis_of(low, dim) for dim in dims]
-    return low.op.Slice(x, [-1] * count, [INT64_MIN] * count, axes, [-1] * count)  # type: ignore[no-any-return]
+    return low.op.Slice(x, [-1] * count, [INT64_MIN] * count, axes, [-1] * count)
 
 
 @lower("aten.roll.default")
@@ -205,7 +205,7 @@ def _rolled(low: Lowering, x: ir.Value, axis: int, shift: Any, size: Any) -> ir.
     else:
         length = op.Shape(x, start=axis, end=axis + 1)
         first = op.Mod(op.Neg(low.ints([shift])), length)
-    return op.Concat(sliced(low, x, axis, first, None), sliced(low, x, axis, 0, first), axis=axis)  # type: ignore[no-any-return]
+    return op.Concat(sliced(low, x, axis, first, None), sliced(low, x, axis, 0, first), axis=axis)
 
 
 @lower("aten.tril.default", "aten.triu.default")
@@ -215,14 +215,14 @@ def triangle(low: Lowering, x: ir.Value, diagonal: Any = 0) -> ir.Value:
         x = low.tensor(x, ir.DataType.INT32)
     upper = int("triu" in str(low.node.target))
     offset = None if isinstance(diagonal, int) and diagonal == 0 else low.int_scalar(diagonal)
-    return low.op.Trilu(x, offset, upper=upper)  # type: ignore[no-any-return]
+    return low.op.Trilu(x, offset, upper=upper)
 
 
 def arange(low: Lowering, count: Any) -> ir.Value:
     """Returns 0, 1, ... as int64 [count], where `count` is an integer or an int64 [1] value."""
     if isinstance(count, int):
         return low.op.const(np.arange(count, dtype=np.int64))
-    return low.op.Range(0, low.op.Squeeze(count, [0]), 1)  # type: ignore[no-any-return]
+    return low.op.Range(0, low.op.Squeeze(count, [0]), 1)
 
 
 @lower("aten.diagonal.default")
@@ -244,7 +244,7 @@ def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: i
         places = op.Mul(arange(low, op.Max(shorter, [0])), op.Add(width, one))
         where = op.Add(places, [offset]) if offset >= 0 else op.Add(places, op.Mul(width, [-offset]))
     flat = op.Reshape(x, [0] * (len(shape) - 2) + [-1])
-    return op.Gather(flat, where, axis=len(shape) - 2)  # type: ignore[no-any-return]
+    return op.Gather(flat, where, axis=len(shape) - 2)
 
 
 @lower("aten.unfold.default")
@@ -253,7 +253,7 @@ def unfold(low: Lowering, x: ir.Value, dim: int, size: int, step: int) -> ir.Val
     op = low.op
     rank = len(low.fake(0).shape)
     if rank == 0:
-        return op.Reshape(x, [1])  # type: ignore[no-any-return]
+        return op.Reshape(x, [1])
     axis = axis_of(low, dim)
     count: Any = low.result.shape[axis]
     if not isinstance(count, int):
@@ -278,7 +278,7 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
             steps = op.Mul(op.Range(0, low.int_scalar(count), 1), low.int_scalar(step))
             behind = list(range(1, len(size) - axis))
             places = op.Add(places, op.Unsqueeze(steps, behind) if behind else steps)
-        return op.Gather(op.Reshape(x, [-1]), places)  # type: ignore[no-any-return]
+        return op.Gather(op.Reshape(x, [-1]), places)
     return to_result_shape(low, x, size)
 
 
@@ -312,7 +312,7 @@ def border_pad(low: Lowering, x: ir.Value, padding: Sequence[Any]) -> ir.Value:
         return padded
     crops = [_at_least_0(low, op.Neg(p) if isinstance(p, ir.Value) else -p) for p in padding]
     ends = op.Sub(op.Gather(op.Shape(padded), axes), low.ints(crops[1::2]))
-    return op.Slice(padded, low.ints(crops[0::2]), ends, axes)  # type: ignore[no-any-return]
+    return op.Slice(padded, low.ints(crops[0::2]), ends, axes)
 
 
 def _at_least_0(low: Lowering, number: Any) -> Any:

@@ -100,7 +100,7 @@ def cholesky_inverse(low: Lowering, factor: ir.Value, upper: bool = False) -> ir
     y, _ = low.op.call(inverse, triangle, _outputs=2)
     y.shape = factor.shape
     turned = _turned(low, y)
-    return low.op.MatMul(y, turned) if upper else low.op.MatMul(turned, y)  # type: ignore[no-any-return]
+    return low.op.MatMul(y, turned) if upper else low.op.MatMul(turned, y)
 
 
 def _inverse(low: Lowering, a: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -116,7 +116,7 @@ def _first_that_is_not(low: Lowering, good: ir.Value, axis: int) -> ir.Value:
     op = low.op
     wrong = op.Cast(op.Not(good), to=INT32)
     first = op.Cast(op.Add(op.ArgMax(wrong, axis=axis, keepdims=0), 1), to=INT32)
-    return op.Mul(first, op.ReduceMax(wrong, [axis], keepdims=0))  # type: ignore[no-any-return]
+    return op.Mul(first, op.ReduceMax(wrong, [axis], keepdims=0))
 
 
 def _solved_triangular(
@@ -157,11 +157,11 @@ def _solved(
     x = product(y, b)
     rest = op.Sub(b, product(a, x))
     rest.shape = ir.Shape(shape)
-    return op.Add(x, product(y, rest))  # type: ignore[no-any-return]
+    return op.Add(x, product(y, rest))
 
 
 def _on_diagonal(low: Lowering, a: ir.Value) -> ir.Value:
-    return low.op.Trilu(low.op.Trilu(a, upper=0), upper=1)  # type: ignore[no-any-return]
+    return low.op.Trilu(low.op.Trilu(a, upper=0), upper=1)
 
 
 def _turned(low: Lowering, a: ir.Value, argument: int = 0) -> ir.Value:

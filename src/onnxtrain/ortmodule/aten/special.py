@@ -34,7 +34,7 @@ def erfc(op: Emitter, x: ir.Value) -> ir.Value:
     low = op.Less(x, 1.0)
     far = op.Where(low, 1.0, x)
     tail = op.Mul(op.Exp(op.Neg(op.Mul(far, far))), _formulas.erfcx(op, far))
-    return op.Where(low, op.Sub(1.0, op.Erf(x)), tail)  # type: ignore[no-any-return]
+    return op.Where(low, op.Sub(1.0, op.Erf(x)), tail)
 
 
 @_in_float64("aten.special_erfcx.default")
@@ -43,7 +43,7 @@ def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
     low = op.Less(x, 1.0)
     near, far = op.Where(low, x, 0.0), op.Where(low, 1.0, x)
     scaled = op.Mul(op.Exp(op.Mul(near, near)), op.Sub(1.0, op.Erf(near)))
-    return op.Where(low, scaled, _formulas.erfcx(op, far))  # type: ignore[no-any-return]
+    return op.Where(low, scaled, _formulas.erfcx(op, far))
 
 
 @_in_float64("aten.special_log_ndtr.default")
@@ -54,14 +54,14 @@ def log_ndtr(op: Emitter, x: ir.Value) -> ir.Value:
     tail = op.Log(op.Mul(erfcx(op, op.Mul(below, -math.sqrt(0.5))), 0.5))
     tail = op.Sub(tail, op.Mul(op.Mul(below, below), 0.5))
     rest = _formulas.log1p(op, op.Mul(erfc(op, op.Mul(above, math.sqrt(0.5))), -0.5))
-    return op.Where(low, tail, rest)  # type: ignore[no-any-return]
+    return op.Where(low, tail, rest)
 
 
 @_in_float64("aten.erfinv.default", "aten.special_erfinv.default")
 def erfinv(op: Emitter, x: ir.Value) -> ir.Value:
     """The y with erf(y) = x."""
     size = op.Abs(x)
-    return op.Mul(op.Sign(x), _positive_erfinv(op, size, op.Sub(1.0, size)))  # type: ignore[no-any-return]
+    return op.Mul(op.Sign(x), _positive_erfinv(op, size, op.Sub(1.0, size)))
 
 
 @_in_float64("aten.special_ndtri.default")
@@ -70,7 +70,7 @@ def ndtri(op: Emitter, p: ir.Value) -> ir.Value:
     upper = op.Greater(p, 0.5)
     rest = op.Mul(op.Where(upper, op.Sub(1.0, p), p), 2.0)
     size = op.Mul(_positive_erfinv(op, op.Sub(1.0, rest), rest), math.sqrt(2))
-    return op.Where(upper, size, op.Neg(size))  # type: ignore[no-any-return]
+    return op.Where(upper, size, op.Neg(size))
 
 
 def _positive_erfinv(op: Emitter, x: ir.Value, rest: ir.Value) -> ir.Value:
@@ -95,7 +95,7 @@ def _positive_erfinv(op: Emitter, x: ir.Value, rest: ir.Value) -> ir.Value:
         step = op.Mul(op.Mul(missed, op.Exp(op.Mul(y, y))), math.sqrt(math.pi) / 2)
         y = op.Sub(y, op.Div(step, op.Add(op.Mul(y, step), 1.0)))
     outside = op.Where(op.Equal(rest, 0.0), math.inf, op.const(math.nan, like=x))
-    return op.Where(op.Or(small, inside), y, outside)  # type: ignore[no-any-return]
+    return op.Where(op.Or(small, inside), y, outside)
 
 
 _SHIFT = 8
@@ -129,7 +129,7 @@ def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
         total = op.Sub(total, op.Log(op.Add(z, float(k))))
     angle = op.Where(mirrored, op.Sub(x, op.Floor(x)), 0.5)
     reflected = op.Sub(op.Sub(math.log(math.pi), op.Log(op.Sin(op.Mul(angle, math.pi)))), total)
-    return op.Where(mirrored, reflected, total)  # type: ignore[no-any-return]
+    return op.Where(mirrored, reflected, total)
 
 
 @_in_float64("aten.digamma.default", "aten.special_digamma.default")
@@ -149,7 +149,7 @@ def digamma(op: Emitter, x: ir.Value) -> ir.Value:
         total = op.Sub(total, op.Reciprocal(op.Add(z, float(k))))
     angle = op.Mul(op.Where(mirrored, op.Sub(x, op.Floor(x)), 0.5), math.pi)
     cotangent = op.Div(op.Cos(angle), op.Sin(angle))
-    return op.Where(mirrored, op.Sub(total, op.Mul(cotangent, math.pi)), total)  # type: ignore[no-any-return]
+    return op.Where(mirrored, op.Sub(total, op.Mul(cotangent, math.pi)), total)
 
 
 @lower("aten.sinc.default")
@@ -159,7 +159,7 @@ def sinc(low: Lowering, x: ir.Value) -> ir.Value:
     x = low.tensor(x, low.dtype)
     zero = op.Equal(x, 0.0)
     angle = op.Mul(op.Where(zero, 1.0, x), math.pi)
-    return op.Where(zero, 1.0, op.Div(op.Sin(angle), angle))  # type: ignore[no-any-return]
+    return op.Where(zero, 1.0, op.Div(op.Sin(angle), angle))
 
 
 @lower("aten.xlogy")
@@ -167,7 +167,7 @@ def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
     """X log(y); where x is 0 and log(y) not finite it is 0, with the gradient 0."""
     op = low.op
     x, y = low.tensors(x, y)
-    return op.Mul(x, op.Log(_where_finite(low, op.Equal(x, 0.0), y, 0.0, 1.0)))  # type: ignore[no-any-return]
+    return op.Mul(x, op.Log(_where_finite(low, op.Equal(x, 0.0), y, 0.0, 1.0)))
 
 
 @lower("aten.special_xlog1py")
@@ -175,14 +175,14 @@ def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
     """X log(1 + y); where x is 0 and log(1 + y) not finite it is 0, with the gradient 0."""
     op = low.op
     x, y = low.tensors(x, y)
-    return op.Mul(x, _formulas.log1p(op, _where_finite(low, op.Equal(x, 0.0), y, -1.0, 0.0)))  # type: ignore[no-any-return]
+    return op.Mul(x, _formulas.log1p(op, _where_finite(low, op.Equal(x, 0.0), y, -1.0, 0.0)))
 
 
 def _where_finite(low: Lowering, zero: ir.Value, y: ir.Value, bound: float, root: float) -> ir.Value:
     """Returns y, with the logarithm's root where `zero` and y is infinite or not above the bound."""
     op = low.op
     undefined = op.Or(op.LessOrEqual(y, bound), op.IsInf(y))
-    return op.Where(op.And(zero, undefined), root, y)  # type: ignore[no-any-return]
+    return op.Where(op.And(zero, undefined), root, y)
 
 
 @lower("aten.frexp.Tensor")
@@ -206,4 +206,4 @@ def _scaled(op: Emitter, x: ir.Value, exponent: ir.Value) -> ir.Value:
     """The product x 2^-exponent, by two factors: one may be out of range."""
     half = op.Floor(op.Mul(exponent, 0.5))
     two = op.const(2.0, ir.DataType.DOUBLE)
-    return op.Div(op.Div(x, op.Pow(two, half)), op.Pow(two, op.Sub(exponent, half)))  # type: ignore[no-any-return]
+    return op.Div(op.Div(x, op.Pow(two, half)), op.Pow(two, op.Sub(exponent, half)))

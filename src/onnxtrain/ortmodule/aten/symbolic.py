@@ -22,7 +22,7 @@ def getitem(low: Lowering, values: Any, index: int) -> Any:
 
 
 def _scalar(low: Lowering, size: ir.Value) -> ir.Value:
-    return low.op.Squeeze(size, [0])  # type: ignore[no-any-return]
+    return low.op.Squeeze(size, [0])
 
 
 @lower("aten.sym_size.int")

@@ -1,0 +1,150 @@
+"""Normalisations that models write in standard ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import static_dims
+from onnxtrain.functions import (
+    floored_rms_normalization,
+    instance_standardization,
+    inverse_rms_normalization,
+    reversible_instance_normalization,
+)
+from onnxtrain.fusion._pass import Fusion
+from onnxtrain.fusion._patterns import (
+    Match,
+    Pattern,
+    either,
+    equal_to,
+    number,
+    op,
+    perhaps_stopped,
+    stopped,
+    value,
+)
+
+__all__ = ["NORMS"]
+
+_WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+_NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+def _reduced(node: ir.Node) -> tuple[int, ...] | None:
+    """Returns the axes that a node reduces and keeps, counted from the front; None where they are not known."""
+    source = node.inputs[0]
+    if source is None or source.shape is None or node.attributes.get_int("keepdims", 1) != 1:
+        return None
+    rank = source.shape.rank()
+    if len(node.inputs) == 1 or node.inputs[1] is None:
+        return () if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
+    axes = ir.convenience.get_const_tensor(node.inputs[1])
+    return None if axes is None else tuple(sorted(axis % rank for axis in axes.numpy().ravel().tolist()))
+
+
+def _over_the_last_axis(node: ir.Node) -> Mapping[str, Any] | None:
+    axes, source = _reduced(node), node.inputs[0]
+    return {} if source is not None and source.shape and axes == (source.shape.rank() - 1,) else None
+
+
+def _over_each_series(node: ir.Node) -> Mapping[str, Any] | None:
+    """Over all axes but the first and the last, or over both of two."""
+    axes, source = _reduced(node), node.inputs[0]
+    if not axes or source is None or source.shape is None:
+        return None
+    return {"axes": axes} if list(axes) == (list(range(1, source.shape.rank() - 1)) or [0, 1]) else None
+
+
+def _square(x: Pattern) -> Pattern:
+    return either(op.Mul(x, x), op.Pow(x, equal_to(2)))
+
+
+def _square_root(x: Pattern) -> Pattern:
+    return either(op.Sqrt(x), op.Pow(x, equal_to(0.5)))
+
+
+def _per_feature(x: ir.Value, parameter: ir.Value) -> bool:
+    """Whether a value has a number for each element of the last axis of x."""
+    dims = static_dims(x)
+    size = dims[-1] if dims else None
+    return parameter.dtype == x.dtype and size is not None and static_dims(parameter) == (size,)
+
+
+def _scaled(last: ir.Node, match: Match) -> bool:
+    x, y = match["x"], last.outputs[0]
+    return x.dtype in (*_WIDE, *_NARROW) and x.dtype == y.dtype and _per_feature(x, match["scale"])
+
+
+def _standardized(last: ir.Node, match: Match) -> bool:
+    return match["x"].dtype in _WIDE and match["x"].shape is not None
+
+
+def _affine(last: ir.Node, match: Match) -> bool:
+    parameters = [match["weight"], match["bias"]]
+    return _standardized(last, match) and all(
+        parameter.producer() is None and _per_feature(match["x"], parameter) for parameter in parameters
+    )
+
+
+def _one_per_row(shape: ir.Shape) -> ir.Shape:
+    return ir.Shape([*shape[:-1], 1])
+
+
+_x, _scale, _epsilon = value("x"), value("scale"), number("epsilon")
+
+# x / max(factor * ||x||, floor) * scale, as darts' RMSNorm
+_norm = op.ReduceL2(_x, ..., where=_over_the_last_axis)
+_rms = either(
+    op.Mul(_norm, number("factor")),
+    op.Div(_norm, number("factor", of=lambda root: 1 / root if root else None)),
+)
+_floored = either(
+    op.Max(_rms, number("floor")),
+    op.Clip(_rms, number("floor")),
+    op.Clip(_rms, number("floor"), equal_to(math.inf)),
+)
+
+# x / sqrt(mean(x²) + epsilon) * scale, as torch.nn.RMSNorm and Llama's
+_total = op.Add(op.ReduceMean(_square(_x), ..., where=_over_the_last_axis), _epsilon)
+_root = _square_root(_total)
+_inverse = either(op.Reciprocal(_root), op.Div(equal_to(1), _root), op.Pow(_total, equal_to(-0.5)))
+
+# x by the statistics of each series, through which no gradient flows, as darts' RINorm. Others may read them, behind
+# the stops, and what is computed of them.
+_mean = stopped(op.ReduceMean(perhaps_stopped(_x), ..., where=_over_each_series), "mean")
+_centered = op.Sub(_x, _mean, name="centered", shared=True)
+_variance = op.ReduceMean(_square(perhaps_stopped(_centered)), ..., where=_over_each_series)
+_stdev = stopped(op.Sqrt(op.Add(_variance, _epsilon)), "stdev")
+
+NORMS = (
+    Fusion(
+        composite=floored_rms_normalization,
+        pattern=op.Mul(op.Div(_x, _floored), _scale),
+        where=_scaled,
+        saved=_one_per_row,
+    ),
+    Fusion(
+        composite=inverse_rms_normalization,
+        pattern=op.Mul(either(op.Div(_x, _root), op.Mul(_x, _inverse)), _scale),
+        where=_scaled,
+        saved=_one_per_row,
+    ),
+    Fusion(
+        composite=reversible_instance_normalization,
+        pattern=op.Add(op.Mul(_centered, op.Div(value("weight"), _stdev, shared=True)), value("bias")),
+        where=_affine,
+        statistics=("mean", "stdev"),
+        saved=lambda shape: shape,
+    ),
+    Fusion(
+        composite=instance_standardization,
+        pattern=op.Div(_centered, _stdev),
+        where=_standardized,
+        statistics=("mean", "stdev"),
+    ),
+)
+"""All normalisations, each before those that are parts of it."""

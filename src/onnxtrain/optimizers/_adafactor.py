@@ -1,0 +1,84 @@
+"""Adafactor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain._settings import require
+from onnxtrain.emitter import Emitter, Operand
+from onnxtrain.functions.optimizer import adafactor_matrix_step, adafactor_step
+
+from ._base import Moment, Optimizer, require_not_negative
+
+__all__ = ["Adafactor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adafactor(Optimizer):
+    """Adafactor (Shazeer and Stern, 2018), as torch.optim.Adafactor: for a matrix its state is a row and a column.
+
+    With t the step, b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' and columns' are running means of the means
+    of g² over each row and column, rows' = (1 - b)·rows + b·mean(g²), the estimate of g² is
+    rows'·columns'/mean(rows'); of vectors and scalars it is the running mean itself. With
+    u = g/sqrt(max(estimate, eps1²)): w' = (1 - lr·weight_decay)·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
+    The step is relative to the size of the parameter: learning rates are around 1e-2.
+
+    Attributes:
+        beta2_decay: how fast the running means become longer.
+        eps: eps1 keeps the estimate from zero, None is the resolution of the dtype; eps2 the step of a small parameter.
+        d: the root mean square of u above which it is scaled down.
+        weight_decay: decoupled from the gradient.
+    """
+
+    elementwise: ClassVar[bool] = False
+
+    beta2_decay: float = -0.8
+    eps: tuple[float | None, float] = (None, 1e-3)
+    d: float = 1.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "beta2_decay", lambda value: -math.inf < value <= 0, "zero or a negative number")
+        require(
+            self,
+            "eps",
+            lambda eps: len(eps) == 2 and (eps[0] is None or 0 <= eps[0] < 1) and 0 <= eps[1] < math.inf,
+            "two numbers from 0 on, the first of them below 1 or None",
+        )
+        require(self, "d", lambda value: 1 <= value < math.inf, "a number from 1 on")
+        require_not_negative(self, "weight_decay")
+
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        if len(shape) < 2:
+            return [Moment("running mean of the gradient's square")]
+        return [
+            Moment("running mean of the gradient's square over each row", shape=(*shape[:-1], 1)),
+            Moment(
+                "running mean of the gradient's square over each column", shape=(*shape[:-2], 1, shape[-1])
+            ),
+        ]
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        count = op.Cast(step, to=learning_rate.dtype)
+        renew = op.Pow(count, self.beta2_decay)
+        rho = op.Min(learning_rate, op.Reciprocal(op.Sqrt(count)))
+        decay = op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
+        return op.Sub(1.0, renew), renew, rho, decay
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        assert w.dtype is not None
+        assert w.shape is not None
+        eps1 = float(np.finfo(w.dtype.numpy()).eps) if self.eps[0] is None else self.eps[0]
+        count = float(max(1, math.prod(w.shape.numpy())))
+        own = (count, eps1, eps1**2, self.eps[1], self.d)
+        step = adafactor_step if len(moments) == 1 else adafactor_matrix_step
+        return op.call(step, w, g, *moments, *scalars, *own, _outputs=1 + len(moments))

@@ -1,0 +1,47 @@
+"""Lion."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, Operand
+from onnxtrain.functions.optimizer import lion_step
+
+from ._base import Moment, Optimizer, require_betas, require_not_negative
+
+__all__ = ["Lion"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion(Optimizer):
+    """Lion (Chen et al., 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2): one moment.
+
+    w' = (1 - lr·weight_decay)·w - lr·sign(beta1·m + (1 - beta1)·g); m' = beta2·m + (1 - beta2)·g. Every element moves
+    by the learning rate, so that it should be three to ten times smaller than that of AdamW, and the decay larger.
+
+    Attributes:
+        betas: of the average whose sign is the step, and of the moment.
+        weight_decay: decoupled from the gradient.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_betas(self)
+        require_not_negative(self, "weight_decay")
+
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        return [Moment("running mean of the gradient")]
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        return *self.betas, learning_rate, op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        return op.call(lion_step, w, g, *moments, *scalars, _outputs=2)

@@ -1,0 +1,117 @@
+"""Muon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import onnx_ir as ir
+
+from onnxtrain._settings import require
+from onnxtrain.emitter import Emitter, Operand, static_dims
+
+from ._base import Moment, Optimizer, require_not_negative
+
+__all__ = ["Muon"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon(Optimizer):
+    """Muon (Jordan et al., 2024), as torch.optim.Muon, for matrices: momentum, made orthogonal.
+
+    m' = momentum·m + (1 - momentum)·g, and with nesterov u = momentum·m' + (1 - momentum)·g, else u = m'. O(u) are
+    `ns_steps` Newton-Schulz steps from x = u/max(||u||, eps), transposed where it has more rows than columns:
+    x = a·x + (b·xxᵀ + c·(xxᵀ)²)·x. w' = (1 - lr·weight_decay)·w - lr·r·O(u), with r = sqrt(max(1, rows/columns)), or
+    0.2·sqrt(max(rows, columns)) to match the size of AdamW's steps. PyTorch computes O in bfloat16; this does not.
+
+    Embeddings, heads, biases and norms are updated by something else::
+
+        AdamW(groups=[ParameterGroup("layers.*.weight", optimizer=Muon(), learning_rate_scale=20)])
+
+    Attributes:
+        momentum: of the gradient.
+        nesterov: look ahead.
+        weight_decay: decoupled from the gradient.
+        ns_coefficients: a, b and c.
+        ns_steps: number of Newton-Schulz steps.
+        eps: keeps the norm from zero.
+        adjust_lr_fn: which r.
+    """
+
+    elementwise: ClassVar[bool] = False
+
+    momentum: float = 0.95
+    nesterov: bool = True
+    weight_decay: float = 0.1
+    ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315)
+    ns_steps: int = 5
+    eps: float = 1e-7
+    adjust_lr_fn: Literal["original", "match_rms_adamw"] = "original"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "momentum", lambda value: 0 <= value < 1, "a number from 0 to below 1")
+        require_not_negative(self, "weight_decay", "eps")
+        require(
+            self,
+            "ns_coefficients",
+            lambda numbers: len(numbers) == 3 and all(abs(number) < math.inf for number in numbers),
+            "three numbers",
+        )
+        require(
+            self, "ns_steps", lambda steps: isinstance(steps, int) and 1 <= steps < 100, "an int from 1 to 99"
+        )
+        require(
+            self,
+            "adjust_lr_fn",
+            lambda name: name in ("original", "match_rms_adamw"),
+            "'original' or 'match_rms_adamw'",
+        )
+
+    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+        return [Moment("running mean of the gradient")]
+
+    def refusal(self, shape: tuple[int, ...]) -> str | None:
+        """Returns why a parameter of this shape cannot be updated; None for a matrix."""
+        if len(shape) == 2:
+            return None
+        return (
+            "Muon updates matrices only. Make it the optimizer of a group of them: "
+            "AdamW(groups=[ParameterGroup([...], optimizer=Muon())])"
+        )
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        return learning_rate, op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        learning_rate, decay = scalars
+        rows, columns = static_dims(w) or (None, None)
+        assert rows is not None
+        assert columns is not None
+        renewed = op.Mul(g, 1 - self.momentum)
+        momentum = op.Add(op.Mul(moments[0], self.momentum), renewed)
+        direction = op.Add(op.Mul(momentum, self.momentum), renewed) if self.nesterov else momentum
+        if rows > columns:
+            orthogonal = op.Transpose(self._orthogonal(op, op.Transpose(direction, perm=[1, 0])), perm=[1, 0])
+        else:
+            orthogonal = self._orthogonal(op, direction)
+        if self.adjust_lr_fn == "original":
+            ratio = math.sqrt(max(1, rows / max(columns, 1)))
+        else:
+            ratio = 0.2 * math.sqrt(max(rows, columns))
+        change = op.Mul(orthogonal, op.Mul(learning_rate, ratio))
+        return op.Sub(op.Mul(w, decay), change), momentum
+
+    def _orthogonal(self, op: Emitter, x: ir.Value) -> ir.Value:
+        """Newton-Schulz steps from a matrix `[n, m]`, n <= m, of norm one on."""
+        a, b, c = self.ns_coefficients
+        x = op.Div(x, op.Max(op.Sqrt(op.ReduceSumSquare(x, keepdims=0)), self.eps))
+        for _ in range(self.ns_steps):
+            gram = op.MatMul(x, op.Transpose(x, perm=[1, 0]))
+            polynomial = op.Add(op.Mul(gram, b), op.Mul(op.MatMul(gram, gram), c))
+            x = op.Add(op.Mul(x, a), op.MatMul(polynomial, x))  # Gemm's factors are float32
+        return x

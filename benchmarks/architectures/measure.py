@@ -34,9 +34,9 @@ UNSTABLE = 1e-2
 """Where eager float32 is further than this from float64 (other random numbers, ties, chaos), float32 is the judge."""
 UNSTABLE_TOLERANCE = 1e-3
 PERTURBATION, PERTURBED, PERTURBED_FACTOR = 2.0**-17, 6, 3
-"""Where ours is further off than that, eager float32 also runs with other parameters, off by about what rounding errors
-add up to in a deep network, so many times: where it is rounding that decides on which side of zero a ReLU is, it decides
-by chance, and ours may be as far off as these are, times their factor."""
+"""Where ours is further off, eager float32 also runs, so many times, with parameters that are off by about what
+rounding errors add up to in a deep network: where rounding decides on which side of zero a ReLU is, it decides by
+chance, and ours may be as far off as these are, times their factor."""
 
 Values = dict[str, torch.Tensor | None]
 

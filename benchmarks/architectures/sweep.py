@@ -5,22 +5,25 @@ wholly (all graphs in ONNX Runtime and no code beside them), partly, PyTorch (no
 from float64 than eager float32 allows), raises (where eager does not), timeout or memory (beyond the limits), eager
 fails (nothing to compare with).
 
-Usage: python sweep.py [NAME or part of it ...] [--seconds N] [--gigabytes N] [--resume]
-                       [--not-wholly]
+Usage: python sweep.py [NAME or part of it ...] [--seconds N] [--gigabytes N] [--workers N]
+                       [--resume] [--not-wholly]
 Writes results/architectures.json and docs/architectures.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import random
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from typing import Any
 import psutil
 import torch
 from measure import verdict
-from zoo import load
+from zoo import FAMILIES, load
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "architectures.json"
@@ -41,28 +44,68 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def measured(name: str, seconds: float, gigabytes: float) -> dict[str, Any]:
-    """Runs `measure` for one architecture in a process of its own, within the limits."""
-    start = time.monotonic()
-    ours, theirs = multiprocessing.Pipe(duplex=False)
-    # Forked, so that the libraries are imported once; this process makes no session and starts no thread of PyTorch's.
-    process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, name))
-    process.start()
-    theirs.close()
-    try:
-        while not ours.poll(0.2):
-            if time.monotonic() - start > seconds:
-                return {"name": name, "verdict": "timeout", "reason": f"more than {seconds:.0f} s"}
-            if _memory(process.pid) > gigabytes * 2**30:
-                return {"name": name, "verdict": "memory", "reason": f"more than {gigabytes:g} GB"}
-        return {"name": name, **ours.recv()}
-    except EOFError:
-        process.join()
-        return {"name": name, "verdict": "raises", "reason": f"the process ended with {process.exitcode}"}
-    finally:
-        process.kill()
-        process.join()
-        ours.close()
+class Run:
+    """`measure` of one architecture in a process of its own, within limits."""
+
+    def __init__(self, name: str, seconds: float, gigabytes: float) -> None:
+        self.name, self._seconds, self._gigabytes = name, seconds, gigabytes
+        self._start = time.monotonic()
+        self.answer, theirs = multiprocessing.Pipe(duplex=False)
+        # Forked, so that the libraries are imported once; this process makes no session and starts no thread of
+        # PyTorch's.
+        self._process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, name))
+        self._process.start()
+        theirs.close()
+
+    def result(self) -> dict[str, Any] | None:
+        """Returns what came out, or None as long as it runs."""
+        found = self._found()
+        if found is not None:
+            self._process.kill()
+            self._process.join()
+            self.answer.close()
+        return found
+
+    def _found(self) -> dict[str, Any] | None:
+        if self.answer.poll():
+            try:
+                return {"name": self.name, **self.answer.recv()}
+            except EOFError:
+                self._process.join()
+                said = f"the process ended with {self._process.exitcode}"
+                return {"name": self.name, "verdict": "raises", "reason": said}
+        seconds, memory = _used(self._process.pid)
+        if seconds > self._seconds or time.monotonic() - self._start > 20 * self._seconds:
+            said = f"more than {self._seconds:.0f} s of processor time"
+            return {"name": self.name, "verdict": "timeout", "reason": said}
+        if memory > self._gigabytes * 2**30:
+            return {"name": self.name, "verdict": "memory", "reason": f"more than {self._gigabytes:g} GB"}
+        return None
+
+
+def measured(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields the results for these architectures as they come, of several at a time."""
+    waiting, running = deque(names), list[Run]()
+    while waiting or running:
+        while waiting and len(running) < arguments.workers:
+            running.append(Run(waiting.popleft(), arguments.seconds, arguments.gigabytes))
+        multiprocessing.connection.wait([run.answer for run in running], 0.5)
+        for run in list(running):
+            result = run.result()
+            if result is not None:
+                running.remove(run)
+                yield result
+
+
+def in_turn(names: Iterable[str]) -> list[str]:
+    """Returns the names with one of each family after the other, so that a part of the sweep is of all families."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(name.partition("/")[0], []).append(name)
+    for family in families.values():
+        random.Random(0).shuffle(family)
+    rounds = itertools.zip_longest(*families.values())
+    return [name for names in rounds for name in names if name is not None]
 
 
 def _send(connection: Any, name: str) -> None:
@@ -72,11 +115,31 @@ def _send(connection: Any, name: str) -> None:
         connection.send(verdict(name))
 
 
-def _memory(pid: int | None) -> int:
+def _used(pid: int | None) -> tuple[float, int]:
+    """The processor time of a process, in seconds, and its memory in bytes."""
     try:
-        return psutil.Process(pid).memory_info().rss
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss
     except psutil.NoSuchProcess:
-        return 0
+        return 0.0, 0
+
+
+def loaded() -> list[str]:
+    """Imports the libraries, once for all processes, and returns the names of the architectures.
+
+    Not PyTorch Geometric, which replaces functions of PyTorch: the names of its models come from another process.
+    """
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        names = pool.apply(_names)
+    for family, (prefix, *_) in FAMILIES.items():
+        if family != "graphs":
+            load(f"{prefix}/")
+    return names
+
+
+def _names() -> list[str]:
+    return list(load())
 
 
 def table(results: dict[str, dict[str, Any]]) -> str:
@@ -91,7 +154,9 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "Small versions of published architectures, with random weights, take two training steps in ORTModule and are",
         "compared with eager PyTorch, the judge being eager PyTorch in float64: outputs, gradients and buffers may be",
         "no farther from it than ten times what eager float32 is. Where float32 itself is far off (random numbers that",
-        "depend on the precision, ties, chaos), eager float32 is the judge. `benchmarks/architectures/sweep.py` writes",
+        "depend on the precision, ties, chaos), eager float32 is the judge. Where that is exceeded, ours may be as far",
+        "off as three times what eager float32 is with parameters that are off by 2^-17, six times tried: in deep",
+        "networks rounding decides on which side of zero some ReLUs are. `benchmarks/architectures/sweep.py` writes",
         "this page.",
         "",
         f"Of {compared} architectures: "
@@ -135,21 +200,22 @@ def main() -> None:
     """Sweeps, prints a line per architecture, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="all whose names contain one of these")
-    parser.add_argument("--seconds", type=float, default=300)
+    parser.add_argument("--seconds", type=float, default=300, help="of processor time")
     parser.add_argument("--gigabytes", type=float, default=6)
+    parser.add_argument("--workers", type=int, default=1, help="how many at a time")
     parser.add_argument("--resume", action="store_true", help="leave out what the results have already")
     parser.add_argument("--not-wholly", action="store_true", help="only what was not wholly in ONNX Runtime")
     arguments = parser.parse_args()
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    names = [n for n in load() if not arguments.names or any(part in n for part in arguments.names)]
+    names = [n for n in loaded() if not arguments.names or any(part in n for part in arguments.names)]
     if arguments.resume:
         names = [name for name in names if name not in known]
     if arguments.not_wholly:
         names = [name for name in names if known.get(name, {}).get("verdict") != "wholly"]
-    random.Random(0).shuffle(names)  # so that a part of the sweep is of all families
     torch.set_num_threads(1)
-    for name in names:
-        result = known[name] = measured(name, arguments.seconds, arguments.gigabytes)
+    for result in measured(in_turn(names), arguments):
+        name = result["name"]
+        known[name] = result
         why = [*result.get("wrong", ())[:1], *result.get("fallbacks", ())[:2], *result.get("breaks", ())[:1]]
         print(name, result["verdict"], result.get("reason", ""), *map(_short, why), sep=" | ", flush=True)
         RESULTS.parent.mkdir(exist_ok=True)

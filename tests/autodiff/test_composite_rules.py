@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from autodiff.test_square_matrices import TWINS
 from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
 from onnxtrain.autodiff._registry import RULES
 from onnxtrain.emitter import Emitter
@@ -63,7 +64,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def test_every_composite_rule_has_a_row():
-    composites = [*(row.composite for row in ROWS), *INSTANCE_NORMS]
+    composites = [*(row.composite for row in ROWS), *INSTANCE_NORMS, *TWINS]
     tested = {name for composite in composites for name in composite.function_names}
     assert {op for domain, op in RULES if domain == DOMAIN} == tested
 

@@ -15,6 +15,7 @@ PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "architectures"
 NAMES = (
     "ActorCritic",
     "DGCNN",
+    "DeepKernelGP",
     "DLRM-mean",
     "FourierNeuralOperator",
     "Glow",

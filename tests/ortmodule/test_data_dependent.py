@@ -88,6 +88,31 @@ def test_one_graph_whatever_the_data(make: type[Base]) -> None:
     assert not any(graph.break_reason for graph in report)
 
 
+class Dropped(Base):
+    """Drops elements of the rows that a mask leaves: how many numbers are drawn is known when it has run."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.dropout(self.embed(tokens), 0.3)
+        kept = torch.tanh(x[x.sum(-1) > 0])
+        return self.last(torch.nn.functional.dropout(kept, 0.5)).square().sum()
+
+
+def test_as_many_random_numbers_as_the_data_asks_for() -> None:
+    torch.manual_seed(0)
+    plain = Dropped()
+    ours = ORTModule(copy.deepcopy(plain), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    for seed in range(3):
+        tokens, found = torch.randint(9, (2, 5)), []
+        for module in (ours, plain):
+            torch.manual_seed(seed)
+            module.zero_grad()
+            module(tokens).backward()
+            found.append([*(p.grad for p in module.parameters()), torch.rand(2)])
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert ours.report().runs_in_onnxruntime
+
+
 class MaskBesideIndex(Base):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embed(tokens).flatten(0, 1)
@@ -129,3 +154,30 @@ def test_assertion_on_the_data() -> None:
     ours(torch.tensor([[0, 4]])).backward()
     with pytest.raises((RuntimeError, AssertionError), match="no such token"):
         ours(torch.tensor([[0, 5]]))
+
+
+class Spline(Base):
+    """Writes what it computes of some rows, padded on the way, in their places."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        out = torch.zeros_like(x)
+        inside = x[..., 0] > 0
+        widths = torch.nn.functional.pad(x[inside].softmax(-1).cumsum(-1), (1, 0), value=0.0)
+        out[inside] = widths[..., 1:] - 2 * widths[..., :-1]
+        return self.last(out).square().sum()
+
+
+def test_padding_and_writing_rows_that_a_mask_tells() -> None:
+    torch.manual_seed(0)
+    plain = Spline()
+    ours = ORTModule(copy.deepcopy(plain), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    for _ in range(2):
+        tokens, found = torch.randint(9, (2, 5)), []
+        for module in (ours, plain):
+            module.zero_grad()
+            module(tokens).backward()
+            found.append([p.grad for p in module.parameters()])
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert ours.report().runs_in_onnxruntime

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -80,3 +81,26 @@ def test_higher_order_operators(cls: type[nn.Module], sign: float) -> None:
     with pytest.warns(UserWarning, match="runs in PyTorch"):
         ours = _result_and_gradient(ORTModule(module), sign)
     torch.testing.assert_close(ours, eager)
+
+
+class Noisy(torch.nn.Module):
+    """Draws from NumPy's generator, as SpecAugment does in wav2vec 2.0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * float(np.random.rand())
+
+
+def test_numpys_generator_is_numpys() -> None:
+    plain = Noisy()
+    ours, x = ORTModule(plain), torch.randn(4, 3)
+    results = []
+    for module in (plain, ours):
+        np.random.seed(7)
+        results.append([module(x), module(x)])
+    for want, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+    assert not torch.equal(results[1][0], results[1][1])

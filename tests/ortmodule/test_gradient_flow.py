@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -128,6 +129,22 @@ def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:
         return h * 3 + module.weight[1]
 
     trained(function)
+
+
+@pytest.mark.parametrize("wrap", [ORTModule, lambda module: module], ids=["ours", "eager"])
+def test_writes_through_data_do_not_invalidate_what_backward_keeps(wrap: Callable[..., Any]) -> None:
+    """As a Runge-Kutta solver fills its table, views of which autograd has kept."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        x.data[0] = 2.0
+        return x * module.weight[0]
+
+    x = torch.ones(2, 4, requires_grad=True) * 1
+    kept = x[1].sin()
+    square = x * x
+    (wrap(Of(function))(x).sum() + kept.sum() + square.sum()).backward()
+    assert x._version == 0
+    assert x[0].tolist() == [2.0] * 4
 
 
 MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -382,3 +399,46 @@ def test_what_only_views_of_no_grad_are_in_requires_a_gradient_that_leads_nowher
         assert module.get_parameter("weight").grad is None
     torch.testing.assert_close(ours(x), plain(x))
     assert ours.report().runs_in_onnxruntime
+
+
+class ActNorm(nn.Module):
+    """Normalises the first batch exactly: its parameters take their values from it by `.data`."""
+
+    def __init__(self, keep: bool) -> None:
+        super().__init__()
+        self.keep = keep
+        self.scale, self.shift = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+        self.register_buffer("initialized", torch.tensor(False))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if not self.initialized:
+            with torch.no_grad():
+                old = self.shift.detach()
+                mean = x.mean(0)
+                self.scale.data = -x.std(0).log()
+                self.shift.data = -mean
+                self.initialized.data = torch.tensor(True)
+                if self.keep:  # it is now of another memory
+                    self.shift.data.add_(old + 1)
+        return x * self.scale.exp() + self.shift
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_parameters_that_are_given_other_data_are_trained(keep: bool) -> None:
+    plain = ActNorm(keep)
+    ours = ORTModule(copy.deepcopy(plain))
+    seen = []
+    for module in (ours, plain):
+        torch.manual_seed(0)
+        said = (
+            pytest.warns(UserWarning, match="memory of another") if keep and module is ours else nullcontext()
+        )
+        with said:
+            for _ in range(2):
+                module.zero_grad()
+                result = module(torch.randn(5, 3))
+                result.square().sum().backward()
+        seen.append([result, module.scale.grad, module.shift.grad, *module.state_dict().values()])
+    for got, want in zip(*seen, strict=True):
+        torch.testing.assert_close(got, want)
+    assert keep or ours.report().runs_in_onnxruntime

@@ -14,6 +14,7 @@ from .instance_norm import (
     reversible_instance_normalization_gradient,
     reversible_instance_normalization_parameter_gradient,
 )
+from .linalg import cholesky, inverse
 from .loss import softmax_cross_entropy_gradient
 from .normalization import (
     batch_normalization_gradient,
@@ -45,6 +46,7 @@ __all__ = [
     "adam_step",
     "adamw_step",
     "batch_normalization_gradient",
+    "cholesky",
     "composite",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",
@@ -52,6 +54,7 @@ __all__ = [
     "gelu_tanh_gradient",
     "group_normalization_gradient",
     "instance_standardization",
+    "inverse",
     "inverse_rms_normalization",
     "inverse_rms_normalization_gradient",
     "layer_normalization_gradient",

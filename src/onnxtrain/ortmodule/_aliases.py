@@ -222,6 +222,9 @@ class Overlaps:
 
     Parameters and buffers are compared when the graph is captured, arguments of the call in each call.
 
+    Attributes:
+        noticed: indices of the inputs that the graph writes to in a way that autograd sees: not through `.data`.
+
     Raises:
         NotImplementedError: they do when it is captured, or an input that is written to shares memory with itself.
     """
@@ -230,6 +233,7 @@ class Overlaps:
         nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         self._tensors = [place for place, node in enumerate(nodes) if _memory(node) is not None]
         self._written = [place for place in self._tensors if _is_written(nodes[place])]
+        self.noticed = frozenset(self._written)
         self._arguments = [place for place in self._tensors if not _is_of_module(nodes[place])]
         values = [node.meta.get("example_value") for node in nodes]
         if self._overlap(values, _memory_of):

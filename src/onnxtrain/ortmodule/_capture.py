@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,14 +16,17 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain.ortmodule._checkpoint import REGION
+from onnxtrain.ortmodule._data_dependent import without_tracebacks
 from onnxtrain.ortmodule._gradients import GradientFlow, example_values, map_tensors, straight_through
 from onnxtrain.ortmodule.aten.attention import EMBEDDINGS
 from onnxtrain.ortmodule.aten.indexing import INDEXING
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.aten.random import DROPOUTS
 from onnxtrain.ortmodule.aten.recurrent import WHOLE_LAYERS
+from onnxtrain.ortmodule.aten.solving import CHECKS
 
 __all__ = ["functional_graph"]
 
@@ -126,11 +128,12 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
     math = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     regions = any(REGION in node.meta for node in graph_module.graph.nodes)
     noting = fx.traceback.preserve_node_meta() if regions else contextlib.nullcontext()
-    with torch.no_grad(), math, fake_mode, _without_tracebacks(), noting:
+    with torch.no_grad(), math, fake_mode, without_tracebacks(), noting:
         try:
             result = traced(*values)
-        except RuntimeError:
-            if not any(isinstance(value, torch.SymInt) for value in values):
+        except RuntimeError as error:
+            symbolic = any(isinstance(value, torch.SymInt) for value in values)
+            if not symbolic and not isinstance(error, GuardOnDataDependentSymNode):
                 raise
             # Some operators, mutating ones above all, work out symbolic sizes only in PyTorch's Python dispatcher.
             # It is not the first choice because it also takes apart operators that ONNX has.
@@ -138,21 +141,6 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
                 result = traced(*values)
     assert isinstance(result, fx.GraphModule)
     return result
-
-
-@contextlib.contextmanager
-def _without_tracebacks() -> Iterator[None]:
-    """Keeps PyTorch from printing the traceback of an operator that fails here; its error is raised, or dealt with."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.addFilter(_is_no_traceback)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_is_no_traceback)
-
-
-def _is_no_traceback(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("failed while attempting to run meta")
 
 
 _REPLACED: dict[Any, Callable[..., Any]] = {
@@ -191,13 +179,22 @@ def _detached(tensor: torch.Tensor, copies: bool) -> torch.Tensor:
     return tensor.detach().clone() if copies else tensor.detach()
 
 
+class _FunctionalMode(FunctionalTensorMode):
+    """Functionalisation that keeps operators that only raise, of which AOTAutograd makes a chain of tokens."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        check = CHECKS.get(func)
+        result = super().__torch_dispatch__(check or func, types, args, kwargs)  # type: ignore[no-untyped-call]
+        return None if check else result
+
+
 def _functionalized(run: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Returns `run(*args)`, computed without mutations, but for those of the arguments, which come last.
 
     As AOTAutograd does it: unlike `torch.func.functionalize` this knows symbolic sizes, and reaches the mutations
     inside composite operators.
     """
-    with FunctionalTensorMode():
+    with _FunctionalMode():
         wrapped = [to_fun(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
         outputs = pytree.tree_map_only(torch.Tensor, from_fun, run(*wrapped))
         mutated = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch._subclasses import fake_impls
 from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
 
-__all__ = ["data_dependent_results", "unnoted_sizes"]
+__all__ = ["data_dependent_results", "unnoted_sizes", "without_tracebacks"]
 
 
 @contextlib.contextmanager
@@ -36,6 +37,21 @@ def unnoted_sizes(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
     """
     shapes = getattr(fake_mode, "shape_env", None)
     return contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
+
+
+@contextlib.contextmanager
+def without_tracebacks() -> Iterator[None]:
+    """Keeps PyTorch from printing the traceback of an operator that fails here; its error is raised, or dealt with."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(_is_no_traceback)
+    try:
+        yield
+    finally:
+        logger.removeFilter(_is_no_traceback)
+
+
+def _is_no_traceback(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("failed while attempting to run meta")
 
 
 def _ctc_loss(

@@ -45,6 +45,8 @@ _SETTINGS = {
     "skip_nnmodule_hook_guards": False,
     # A symbolic number has no place among ONNX attributes: another one captures another graph.
     "specialize_float": True,
+    # Else `numpy.random` in a captured function draws from PyTorch's generator, whatever seed NumPy has.
+    "use_numpy_random_stream": True,
     # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
     "accumulated_recompile_limit": sys.maxsize,
 }

@@ -23,6 +23,7 @@ from onnxtrain.ortmodule._assertions import checked, mark_assertions, take_asser
 from onnxtrain.ortmodule._breaks import break_reason
 from onnxtrain.ortmodule._capture import functional_graph
 from onnxtrain.ortmodule._checkpoint import inline_checkpoints
+from onnxtrain.ortmodule._data_setting import copy_set_data, refuse_set_data
 from onnxtrain.ortmodule._dynamo import capture
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
@@ -112,6 +113,7 @@ def onnxruntime_backend(
         keep_from_global_hooks(graph_module)
         note_inputs(graph_module, example_inputs)
         mark_assertions(graph_module)
+        copy_set_data(graph_module)
         plain = _copied(graph_module)
         inline_checkpoints(graph_module)
         if not has_custom_function(graph_module):
@@ -179,6 +181,7 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
     carries = [_carries_gradient(value) for value in values]
     try:
+        refuse_set_data(graph_module)
         overlaps = Overlaps(graph_module)
         aliases = split_aliases(graph_module)
         flow = flow_of(graph_module)
@@ -196,11 +199,10 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
                 _whole(functional, gradients, device, severity), gradients, aliases, overlaps
             )
     except ORTModuleONNXModelException as error:
-        if not policy.allows(error):
+        steps = compile_in_steps(functional, error, gradients, device, severity)
+        if steps.in_pytorch and not policy.allows(error):
             raise
-        return CompiledGraph(
-            compile_in_steps(functional, error, gradients, device, severity), gradients, aliases, overlaps
-        )
+        return CompiledGraph(steps, gradients, aliases, overlaps)
 
 
 def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.device, severity: int) -> OnnxPart:
@@ -287,6 +289,7 @@ class CompiledGraph:
         self._aliases = aliases
         self._overlaps = overlaps
         changed = {place for place, _ in body.mutated}
+        self._unnoticed = frozenset(changed - overlaps.noticed)
         written = {place for place in changed if gradients.carried[place]}
         # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
         # kept there, keep its own graph alive.
@@ -335,8 +338,9 @@ class CompiledGraph:
                 self._plain(*args)  # its assertions come first
             raise
         for placeholder, output in body.mutated:
+            written = args[placeholder].data if placeholder in self._unnoticed else args[placeholder]
             with torch.set_grad_enabled(results[output].requires_grad):
-                args[placeholder].copy_(results[output])
+                written.copy_(results[output])
         outputs = tuple(output_of(kind, value, args, results) for kind, value in body.outputs)
         return outputs if self._aliases is None else self._aliases.fill(outputs, args)
 

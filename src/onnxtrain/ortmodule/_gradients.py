@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from onnxtrain.ortmodule._data_dependent import unnoted_sizes
+from onnxtrain.ortmodule._data_dependent import unnoted_sizes, without_tracebacks
 
 __all__ = ["GradientFlow", "example_values", "flow_of", "map_tensors", "note_inputs", "straight_through"]
 
@@ -79,7 +81,12 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
         return GradientFlow(_stopped_by_metadata(graph_module))
     if any(_is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
         raise NotImplementedError("it writes to what requires a gradient, within a transform of torch.func")
-    return _Rehearsal(graph_module).flow()
+    try:
+        with without_tracebacks():
+            return _Rehearsal(graph_module).flow()
+    except GuardOnDataDependentSymNode:  # some operators know such sizes only in PyTorch's Python dispatcher
+        with enable_python_dispatcher():
+            return _Rehearsal(graph_module).flow()
 
 
 def straight_through(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

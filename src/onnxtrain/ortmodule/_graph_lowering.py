@@ -406,6 +406,7 @@ def _keeps(node: fx.Node) -> bool:
                 "exponential",
                 "multinomial",
                 "_assert_async",
+                "check_errors",
             )
         )
     )

@@ -101,6 +101,8 @@ class OnnxPart:
         results = self._run(args, tensors)
         for index, message in self._lowered.assertions:
             if not results[index].all():
+                replay = Replay(self._captured.of_call(args), self._announce)
+                replay.outputs(tensors)  # raises with PyTorch's words
                 raise RuntimeError(message)
         if self._complex_outputs:
             results = list(results)

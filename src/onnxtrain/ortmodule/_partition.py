@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["Part", "calls", "is_number", "mutations", "partition"]
+__all__ = ["Part", "calls", "draws", "is_number", "mutations", "partition"]
 
 TOO_FEW = "too few operators, between others that run in PyTorch, for a session of their own"
 _FEW = 3
@@ -112,7 +112,7 @@ class _Levels:
             source = _whole(node)
             follows = is_number(node) and any(self._odd.get(s, False) for s in node.all_input_nodes)
             self._odd[node] = self._odd[source] if source is not node else node in refused or follows
-        random = [node for node in self._nodes if _draws(node)]
+        random = [node for node in self._nodes if draws(node)]
         self._after = dict(itertools.pairwise(random))
         self._before = {later: earlier for earlier, later in self._after.items()}
 
@@ -163,7 +163,7 @@ def _whole(node: fx.Node) -> fx.Node:
     return node
 
 
-def _draws(node: fx.Node) -> bool:
+def draws(node: fx.Node) -> bool:
     """Whether a node takes random numbers from PyTorch's generator."""
     tags = getattr(node.target, "tags", ())
     return torch.Tag.nondeterministic_seeded in tags or "bernoulli_like" in str(node.target)

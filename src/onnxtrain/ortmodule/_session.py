@@ -49,6 +49,10 @@ class Session:
     """
 
     def __init__(self, model: ir.Model, device: torch.device, severity: int) -> None:
+        self.nodes = model.graph.num_nodes()
+        self._outputs = [value.name for value in model.graph.outputs]
+        if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result
+            return
         options = ort.SessionOptions()
         options.log_severity_level = severity
         # PyTorch's own threads compute between two runs: spinning on would take the cores away from them.
@@ -67,11 +71,6 @@ class Session:
             model = infer_shapes(model.clone())
             PositiveAxesPass()(model)
             disabled = ["ExpandElimination"]  # takes an Expand to no elements for one that does nothing
-        self.nodes = model.graph.num_nodes()
-        self._inputs = [value.name for value in model.graph.inputs]
-        self._outputs = [value.name for value in model.graph.outputs]
-        if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result
-            return
         proto = ir.to_proto(model).SerializeToString()
         try:
             session = ort.InferenceSession(
@@ -81,6 +80,8 @@ class Session:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
         self._session = session  # keeps the native one alive
         self._native = session._sess
+        self.nodes = model.graph.num_nodes()
+        self._inputs = [value.name for value in model.graph.inputs]
         self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)

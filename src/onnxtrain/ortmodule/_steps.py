@@ -18,7 +18,7 @@ from onnxtrain.ortmodule._in_pytorch import differentiable_nodes, runnable
 from onnxtrain.ortmodule._lowering import memory_order
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule._options import DebugOptions
-from onnxtrain.ortmodule._partition import Part, calls, mutations, partition
+from onnxtrain.ortmodule._partition import Part, calls, draws, mutations, partition
 from onnxtrain.ortmodule._replay import Announce
 from onnxtrain.ortmodule._report import GraphRecord, PyTorchOp
 
@@ -81,6 +81,7 @@ class Steps:
         inputs: indices of the arguments that are tensors.
         outputs: see `Lowered`.
         mutated: see `Lowered`.
+        in_pytorch: the operators that PyTorch runs, but for draws of random numbers.
     """
 
     def __init__(
@@ -96,7 +97,8 @@ class Steps:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._places, self._steps, self._device = len(places), steps, device
         self._calls = len(calls(graph.nodes))
-        self._in_pytorch = _counted(calls(refused), refused)
+        # Random numbers are always PyTorch's: before the graph runs, or here, where their number depends on the data.
+        self.in_pytorch = _counted([node for node in calls(refused) if not draws(node)], refused)
         self.inputs = [i for i, n in enumerate(placeholders) if isinstance(n.meta["val"], torch.Tensor)]
         self.outputs: list[tuple[str, Any]] = []
         self.mutated: list[tuple[int, int]] = []
@@ -151,8 +153,8 @@ class Steps:
             str(self._device),
             sum(record.forward_nodes for record in records),
             sum(record.backward_nodes for record in records),
-            fallback_reason=_said(self._in_pytorch, self._calls),
-            in_pytorch=self._in_pytorch,
+            fallback_reason=_said(self.in_pytorch, self._calls) if self.in_pytorch else None,
+            in_pytorch=self.in_pytorch,
             calls=self._calls,
         )
 

@@ -23,6 +23,25 @@ CASES = [
         "bitwise_bool", lambda a, b: ((a > 0) & (b > 0), (a > 0) | (b > 0), (a > 0) ^ (b > 0), ~(a > 0)), BOTH
     ),
     Case(
+        "shifts",
+        lambda a, b: (a << b, a >> b, a << 3, a >> 2, 5 << b, -5 >> b),
+        (
+            torch.tensor([0, 1, -1, 5, -5, 2**62, -(2**63), 2**63 - 1])[:, None],
+            torch.tensor([0, 1, 2, 31, 62, 63, 64, -1]),
+        ),
+    ),
+    *(
+        Case(
+            f"shifts_{str(dtype).removeprefix('torch.')}",
+            lambda a, b: (a << b, a >> b),
+            (
+                torch.tensor([0, 1, 3, -1, -5, 100]).to(dtype)[:, None],
+                torch.tensor([0, 1, 2, 7, 8, 31, -1]).to(dtype),
+            ),
+        )
+        for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
+    ),
+    Case(
         "special_numbers",
         lambda x: (x.isnan(), x.isinf(), x.isfinite()),
         (torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0]),),

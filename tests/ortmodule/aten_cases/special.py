@@ -1,5 +1,6 @@
 """torch.special. Tails have cases of their own: in a norm they would vanish beside larger values."""
 
+import math
 from typing import Any
 
 import torch
@@ -51,6 +52,17 @@ CASES = [
         )
     ),
     Case("sinc_gradient_at_zero", torch.sinc, (torch.tensor([0.0, 1.0, 0.5], requires_grad=True),)),
+    Case("frexp", torch.frexp, (T(4, 5),)),
+    Case(
+        "frexp_of_powers",
+        torch.frexp,
+        (torch.tensor([0.0, 1, -1, 0.5, 0.25, 8, 2.0**-126, 1e-42, 2.0**127]),),
+    ),
+    Case(
+        "frexp_beside_powers",
+        torch.frexp,
+        (torch.tensor([1 - 2.0**-24, 1 + 2.0**-23, 2**20 - 0.0625, math.inf, -math.inf, math.nan]),),
+    ),
     Case("xlog1py", torch.special.xlog1py, (T(4, 5, **POSITIVE), T(4, 5, **POSITIVE))),
     Case("logit_eps", lambda x: torch.special.logit(x, 0.1), (T(4, 5, **PROBABILITY),)),
     Case("multigammaln", lambda x: torch.special.multigammaln(x, 2), (T(4, 5, low=2.0, high=9.0),)),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
-from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.emitter import Emitter
+from onnxtrain.functions import DOMAIN, cholesky, inverse
 
 
 @vjp("MatMul", wrt=("A", "B"))
@@ -106,3 +107,32 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         total = sum_to_shape_of(op, ct, n.out.Y, n.C)
         result["C"] = total if beta == 1 else op.Mul(total, beta)
     return result
+
+
+def inverse_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Y = A⁻¹:  ct_A = -Yᵀ ct Yᵀ."""
+    y = _transposed(op, n, n.out.y)
+    return op.Neg(op.MatMul(op.MatMul(y, ct), y))
+
+
+def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """A = L Lᵀ:  ct_A = (S + Sᵀ) / 2, S = L⁻ᵀ Φ(Lᵀ ct) L⁻¹; Φ keeps the lower triangle and half of the diagonal.
+
+    Murray, Differentiation of the Cholesky decomposition (2016), arXiv:1602.07527.
+    """
+    factor = n.out.y
+    product = op.MatMul(_transposed(op, n, factor), ct)
+    half = op.Mul(op.Add(op.Trilu(product, upper=0), op.Trilu(product, -1, upper=0)), 0.5)
+    inverted, _ = op.call(inverse, factor, _outputs=2)
+    inverted.shape = factor.shape
+    s = op.MatMul(op.MatMul(_transposed(op, n, inverted), half), inverted)
+    s.shape = factor.shape
+    return op.Mul(op.Add(s, _transposed(op, n, s)), 0.5)
+
+
+for _composite, _outputs, _rule in (
+    (inverse, ("y", "pivots"), inverse_rule),
+    (cholesky, ("y",), cholesky_rule),
+):
+    for _name in _composite.function_names:
+        vjp(_name, domain=DOMAIN, wrt=("a",), signature=Signature(_composite.inputs, _outputs))(_rule)

@@ -20,6 +20,7 @@ from . import (
     recurrent,
     reduction,
     shape,
+    solving,
     special,
     symbolic,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "recurrent",
     "reduction",
     "shape",
+    "solving",
     "special",
     "symbolic",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 
@@ -100,3 +101,34 @@ def isin(
     equal = op.Equal(op.Unsqueeze(left, [-1]), op.Reshape(right, [-1]))
     found = op.Greater(op.ReduceSum(op.Cast(equal, to=ir.DataType.FLOAT), [-1], keepdims=0), 0.0)
     return op.Not(found) if invert else found
+
+
+@lower("aten.__lshift__.Scalar", "aten.__lshift__.Tensor")
+@lower(*(f"aten.bitwise_left_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
+def left_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
+    """The product a 2^b, of which the lowest bits are kept; 0 for a negative b, and for one of all bits."""
+    x, factor, inside = _shift_operands(low, a, b)
+    return low.op.Where(inside, low.op.Mul(x, factor), 0)
+
+
+@lower("aten.__rshift__.Scalar", "aten.__rshift__.Tensor")
+@lower(*(f"aten.bitwise_right_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
+def right_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
+    """The largest integer up to a / 2^b; for a negative b, and for one of all bits, only the sign is left."""
+    op = low.op
+    x, factor, inside = _shift_operands(low, a, b)
+    below = op.Less(x, 0)
+    size = op.Where(below, op.Sub(-1, x), x)
+    shifted = op.Where(op.And(inside, op.Greater(factor, 0)), op.Div(size, factor), 0)
+    return op.Where(below, op.Sub(-1, shifted), shifted)
+
+
+def _shift_operands(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Both operands in int64, the second as a power of two, and where it is one; 2^63 has wrapped around."""
+    op = low.op
+    if low.dtype.is_floating_point():
+        raise low.unsupported("of floating-point numbers")
+    x, bits = (low.tensor(value, ir.DataType.INT64) for value in (a, b))
+    powers = np.left_shift(np.int64(1), np.arange(64, dtype=np.int64))
+    inside = op.And(op.GreaterOrEqual(bits, 0), op.Less(bits, 64))
+    return x, op.Gather(op.const(powers), op.Where(inside, bits, 0)), inside

@@ -94,7 +94,7 @@ def avg_pool(
     kernel, stride = _without_excess(low, kernel, stride, padding, ceil_mode)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     if divisor_override is not None and ceil_mode:
-        raise low.unsupported("divisor_override with ceil_mode")
+        _pad_for_last_window(low, attributes)
     attributes["count_include_pad"] = int(count_include_pad or divisor_override is not None)
     y = _batched(low, x, rank, lambda x: low.op.AveragePool(x, **attributes))
     if divisor_override is None:
@@ -143,17 +143,39 @@ def _averaged_along(
 
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
-def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.Value, None]:
+def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.Value, ir.Value | None]:
+    """MaxPool, whose windows are equal once places of overlapping ones are there several times."""
     rank = len(size)
-    if low.uses_result(1):
-        raise low.unsupported("indices of the maxima")
-    if all(n == 1 for n in size):
+    if all(n == 1 for n in size) and not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
-    have = [low.known(n) for n in low.fake(0).shape[-rank:]]
-    if any(n % wanted for n, wanted in zip(have, size, strict=True)):
-        raise low.unsupported("adaptive pooling to sizes that do not divide the input's")
-    kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
-    return _batched(low, x, rank, lambda x: low.op.MaxPool(x, kernel_shape=kernel, strides=kernel)), None
+    op, have = low.op, [low.known(n) for n in low.fake(0).shape[-rank:]]
+    places = [_equal_windows(n, wanted) for n, wanted in zip(have, size, strict=True)]
+    kernel = [place.shape[1] for place in places]
+    shape = list(x.shape or ())
+    for axis, (n, place) in enumerate(zip(have, places, strict=True)):
+        if place.size != n:
+            x = op.Gather(x, place.ravel(), axis=len(shape) - rank + axis)
+            shape[axis - rank] = place.size
+            x.shape = ir.Shape(shape)
+    attributes = {"kernel_shape": kernel, "strides": kernel}
+    if not low.uses_result(1):
+        return _batched(low, x, rank, lambda x: op.MaxPool(x, **attributes)), None
+    if len(shape) != rank + 2:
+        raise low.unsupported("indices of an input without batch")
+    y, indices = op.MaxPool(x, **attributes, _outputs=2)
+    # ONNX counts through the whole tensor, PyTorch within each plane, and that without what is there twice.
+    plane = np.arange(math.prod(have)).reshape(have)
+    for axis, place in enumerate(places):
+        plane = np.take(plane, place.ravel(), axis)
+    return y, op.Gather(op.const(plane.ravel()), op.Mod(indices, plane.size))
+
+
+def _equal_windows(n: int, wanted: int) -> np.ndarray:
+    """Returns the places [wanted, length] that adaptive pooling looks at; shorter windows repeat their last one."""
+    starts = np.arange(wanted) * n // wanted
+    ends = -(-(np.arange(wanted) + 1) * n // wanted)
+    steps = np.arange((ends - starts).max())
+    return np.minimum(starts[:, None] + steps, ends[:, None] - 1)
 
 
 @lower(
@@ -276,6 +298,16 @@ def _without_excess(
     reach = [n + 2 * pad for n, pad in zip(have, _per_axis(padding, rank), strict=True)]
     strides = [step if k <= r else r for k, step, r in zip(kernel, strides, reach, strict=True)]
     return [min(k, r) for k, r in zip(kernel, reach, strict=True)], strides
+
+
+def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
+    """Pads to the windows that PyTorch has in ceil mode, for these sizes, so that padding counts in all of them."""
+    rank = len(attributes["kernel_shape"])
+    sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
+    for axis, (n, windows) in enumerate(sizes):
+        last = (low.known(windows) - 1) * attributes["strides"][axis] + attributes["kernel_shape"][axis]
+        attributes["pads"][rank + axis] = max(0, last - low.known(n) - attributes["pads"][axis])
+    attributes["ceil_mode"] = 0
 
 
 def _per_axis(numbers: Any, rank: int) -> list[int]:

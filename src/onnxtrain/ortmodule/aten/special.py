@@ -183,3 +183,27 @@ def _where_finite(low: Lowering, zero: ir.Value, y: ir.Value, bound: float, root
     op = low.op
     undefined = op.Or(op.LessOrEqual(y, bound), op.IsInf(y))
     return op.Where(op.And(zero, undefined), root, y)
+
+
+@lower("aten.frexp.Tensor")
+def frexp(low: Lowering, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The m of size 1/2 to 1 and the integer e with x = m 2^e; m = x and e = 0 for zeros, infinities and NaN."""
+    op = low.op
+    wide = low.tensor(x, ir.DataType.DOUBLE)
+    size = low.stopped(op.Abs(wide))
+    usual = op.And(op.Greater(size, 0.0), op.Less(size, math.inf))
+    size = op.Where(usual, size, 0.5)
+    exponent = op.Add(op.Floor(op.Div(op.Log(size), math.log(2))), 1.0)
+    # The logarithm is rounded: beside a power of two it may be that of the other side.
+    mantissa = _scaled(op, size, exponent)
+    above, below = op.GreaterOrEqual(mantissa, 1.0), op.Less(mantissa, 0.5)
+    step = op.Sub(op.Cast(above, to=ir.DataType.DOUBLE), op.Cast(below, to=ir.DataType.DOUBLE))
+    exponent = op.Where(usual, op.Add(exponent, step), 0.0)
+    return _scaled(op, wide, low.stopped(exponent)), op.Cast(exponent, to=ir.DataType.INT32)
+
+
+def _scaled(op: Emitter, x: ir.Value, exponent: ir.Value) -> ir.Value:
+    """The product x 2^-exponent, by two factors: one may be out of range."""
+    half = op.Floor(op.Mul(exponent, 0.5))
+    two = op.const(2.0, ir.DataType.DOUBLE)
+    return op.Div(op.Div(x, op.Pow(two, half)), op.Pow(two, op.Sub(exponent, half)))

@@ -1,0 +1,89 @@
+"""Inverses and factors of square matrices, which ONNX lacks: one elimination step per row in a Loop.
+
+Matrices are the last two axes, of size 1 at least, with any batch before them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+
+from ._composite import composite
+
+__all__ = ["cholesky", "inverse"]
+
+Step = Callable[[Emitter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
+
+
+@composite("Inverse", ["a"], outputs=2)
+def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Y = A⁻¹ by Gauss-Jordan elimination with partial pivoting, and the pivots, of which one is 0 if there is none.
+
+    a: `[..., n, n]`; pivots: `[n, batch]`, with all axes of the batch in one.
+    """
+    matrices, places = _flat(op, a), _places(op, a)
+    identity = op.Cast(op.Equal(op.Unsqueeze(places, [1]), places), to=a.dtype)
+    pair = op.Concat(matrices, op.Expand(identity, op.Shape(matrices)), axis=2)
+
+    def eliminate(op: Emitter, row: ir.Value, pair: ir.Value) -> tuple[ir.Value, ir.Value]:
+        column = op.Gather(pair, row, axis=2)
+        sizes = op.Where(op.GreaterOrEqual(places, row), op.Abs(column), -1.0)
+        is_pivot = op.Unsqueeze(op.Equal(places, op.ArgMax(sizes, axis=1, keepdims=1)), [2])
+        pivot_row = op.ReduceSum(op.Where(is_pivot, pair, 0.0), [1], keepdims=1)
+        swapped = op.Where(is_pivot, op.Unsqueeze(op.Gather(pair, row, axis=1), [1]), pair)
+        pivot = op.Gather(pivot_row, row, axis=2)
+        scaled = op.Div(pivot_row, op.Unsqueeze(pivot, [2]))
+        factors = op.Unsqueeze(op.Gather(swapped, row, axis=2), [2])
+        cleared = op.Sub(swapped, op.Mul(factors, scaled))
+        done = op.Where(op.Unsqueeze(op.Equal(places, row), [1]), scaled, cleared)
+        return done, op.Squeeze(pivot, [1])
+
+    reduced, pivots = _eliminated(op, a, pair, eliminate)
+    size = op.Shape(a, start=-1)
+    right = op.Slice(reduced, size, op.Add(size, size), [2])
+    return op.Reshape(right, op.Shape(a), allowzero=1), pivots
+
+
+@composite("Cholesky", ["a"])
+def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
+    """The lower triangular L with L Lᵀ = A; its diagonal is not above 0 from where A is not positive definite.
+
+    a: `[..., n, n]`, of which the lower triangle is read.
+    """
+    places = _places(op, a)
+
+    def eliminate(op: Emitter, row: ir.Value, rest: ir.Value) -> tuple[ir.Value, ir.Value]:
+        column = op.Gather(rest, row, axis=2)
+        root = op.Sqrt(op.Unsqueeze(op.Gather(column, row, axis=1), [1]))
+        factor = op.Where(op.GreaterOrEqual(places, row), op.Div(column, root), 0.0)
+        return op.Sub(rest, op.Mul(op.Unsqueeze(factor, [2]), op.Unsqueeze(factor, [1]))), factor
+
+    _, columns = _eliminated(op, a, _flat(op, a), eliminate)
+    return op.Reshape(op.Transpose(columns, perm=[1, 2, 0]), op.Shape(a), allowzero=1)
+
+
+def _flat(op: Emitter, a: ir.Value) -> ir.Value:
+    """Returns the matrices with all axes of their batch in one."""
+    batch = op.ReduceProd(op.Shape(a, end=-2), [0], keepdims=1)
+    return op.Reshape(a, op.Concat(batch, op.Shape(a, start=-2), axis=0), allowzero=1)
+
+
+def _places(op: Emitter, a: ir.Value) -> ir.Value:
+    """Returns the numbers of the rows, from 0 on."""
+    return op.Range(0, op.Squeeze(op.Shape(a, start=-1)), 1)
+
+
+def _eliminated(op: Emitter, a: ir.Value, state: ir.Value, step: Step) -> tuple[ir.Value, ir.Value]:
+    """Returns the state after a step for each row of `a`, and what the steps gave beside it along a new first axis."""
+    kinds = {"row": ir.DataType.INT64, "going": ir.DataType.BOOL, "state": a.dtype}
+    inner = op.subgraph(kinds)
+    row, going, before = inner.graph.inputs
+    row.shape = going.shape = ir.Shape([])
+    after, given = step(inner, row, before)
+    inner.graph.outputs.extend([inner.Identity(going), after, given])
+    count = op.Squeeze(op.Shape(a, start=-1))
+    final, all_given = op.Loop(count, None, state, body=inner.graph, _outputs=2)
+    return final, all_given

@@ -1,0 +1,89 @@
+"""`tensor.data = value` in a captured function: Dynamo lets the tensor take the memory of the value."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+__all__ = ["copy_set_data", "refuse_set_data"]
+
+
+def copy_set_data(graph_module: fx.GraphModule) -> None:
+    """Makes writes, through `.data`, of such assignments to inputs, where only the address tells the difference."""
+    graph = graph_module.graph
+    changed = False
+    for node in [node for node in graph.nodes if _sets(node)]:
+        if not _is_like_a_write(graph, node):
+            continue
+        target, value = node.args
+        fake = target.meta["example_value"].data
+        with graph.inserting_before(node):
+            data = graph.call_function(torch._C._autograd._get_data_attr, (target,))  # type: ignore[attr-defined]
+            written = graph.call_method("copy_", (data, value))
+        # Its version says that the memory was written to.
+        data.meta["example_value"] = written.meta["example_value"] = fake.copy_(fake)
+        for user in list(node.users):
+            graph.erase_node(user)  # what sets the version back
+        graph.erase_node(node)
+        changed = True
+    if changed:
+        graph_module.recompile()
+
+
+def refuse_set_data(graph_module: fx.GraphModule) -> None:
+    """Raises where the graph still has such assignments.
+
+    Raises:
+        NotImplementedError: it has.
+    """
+    if any(_sets(node) for node in graph_module.graph.nodes):
+        raise NotImplementedError(
+            "it gives a tensor the memory of another one (tensor.data = ..., tensor.set_)"
+        )
+
+
+def _sets(node: fx.Node) -> bool:
+    return node.op != "placeholder" and _name(node) == "set_"
+
+
+def _name(node: fx.Node) -> str:
+    return getattr(node.target, "__name__", str(node.target))
+
+
+_HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
+"""What has the memory of its argument, and is no view to autograd."""
+
+
+def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
+    """Whether nothing else has the memory of the value, or had that of the tensor, when the graph goes on."""
+    target, value = node.args[0], node.args[1] if len(node.args) == 2 else None
+    if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
+        return False
+    a, b = target.meta.get("example_value"), value.meta.get("example_value")
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    if any("lower_version_count" not in _name(user) for user in node.users):
+        return False
+    if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
+        return False
+    order = {other: place for place, other in enumerate(graph.nodes)}
+    now, before = order[node], {target}
+    for other in graph.nodes:
+        if other is target or other is node:
+            continue
+        fake = other.meta.get("example_value")
+        if order[other] < now and isinstance(fake, torch.Tensor):
+            of_target = any(source in before for source in other.all_input_nodes)
+            if of_target and (fake._is_view() or _name(other) in _HIDDEN_VIEWS):
+                before.add(other)
+        shares = other in before or (isinstance(fake, torch.Tensor) and _memory(fake) == _memory(b))
+        if not shares or order[other] > now:
+            continue
+        if other.op == "placeholder" or any(order[user] > now for user in other.users):
+            return False
+    return True
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    memory: int = tensor.untyped_storage()._cdata
+    return memory

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import onnxruntime
 import pytest
 
 torch = pytest.importorskip("torch")
-
-from onnxruntime.capi import _pybind_state as binding  # noqa: E402
 
 from onnxtrain.ortmodule import ORTModule, ORTModuleInitException  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
+LOWEST = (Path(__file__).parents[1] / "oldest-ortmodule.txt").read_text().split("==")[1].strip()
 
-def test_an_onnxruntime_without_dlpack_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the wheels of 1.20 are; newer ones are made to look like them."""
-    monkeypatch.delattr(binding.OrtValueVector, "to_dlpacks", raising=False)
-    with pytest.raises(ORTModuleInitException, match=r"install onnxruntime 1\.21 or newer"):
+
+@pytest.mark.parametrize("version", ["1.20.0", "1.28.1"])
+def test_an_older_onnxruntime_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", version)
+    with pytest.raises(
+        ORTModuleInitException, match=f"needs onnxruntime 1.30 or newer; installed is {version}"
+    ):
         ORTModule(torch.nn.Linear(2, 1))
+
+
+def test_the_lowest_version_is_the_one_that_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "__version__", LOWEST)
+    ORTModule(torch.nn.Linear(2, 1))

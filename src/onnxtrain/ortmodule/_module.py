@@ -44,7 +44,7 @@ class ORTModule(torch.nn.Module):
     Raises:
         TypeError: an argument has the wrong type.
         ORTModuleTorchModelException: a kind of module that cannot be captured.
-        ORTModuleInitException: the installed onnxruntime is older than 1.21.
+        ORTModuleInitException: the installed onnxruntime is older than 1.30.
 
     Example:
         >>> model = ORTModule(torch.nn.Linear(2, 1))

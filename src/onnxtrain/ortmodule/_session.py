@@ -18,21 +18,23 @@ from onnxtrain.passes import PositiveAxesPass, has_narrow_floats, infer_shapes, 
 
 __all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime"]
 
+_LOWEST = (1, 30)
 _RUN_OPTIONS = binding.RunOptions()
 _to_dlpack = torch._C._to_dlpack
 _from_dlpack = torch._C._from_dlpack  # the C function: it is called once per output
 
 
 def check_onnxruntime() -> None:
-    """Checks that the installed onnxruntime shares memory with PyTorch, by DLPack.
+    """Checks that the installed onnxruntime can run what ORTModule makes.
 
     Raises:
-        ORTModuleInitException: it is 1.20, whose wheels do not.
+        ORTModuleInitException: it is older than 1.30. 1.20 lacks DLPack, by which memory is shared with PyTorch; those
+            up to 1.28 can end the process over tensors without elements.
     """
-    if not hasattr(binding.OrtValueVector, "to_dlpacks"):
+    if tuple(map(int, ort.__version__.split(".")[:2])) < _LOWEST:
         raise ORTModuleInitException(
-            f"ORTModule: onnxruntime {ort.__version__} does not share memory with PyTorch (DLPack); "
-            "install onnxruntime 1.21 or newer"
+            f"ORTModule needs onnxruntime 1.30 or newer; installed is {ort.__version__}, which can end the process "
+            "over tensors without elements. Upgrade it"
         )
 
 

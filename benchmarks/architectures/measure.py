@@ -11,6 +11,7 @@ import argparse
 import copy
 import json
 import random
+import re
 import sys
 import time
 import traceback
@@ -180,6 +181,11 @@ def compare(ours: Values, eager: Values, exact: Values, others: Sequence[Values]
     return {"wrong": wrong[:8], "wrong_count": len(wrong), "worst": worst, "unstable": unstable}
 
 
+def _anywhere(reason: str) -> str:
+    """Without what tells one machine and one process from another."""
+    return re.sub(r" at 0x\w+", "", re.sub(r"/\S*/site-packages/", "", reason))
+
+
 def measure(name: str, verbose: bool) -> dict[str, Any]:
     """Returns the verdict on an architecture and what it rests on."""
     found = load(name)[name]
@@ -222,8 +228,8 @@ def measure(name: str, verbose: bool) -> dict[str, Any]:
     report = wrapped.report()
     if verbose:
         print(report, file=sys.stderr)
-    fallbacks = sorted({str(graph.fallback_reason)[:300] for graph in report.fallbacks})
-    breaks = sorted({graph.break_reason[:300] for graph in report if graph.break_reason})
+    fallbacks = sorted({_anywhere(str(graph.fallback_reason))[:300] for graph in report.fallbacks})
+    breaks = sorted({_anywhere(graph.break_reason)[:300] for graph in report if graph.break_reason})
     native = [graph for graph in report if graph.share > 0]
     if compared["wrong"]:
         said = "wrong"

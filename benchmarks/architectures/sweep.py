@@ -142,8 +142,8 @@ def _names() -> list[str]:
     return list(load())
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """Returns the page of the documentation."""
+def table(results: dict[str, dict[str, Any]], known: int) -> str:
+    """Returns the page of the documentation; `known` is the number of architectures in the zoo."""
     rows = sorted(results.values(), key=lambda r: (VERDICTS.index(r["verdict"]), r["name"]))
     counts = Counter(row["verdict"] for row in rows)
     compared = sum(counts.values()) - counts["eager fails"]
@@ -159,7 +159,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
         "networks rounding decides on which side of zero some ReLUs are. `benchmarks/architectures/sweep.py` writes",
         "this page.",
         "",
-        f"Of {compared} architectures: "
+        f"Of the {compared} architectures that have been measured, of {known} in the zoo: "
         + ", ".join(f"{counts[v]} {_said(v)}" for v in VERDICTS if counts[v] and v != "eager fails")
         + ".",
         "",
@@ -207,7 +207,8 @@ def main() -> None:
     parser.add_argument("--not-wholly", action="store_true", help="only what was not wholly in ONNX Runtime")
     arguments = parser.parse_args()
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    names = [n for n in loaded() if not arguments.names or any(part in n for part in arguments.names)]
+    zoo = loaded()
+    names = [n for n in zoo if not arguments.names or any(part in n for part in arguments.names)]
     if arguments.resume:
         names = [name for name in names if name not in known]
     if arguments.not_wholly:
@@ -220,7 +221,7 @@ def main() -> None:
         print(name, result["verdict"], result.get("reason", ""), *map(_short, why), sep=" | ", flush=True)
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-    PAGE.write_text(table(known))
+    PAGE.write_text(table(known, len(zoo)))
 
 
 if __name__ == "__main__":

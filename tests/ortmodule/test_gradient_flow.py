@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -382,3 +383,34 @@ def test_what_only_views_of_no_grad_are_in_requires_a_gradient_that_leads_nowher
         assert module.get_parameter("weight").grad is None
     torch.testing.assert_close(ours(x), plain(x))
     assert ours.report().runs_in_onnxruntime
+
+
+class Overwritten(nn.Module):
+    """A result of the graph before a custom function is overwritten in the one behind it."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        h = nn.functional.local_response_norm(y, 2)
+        with torch.no_grad():
+            other = nn.functional.selu(h)
+            x.view(-1).add_(-1.5)
+        seen = Scaled.apply(y.view(-1))
+        h[:, ...] = other
+        return seen, h, other[0, ..., 1:]
+
+
+@pytest.mark.parametrize("of_x", [False, True])
+def test_what_is_overwritten_behind_a_custom_function(of_x: bool) -> None:
+    start = torch.randn(3, 3, 4)
+    seen = []
+    for module in (ORTModule(Overwritten()), Overwritten()):
+        x, y = start.clone().requires_grad_(of_x), start.clone().requires_grad_(not of_x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # parts run in PyTorch; Dynamo makes an object of a Function
+            results = module(x, y)
+            if not of_x:
+                sum(result.sin().sum() for result in results).backward()
+        seen.append([*(result.detach() for result in results), x.detach(), y.grad])
+    for mine, theirs in zip(*seen, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)

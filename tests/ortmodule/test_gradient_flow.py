@@ -414,3 +414,15 @@ def test_what_is_overwritten_behind_a_custom_function(of_x: bool) -> None:
         assert (mine is None) == (theirs is None)
         if mine is not None:
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_write_through_a_strided_view_ends_the_gradient_there() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = (x * module.weight[0]).sin()
+        part = h.as_strided((1, 2), (1, 1), 1)
+        part.diagonal().fill_(2)
+        return torch.cat([part.sum(1), h.flatten()])
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ORTModule: ")
+        trained(function, in_onnxruntime=False)

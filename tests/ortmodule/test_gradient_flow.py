@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -442,3 +443,46 @@ def test_parameters_that_are_given_other_data_are_trained(keep: bool) -> None:
     for got, want in zip(*seen, strict=True):
         torch.testing.assert_close(got, want)
     assert keep or ours.report().runs_in_onnxruntime
+
+
+class Overwritten(nn.Module):
+    """A result of the graph before a custom function is overwritten in the one behind it."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        h = nn.functional.local_response_norm(y, 2)
+        with torch.no_grad():
+            other = nn.functional.selu(h)
+            x.view(-1).add_(-1.5)
+        seen = Scaled.apply(y.view(-1))
+        h[:, ...] = other
+        return seen, h, other[0, ..., 1:]
+
+
+@pytest.mark.parametrize("of_x", [False, True])
+def test_what_is_overwritten_behind_a_custom_function(of_x: bool) -> None:
+    start = torch.randn(3, 3, 4)
+    seen = []
+    for module in (ORTModule(Overwritten()), Overwritten()):
+        x, y = start.clone().requires_grad_(of_x), start.clone().requires_grad_(not of_x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # parts run in PyTorch; Dynamo makes an object of a Function
+            results = module(x, y)
+            if not of_x:
+                sum(result.sin().sum() for result in results).backward()
+        seen.append([*(result.detach() for result in results), x.detach(), y.grad])
+    for mine, theirs in zip(*seen, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_write_through_a_strided_view_ends_the_gradient_there() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = (x * module.weight[0]).sin()
+        part = h.as_strided((1, 2), (1, 1), 1)
+        part.diagonal().fill_(2)
+        return torch.cat([part.sum(1), h.flatten()])
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ORTModule: ")
+        trained(function, in_onnxruntime=False)

@@ -179,9 +179,9 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
     device = _common_device(graph_module)
     values = example_values(graph_module)
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
-    carries = [_carries_gradient(value) for value in values]
     try:
         refuse_set_data(graph_module)
+        carries = [_carries_gradient(value) for value in values]  # which raises for what autograd has lost
         overlaps = Overlaps(graph_module)
         aliases = split_aliases(graph_module)
         flow = flow_of(graph_module)

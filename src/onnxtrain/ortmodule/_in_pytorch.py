@@ -40,9 +40,23 @@ def _bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
     return torch.empty_like(x).bernoulli_(p)
 
 
+def _as_strided_scatter(
+    x: torch.Tensor,
+    part: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    """As a write: the operator's own derivative (PyTorch 2.13) is the gradient of the part, and not that around it."""
+    result = x.clone(memory_format=torch.contiguous_format)
+    result.as_strided(size, stride, offset).copy_(part)
+    return result
+
+
 _RUNNABLE: dict[str, Callable[..., Any]] = {
     "onnxtrain.recurrent_layer.default": _recurrent_layer,
     "onnxtrain.bernoulli_like.default": _bernoulli_like,
+    "aten.as_strided_scatter.default": _as_strided_scatter,
     "aten._embedding_bag_forward_only.default": aten._embedding_bag.default,
     "aten.view_as_complex_copy.default": aten.view_as_complex.default,
     "aten.view_as_real_copy.default": aten.view_as_real.default,

@@ -132,7 +132,7 @@ SEVERAL = (  # expression, number of results
     ("{x1}.tensor_split(3, {d})", 3),
     ("torch.broadcast_tensors({x}, {z})", 2),
     ("torch.meshgrid({x1=}, {x1=}, indexing='ij')", 2),
-    ("{x1}.kthvalue(1, {d})", 2),
+    ("untied({x1}).kthvalue(1, {d})", 2),
     ("{x1}.cummax({d})", 2),
     ("torch.frexp({x})", 2),
     ("(lambda t: (t + 1, t * 2))({x})", 2),

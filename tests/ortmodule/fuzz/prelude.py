@@ -39,6 +39,7 @@ __all__ = [
     "randn",
     "state",
     "torch",
+    "untied",
 ]
 
 FLOAT = torch.float32
@@ -123,6 +124,11 @@ class Add(nn.Module):
 
 def add_one(x: torch.Tensor) -> torch.Tensor:
     return x + 1
+
+
+def untied(x: torch.Tensor) -> torch.Tensor:
+    """Without equal numbers: `kthvalue` may return the place of any of these, and on the CPU it is not the first."""
+    return x + torch.linspace(0, 0.1, x.numel(), dtype=x.dtype).reshape(x.shape)
 
 
 def attended(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,6 @@ from onnxtrain.errors import (
     InputError,
     ModelError,
     ModelLoadError,
-    NoGradientRule,
     NothingToTrain,
 )
 from onnxtrain.optimizers import SGD, AdamW
@@ -198,6 +197,7 @@ TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[s
     "parameters listed among the inputs": (parameters_among_inputs, {}, ["w1", "b1", "w2", "b2"], ["loss"]),
     "bounds of Clip are no parameters": (clipped, {}, ["w"], ["loss"]),
     "bounds of Clip by name": (clipped, {"requires_grad": ["high"]}, ["high"], ["loss"]),
+    "parameter in a branch": (branch, {}, ["w", "two", "zero"], ["loss"]),
     "branches without parameters": (branch, {"requires_grad": ["w"]}, ["w"], ["loss"]),
     "frozen parameter in a branch": (
         branch,
@@ -442,11 +442,6 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         {"model": models.conv_bn(), "requires_grad": ["bn.mean"]},
         GraphBuildError,
         "'bn.mean' is a running statistic",
-    ),
-    "parameter in a branch": (
-        {"model": branch()},
-        NoGradientRule,
-        "'If'.*from 'loss' to 'two'.*branches are not",
     ),
     "optimizer block without an optimizer": (
         {"optimizer": Nothing()},

@@ -56,7 +56,7 @@ HALF = [
 @pytest.mark.parametrize("case", HALF, ids=lambda case: case.id)
 def test_half_precision_runs_on_the_cpu(case: Case) -> None:
     _, weights, expected = _torch_outputs_and_gradients(case)
-    session = _session(_gradient_model(case.id, np.float16, True))
+    session = _session(_gradient_model(case, np.float16, symbolic=True))
     got = session.run([f"x{i}_grad" for i in case.wrt], _feeds(case, np.float16, weights))
     for value, want in zip(got, expected, strict=True):
         assert value.dtype == np.float16

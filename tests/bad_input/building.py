@@ -122,7 +122,7 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     nodes = [
         node("MatMul", ["x", "w"], ["h"]),
-        node("BiasGelu", ["h", "b"], ["y"], name="act", domain="com.microsoft"),
+        node("Sampling", ["h", "b"], ["y"], name="act", domain="com.microsoft"),
     ]
     values = {"w": np.ones((4, 3), np.float32), "b": np.ones(3, np.float32)}
     model = models.make_model(nodes, {"x": ["n", 4]}, {"y": ["n", 3]}, values)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from onnxtrain.autodiff._registry import RULES
 from onnxtrain.ortmodule import ORTModule, ORTModuleFallbackException
 from ortmodule.test_engine import gradients, mlp, pair
 
@@ -176,7 +177,13 @@ def counted() -> nn.Module:
     return nn.Sequential(Counting(), nn.Unflatten(1, (2, 2)), nn.GRU(2, 3, batch_first=True))
 
 
-WITHOUT_SECOND_DERIVATIVE: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+@pytest.fixture
+def no_rule_of_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recurrent layers have a Scan in their gradient: without its rule they have no second derivative."""
+    monkeypatch.delitem(RULES, ("", "Scan"))
+
+
+RECURRENT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lstm": (lambda: nn.LSTM(4, 3, 2, batch_first=True, dropout=0.5), (5, 4)),
     "gru": (lambda: nn.GRU(4, 3, batch_first=True, bidirectional=True), (5, 4)),
     "dropout": (dropped, (3, 8, 8)),
@@ -184,9 +191,23 @@ WITHOUT_SECOND_DERIVATIVE: dict[str, tuple[Callable[[], nn.Module], tuple[int, .
 }
 
 
-@pytest.mark.parametrize("name", WITHOUT_SECOND_DERIVATIVE)
+@pytest.mark.parametrize("name", RECURRENT)
+def test_second_derivatives_of_recurrent_layers(name: str) -> None:
+    make, shape = RECURRENT[name]
+    plain = make()
+    ours = ORTModule(copy.deepcopy(plain))
+    for batch in (2, 3):  # the second graph is symbolic
+        x = torch.randn(batch, *shape)
+        for module in (ours, plain):
+            module.zero_grad()
+        assert_same(second_derivatives(ours, x), second_derivatives(plain, x))
+    assert ours.report().runs_in_onnxruntime
+
+
+@pytest.mark.usefixtures("no_rule_of_scan")
+@pytest.mark.parametrize("name", RECURRENT)
 def test_second_derivatives_that_onnxruntime_lacks_are_pytorchs(name: str) -> None:
-    make, shape = WITHOUT_SECOND_DERIVATIVE[name]
+    make, shape = RECURRENT[name]
     plain = make()
     ours = ORTModule(copy.deepcopy(plain))
     for batch, warned in ((2, 1), (2, 0), (3, 1), (4, 0)):  # once per graph; the second one is symbolic
@@ -224,6 +245,7 @@ def test_third_derivatives() -> None:
     assert_same(*results)
 
 
+@pytest.mark.usefixtures("no_rule_of_scan")
 def test_a_forbidden_second_derivative_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "DISABLE")
     ours = ORTModule(nn.LSTM(4, 3))
@@ -243,6 +265,7 @@ class LinearThenGRU(nn.Module):
             return self.gru(h)[0]
 
 
+@pytest.mark.usefixtures("no_rule_of_scan")
 def test_second_derivatives_by_pytorch_keep_the_autocast_of_the_call() -> None:
     plain = LinearThenGRU()
     ours, results = ORTModule(copy.deepcopy(plain)), []

@@ -19,7 +19,14 @@ from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
-from onnxtrain.passes import infer_shapes, inline_functions, is_stop_gradient, lift_constants, settle_shapes
+from onnxtrain.passes import (
+    infer_shapes,
+    inline_functions,
+    is_stop_gradient,
+    lift_constants,
+    remove_unread_control_flow,
+    settle_shapes,
+)
 
 __all__ = ["Backward", "Program", "TrainingStep"]
 
@@ -371,6 +378,7 @@ def _cut(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value
     graph.outputs.extend(known[name] for name in names_out)
     graph.inputs.clear()
     graph.inputs.extend(new_inputs)
+    remove_unread_control_flow(graph)
     common.RemoveUnusedNodesPass()(part)
     for name, value in list(graph.initializers.items()):
         if not value.uses() and not value.is_graph_output():

@@ -7,7 +7,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.ceil_mode import CeilModePass
-from onnxtrain.passes.cleanup import CleanupPass
+from onnxtrain.passes.cleanup import CleanupPass, remove_unread_control_flow
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.fold import FoldConstantsPass
@@ -75,6 +75,7 @@ __all__ = [
     "mark_stop_gradient",
     "mark_stopped_gradients",
     "promote_initializers",
+    "remove_unread_control_flow",
     "save_model",
     "settle_shapes",
     "suit_runtime",

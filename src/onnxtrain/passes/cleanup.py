@@ -11,7 +11,7 @@ from onnx_ir.passes import common
 from onnxtrain.passes.constants import is_float_parameter
 from onnxtrain.passes.stop_gradient import is_stop_gradient
 
-__all__ = ["CleanupPass"]
+__all__ = ["CleanupPass", "remove_unread_control_flow"]
 
 # Two of them with equal inputs still give different values.
 _RANDOM = frozenset(
@@ -60,6 +60,7 @@ class CleanupPass(ir.passes.InPlacePass):
             modified |= common.DeduplicateInitializersPass(size_limit=_SMALL)(model).modified
         with _nodes_hidden(_unmergeable(model)):
             modified |= common.CommonSubexpressionEliminationPass(size_limit=_SMALL)(model).modified
+        modified |= remove_unread_control_flow(model.graph)
         with _initializers_set_aside(model, kept):
             modified |= common.RemoveUnusedNodesPass()(model).modified
         rest = ir.passes.Sequential(_RemoveUnusedFunctions(), common.RemoveUnusedOpsetsPass())
@@ -83,6 +84,31 @@ class CleanupPass(ir.passes.InPlacePass):
             for name, value in model.graph.initializers.items()
             if (name in self._keep if self._keep is not None else is_float_parameter(value))
         }
+
+
+def remove_unread_control_flow(graph: ir.Graph) -> bool:
+    """Remove the nodes with subgraphs whose results nothing reads, and what only they read; return if there are any.
+
+    onnx_ir's pass removes such a node, but what its subgraphs read keeps a reader, and stays.
+    """
+    modified = False
+    if not any(_has_subgraph(node) for node in graph):
+        return modified
+    for node in reversed(graph):
+        if any(value.uses() or value.is_graph_output() for value in node.outputs):
+            continue
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                for inner in attribute.as_graph().all_nodes():
+                    for index in range(len(inner.inputs)):
+                        inner.replace_input_with(index, None)
+        graph.remove(node, safe=True)
+        modified = True
+    return modified
+
+
+def _has_subgraph(node: ir.Node) -> bool:
+    return any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values())
 
 
 def _interface(model: ir.Model) -> tuple[list[str | None], list[str | None]]:

@@ -111,15 +111,15 @@ def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, 
     )
 
 
-def _matches(group: ParameterGroup, name: str) -> bool:
-    return any(name == pattern or fnmatch.fnmatchcase(name, pattern) for pattern in group.parameters)
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
 def _settings(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
     """Returns the optimizer of a parameter, without groups and clipping, and the factor of its learning rate."""
     own, decay, scale = optimizer, None, 1.0
     for group in optimizer.groups:
-        if _matches(group, name):
+        if any(_matches(name, pattern) for pattern in group.parameters):
             own = group.optimizer or own
             decay = decay if group.weight_decay is None else group.weight_decay
             scale = scale if group.learning_rate_scale is None else group.learning_rate_scale
@@ -134,7 +134,7 @@ def _settings(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
 def _check_names(groups: Sequence[ParameterGroup], names: Sequence[str]) -> None:
     for group in groups:
         for pattern in group.parameters:
-            if not any(_matches(ParameterGroup(pattern), name) for name in names):
+            if not any(_matches(name, pattern) for name in names):
                 raise GraphBuildError(
                     f"building the optimizer model: no trained parameter matches {pattern!r} of a group; they are "
                     f"{', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"

@@ -7,7 +7,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.ceil_mode import CeilModePass
-from onnxtrain.passes.cleanup import CleanupPass, remove_unread_control_flow
+from onnxtrain.passes.cleanup import RANDOM_OPS, CleanupPass, remove_unread_control_flow
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.fold import FoldConstantsPass
@@ -39,6 +39,7 @@ __all__ = [
     "CANONICAL_OPSET",
     "MAX_IR_VERSION",
     "MAX_OPSET",
+    "RANDOM_OPS",
     "TWINS",
     "CeilModePass",
     "CleanupPass",

@@ -6,6 +6,8 @@ from collections import Counter
 
 import onnx_ir as ir
 
+from onnxtrain.passes.rewire import read_nothing, stand_in
+
 __all__ = ["TakenBranchPass"]
 
 
@@ -43,9 +45,7 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
     assert graph is not None
     branches = [node.attributes[name].as_graph() for name in ("else_branch", "then_branch")]
     branch, other = branches[taken], branches[not taken]
-    for inner in other.all_nodes():  # what nobody runs reads nothing
-        for index in range(len(inner.inputs)):
-            inner.replace_input_with(index, None)
+    read_nothing(other)
     _rename_shared(model, branch)
     for key, value in tuple(branch.initializers.items()):
         branch.initializers.pop(key)
@@ -56,15 +56,7 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
     branch.remove(moved)
     graph.insert_before(node, moved)
     for output, result in zip(node.outputs, results, strict=True):
-        if output.is_graph_output():
-            name, output.name = output.name, None
-            copy = ir.node(
-                "Identity", [result], outputs=[ir.Value(name=name, type=result.type, shape=result.shape)]
-            )
-            graph.insert_before(node, copy)
-            output.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
-        else:
-            output.replace_all_uses_with(result)
+        stand_in(output, result, node)
     graph.remove(node, safe=True)
 
 

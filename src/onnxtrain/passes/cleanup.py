@@ -9,12 +9,12 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.passes.constants import is_float_parameter
+from onnxtrain.passes.rewire import read_nothing
 from onnxtrain.passes.stop_gradient import is_stop_gradient
 
-__all__ = ["CleanupPass", "remove_unread_control_flow"]
+__all__ = ["RANDOM_OPS", "CleanupPass", "remove_unread_control_flow"]
 
-# Two of them with equal inputs still give different values.
-_RANDOM = frozenset(
+RANDOM_OPS = frozenset(
     {
         "Bernoulli",
         "Dropout",
@@ -25,6 +25,8 @@ _RANDOM = frozenset(
         "RandomUniformLike",
     }
 )
+"""Standard ops of which two with equal inputs still give different values."""
+
 _RemoveUnusedFunctions: Callable[[], ir.passes.PassBase] = common.RemoveUnusedFunctionsPass  # untyped there
 _SMALL = 1024  # elements; larger constants are not worth comparing
 
@@ -99,9 +101,7 @@ def remove_unread_control_flow(graph: ir.Graph) -> bool:
             continue
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.GRAPH:
-                for inner in attribute.as_graph().all_nodes():
-                    for index in range(len(inner.inputs)):
-                        inner.replace_input_with(index, None)
+                read_nothing(attribute.as_graph())
         graph.remove(node, safe=True)
         modified = True
     return modified
@@ -149,7 +149,7 @@ def _unmergeable(model: ir.Model) -> list[ir.Node]:
 
 def _is_random(model: ir.Model, node: ir.Node) -> bool:
     if node.domain == "":
-        return node.op_type in _RANDOM
+        return node.op_type in RANDOM_OPS
     function = model.functions.get(node.op_identifier())
     if function is None:
         return True  # unknown, so it may be

@@ -50,11 +50,14 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
             return model
         infer_shapes(model)
         opset = model.graph.opset_imports[""]
-        given = [node for node in expandable if (node.domain, node.op_type) in BODIES]
-        made = [(node, BODIES[node.domain, node.op_type](node, opset)) for node in given]
+        schemas = [node for node in expandable if (node.domain, node.op_type) not in BODIES]
+        made = [
+            (node, make(node, opset))
+            for node in expandable
+            if (make := BODIES.get((node.domain, node.op_type))) is not None
+        ]
         for index, (node, function) in enumerate(made):
             _call_body(model, node, function, index)
-        schemas = [node for node in expandable if node not in given]
         bodies = [(node, body) for node in schemas if (body := _function_body(node, model)) is not None]
         if not bodies and not made:
             return model

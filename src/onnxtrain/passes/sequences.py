@@ -7,6 +7,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxtrain.passes.constants import lift_constants, mark_constant
+from onnxtrain.passes.rewire import stand_in
 
 __all__ = ["KnownSequencesPass"]
 
@@ -34,7 +35,9 @@ class KnownSequencesPass(ir.passes.InPlacePass):
                 elements = known.get(node.inputs[0]) if node.inputs[0] is not None else None
                 result = None if elements is None else _READERS[node.op_type](node, elements)
                 if result is not None:
-                    _replace(node, result)
+                    stand_in(node.outputs[0], result, node)
+                    assert node.graph is not None
+                    node.graph.remove(node, safe=True)
                     modified = True
         if modified:
             for value in reversed(known):
@@ -171,23 +174,6 @@ def _with_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
     node.prepend([unsqueezed])
     unsqueezed.outputs[0].type = part.type
     return unsqueezed.outputs[0]
-
-
-def _replace(node: ir.Node, result: ir.Value) -> None:
-    """Put a value in the place of what a node computes."""
-    (output,) = node.outputs
-    if output.is_graph_output():
-        name, output.name = output.name, None
-        copy = ir.node(
-            "Identity", [result], outputs=[ir.Value(name=name, type=result.type, shape=result.shape)]
-        )
-        node.prepend([copy])
-        result = copy.outputs[0]
-        output.replace_all_uses_with(result, replace_graph_outputs=True)
-    else:
-        output.replace_all_uses_with(result)
-    assert node.graph is not None
-    node.graph.remove(node, safe=True)
 
 
 def _is_wanted(sequence: ir.Value) -> bool:

@@ -346,21 +346,19 @@ def trilu(op: Emitter, n: NodeView) -> ir.Value:
 def matmul_nbits(op: Emitter, n: NodeView) -> ir.Value:
     """A·(scales·(B - zero_points))ᵀ, B packed in groups of `bits`; its gradient is that of A."""
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
-    packed_zeros = n.zero_points is not None and n.zero_points.dtype == ir.DataType.UINT8
     if bits not in (2, 4, 8) or n.g_idx is not None or n.attr("weight_prepacked"):
         raise _refused(n, f"{bits} bits, an order of groups or prepacked weights")
     blocks = math.ceil(columns / size)
     like = n.A
     codes = _unpacked(op, n.B, bits, [rows, blocks, size], like)
-    if packed_zeros:
-        per_row = math.ceil(blocks * bits / 8) * 8 // bits
-        zeros = op.Slice(_unpacked(op, n.zero_points, bits, [rows, per_row], like), [0], [blocks], [1])
-    elif n.zero_points is not None:
-        zeros = op.Reshape(op.CastLike(n.zero_points, like), [rows, blocks])
-    else:
+    if n.zero_points is None:
         zeros = op.const(float(2 ** (bits - 1)), like=like)
-    if zeros.producer() is not None and zeros.producer().op_type != "Constant":  # type: ignore[union-attr]
-        zeros = op.Unsqueeze(zeros, [2])
+    elif n.zero_points.dtype == ir.DataType.UINT8:
+        per_row = math.ceil(blocks * bits / 8) * 8 // bits
+        packed = _unpacked(op, n.zero_points, bits, [rows, per_row], like)
+        zeros = op.Unsqueeze(op.Slice(packed, [0], [blocks], [1]), [2])
+    else:
+        zeros = op.Reshape(op.CastLike(n.zero_points, like), [rows, blocks, 1])
     scales = op.Reshape(op.CastLike(n.scales, like), [rows, blocks, 1])
     weight = op.Slice(
         op.Reshape(op.Mul(op.Sub(codes, zeros), scales), [rows, blocks * size]), [0], [columns], [1]

@@ -20,15 +20,9 @@ from onnxtrain.autodiff._node import NodeView, where
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import NoGradientRule
+from onnxtrain.passes import RANDOM_OPS
 
 _INT64_MIN = -(2**63)
-_RANDOM = frozenset(
-    {
-        *("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike"),
-        *("RandomUniform", "RandomUniformLike"),
-    }
-)
-
 Cts = Sequence[ir.Value | None]
 
 
@@ -220,7 +214,7 @@ def _gradients(
 ) -> list[ir.Value | None]:
     """Cotangents of the leaves, given pairs of a value and its cotangent."""
     for node in op.graph.all_nodes():
-        if node.op_type in _RANDOM and node.domain == "":
+        if node.op_type in RANDOM_OPS and node.domain == "":
             raise NoGradientRule(
                 f"differentiating a branch or loop with {node.op_type} ({where(node)}): its gradient would draw other "
                 "numbers. Draw them outside of it"

@@ -1,6 +1,7 @@
 """Composite training ops as model-local functions of domain `onnxtrain`."""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
+from ._specialized import SpecializedOp
 from .activation import (
     gelu_gradient,
     gelu_tanh_gradient,
@@ -8,6 +9,7 @@ from .activation import (
     mish_gradient,
     softmax_gradient,
 )
+from .convolution import convolution
 from .instance_norm import (
     instance_standardization,
     reversible_instance_normalization,
@@ -42,12 +44,14 @@ __all__ = [
     "COMPOSITES",
     "DOMAIN",
     "CompositeOp",
+    "SpecializedOp",
     "adagrad_step",
     "adam_step",
     "adamw_step",
     "batch_normalization_gradient",
     "cholesky",
     "composite",
+    "convolution",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",
     "gelu_gradient",

@@ -1,9 +1,7 @@
-// Gradients of GELU, exact and by tanh, in one pass over memory.
-#include <cmath>
-
+// Gradients of GELU, exact and by tanh, and of Mish, in one pass over memory.
 #include "activation/elementwise.h"
+#include "activation/family.h"
 #include "core/op.h"
-#include "families.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
@@ -31,11 +29,22 @@ struct GeluTanhGradient : Elementwise<GeluTanhGradient> {
   }
 };
 
+// x t with t = tanh(softplus(x)) = n / (n + 2), n = eˣ (eˣ + 2); above 20 it is x.
+struct MishGradient : Elementwise<MishGradient> {
+  static constexpr const char* name = "MishGradient_float";
+  static vfloat apply(vfloat x, vfloat ct) {
+    const vfloat e = exp(min(x, splat(20.f))), n = e * (e + 2.f), rest = 2.f / (n + 2.f);  // rest = 1 - t
+    const vfloat slope = n / (n + 2.f) + x * rest * (2.f - rest) * (e / (1.f + e));
+    return ct * select(x > 20.f, splat(1.f), slope);
+  }
+};
+
 }  // namespace
 
-void add_activations(Domain& domain) {
+void add_pointwise(Domain& domain) {
   domain.add<GeluGradient>();
   domain.add<GeluTanhGradient>();
+  domain.add<MishGradient>();
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,8 +1,8 @@
 // Convolution and its gradients as ops.
 #include "convolution/dense.h"
 #include "convolution/depthwise.h"
+#include "convolution/family.h"
 #include "core/op.h"
-#include "families.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {

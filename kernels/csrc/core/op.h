@@ -27,6 +27,13 @@ namespace onnxtrain {
 
 enum class Type : int { Float = ORT_FLOAT, Double = ORT_DOUBLE, Int64 = ORT_INT64, Bool = ORT_BOOL };
 
+// The types of `count` inputs or outputs that are all float.
+template <std::size_t count>
+struct Floats {
+  constexpr Type operator[](std::size_t) const { return Type::Float; }
+  constexpr std::size_t size() const { return count; }
+};
+
 using Shape = std::vector<int64_t>;
 
 inline std::size_t count(Shape::const_iterator begin, Shape::const_iterator end) {

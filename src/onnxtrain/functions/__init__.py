@@ -9,6 +9,11 @@ from .activation import (
     mish_gradient,
     softmax_gradient,
 )
+from .batch_norm import (
+    batch_normalization_relu,
+    batch_normalization_relu_gradient,
+    batch_normalization_training,
+)
 from .convolution import convolution
 from .instance_norm import (
     instance_standardization,
@@ -49,6 +54,9 @@ __all__ = [
     "adam_step",
     "adamw_step",
     "batch_normalization_gradient",
+    "batch_normalization_relu",
+    "batch_normalization_relu_gradient",
+    "batch_normalization_training",
     "cholesky",
     "composite",
     "convolution",

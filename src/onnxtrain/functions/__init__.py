@@ -10,6 +10,8 @@ from .activation import (
     softmax_gradient,
 )
 from .batch_norm import (
+    batch_normalization_max_pool_relu,
+    batch_normalization_max_pool_relu_gradient,
     batch_normalization_relu,
     batch_normalization_relu_gradient,
     batch_normalization_training,
@@ -54,6 +56,8 @@ __all__ = [
     "adam_step",
     "adamw_step",
     "batch_normalization_gradient",
+    "batch_normalization_max_pool_relu",
+    "batch_normalization_max_pool_relu_gradient",
     "batch_normalization_relu",
     "batch_normalization_relu_gradient",
     "batch_normalization_training",

@@ -7,6 +7,7 @@
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
+void add_indexing(Domain& domain);
 void add_losses(Domain& domain);
 void add_optimizers(Domain& domain);
 
@@ -17,6 +18,7 @@ inline void add_all(Domain& domain) {
   add_rms_norm(domain);
   add_group_norm(domain);
   add_instance_norm(domain);
+  add_indexing(domain);
   add_losses(domain);
   add_optimizers(domain);
 }

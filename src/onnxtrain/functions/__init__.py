@@ -6,8 +6,12 @@ from .activation import (
     gelu_tanh_gradient,
     log_softmax_gradient,
     mish_gradient,
+    relu_gradient,
+    sigmoid_gradient,
     softmax_gradient,
+    tanh_gradient,
 )
+from .indexing import embedding_gradient
 from .instance_norm import (
     instance_standardization,
     reversible_instance_normalization,
@@ -48,6 +52,7 @@ __all__ = [
     "batch_normalization_gradient",
     "cholesky",
     "composite",
+    "embedding_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",
     "gelu_gradient",
@@ -62,12 +67,15 @@ __all__ = [
     "mish_gradient",
     "momentum_step",
     "nesterov_step",
+    "relu_gradient",
     "reversible_instance_normalization",
     "reversible_instance_normalization_gradient",
     "reversible_instance_normalization_parameter_gradient",
     "rms_normalization_gradient",
     "rmsprop_step",
     "sgd_step",
+    "sigmoid_gradient",
     "softmax_cross_entropy_gradient",
     "softmax_gradient",
+    "tanh_gradient",
 ]

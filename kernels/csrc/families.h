@@ -2,6 +2,7 @@
 #pragma once
 
 #include "activation/family.h"
+#include "convolution/family.h"
 #include "core/op.h"
 #include "normalization/family.h"
 
@@ -14,6 +15,8 @@ void add_optimizers(Domain& domain);
 inline void add_all(Domain& domain) {
   add_pointwise(domain);
   add_softmax(domain);
+  add_convolutions(domain);
+  add_batch_norm(domain);
   add_layer_norm(domain);
   add_rms_norm(domain);
   add_group_norm(domain);

@@ -1,6 +1,7 @@
 """Composite training ops as model-local functions of domain `onnxtrain`."""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
+from ._specialized import SpecializedOp
 from .activation import (
     gelu_gradient,
     gelu_tanh_gradient,
@@ -11,6 +12,12 @@ from .activation import (
     softmax_gradient,
     tanh_gradient,
 )
+from .batch_norm import (
+    batch_normalization_relu,
+    batch_normalization_relu_gradient,
+    batch_normalization_training,
+)
+from .convolution import convolution
 from .indexing import embedding_gradient
 from .instance_norm import (
     instance_standardization,
@@ -46,12 +53,17 @@ __all__ = [
     "COMPOSITES",
     "DOMAIN",
     "CompositeOp",
+    "SpecializedOp",
     "adagrad_step",
     "adam_step",
     "adamw_step",
     "batch_normalization_gradient",
+    "batch_normalization_relu",
+    "batch_normalization_relu_gradient",
+    "batch_normalization_training",
     "cholesky",
     "composite",
+    "convolution",
     "embedding_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",

@@ -8,6 +8,7 @@
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
+void add_indexing(Domain& domain);
 void add_losses(Domain& domain);
 void add_optimizers(Domain& domain);
 
@@ -20,6 +21,7 @@ inline void add_all(Domain& domain) {
   add_rms_norm(domain);
   add_group_norm(domain);
   add_instance_norm(domain);
+  add_indexing(domain);
   add_losses(domain);
   add_optimizers(domain);
 }

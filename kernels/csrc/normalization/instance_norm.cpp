@@ -31,29 +31,79 @@ struct View {
   std::size_t series() const { return outer * length * inner; }
 };
 
-// Mean and stdev = sqrt(variance + epsilon) of the series i of one outer position, `columns` of them.
-template <class Extent>
-void statistics(const float* x, const View& view, float epsilon, Extent extent, vfloat& mean, vfloat& stdev) {
-  const float share = 1.f / static_cast<float>(view.length);
-  const auto average = [&](auto&& of) {  // in blocks, so that rounding does not grow with the length
-    vfloat total{};
-    for (std::size_t begin = 0; begin < view.length; begin += 32) {
-      vfloat block{};
-      for (std::size_t t = begin; t < std::min(begin + 32, view.length); ++t) block += of(load(x + t * view.inner, extent));
-      total += block;
-    }
-    return total * share;
-  };
-  mean = average([](vfloat v) { return v; });
-  const vfloat variance = average([&](vfloat v) { return (v - mean) * (v - mean); });
-  stdev = sqrt(variance + epsilon);
-}
+// Series that lie side by side and are walked together, a row of them at a time: what is read lies in one piece, and is
+// still in the second-level cache when it is read again.
+class Series {
+ public:
+  static constexpr std::size_t kColumns = 512;
 
-// each(o, i, extent) for the vectors of series of each outer position.
-template <class Each>
-void each_series(const Threads& threads, const View& view, Each&& each) {
-  threads.ranges(view.outer, 1 + 8192 / (view.length * view.inner + 1), [&](std::size_t o, std::size_t end) {
-    for (; o < end; ++o) vectors(view.inner, [&](std::size_t i, auto extent) { each(o, i, extent); });
+  // Those of one outer position from column `first` on.
+  Series(const float* x, const View& view, std::size_t first)
+      : columns(std::min(kColumns, view.inner - first)), x_(x), length_(view.length), stride_(view.inner) {}
+
+  // Fills mean and stdev = sqrt(variance + epsilon).
+  void measure(float epsilon) {
+    average(mean, [](vfloat v, vfloat) { return v; });
+    average(stdev, [](vfloat v, vfloat m) { return (v - m) * (v - m); });
+    each([&](std::size_t i, auto extent) { store(stdev + i, sqrt(load(stdev + i, extent) + epsilon), extent); });
+  }
+
+  // apply(t, i, extent) for the vectors of each row t.
+  template <class Apply>
+  void rows(Apply&& apply) const {
+    for (std::size_t t = 0; t < length_; ++t) each([&](std::size_t i, auto extent) { apply(t, i, extent); });
+  }
+
+  template <class Apply>
+  void each(Apply&& apply) const {
+    vectors(columns, apply);
+  }
+
+  const std::size_t columns;
+  float mean[kColumns] = {}, stdev[kColumns] = {};
+
+ private:
+  // The mean of of(x, mean), in blocks of rows, so that rounding does not grow with the length.
+  template <class Of>
+  void average(float* to, Of&& of) {
+    float block[kColumns] = {}, total[kColumns] = {};
+    for (std::size_t begin = 0; begin < length_; begin += 32) {
+      for (std::size_t t = begin; t < std::min(begin + 32, length_); ++t)
+        each([&](std::size_t i, auto extent) {
+          const vfloat value = of(load(x_ + t * stride_ + i, extent), load(mean + i, extent));
+          store(block + i, load(block + i, extent) + value, extent);
+        });
+      each([&](std::size_t i, auto extent) {
+        store(total + i, load(total + i, extent) + load(block + i, extent), extent);
+        store(block + i, vfloat{}, extent);
+      });
+    }
+    const float share = 1.f / static_cast<float>(length_);
+    each([&](std::size_t i, auto extent) { store(to + i, load(total + i, extent) * share, extent); });
+  }
+
+  const float* x_;
+  std::size_t length_, stride_;
+};
+
+// Measures all series; use(series, at, place) then has them beside each other: `at` is where the first of them begins in
+// the tensor, `place` its number among all series. Writes means and stdevs where they are wanted.
+template <class Use>
+void each_series(const Threads& threads, const View& view, const float* x, float epsilon, float* means, float* stdevs,
+                 Use&& use) {
+  const std::size_t blocks = (view.inner + Series::kColumns - 1) / Series::kColumns;
+  threads.ranges(view.outer * blocks, 1 + 8192 / (view.length * view.inner + 1), [&](std::size_t b, std::size_t end) {
+    for (; b < end; ++b) {
+      const std::size_t outer = b / blocks, first = b % blocks * Series::kColumns;
+      const std::size_t at = outer * view.length * view.inner + first, place = outer * view.inner + first;
+      Series series(x + at, view, first);
+      series.measure(epsilon);
+      series.each([&](std::size_t i, auto extent) {
+        if (means) store(means + place + i, load(series.mean + i, extent), extent);
+        if (stdevs) store(stdevs + place + i, load(series.stdev + i, extent), extent);
+      });
+      use(series, at, first);
+    }
   });
 }
 
@@ -70,15 +120,15 @@ struct InstanceStandardization {
     const View view(x.shape, axes_);
     const auto y = context.output<float>(0, x.shape), means = context.output<float>(1, view.reduced);
     const auto stdevs = context.output<float>(2, view.reduced);
-    each_series(context.threads(), view, [&](std::size_t o, std::size_t i, auto extent) {
-      const std::size_t at = o * view.length * view.inner + i;
-      vfloat mean, stdev;
-      statistics(x.data + at, view, epsilon, extent, mean, stdev);
-      if (means.data) store(means.data + o * view.inner + i, mean, extent);
-      if (stdevs.data) store(stdevs.data + o * view.inner + i, stdev, extent);
-      for (std::size_t t = at; y.data && t < at + view.length * view.inner; t += view.inner)
-        store(y.data + t, (load(x.data + t, extent) - mean) / stdev, extent);
-    });
+    each_series(context.threads(), view, x.data, epsilon, means.data, stdevs.data,
+                [&](const Series& series, std::size_t at, std::size_t) {
+                  if (y.data == nullptr) return;
+                  series.rows([&](std::size_t t, std::size_t i, auto extent) {
+                    const std::size_t place = at + t * view.inner + i;
+                    const vfloat centered = load(x.data + place, extent) - load(series.mean + i, extent);
+                    store(y.data + place, centered / load(series.stdev + i, extent), extent);
+                  });
+                });
   }
 
  private:
@@ -101,29 +151,31 @@ struct ReversibleInstanceNormalization {
     const std::size_t n = weight.size();
     require(bias.size() == n && !x.shape.empty() && static_cast<std::size_t>(x.shape.back()) == n,
             "weight and bias must have the size of the last axis of x");
-    const bool whole = view.inner != n;  // the last axis is one of those reduced, or not the only one that is left
-    each_series(context.threads(), view, [&](std::size_t o, std::size_t i, auto extent) {
-      const std::size_t at = o * view.length * view.inner + i;
-      vfloat mean, stdev;
-      statistics(x.data + at, view, epsilon, extent, mean, stdev);
-      if (means.data) store(means.data + o * view.inner + i, mean, extent);
-      if (stdevs.data) store(stdevs.data + o * view.inner + i, stdev, extent);
-      for (std::size_t t = at; t < at + view.length * view.inner; t += view.inner) {
-        const vfloat difference = load(x.data + t, extent) - mean;
-        if (centered.data) store(centered.data + t, difference, extent);
-        if (y.data == nullptr) continue;
-        const vfloat w = whole ? gathered(weight.data, t, n) : load(weight.data + i, extent);
-        const vfloat b = whole ? gathered(bias.data, t, n) : load(bias.data + i, extent);
-        store(y.data + t, difference * (w / stdev) + b, extent);
-      }
-    });
+    each_series(context.threads(), view, x.data, epsilon, means.data, stdevs.data,
+                [&](Series& series, std::size_t at, std::size_t first) {
+                  const bool side_by_side = view.inner == n;
+                  if (side_by_side)  // one factor per series: weight / stdev
+                    series.each([&](std::size_t i, auto extent) {
+                      store(series.stdev + i, load(weight.data + first + i, extent) / load(series.stdev + i, extent), extent);
+                    });
+                  series.rows([&](std::size_t t, std::size_t i, auto extent) {
+                    const std::size_t place = at + t * view.inner + i;
+                    const vfloat difference = load(x.data + place, extent) - load(series.mean + i, extent);
+                    if (centered.data) store(centered.data + place, difference, extent);
+                    if (y.data == nullptr) return;
+                    const vfloat number = load(series.stdev + i, extent);
+                    const vfloat factor = side_by_side ? number : gathered(weight.data, place, n) / number;
+                    const vfloat shift = side_by_side ? load(bias.data + first + i, extent) : gathered(bias.data, place, n);
+                    store(y.data + place, difference * factor + shift, extent);
+                  });
+                });
   }
 
  private:
-  // The numbers of the last axis for the elements from t on.
-  static vfloat gathered(const float* values, std::size_t t, std::size_t n) {
+  // The numbers of the last axis for the elements from `place` on, where series run across it.
+  static vfloat gathered(const float* values, std::size_t place, std::size_t n) {
     vfloat v;
-    for (std::size_t k = 0; k < lanes; ++k) v[k] = values[(t + k) % n];
+    for (std::size_t k = 0; k < lanes; ++k) v[k] = values[(place + k) % n];
     return v;
   }
 

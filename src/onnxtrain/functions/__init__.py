@@ -7,7 +7,10 @@ from .activation import (
     gelu_tanh_gradient,
     log_softmax_gradient,
     mish_gradient,
+    relu_gradient,
+    sigmoid_gradient,
     softmax_gradient,
+    tanh_gradient,
 )
 from .batch_norm import (
     batch_normalization_max_pool_relu,
@@ -17,6 +20,7 @@ from .batch_norm import (
     batch_normalization_training,
 )
 from .convolution import convolution
+from .indexing import embedding_gradient
 from .instance_norm import (
     instance_standardization,
     reversible_instance_normalization,
@@ -64,6 +68,7 @@ __all__ = [
     "cholesky",
     "composite",
     "convolution",
+    "embedding_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",
     "gelu_gradient",
@@ -78,12 +83,15 @@ __all__ = [
     "mish_gradient",
     "momentum_step",
     "nesterov_step",
+    "relu_gradient",
     "reversible_instance_normalization",
     "reversible_instance_normalization_gradient",
     "reversible_instance_normalization_parameter_gradient",
     "rms_normalization_gradient",
     "rmsprop_step",
     "sgd_step",
+    "sigmoid_gradient",
     "softmax_cross_entropy_gradient",
     "softmax_gradient",
+    "tanh_gradient",
 ]

@@ -1,7 +1,7 @@
 """Convolutional nets as the functions that native kernels know.
 
-These functions have no gradient rules: the standard ops have, and the pass is for graphs that have their gradients. On a
-stock runtime their bodies are the nodes that were there.
+These functions have no gradient rules: the standard ops have, and the pass is for graphs that have their gradients. On
+a stock runtime their bodies are the nodes that were there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import (
-    DOMAIN,
     CompositeOp,
     batch_normalization_gradient,
     batch_normalization_max_pool_relu,
@@ -21,6 +20,7 @@ from onnxtrain.functions import (
     batch_normalization_relu_gradient,
     batch_normalization_training,
     convolution,
+    relu_gradient,
 )
 from onnxtrain.passes import is_training_batch_norm
 
@@ -53,6 +53,10 @@ def _is_float(value: ir.Value | None) -> bool:
     return value is not None and value.dtype == _FLOAT
 
 
+def _calls(node: ir.Node, composite: CompositeOp) -> bool:
+    return (node.domain, node.op_type) == composite.identifier(_FLOAT, {})[:2]
+
+
 def _become(op: Emitter, node: ir.Node, composite: CompositeOp, attributes: _Attributes) -> None:
     """Makes a node a call of a composite op, with the inputs and outputs that it has."""
     node.domain, node.op_type, _ = op.function(composite, _FLOAT)
@@ -70,7 +74,7 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
         return False
     rank = len(dims) - 2
     given = node.attributes.get_ints("pads") if auto_pad == "NOTSET" else None
-    attributes = {
+    attributes: _Attributes = {
         "strides": list(node.attributes.get_ints("strides") or [1] * rank),
         "dilations": list(node.attributes.get_ints("dilations") or [1] * rank),
         "pads": list(given or [0] * 2 * rank),
@@ -84,7 +88,7 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
     """BatchNormalization, and the Relu, or MaxPool and Relu, that alone read its result."""
     if not is_training_batch_norm(node):
         return False
-    attributes: dict[str, int | float | list[int]] = {
+    attributes: _Attributes = {
         "epsilon": node.attributes.get_float("epsilon", 1e-5),
         "momentum": node.attributes.get_float("momentum", 0.9),
     }
@@ -102,7 +106,7 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
     if pool is None or windows is None or behind is None:
         _become(op, node, batch_normalization_training, attributes)
         return True
-    _become(op, node, batch_normalization_max_pool_relu, attributes | windows)
+    _become(op, node, batch_normalization_max_pool_relu, {**attributes, **windows})
     for use in tuple(y.uses()):
         if use.node is not pool:  # a Shape
             use.node.replace_input_with(use.idx, node.inputs[0])
@@ -160,17 +164,16 @@ def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
 
 def _gradient(op: Emitter, node: ir.Node) -> bool:
     """The gradient of BatchNormalization behind that of a Relu, or of MaxPool and Relu."""
-    if (node.domain, node.op_type) != batch_normalization_gradient.identifier(_FLOAT, {})[:2]:
+    if not _calls(node, batch_normalization_gradient):
         return False
     last = _sole_producer(node, node.inputs[0])
     unpool = last if last is not None and (last.op_type, last.domain) == ("MaxUnpool", "") else None
     if unpool is not None and not _is_spread(unpool, node.inputs[1]):
         return False
-    where = _sole_producer(unpool, unpool.inputs[0]) if unpool is not None else last
-    masked = None if where is None else _masked(where)
-    if where is None or masked is None:
+    relu = _sole_producer(unpool, unpool.inputs[0]) if unpool is not None else last
+    if relu is None or not _calls(relu, relu_gradient):
         return False
-    ct, y = masked
+    y, ct = relu.inputs
     composite, more = batch_normalization_relu_gradient, [y]
     if unpool is not None:
         composite, more = batch_normalization_max_pool_relu_gradient, [y, unpool.inputs[1]]
@@ -179,9 +182,8 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
     for index, value in enumerate(more):
         node.replace_input_with(3 + index, value)
     _become(op, node, composite, {"epsilon": node.attributes.get_float("epsilon", 1e-5)})
-    condition = where.inputs[0].producer() if where.inputs[0] is not None else None
     shape = unpool.inputs[2].producer() if unpool is not None and unpool.inputs[2] is not None else None
-    for unread in (unpool, where, condition, shape):
+    for unread in (unpool, relu, shape):
         if unread is not None and not any(v.uses() or v.is_graph_output() for v in unread.outputs):
             op.graph.remove(unread, safe=True)
     return True
@@ -201,22 +203,3 @@ def _is_spread(unpool: ir.Node, x: ir.Value | None) -> bool:
     result = unpool.outputs[0]
     same = x is not None and x.shape is not None and x.shape == result.shape and x.shape.rank() == 4
     return unit and same and _is_float(value) and not any(given.get_ints("pads") or [])
-
-
-def _masked(where: ir.Node) -> tuple[ir.Value, ir.Value] | None:
-    """Returns the cotangent and y of Where(y > 0, cotangent, 0), the gradient of Relu."""
-    if (where.op_type, where.domain) != ("Where", ""):
-        return None
-    condition, ct, other = where.inputs
-    greater = condition.producer() if condition is not None else None
-    if greater is None or (greater.op_type, greater.domain) != ("Greater", "") or greater.graph is not where.graph:
-        return None
-    y, bound = greater.inputs
-    if y is None or ct is None or not _is_zero(bound) or not _is_zero(other) or y.shape != ct.shape:
-        return None
-    return (ct, y) if _is_float(y) and y.shape is not None else None
-
-
-def _is_zero(value: ir.Value | None) -> bool:
-    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
-    return tensor is not None and tensor.size == 1 and float(tensor.numpy().item()) == 0

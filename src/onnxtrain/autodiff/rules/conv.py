@@ -33,7 +33,7 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
-    if _has_kernel(op, n, w, ct):
+    if _has_kernel(op, w, ct) and (n.needs("X") or n.needs("W")):
         return _in_functions(op, n, ct, w, shape, group)
     return {
         "X": scatter_windows(op, ct, n.W, w, n.X, group) if n.needs("X") else None,
@@ -42,14 +42,10 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     }
 
 
-def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
-    """Whether the gradient is to be a function that native kernels know, of which one product at least is wanted."""
+def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
+    """Whether the gradient can be a function that native kernels know."""
     fixed = isinstance(w.begins, tuple) and isinstance(w.ends, tuple) and 0 not in spatial_sizes(ct)
-    return op.can_call and fixed and ct.dtype == ir.DataType.FLOAT and 1 <= len(w.kernel) <= 3 and _wants_product(n)
-
-
-def _wants_product(n: NodeView) -> bool:
-    return n.needs("X") or n.needs("W")
+    return op.can_call and fixed and ct.dtype == ir.DataType.FLOAT and 1 <= len(w.kernel) <= 3
 
 
 def _in_functions(
@@ -62,7 +58,9 @@ def _in_functions(
         grads["B"] = _sum_over_positions(op, n, ct)
         wanted.remove("B")
 
-    def body(inner: Emitter, ct: ir.Value, x: ir.Value, weight: ir.Value, **_: object) -> tuple[ir.Value, ...]:
+    def body(
+        inner: Emitter, ct: ir.Value, x: ir.Value, weight: ir.Value, **_: object
+    ) -> tuple[ir.Value, ...]:
         results = {
             "X": lambda: scatter_windows(inner, ct, weight, w, x, group),
             "W": lambda: _kernel_cotangent(inner, ct, x, w, shape, group),
@@ -70,15 +68,19 @@ def _in_functions(
         }
         return tuple(results[name]() for name in wanted)
 
+    assert isinstance(w.begins, tuple)
+    assert isinstance(w.ends, tuple)
     attributes = {
         "strides": w.strides,
         "dilations": w.dilations,
-        "pads": (*w.begins, *w.ends),
+        "pads": w.begins + w.ends,
         "group": group,
     }
     shapes = {"ct": _static(ct), "x": _static(n.X), "w": ir.Shape(shape)}
     op_of = SpecializedOp(
-        {"X": "ConvolutionInputGradient", "W": "ConvolutionWeightGradient"}.get("".join(wanted).removesuffix("B"), "ConvolutionGradient"),
+        {"X": "ConvolutionInputGradient", "W": "ConvolutionWeightGradient"}.get(
+            "".join(wanted).removesuffix("B"), "ConvolutionGradient"
+        ),
         shapes,
         {name: ir.AttributeType.INT if name == "group" else ir.AttributeType.INTS for name in attributes},
         len(wanted),

@@ -1,10 +1,25 @@
-// Gradients of GELU, exact and by tanh, and of Mish, in one pass over memory.
+// Gradients of activations, in one pass over memory.
 #include "activation/elementwise.h"
 #include "activation/family.h"
 #include "core/op.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
+
+struct ReluGradient : Elementwise<ReluGradient> {
+  static constexpr const char* name = "ReluGradient_float";
+  static vfloat apply(vfloat y, vfloat ct) { return select(y > 0.f, ct, vfloat{}); }
+};
+
+struct SigmoidGradient : Elementwise<SigmoidGradient> {
+  static constexpr const char* name = "SigmoidGradient_float";
+  static vfloat apply(vfloat y, vfloat ct) { return ct * (y * (1.f - y)); }
+};
+
+struct TanhGradient : Elementwise<TanhGradient> {
+  static constexpr const char* name = "TanhGradient_float";
+  static vfloat apply(vfloat y, vfloat ct) { return ct * (1.f - y * y); }
+};
 
 // ct (Φ(x) + x φ(x)) of the standard normal
 struct GeluGradient : Elementwise<GeluGradient> {
@@ -42,6 +57,9 @@ struct MishGradient : Elementwise<MishGradient> {
 }  // namespace
 
 void add_pointwise(Domain& domain) {
+  domain.add<ReluGradient>();
+  domain.add<SigmoidGradient>();
+  domain.add<TanhGradient>();
   domain.add<GeluGradient>();
   domain.add<GeluTanhGradient>();
   domain.add<MishGradient>();

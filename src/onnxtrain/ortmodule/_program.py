@@ -17,6 +17,7 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
+from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
 from onnxtrain.passes import (
@@ -84,6 +85,7 @@ class Program:
         links: per output, indices of inputs whose gradient is zero, and not nothing, where nothing comes through;
             what the graph itself shows need not be said.
         severity: the least severity of what ONNX Runtime prints.
+        layouts: how some outputs lie in memory; the others are contiguous.
 
     Attributes:
         differentiable_again: what PyTorch says of the gradients for a choice of inputs, outputs, and what is wanted of
@@ -97,6 +99,7 @@ class Program:
         device: torch.device,
         links: Mapping[int, Iterable[int]] | None = None,
         severity: int = LogLevel.WARNING.onnxruntime_severity,
+        layouts: Mapping[int, Layout] | None = None,
     ) -> None:
         self.model = model
         self._links = {
@@ -106,6 +109,7 @@ class Program:
         self.differentiable = tuple(differentiable)
         self.device = device
         self.severity = severity
+        self._layouts = layouts
         self.differentiable_again: dict[Any, list[bool] | None] = {}
         self.training_step = cache(self._training_step)
         # Each choice of outputs has a session of its own: a zero cotangent would be NaN behind the square root of 0.
@@ -116,7 +120,7 @@ class Program:
     @cached_property
     def inference(self) -> Session:
         """The forward graph alone."""
-        return self._session(self.model)
+        return self._session(self.model, self._layouts)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -170,7 +174,7 @@ class Program:
         slots = _slots(needs, gradients)
         behind = {value for node in _ancestors(present) for value in _reads(node)}
         return TrainingStep(
-            forward=self._session(_cut(joint, inputs, results)),
+            forward=self._session(_cut(joint, inputs, results), self._layouts),
             backward=Backward(
                 self._session(_cut(joint, [*saved, *cotangents], present)),
                 tuple(range(len(saved))),
@@ -219,8 +223,8 @@ class Program:
         program = Program(model, [True] * len(present), self.device, severity=self.severity)
         return program, _slots(needs, gradients)
 
-    def _session(self, model: ir.Model) -> Session:
-        return Session(model, self.device, self.severity)
+    def _session(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> Session:
+        return Session(model, self.device, self.severity, layouts)
 
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]

@@ -1,7 +1,7 @@
 """Convolutional nets as the functions that native kernels know.
 
-These functions have no gradient rules: the standard ops have, and the pass is for graphs that have their gradients. On a
-stock runtime their bodies are the nodes that were there.
+These functions have no gradient rules: the standard ops have, and the pass is for graphs that have their gradients. On
+a stock runtime their bodies are the nodes that were there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
         return False
     rank = len(dims) - 2
     given = node.attributes.get_ints("pads") if auto_pad == "NOTSET" else None
-    attributes = {
+    attributes: dict[str, int | float | list[int]] = {
         "strides": list(node.attributes.get_ints("strides") or [1] * rank),
         "dilations": list(node.attributes.get_ints("dilations") or [1] * rank),
         "pads": list(given or [0] * 2 * rank),

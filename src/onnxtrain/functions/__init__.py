@@ -13,6 +13,8 @@ from .activation import (
     tanh_gradient,
 )
 from .batch_norm import (
+    batch_normalization_max_pool_relu,
+    batch_normalization_max_pool_relu_gradient,
     batch_normalization_relu,
     batch_normalization_relu_gradient,
     batch_normalization_training,
@@ -58,6 +60,8 @@ __all__ = [
     "adam_step",
     "adamw_step",
     "batch_normalization_gradient",
+    "batch_normalization_max_pool_relu",
+    "batch_normalization_max_pool_relu_gradient",
     "batch_normalization_relu",
     "batch_normalization_relu_gradient",
     "batch_normalization_training",

@@ -16,6 +16,17 @@ ORTMODULE := tests/ortmodule/test_aten_lowerings.py tests/ortmodule/test_engine.
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule
 TESTING := pytest pytest-xdist hypothesis psutil hatchling
 
+# Native kernels are built where there is a C++ compiler, into the environment $(1).
+CXX ?= c++
+define install_kernels
+	@if command -v $(CXX) >/dev/null; then \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check ./kernels; \
+	else \
+		echo "No C++ compiler ($(CXX)): without native kernels, which are optional."; \
+	fi
+endef
+KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
+
 .PHONY: demo test test-oldest test-newest clean check-python
 
 demo: $(DEMO_VENV)/.installed
@@ -49,15 +60,17 @@ $(NEWEST_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[build,demo]' onnxscript $(TESTING)
 	touch $@
 
-$(DEMO_VENV)/.installed: pyproject.toml hatch_build.py | check-python
+$(DEMO_VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL_SOURCES) | check-python
 	$(PYTHON) -m venv --clear $(DEMO_VENV)
 	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
+	$(call install_kernels,$(DEMO_VENV))
 	touch $@
 
-$(TEST_VENV)/.installed: pyproject.toml hatch_build.py | check-python
+$(TEST_VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL_SOURCES) | check-python
 	$(PYTHON) -m venv --clear $(TEST_VENV)
 	$(TEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	$(TEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(call install_kernels,$(TEST_VENV))
 	touch $@
 
 check-python:

@@ -15,6 +15,7 @@ from onnxruntime.capi import _pybind_state as binding
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.passes import PositiveAxesPass, has_narrow_floats, infer_shapes, widen_narrow_floats
+from onnxtrain.runtime.kernels import register_kernels
 
 __all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime"]
 
@@ -68,6 +69,8 @@ class Session:
         if has_float64(model, ("MatMul", "ReduceMean")):
             # Beyond that it fuses scales and epsilons into attributes, which are float32.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        if device.type == "cpu":
+            register_kernels(options)
         disabled = []
         if _has_no_elements(model.graph):
             model = infer_shapes(model.clone())

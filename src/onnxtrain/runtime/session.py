@@ -15,6 +15,7 @@ from onnxtrain.errors import ModelLoadError
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.device import Device
 from onnxtrain.runtime.external_data import check_external_data
+from onnxtrain.runtime.kernels import register_kernels
 from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
 
 ModelSource = str | os.PathLike[str] | bytes
@@ -99,6 +100,8 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
 
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
     """Returns a session, without an optimizer for which this onnxruntime turns out to be broken."""
+    if device.type == "cpu":
+        register_kernels(options)
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
     try:
         return make()

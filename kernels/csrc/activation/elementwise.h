@@ -1,0 +1,27 @@
+// Ops of two tensors of one shape that compute each element by itself.
+#pragma once
+
+#include "core/op.h"
+#include "core/simd.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+// `Op::apply(vfloat, vfloat)` is the formula.
+template <class Op>
+struct Elementwise {
+  static constexpr Type inputs[] = {Type::Float, Type::Float};
+  static constexpr Type outputs[] = {Type::Float};
+
+  void compute(Context& context) const {
+    const auto a = context.input<float>(0), b = context.input<float>(1);
+    require(a.shape == b.shape, "both inputs must have the same shape");
+    const auto y = context.output<float>(0, a.shape);
+    if (!y.data) return;
+    context.threads().ranges(a.size(), 16384, [&](std::size_t i, std::size_t end) {
+      for (; i + lanes <= end; i += lanes) store(y.data + i, Op::apply(load(a.data + i), load(b.data + i)));
+      if (i < end) store(y.data + i, Op::apply(load(a.data + i, end - i), load(b.data + i, end - i)), end - i);
+    });
+  }
+};
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,0 +1,118 @@
+// Vectors of floats as wide as the level's registers, and the functions that ops need of them.
+//
+// GCC's and Clang's vector extensions: the same source is AVX-512, AVX2, SSE or NEON. Everything is in the level's
+// namespace, so that no two levels share a symbol.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+#if defined(__AVX512F__)
+constexpr std::size_t lanes = 16;
+#elif defined(__AVX2__)
+constexpr std::size_t lanes = 8;
+#else
+constexpr std::size_t lanes = 4;
+#endif
+
+typedef float vfloat __attribute__((vector_size(lanes * sizeof(float))));
+typedef int32_t vint __attribute__((vector_size(lanes * sizeof(int32_t))));
+
+inline vfloat load(const float* from) {
+  vfloat v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+inline void store(float* to, vfloat v) { std::memcpy(to, &v, sizeof v); }
+
+// The first `count` < lanes elements; the others are zero.
+inline vfloat load(const float* from, std::size_t count) {
+  vfloat v{};
+  std::memcpy(&v, from, count * sizeof(float));
+  return v;
+}
+inline void store(float* to, vfloat v, std::size_t count) { std::memcpy(to, &v, count * sizeof(float)); }
+
+inline vfloat splat(float x) { return x - vfloat{}; }
+inline vfloat select(vint where, vfloat yes, vfloat no) { return where ? yes : no; }
+inline vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
+inline vfloat min(vfloat a, vfloat b) { return a < b ? a : b; }
+inline vfloat abs(vfloat a) { return a < 0 ? -a : a; }
+
+inline vfloat sqrt(vfloat a) {
+  vfloat r;
+  for (std::size_t i = 0; i < lanes; ++i) r[i] = __builtin_sqrtf(a[i]);
+  return r;
+}
+
+// Sum of the lanes, by halves: the order is fixed.
+inline float sum(vfloat v) {
+  float part[lanes];
+  store(part, v);
+  for (std::size_t half = lanes / 2; half > 0; half /= 2)
+    for (std::size_t i = 0; i < half; ++i) part[i] += part[i + half];
+  return part[0];
+}
+
+namespace detail {
+inline vfloat horner(vfloat, float last) { return splat(last); }
+template <class... Rest>
+inline vfloat horner(vfloat t, float first, Rest... rest) {
+  return horner(t, rest...) * t + first;
+}
+}  // namespace detail
+
+// eˣ: x = n ln 2 + r with |r| <= ln 2 / 2; eʳ = 1 + r + r² g(r), g by Chebyshev interpolation (8e-9). Infinite above
+// 88.72, 0 below -87.33, where float32 would be denormal.
+inline vfloat exp(vfloat x) {
+  const vfloat clamped = max(min(x, splat(89.f)), splat(-88.f));
+  const vfloat magic = splat(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
+  const vfloat n = (clamped * 1.44269504f + magic) - magic;
+  const vfloat r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
+  const vfloat g = detail::horner(r, 0.5000000014291074f, 0.16666573358081668f, 0.041666456777951784f,
+                                  0.008363776466627502f, 0.001393454451840694f);
+  // In two factors, as 2^128 alone is infinite.
+  const vint whole = __builtin_convertvector(n, vint), half = whole >> 1;
+  vfloat y = r * r * g + r + 1.f, low, high;
+  const vint low_bits = (half + 127) << 23, high_bits = (whole - half + 127) << 23;
+  std::memcpy(&low, &low_bits, sizeof low);
+  std::memcpy(&high, &high_bits, sizeof high);
+  y = y * low * high;
+  y = select(x < splat(-87.33654f), vfloat{}, y);
+  return select(x == x, y, x);
+}
+
+// 1 / (1 + e⁻ˣ)
+inline vfloat sigmoid(vfloat x) { return 1.f / (1.f + exp(-x)); }
+
+// y where |x| <= limit, else the sign of x; NaN for NaN.
+inline vfloat beyond(vfloat x, float limit, vfloat y) {
+  y = select(x > limit, splat(1.f), select(x < -limit, splat(-1.f), max(min(y, splat(1.f)), splat(-1.f))));
+  return select(x == x, y, x);
+}
+
+// tanh x = x P(x²) / Q(x²), fitted on [-9, 9] for relative error (1.3e-9), beyond which it is ±1 in float32.
+inline vfloat tanh(vfloat x) {
+  const vfloat c = max(min(x, splat(9.f)), splat(-9.f)), t = c * c;
+  const vfloat p = detail::horner(t, 0.9999999987245626f, 0.13680854677877763f, 0.0038695058085781585f,
+                                  2.8031268437969125e-05f, 3.0642432059280365e-08f, -1.2246181202562058e-11f);
+  const vfloat q = detail::horner(t, 1.f, 0.47014186767910404f, 0.02725014855280903f, 0.0003940709586355134f,
+                                  1.289032211714312e-06f);
+  return beyond(x, 9.f, c * p / q);
+}
+
+// erf x = x P(x²) / Q(x²), fitted on [-3.95, 3.95] for relative error (5.6e-8), beyond which it is ±1 in float32.
+inline vfloat erf(vfloat x) {
+  const vfloat c = max(min(x, splat(3.95f)), splat(-3.95f)), t = c * c;
+  const vfloat p = detail::horner(t, 1.1283791037332283f, 0.2025819044145114f, 0.05092312305414743f,
+                                  0.00380779605283155f, 0.00014380800025859056f, -1.950892698190801e-06f,
+                                  1.9603788654947173e-08f);
+  const vfloat q = detail::horner(t, 1.f, 0.5128650495750524f, 0.11609409238600123f, 0.014575659614903367f,
+                                  0.0009798347307289927f);
+  return beyond(x, 3.95f, c * p / q);
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

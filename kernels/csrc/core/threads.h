@@ -1,0 +1,54 @@
+// Work shared among the threads of the session that runs an op.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <thread>
+#include <type_traits>
+
+#include "abi/ort.h"
+
+namespace onnxtrain {
+
+class Threads {
+ public:
+  // Without a session everything runs on the calling thread.
+  Threads() = default;
+  Threads(const Api& api, const OrtKernelContext* context) : api_(&api), context_(context) {}
+
+  // How many parts a large job is best cut into: the processors of the machine. Where partial sums are kept per part,
+  // the result depends on this number alone and not on which thread takes which part.
+  std::size_t width() const {
+    static const std::size_t processors = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 64);
+    return processors;
+  }
+
+  // Calls task(part) for each part in [0, parts), in any order, and returns when all are done.
+  template <class Task>
+  void run(std::size_t parts, Task&& task) const {
+    if (parts <= 1 || context_ == nullptr) {
+      for (std::size_t part = 0; part < parts; ++part) task(part);
+      return;
+    }
+    auto each = [](void* user, std::size_t part) { (*static_cast<std::remove_reference_t<Task>*>(user))(part); };
+    OrtStatus* failed = api_->KernelContext_ParallelFor(context_, each, parts, 0, &task);
+    if (failed == nullptr) return;
+    api_->ReleaseStatus(failed);
+    for (std::size_t part = 0; part < parts; ++part) task(part);
+  }
+
+  // Calls task(begin, end) for ranges that together are [0, count), each of `least` elements or more where possible:
+  // what is not worth a thread of its own stays on the calling one.
+  template <class Task>
+  void ranges(std::size_t count, std::size_t least, Task&& task) const {
+    if (count == 0) return;
+    const std::size_t parts = std::clamp<std::size_t>(count / std::max<std::size_t>(least, 1), 1, width());
+    run(parts, [&](std::size_t part) { task(count * part / parts, count * (part + 1) / parts); });
+  }
+
+ private:
+  const Api* api_ = nullptr;
+  const OrtKernelContext* context_ = nullptr;
+};
+
+}  // namespace onnxtrain

@@ -1,0 +1,117 @@
+"""A native kernel beside the body of its function.
+
+The kernel runs in a model without the body, so that nothing else can compute the result. The reference is the body in
+float64, by ONNX's reference evaluator; the kernel may be as far from it as twice what the body in float32 is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from onnxtrain.functions import COMPOSITES
+from onnxtrain.runtime.kernels import register_kernels
+
+OPSET = 21
+Inputs = Mapping[str, "np.ndarray | None"]
+
+
+def run(
+    name: str, inputs: Inputs, attributes: Mapping[str, Any], *, native: bool, threads: int = 2
+) -> list[np.ndarray]:
+    """Returns all outputs of a composite op in float32 on ONNX Runtime, by its kernel or its body."""
+    feeds = _of_dtype(inputs, np.float32)
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    if native:
+        register_kernels(options)
+    model = _model(name, feeds, attributes, np.float32, with_body=not native).SerializeToString()
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return session.run(None, {key: value for key, value in feeds.items() if value is not None})
+
+
+def exactly(name: str, inputs: Inputs, attributes: Mapping[str, Any]) -> list[np.ndarray]:
+    """Returns what the body gives in float64."""
+    feeds = _of_dtype(inputs, np.float64)
+    model = _model(name, feeds, attributes, np.float64, with_body=True)
+    return ReferenceEvaluator(model).run(None, {k: v for k, v in feeds.items() if v is not None})
+
+
+def _of_dtype(inputs: Inputs, dtype: type) -> dict[str, np.ndarray | None]:
+    return {
+        key: value if value is None or value.dtype == np.int64 else np.asarray(value, dtype)
+        for key, value in inputs.items()
+    }
+
+
+def _model(
+    name: str, feeds: Inputs, attributes: Mapping[str, Any], dtype: type, *, with_body: bool
+) -> onnx.ModelProto:
+    composite = COMPOSITES[name]
+    assert list(feeds) == list(composite.inputs)
+    function = composite.function_for(ir.DataType.from_numpy(np.dtype(dtype)), OPSET)
+    outputs = [f"y{i}" for i in range(len(function.outputs))]
+    names = ["" if value is None else key for key, value in feeds.items()]
+    graph = helper.make_graph(
+        [helper.make_node(function.name, names, outputs, domain="onnxtrain", **attributes)],
+        name,
+        [
+            helper.make_tensor_value_info(
+                key, helper.np_dtype_to_tensor_dtype(value.dtype), [None] * value.ndim
+            )
+            for key, value in feeds.items()
+            if value is not None
+        ],
+        [
+            helper.make_tensor_value_info(y, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
+            for y in outputs
+        ],
+    )
+    return helper.make_model(
+        graph,
+        functions=[ir.to_proto(function)] if with_body else [],
+        opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid("onnxtrain", 1)],
+        ir_version=10,
+    )
+
+
+def check(
+    name: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, slack: float = 1e-6
+) -> None:
+    """Compares kernel and body, and the kernel on one thread with itself on two."""
+    attributes = attributes or {}
+    exact = exactly(name, inputs, attributes)
+    body = run(name, inputs, attributes, native=False)
+    kernel = run(name, inputs, attributes, native=True)
+    again = run(name, inputs, attributes, native=True, threads=1)
+    shapes = {key: None if value is None else value.shape for key, value in inputs.items()}
+    for index, (reference, standard, own, one) in enumerate(zip(exact, body, kernel, again, strict=True)):
+        what = f"output {index} of {name} {dict(attributes)} on {shapes}"
+        assert own.shape == reference.shape, what
+        np.testing.assert_array_equal(own, one, err_msg=f"{what}: not the same on one thread")
+        assert _error(own, reference) <= 2 * _error(standard, reference) + slack, what
+
+
+def _error(value: np.ndarray, reference: np.ndarray) -> float:
+    """Returns the distance relative to the norm; values that are not finite must be the same ones."""
+    finite = np.isfinite(reference)
+    np.testing.assert_array_equal(np.isfinite(value), finite)
+    np.testing.assert_array_equal(value[~finite], reference[~finite].astype(value.dtype))
+    norm = float(np.linalg.norm(reference[finite]))
+    return float(np.linalg.norm(value[finite] - reference[finite])) / (norm or 1.0)
+
+
+SIZES: Sequence[Sequence[int]] = ([0], [1], [3], [16], [17], [5, 0, 2], [4, 33], [2, 3, 5, 7], [40000])
+needs_kernels = pytest.mark.skipif(
+    __import__("importlib.util").util.find_spec("onnxtrain_kernels") is None,
+    reason="package onnxtrain-kernels is not installed (there was no C++ compiler)",
+)

@@ -1,0 +1,60 @@
+"""Which sessions use native kernels: ONNXTRAIN_KERNELS and the installed package."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime import kernels
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    kernels._installed.cache_clear()
+    yield
+    kernels._installed.cache_clear()
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, functions: int) -> None:
+    package = types.ModuleType("onnxtrain_kernels")
+    package.FUNCTIONS = functions
+    package.library = lambda: Path("kernels.so")
+    monkeypatch.setitem(sys.modules, "onnxtrain_kernels", package)
+
+
+@pytest.mark.parametrize(
+    ("value", "path"), [(None, "kernels.so"), ("on", "kernels.so"), ("AUTO ", "kernels.so"), ("off", None)]
+)
+def test_setting(monkeypatch: pytest.MonkeyPatch, value: str | None, path: str | None) -> None:
+    _install(monkeypatch, kernels.FUNCTIONS)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(kernels.VARIABLE, value)
+    assert kernels.kernel_library() == path
+
+
+def test_unknown_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kernels.VARIABLE, "yes")
+    with pytest.raises(InputError, match="ONNXTRAIN_KERNELS='yes': expected 'auto'"):
+        kernels.kernel_library()
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxtrain_kernels", None)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    assert kernels.kernel_library() is None
+    monkeypatch.setenv(kernels.VARIABLE, "on")
+    with pytest.raises(InputError, match="onnxtrain-kernels is not installed"):
+        kernels.kernel_library()
+
+
+def test_kernels_of_other_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(monkeypatch, kernels.FUNCTIONS + 1)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    with pytest.warns(RuntimeWarning, match="training runs without native kernels"):
+        assert kernels.kernel_library() is None

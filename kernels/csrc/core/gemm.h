@@ -96,38 +96,45 @@ inline void pack(const Threads& threads, Matrix b, size_t depth, size_t columns,
   });
 }
 
-// sums[i][v] += A [Rows, depth] times Vectors vectors of a packed panel.
+// sums [Rows][Vectors * lanes] = A [Rows, depth] times so many vectors of a packed panel.
+//
+// A function of its own, so that nothing else takes its registers: one pointer serves four rows.
 template <size_t Rows, size_t Vectors>
-inline __attribute__((always_inline)) void multiply(
-    Matrix a, const float* __restrict panel, size_t depth, vfloat (&sums)[Rows][Vectors]) {
-  const float* row[Rows];
-  for (size_t i = 0; i < Rows; ++i) row[i] = a.at(i, 0);
-  const ptrdiff_t step = a.column;
-  for (size_t k = 0; k < depth; ++k) {
+__attribute__((noinline)) void multiply(Matrix a, const float* __restrict panel, size_t depth, float* __restrict sums) {
+  constexpr size_t pointers = divided_up(Rows, 4);
+  vfloat sum[Rows][Vectors] = {};
+  const float* from[pointers];
+  const ptrdiff_t row[] = {0, a.row, 2 * a.row, 3 * a.row}, step = a.column;
+#pragma GCC unroll 4
+  for (size_t p = 0; p < pointers; ++p) from[p] = a.at(4 * p, 0);
+  for (size_t k = 0; k < depth; ++k, panel += tile_columns) {
     vfloat b[Vectors];
 #pragma GCC unroll 4
     for (size_t v = 0; v < Vectors; ++v) b[v] = load(panel + v * lanes);
-    panel += tile_columns;
 #pragma GCC unroll 16
     for (size_t i = 0; i < Rows; ++i) {
-      const vfloat x = splat(*row[i]);
-      row[i] += step;
+      const vfloat x = splat(from[i / 4][row[i % 4]]);
 #pragma GCC unroll 4
-      for (size_t v = 0; v < Vectors; ++v) sums[i][v] += x * b[v];
+      for (size_t v = 0; v < Vectors; ++v) sum[i][v] += x * b[v];
     }
+#pragma GCC unroll 4
+    for (size_t p = 0; p < pointers; ++p) from[p] += step;
   }
+  // Only now to memory, where indices need not be known: whoever takes them is an ordinary loop.
+#pragma GCC unroll 16
+  for (size_t i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (size_t v = 0; v < Vectors; ++v) store(sums + (i * Vectors + v) * lanes, sum[i][v]);
 }
 
 // What becomes of the sums: out(value, row, column, count) stores `count` lanes of C from (row, column) on.
 template <size_t Rows, size_t Vectors, class Out>
 inline void tile(Matrix a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
-  vfloat sums[Rows][Vectors] = {};
+  alignas(64) float sums[Rows * Vectors * lanes];
   multiply<Rows, Vectors>(a, panel, depth, sums);
-#pragma GCC unroll 16
   for (size_t i = 0; i < Rows; ++i)
-#pragma GCC unroll 4
     for (size_t v = 0; v < Vectors; ++v)
-      out(sums[i][v], row + i, column + v * lanes, std::min(lanes, width - v * lanes));
+      out(load(sums + (i * Vectors + v) * lanes), row + i, column + v * lanes, std::min(lanes, width - v * lanes));
 }
 
 // A tile of at most tile_rows rows and of `width` columns, by the code for just so many.

@@ -97,6 +97,27 @@ def test_no_grad_stops_gradients(name: str) -> None:
     trained(function)
 
 
+AS_IT_IS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "positive": lambda h: +h,
+    "contiguous": lambda h: h.contiguous(),
+    "to": lambda h: h.to(torch.float32),
+    "one_of_several": lambda h: torch.atleast_1d(h, h * 2)[0],
+}
+
+
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("name", AS_IT_IS)
+def test_what_is_returned_as_it_is_keeps_its_gradient_under_no_grad(name: str, written: bool) -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight[0]
+        with torch.no_grad():
+            same = AS_IT_IS[name](h)
+        result = same * module.weight[1]
+        return result.mul_(2) if written else result
+
+    trained(function)
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "mul_": lambda h: h.mul_(0.5),
     "round_": lambda h: h.round_(),

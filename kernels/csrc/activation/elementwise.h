@@ -9,8 +9,8 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 // `Op::apply(vfloat, vfloat)` is the formula.
 template <class Op>
 struct Elementwise {
-  static constexpr Type inputs[] = {Type::Float, Type::Float};
-  static constexpr Type outputs[] = {Type::Float};
+  static constexpr Floats<2> inputs{};
+  static constexpr Floats<1> outputs{};
 
   void compute(Context& context) const {
     const auto a = context.input<float>(0), b = context.input<float>(1);

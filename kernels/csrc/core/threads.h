@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <exception>
 #include <thread>
 #include <type_traits>
 
@@ -30,11 +32,14 @@ class Threads {
       for (std::size_t part = 0; part < parts; ++part) task(part);
       return;
     }
-    auto each = [](void* user, std::size_t part) { (*static_cast<std::remove_reference_t<Task>*>(user))(part); };
-    OrtStatus* failed = api_->KernelContext_ParallelFor(context_, each, parts, 0, &task);
-    if (failed == nullptr) return;
-    api_->ReleaseStatus(failed);
-    for (std::size_t part = 0; part < parts; ++part) task(part);
+    Guarded<std::remove_reference_t<Task>> guarded{task, {}, {}};
+    auto each = [](void* user, std::size_t part) { (*static_cast<decltype(guarded)*>(user))(part); };
+    OrtStatus* failed = api_->KernelContext_ParallelFor(context_, each, parts, 0, &guarded);
+    if (failed != nullptr) {
+      api_->ReleaseStatus(failed);
+      for (std::size_t part = 0; part < parts; ++part) guarded(part);
+    }
+    if (guarded.error) std::rethrow_exception(guarded.error);
   }
 
   // Calls task(begin, end) for ranges that together are [0, count), each of `least` elements or more where possible:
@@ -47,6 +52,22 @@ class Threads {
   }
 
  private:
+  // Keeps the first exception of the tasks: none may leave a thread of ONNX Runtime.
+  template <class Task>
+  struct Guarded {
+    Task& task;
+    std::atomic<bool> failed;
+    std::exception_ptr error;
+
+    void operator()(std::size_t part) {
+      try {
+        task(part);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+    }
+  };
+
   const Api* api_ = nullptr;
   const OrtKernelContext* context_ = nullptr;
 };

@@ -137,17 +137,25 @@ def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozense
             # What Dynamo says of values inside `torch.vmap` is not true: the causes themselves are looked for.
             if not enabled or node.target in ("detach", "detach_", torch.detach):
                 stopped[node] = frozenset(range(len(_tensors(value))))
-        elif any(_requires_grad(source.meta.get("example_value")) for source in node.all_input_nodes):
-            stopped[node] = _stops(value, enabled)
+        else:
+            arguments = [
+                t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))
+            ]
+            if any(tensor.requires_grad for tensor in arguments):
+                stopped[node] = _stops(value, arguments, enabled)
     return {node: places for node, places in stopped.items() if places}
 
 
-def _stops(value: Any, enabled: bool) -> frozenset[int]:
-    """Which of the tensors in a result do not carry the gradient of what they were computed from."""
+def _stops(value: Any, arguments: Sequence[torch.Tensor], enabled: bool) -> frozenset[int]:
+    """Which of the tensors in a result do not carry the gradient of what they were computed from.
+
+    An argument that is returned as it is (`+x`, `x.contiguous()`, `x.to(x.dtype)`) keeps its gradient under `no_grad`.
+    """
+    same = {id(tensor) for tensor in arguments}
     return frozenset(
         place
         for place, tensor in enumerate(_tensors(value))
-        if _is_float(tensor) and not (enabled and tensor.requires_grad)
+        if _is_float(tensor) and not (enabled and tensor.requires_grad) and id(tensor) not in same
     )
 
 
@@ -223,7 +231,7 @@ class _Rehearsal(fx.Interpreter):
             for tensor, state in before:
                 self._compare(n, tensor, state, enabled)
             if carrying and not any(result is tensor for tensor in arguments):
-                self.stopped[n] = _stops(result, enabled)
+                self.stopped[n] = _stops(result, arguments, enabled)
                 if not any(_memory(tensor) in self.first for tensor in _tensors(result)):
                     self.fresh.add(n)
             self._meet(n, result)
@@ -324,7 +332,3 @@ def _is_transformed(value: Any) -> bool:
 
 def _is_float(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _requires_grad(value: Any) -> bool:
-    return any(tensor.requires_grad for tensor in _tensors(value))

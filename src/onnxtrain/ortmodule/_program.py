@@ -15,6 +15,7 @@ from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.fusion import ConvolutionalPass
 from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
@@ -116,7 +117,7 @@ class Program:
     @cached_property
     def inference(self) -> Session:
         """The forward graph alone."""
-        return self._session(self.model)
+        return self._session(self.model.clone())
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -220,6 +221,8 @@ class Program:
         return program, _slots(needs, gradients)
 
     def _session(self, model: ir.Model) -> Session:
+        if self.device.type == "cpu":
+            ConvolutionalPass()(model)
         return Session(model, self.device, self.severity)
 
     def _differentiable_vjp(

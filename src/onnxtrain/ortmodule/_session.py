@@ -20,6 +20,9 @@ from onnxtrain.runtime.kernels import register_kernels
 __all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime"]
 
 _LOWEST = (1, 30)
+_VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
+_BOOL_AS_BYTES = _VERSION < (1, 32)
+"""Older versions are told that bytes are booleans; newer ones know booleans from DLPack, and take no word for it."""
 _RUN_OPTIONS = binding.RunOptions()
 _to_dlpack = torch._C._to_dlpack
 _from_dlpack = torch._C._from_dlpack  # the C function: it is called once per output
@@ -153,7 +156,7 @@ def _push(feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
     if tensor.numel() == 0:  # DLPack refuses a null pointer
         array = np.empty(tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
         feeds.push_back(ort.OrtValue.ortvalue_from_numpy(array)._ortvalue)
-    elif tensor.dtype == torch.bool:
+    elif tensor.dtype == torch.bool and _BOOL_AS_BYTES:
         feeds.push_back(_to_dlpack(tensor.detach().view(torch.uint8)), True)
     else:
-        feeds.push_back(_to_dlpack(tensor), False)
+        feeds.push_back(_to_dlpack(tensor))

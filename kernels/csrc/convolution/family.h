@@ -1,0 +1,11 @@
+// What convolutional nets need, per level.
+#pragma once
+
+#include "core/op.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+void add_convolutions(Domain& domain);
+void add_batch_norm(Domain& domain);
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,0 +1,118 @@
+// The gradient of GroupNormalization and InstanceNormalization. A group, contiguous in memory, is read three times: for
+// its mean, for its variance and sums, and for ct_x; it stays in the cache where it is small enough.
+#include <cmath>
+
+#include "core/op.h"
+#include "core/rows.h"
+#include "normalization/family.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+namespace {
+
+struct GroupNormalizationGradient {
+  static constexpr const char* name = "GroupNormalizationGradient_float";
+  static constexpr Floats<3> inputs{};
+  static constexpr Floats<3> outputs{};
+
+  explicit GroupNormalizationGradient(const Attributes& attributes)
+      : epsilon_(attributes.number("epsilon")), groups_(attributes.integer("num_groups")) {}
+
+  void compute(Context& context) const {
+    const auto ct = context.input<float>(0), x = context.input<float>(1), scale = context.input<float>(2);
+    require(x.shape.size() >= 2 && ct.shape == x.shape, "x and its cotangent must have a batch and channels");
+    const std::size_t batch = x.shape[0], channels = x.shape[1], spatial = count(x.shape.begin() + 2, x.shape.end());
+    require(scale.size() == channels, "one scale per channel");
+    const std::size_t groups = groups_ ? static_cast<std::size_t>(groups_) : channels;
+    require(groups == 0 || channels % groups == 0, "the groups must share the channels evenly");
+    const auto ct_x = context.output<float>(0, x.shape), ct_scale = context.output<float>(1, scale.shape);
+    const auto ct_bias = context.output<float>(2, scale.shape);
+
+    // Per sample and channel; summed over samples at the end, in their order.
+    std::vector<double> of_scale(batch * channels), of_bias(batch * channels);
+    const std::size_t per_group = groups ? channels / groups : 0;
+    context.threads().run(batch * groups, [&](std::size_t group) {
+      const std::size_t first = group * per_group;  // of all samples' channels
+      const float* values = x.data + first * spatial;
+      const std::size_t size = per_group * spatial;
+      if (size == 0) return;
+      const double exact_mean = total(values, size, [](vfloat v) { return v; }) / static_cast<double>(size);
+      const float mean = static_cast<float>(exact_mean);
+      const double squares = total(values, size, [mean](vfloat v) { return (v - mean) * (v - mean); });
+      const float inverse = 1.f / std::sqrt(static_cast<float>(squares / size) + epsilon_);
+      double sum_g = 0, sum_along = 0;
+      for (std::size_t c = first; c < first + per_group; ++c) {
+        const float *cts = ct.data + c * spatial, *xs = x.data + c * spatial;
+        of_bias[c] = total(cts, spatial, [](vfloat v) { return v; });
+        of_scale[c] = inverse * (product(cts, xs, mean, spatial) - (exact_mean - mean) * of_bias[c]);
+        sum_g += of_bias[c] * scale.data[c % channels];
+        sum_along += of_scale[c] * scale.data[c % channels];
+      }
+      if (ct_x.data == nullptr) return;
+      const float mean_g = static_cast<float>(sum_g / size), along = static_cast<float>(sum_along / size) * inverse;
+      for (std::size_t c = first; c < first + per_group; ++c) {
+        const float *cts = ct.data + c * spatial, *xs = x.data + c * spatial, factor = scale.data[c % channels];
+        float* to = ct_x.data + c * spatial;
+        vectors(spatial, [&](std::size_t i, auto extent) {
+          const vfloat centered = load(xs + i, extent) - mean;
+          store(to + i, (load(cts + i, extent) * factor - mean_g - centered * along) * inverse, extent);
+        });
+      }
+    });
+    for (std::size_t c = 0; c < channels; ++c) {
+      double scale_sum = 0, bias_sum = 0;
+      for (std::size_t n = 0; n < batch; ++n) {
+        scale_sum += of_scale[n * channels + c];
+        bias_sum += of_bias[n * channels + c];
+      }
+      if (ct_scale.data) ct_scale.data[c] = static_cast<float>(scale_sum);
+      if (ct_bias.data) ct_bias.data[c] = static_cast<float>(bias_sum);
+    }
+  }
+
+ private:
+  static constexpr std::size_t kBlock = 1024;  // elements summed in float
+
+  // Sum of f over the values.
+  template <class F>
+  static double total(const float* values, std::size_t n, F f) {
+    double sum_of_blocks = 0;
+    for (std::size_t begin = 0; begin < n; begin += kBlock) {
+      vfloat block{};
+      vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
+        block += kept(f(load(values + begin + i, extent)), extent);
+      });
+      sum_of_blocks += sum(block);
+    }
+    return sum_of_blocks;
+  }
+
+  // Sum of ct (x - mean).
+  static double product(const float* ct, const float* x, float mean, std::size_t n) {
+    double sum_of_blocks = 0;
+    for (std::size_t begin = 0; begin < n; begin += kBlock) {
+      vfloat block{};
+      vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
+        block += load(ct + begin + i, extent) * (load(x + begin + i, extent) - mean);
+      });
+      sum_of_blocks += sum(block);
+    }
+    return sum_of_blocks;
+  }
+
+  // Without what f made of the zeros behind the end.
+  static vfloat kept(vfloat v, Full) { return v; }
+  static vfloat kept(vfloat v, Part part) {
+    vfloat result{};
+    std::memcpy(&result, &v, part.count * sizeof(float));
+    return result;
+  }
+
+  float epsilon_;
+  int64_t groups_;
+};
+
+}  // namespace
+
+void add_group_norm(Domain& domain) { domain.add<GroupNormalizationGradient>(); }
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

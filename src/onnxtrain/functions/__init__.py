@@ -44,6 +44,15 @@ from .optimizer import (
     rmsprop_step,
     sgd_step,
 )
+from .recurrent import (
+    LAYERS,
+    lstm,
+    lstm_gradient,
+    lstm_reverse,
+    lstm_reverse_gradient,
+    recurrent_weight_gradient,
+    recurrent_weight_reverse_gradient,
+)
 from .rms_norm import (
     floored_rms_normalization,
     floored_rms_normalization_gradient,
@@ -54,6 +63,7 @@ from .rms_norm import (
 __all__ = [
     "COMPOSITES",
     "DOMAIN",
+    "LAYERS",
     "CompositeOp",
     "SpecializedOp",
     "adagrad_step",
@@ -80,9 +90,15 @@ __all__ = [
     "inverse_rms_normalization_gradient",
     "layer_normalization_gradient",
     "log_softmax_gradient",
+    "lstm",
+    "lstm_gradient",
+    "lstm_reverse",
+    "lstm_reverse_gradient",
     "mish_gradient",
     "momentum_step",
     "nesterov_step",
+    "recurrent_weight_gradient",
+    "recurrent_weight_reverse_gradient",
     "relu_gradient",
     "reversible_instance_normalization",
     "reversible_instance_normalization_gradient",

@@ -46,9 +46,8 @@ def _hints(sizes: Sequence[Any]) -> list[int] | None:
     return found if all(isinstance(size, int) for size in found) else None
 
 
-def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> ir.Model:
-    """Returns a model whose outputs at these places are transposed into their memory order."""
-    model = model.clone()
+def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> None:
+    """Transposes the outputs of a model at these places, in place, into their memory order."""
     outputs = model.graph.outputs
     for place, order in layouts.items():
         value = outputs[place]
@@ -60,7 +59,6 @@ def lay_out(model: ir.Model, layouts: Mapping[int, Layout]) -> ir.Model:
             laid_out.shape = ir.Shape([value.shape[axis] for axis in order])
         model.graph.append(node)
         outputs[place] = laid_out
-    return model
 
 
 def restride(tensor: torch.Tensor, order: Layout) -> None:

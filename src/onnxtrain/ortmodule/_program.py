@@ -15,6 +15,7 @@ from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.fusion import ConvolutionalPass
 from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._layout import Layout
@@ -120,7 +121,7 @@ class Program:
     @cached_property
     def inference(self) -> Session:
         """The forward graph alone."""
-        return self._session(self.model, self._layouts)
+        return self._session(self.model.clone(), self._layouts)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -224,6 +225,8 @@ class Program:
         return program, _slots(needs, gradients)
 
     def _session(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> Session:
+        if self.device.type == "cpu":
+            ConvolutionalPass()(model)
         return Session(model, self.device, self.severity, layouts)
 
     def _differentiable_vjp(

@@ -65,7 +65,7 @@ class Session:
     ) -> None:
         self._layouts = layouts or {}
         if layouts:
-            model = lay_out(model, layouts)
+            lay_out(model, layouts)
         self.nodes = model.graph.num_nodes()
         self._outputs = [value.name for value in model.graph.outputs]
         if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result

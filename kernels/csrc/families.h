@@ -2,23 +2,30 @@
 #pragma once
 
 #include "activation/family.h"
+#include "convolution/family.h"
 #include "core/op.h"
 #include "normalization/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
+void add_indexing(Domain& domain);
 void add_losses(Domain& domain);
 void add_optimizers(Domain& domain);
+void add_recurrent(Domain& domain);
 
 inline void add_all(Domain& domain) {
   add_pointwise(domain);
   add_softmax(domain);
+  add_convolutions(domain);
+  add_batch_norm(domain);
   add_layer_norm(domain);
   add_rms_norm(domain);
   add_group_norm(domain);
   add_instance_norm(domain);
+  add_indexing(domain);
   add_losses(domain);
   add_optimizers(domain);
+  add_recurrent(domain);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -95,8 +95,10 @@ class AttributeRef:
 class Composite(Protocol):
     """A composite op: gives the model-local function that implements it for a dtype (see `onnxtrain.functions`)."""
 
-    def identifier(self, dtype: ir.DataType) -> ir.OperatorIdentifier:
-        """Returns what a function table has the function for a dtype under."""
+    def identifier(
+        self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
+    ) -> ir.OperatorIdentifier:
+        """Returns what the function table `functions` has, or is to have, the function for a dtype under."""
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
         """Returns the function whose body computes this op in `dtype` at `opset`."""
@@ -241,11 +243,18 @@ class Emitter:
             raise GraphBuildError(
                 f"calling composite {composite}: this emitter was made without a function table"
             )
-        identifier = composite.identifier(dtype)
+        identifier = composite.identifier(dtype, self._functions)
         if identifier not in self._functions:
-            self._functions[identifier] = composite.function_for(dtype, self.opset)
+            function = composite.function_for(dtype, self.opset)
+            function.name = identifier[1]
+            self._functions[identifier] = function
         self.graph.opset_imports.setdefault(identifier[0], 1)
         return identifier
+
+    @property
+    def can_call(self) -> bool:
+        """Whether composite ops can be called: there is a table for their functions."""
+        return self._functions is not None
 
     def const(
         self, value: npt.ArrayLike, dtype: ir.DataType | None = None, *, like: ir.Value | None = None

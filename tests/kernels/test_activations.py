@@ -8,22 +8,30 @@ import numpy as np
 import pytest
 
 from kernels.against_body import SIZES, check, needs_kernels
+from onnxtrain.functions import COMPOSITES
 
 pytestmark = needs_kernels
-POINTWISE = ["GeluGradient", "GeluTanhGradient", "MishGradient"]
+POINTWISE = [
+    *("ReluGradient", "SigmoidGradient", "TanhGradient"),
+    *("GeluGradient", "GeluTanhGradient", "MishGradient"),
+]
 
 
 @pytest.mark.parametrize("name", POINTWISE)
 @pytest.mark.parametrize("shape", SIZES, ids=str)
 def test_pointwise_gradient(name: str, shape: Sequence[int]) -> None:
     rng = np.random.default_rng(0)
-    check(name, {"x": 3 * rng.standard_normal(shape), "ct": rng.standard_normal(shape)})
+    check(name, _inputs(name, 3 * rng.standard_normal(shape), rng.standard_normal(shape)))
 
 
 @pytest.mark.parametrize("name", POINTWISE)
 def test_far_out(name: str) -> None:
     x = np.array([-80, -13, -5.5, -1e-30, 0, 1e-30, 5.5, 13, 25, 80])
-    check(name, {"x": x, "ct": np.ones_like(x)})
+    check(name, _inputs(name, x, np.ones_like(x)))
+
+
+def _inputs(name: str, primal: np.ndarray, ct: np.ndarray) -> dict[str, np.ndarray]:
+    return {COMPOSITES[name].inputs[0]: primal, "ct": ct}
 
 
 @pytest.mark.parametrize("name", ["SoftmaxGradient", "LogSoftmaxGradient"])

@@ -84,7 +84,9 @@ def test_group_normalization_of_nothing() -> None:
         np.testing.assert_array_equal(value, np.zeros(6))
 
 
-@pytest.mark.parametrize("shape", [[4, 9, 1], [2, 3, 1030], [3, 50, 17], [2, 3, 4, 5], [1, 1, 16], [64, 96, 7]], ids=str)
+@pytest.mark.parametrize(
+    "shape", [[4, 9, 1], [2, 3, 1030], [3, 50, 17], [2, 3, 4, 5], [1, 1, 16], [64, 96, 7]], ids=str
+)
 def test_reversible_instance_normalization(shape: Sequence[int]) -> None:
     rng = _rng()
     axes = list(range(1, len(shape) - 1))

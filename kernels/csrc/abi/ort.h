@@ -108,6 +108,9 @@ class Api {
   OrtStatus* KernelInfoGetAttribute_int64(const OrtKernelInfo* info, const char* name, int64_t* value) const {
     return call<OrtStatus*>(86, info, name, value);
   }
+  OrtStatus* KernelContext_GetOutputCount(const OrtKernelContext* context, size_t* count) const {
+    return call<OrtStatus*>(89, context, count);
+  }
   OrtStatus* KernelContext_GetInput(const OrtKernelContext* context, size_t index, const OrtValue** value) const {
     return call<OrtStatus*>(90, context, index, value);
   }

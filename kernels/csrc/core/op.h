@@ -104,6 +104,13 @@ class Context {
     return {static_cast<const T*>(data(const_cast<OrtValue*>(value))), shape(value)};
   }
 
+  // How many outputs the node has, those that nothing reads among them.
+  std::size_t outputs() const {
+    std::size_t count = 0;
+    detail::check(api_, api_.KernelContext_GetOutputCount(context_, &count), "count the outputs");
+    return count;
+  }
+
   // Allocates an output; without data where nothing reads it.
   template <class T>
   Tensor<T> output(std::size_t index, const Shape& shape) {
@@ -148,6 +155,11 @@ class Domain {
 
   template <class Op>
   void add();
+
+  // Adds an op under many names: its own with a number in place of the `#`, from 0 on. They differ in the bodies of
+  // their functions only.
+  template <class Op, std::size_t Count>
+  void add_numbered();
 
  private:
   const Api& api_;
@@ -249,6 +261,24 @@ const OrtCustomOp& table() {
 template <class Op>
 void Domain::add() {
   detail::check(api_, api_.CustomOpDomain_Add(domain_, &detail::table<Op>()), "take a custom op");
+}
+
+template <class Op, std::size_t Count>
+void Domain::add_numbered() {
+  struct Named : OrtCustomOp {
+    std::string name;
+  };
+  static const std::vector<Named> ops = [] {
+    std::vector<Named> all(Count);
+    for (std::size_t number = 0; number < Count; ++number) {
+      static_cast<OrtCustomOp&>(all[number]) = detail::table<Op>();
+      all[number].name = Op::name;
+      all[number].name.replace(all[number].name.find('#'), 1, std::to_string(number));
+      all[number].GetName = [](const OrtCustomOp* op) { return static_cast<const Named*>(op)->name.c_str(); };
+    }
+    return all;
+  }();
+  for (const Named& op : ops) detail::check(api_, api_.CustomOpDomain_Add(domain_, &op), "take a custom op");
 }
 
 }  // namespace onnxtrain

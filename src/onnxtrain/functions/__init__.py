@@ -1,13 +1,26 @@
 """Composite training ops as model-local functions of domain `onnxtrain`."""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
+from ._specialized import SpecializedOp
 from .activation import (
     gelu_gradient,
     gelu_tanh_gradient,
     log_softmax_gradient,
     mish_gradient,
+    relu_gradient,
+    sigmoid_gradient,
     softmax_gradient,
+    tanh_gradient,
 )
+from .batch_norm import (
+    batch_normalization_max_pool_relu,
+    batch_normalization_max_pool_relu_gradient,
+    batch_normalization_relu,
+    batch_normalization_relu_gradient,
+    batch_normalization_training,
+)
+from .convolution import convolution
+from .indexing import embedding_gradient
 from .instance_norm import (
     instance_standardization,
     reversible_instance_normalization,
@@ -31,6 +44,15 @@ from .optimizer import (
     rmsprop_step,
     sgd_step,
 )
+from .recurrent import (
+    LAYERS,
+    lstm,
+    lstm_gradient,
+    lstm_reverse,
+    lstm_reverse_gradient,
+    recurrent_weight_gradient,
+    recurrent_weight_reverse_gradient,
+)
 from .rms_norm import (
     floored_rms_normalization,
     floored_rms_normalization_gradient,
@@ -41,13 +63,22 @@ from .rms_norm import (
 __all__ = [
     "COMPOSITES",
     "DOMAIN",
+    "LAYERS",
     "CompositeOp",
+    "SpecializedOp",
     "adagrad_step",
     "adam_step",
     "adamw_step",
     "batch_normalization_gradient",
+    "batch_normalization_max_pool_relu",
+    "batch_normalization_max_pool_relu_gradient",
+    "batch_normalization_relu",
+    "batch_normalization_relu_gradient",
+    "batch_normalization_training",
     "cholesky",
     "composite",
+    "convolution",
+    "embedding_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",
     "gelu_gradient",
@@ -59,15 +90,24 @@ __all__ = [
     "inverse_rms_normalization_gradient",
     "layer_normalization_gradient",
     "log_softmax_gradient",
+    "lstm",
+    "lstm_gradient",
+    "lstm_reverse",
+    "lstm_reverse_gradient",
     "mish_gradient",
     "momentum_step",
     "nesterov_step",
+    "recurrent_weight_gradient",
+    "recurrent_weight_reverse_gradient",
+    "relu_gradient",
     "reversible_instance_normalization",
     "reversible_instance_normalization_gradient",
     "reversible_instance_normalization_parameter_gradient",
     "rms_normalization_gradient",
     "rmsprop_step",
     "sgd_step",
+    "sigmoid_gradient",
     "softmax_cross_entropy_gradient",
     "softmax_gradient",
+    "tanh_gradient",
 ]

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import AttributeRef, Emitter
 from onnxtrain.errors import GraphBuildError
 
-__all__ = ["COMPOSITES", "DOMAIN", "CompositeOp", "composite"]
+__all__ = ["COMPOSITES", "DOMAIN", "Body", "CompositeOp", "composite"]
 
 DOMAIN = "onnxtrain"
 
@@ -58,8 +58,10 @@ class CompositeOp:
         """Names of its functions, one for each dtype."""
         return tuple(f"{self.name}_{dtype}" for dtype in _DTYPE_NAMES.values())
 
-    def identifier(self, dtype: ir.DataType) -> ir.OperatorIdentifier:
-        """Returns what a function table has the function for a dtype under."""
+    def identifier(
+        self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
+    ) -> ir.OperatorIdentifier:
+        """Returns what the function table `functions` has, or is to have, the function for a dtype under."""
         return (DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", "")
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
@@ -67,10 +69,7 @@ class CompositeOp:
         return self._cached(dtype, opset).clone()
 
     def _build(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        inputs = [
-            ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64 if name in self.integers else dtype))
-            for name in self.inputs
-        ]
+        inputs = [self._input(name, dtype) for name in self.inputs]
         graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset})
         op = Emitter(graph, in_function=True)
         references: dict[str, Any] = {
@@ -83,8 +82,15 @@ class CompositeOp:
                 f"building {self}: its body gave {len(outputs)} outputs, not {self._outputs}"
             )
         graph.outputs.extend(outputs)
+        for value in inputs:
+            value.shape = None  # a function is written for any
         declared = [ir.Attr(name, type_, None) for name, type_ in self.attributes.items()]
         return ir.Function(DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", graph=graph, attributes=declared)
+
+    def _input(self, name: str, dtype: ir.DataType) -> ir.Value:
+        """Returns an input as the body sees it."""
+        type_ = ir.DataType.INT64 if name in self.integers else dtype
+        return ir.Value(name=name, type=ir.TensorType(type_))
 
 
 _DTYPE_NAMES = {

@@ -10,7 +10,16 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
-__all__ = ["gelu_gradient", "gelu_tanh_gradient", "log_softmax_gradient", "mish_gradient", "softmax_gradient"]
+__all__ = [
+    "gelu_gradient",
+    "gelu_tanh_gradient",
+    "log_softmax_gradient",
+    "mish_gradient",
+    "relu_gradient",
+    "sigmoid_gradient",
+    "softmax_gradient",
+    "tanh_gradient",
+]
 
 
 @composite("SoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
@@ -61,3 +70,21 @@ def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
     tanh = op.Tanh(op.Softplus(x))
     slope = op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1.0, op.Mul(tanh, tanh)))
     return op.Mul(ct, op.Add(tanh, slope))
+
+
+@composite("ReluGradient", ["y", "ct"])
+def relu_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
+    """Relu: ct where y > 0, else 0."""
+    return op.Where(op.Greater(y, 0.0), ct, 0.0)
+
+
+@composite("SigmoidGradient", ["y", "ct"])
+def sigmoid_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
+    """Sigmoid: ct * y (1 - y)."""
+    return op.Mul(ct, op.Mul(y, op.Sub(1.0, y)))
+
+
+@composite("TanhGradient", ["y", "ct"])
+def tanh_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
+    """Tanh: ct * (1 - y²)."""
+    return op.Mul(ct, op.Sub(1.0, op.Mul(y, y)))

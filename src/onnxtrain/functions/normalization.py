@@ -16,6 +16,7 @@ from onnxtrain.emitter import AttributeRef, Emitter
 from ._composite import composite
 
 __all__ = [
+    "batch_normalization_cotangents",
     "batch_normalization_gradient",
     "group_normalization_gradient",
     "layer_normalization_gradient",
@@ -45,6 +46,16 @@ def batch_normalization_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Training BatchNormalization: cotangents of x, scale and bias.
+
+    ct, x: `[batch, channels, *spatial]`; scale: `[channels]`.
+    """
+    return batch_normalization_cotangents(op, ct, x, scale, epsilon)
+
+
+def batch_normalization_cotangents(
+    op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, epsilon: AttributeRef
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Returns the cotangents of x, scale and bias.
 
     ct, x: `[batch, channels, *spatial]`; scale: `[channels]`. The statistics are those of x over batch and
     positions. x̂ = r * (x - mean(x)) is never computed: its factor r goes to the numbers per channel.

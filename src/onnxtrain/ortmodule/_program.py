@@ -15,6 +15,7 @@ from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.fusion import ConvolutionalPass
 from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
@@ -124,7 +125,7 @@ class Program:
     @cached_property
     def inference(self) -> Session:
         """The forward graph alone."""
-        return self._session(self.model)
+        return self._session(self.model.clone())
 
     def _joint(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
@@ -230,6 +231,8 @@ class Program:
         return program, _slots(needs, gradients)
 
     def _session(self, model: ir.Model) -> Session:
+        if self.device.type == "cpu":
+            ConvolutionalPass()(model)
         return Session(model, self.device, self.severity)
 
     def _differentiable_vjp(

@@ -12,7 +12,10 @@ from onnxtrain.functions import (
     gelu_tanh_gradient,
     log_softmax_gradient,
     mish_gradient,
+    relu_gradient,
+    sigmoid_gradient,
     softmax_gradient,
+    tanh_gradient,
 )
 
 
@@ -21,7 +24,7 @@ def _positive(op: Emitter, x: ir.Value | None) -> ir.Value:
 
 
 # At the kinks as torch does: relu'(0) = 0, and LeakyRelu, PRelu, Elu, Selu and Celu take the left slope at 0.
-defvjp("Relu", X=lambda op, n, ct: op.Where(_positive(op, n.out.Y), ct, 0.0))
+defvjp("Relu", X=lambda op, n, ct: op.call(relu_gradient, n.out.Y, ct))
 defvjp("LeakyRelu", X=lambda op, n, ct: op.Where(_positive(op, n.X), ct, op.Mul(ct, n.attr("alpha"))))
 defvjp(
     "PRelu",
@@ -52,8 +55,8 @@ def celu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.Where(_positive(op, n.X), ct, op.Mul(ct, left))
 
 
-defvjp("Sigmoid", X=lambda op, n, ct: op.Mul(ct, op.Mul(n.out.Y, op.Sub(1.0, n.out.Y))))
-defvjp("Tanh", input=lambda op, n, ct: op.Mul(ct, op.Sub(1.0, op.Mul(n.out.output, n.out.output))))
+defvjp("Sigmoid", X=lambda op, n, ct: op.call(sigmoid_gradient, n.out.Y, ct))
+defvjp("Tanh", input=lambda op, n, ct: op.call(tanh_gradient, n.out.output, ct))
 defvjp("Softplus", X=lambda op, n, ct: op.Mul(ct, op.Sigmoid(n.X)))
 
 

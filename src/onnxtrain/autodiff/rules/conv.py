@@ -18,6 +18,7 @@ from onnxtrain.autodiff.rules._windows import (
     windows_of,
 )
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.functions import SpecializedOp
 
 _FEW_CHANNELS = 16
 """Below this many channels per group, one product over all taps beats one per tap (measured on CPU)."""
@@ -32,11 +33,68 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
+    if _has_kernel(op, w, ct) and (n.needs("X") or n.needs("W")):
+        return _in_functions(op, n, ct, w, shape, group)
     return {
         "X": scatter_windows(op, ct, n.W, w, n.X, group) if n.needs("X") else None,
         "W": _kernel_cotangent(op, ct, n.X, w, shape, group) if n.needs("W") else None,
         "B": _sum_over_positions(op, n, ct) if n.needs("B") else None,
     }
+
+
+def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
+    """Whether the gradient can be a function that native kernels know."""
+    fixed = isinstance(w.begins, tuple) and isinstance(w.ends, tuple) and 0 not in spatial_sizes(ct)
+    return op.can_call and fixed and ct.dtype == ir.DataType.FLOAT and 1 <= len(w.kernel) <= 3
+
+
+def _in_functions(
+    op: Emitter, n: NodeView, ct: ir.Value, w: Windows, shape: Sequence[int], group: int
+) -> dict[str, ir.Value | None]:
+    """The gradient as one function of all that is wanted, so that a kernel can take its place."""
+    wanted = [name for name in ("X", "W", "B") if n.needs(name)]
+    grads: dict[str, ir.Value | None] = {}
+    if "W" not in wanted and "B" in wanted:
+        grads["B"] = _sum_over_positions(op, n, ct)
+        wanted.remove("B")
+
+    def body(
+        inner: Emitter, ct: ir.Value, x: ir.Value, weight: ir.Value, **_: object
+    ) -> tuple[ir.Value, ...]:
+        results = {
+            "X": lambda: scatter_windows(inner, ct, weight, w, x, group),
+            "W": lambda: _kernel_cotangent(inner, ct, x, w, shape, group),
+            "B": lambda: inner.ReduceSum(ct, [0, *range(2, len(shape))], keepdims=0),
+        }
+        return tuple(results[name]() for name in wanted)
+
+    assert isinstance(w.begins, tuple)
+    assert isinstance(w.ends, tuple)
+    attributes = {
+        "strides": w.strides,
+        "dilations": w.dilations,
+        "pads": w.begins + w.ends,
+        "group": group,
+    }
+    shapes = {"ct": _static(ct), "x": _static(n.X), "w": ir.Shape(shape)}
+    op_of = SpecializedOp(
+        {"X": "ConvolutionInputGradient", "W": "ConvolutionWeightGradient"}.get(
+            "".join(wanted).removesuffix("B"), "ConvolutionGradient"
+        ),
+        shapes,
+        {name: ir.AttributeType.INT if name == "group" else ir.AttributeType.INTS for name in attributes},
+        len(wanted),
+        f"{wanted} {attributes} {shapes}",
+        body,
+    )
+    results = op.call(op_of, ct, n.X, n.W, **attributes, _outputs=len(wanted))
+    return grads | dict(zip(wanted, results, strict=True))
+
+
+def _static(value: ir.Value) -> ir.Shape | None:
+    """Returns the sizes that are known, without the names of the others, and without that of the batch."""
+    dims = static_dims(value)
+    return None if dims is None else ir.Shape([None, *dims[1:]])
 
 
 @vjp("ConvTranspose", wrt=("X", "W", "B"))

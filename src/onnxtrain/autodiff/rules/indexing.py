@@ -10,6 +10,7 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, not_yet, vjp
 from onnxtrain.autodiff.rules._scatter import positions, scatter_elements, scatter_nd, scatter_to
 from onnxtrain.emitter import Emitter
+from onnxtrain.functions import embedding_gradient
 
 not_yet(
     "Unique", reason="which of several equal elements the gradient belongs to is not defined; torch has none"
@@ -28,8 +29,10 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     rank, index_rank = n.rank(n.data), n.rank(n.indices)
     if index_rank == 0:
         return _put_back(op, n, ct, axis)
-    indices = op.Unsqueeze(n.indices, [-1])
-    indices = op.Cast(indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else indices
+    indices = op.Cast(n.indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else n.indices
+    if axis == 0 and n.data.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return op.call(embedding_gradient, ct, indices, op.shape_of(n.data))
+    indices = op.Unsqueeze(indices, [-1])
     if axis == 0:
         return scatter_nd(op, op.shape_of(n.data), indices, ct)
     before, after = list(range(axis)), list(range(axis + 1, rank))

@@ -1,0 +1,68 @@
+// Gradients of activations, in one pass over memory.
+#include "activation/elementwise.h"
+#include "activation/family.h"
+#include "core/op.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+namespace {
+
+struct ReluGradient : Elementwise<ReluGradient> {
+  static constexpr const char* name = "ReluGradient_float";
+  static vfloat apply(vfloat y, vfloat ct) { return select(y > 0.f, ct, vfloat{}); }
+};
+
+struct SigmoidGradient : Elementwise<SigmoidGradient> {
+  static constexpr const char* name = "SigmoidGradient_float";
+  static vfloat apply(vfloat y, vfloat ct) { return ct * (y * (1.f - y)); }
+};
+
+struct TanhGradient : Elementwise<TanhGradient> {
+  static constexpr const char* name = "TanhGradient_float";
+  static vfloat apply(vfloat y, vfloat ct) { return ct * (1.f - y * y); }
+};
+
+// ct (Φ(x) + x φ(x)) of the standard normal
+struct GeluGradient : Elementwise<GeluGradient> {
+  static constexpr const char* name = "GeluGradient_float";
+  static vfloat apply(vfloat x, vfloat ct) {
+    const vfloat s = x * 0.70710678f;
+    const vfloat distribution = erf(s) * 0.5f + 0.5f;
+    const vfloat density = exp(-(s * s)) * 0.39894228f;
+    return ct * (distribution + x * density);
+  }
+};
+
+// x (1 + t) / 2 with t = tanh(k (x + 0.044715 x³)), k = sqrt(2 / π)
+struct GeluTanhGradient : Elementwise<GeluTanhGradient> {
+  static constexpr const char* name = "GeluTanhGradient_float";
+  static vfloat apply(vfloat x, vfloat ct) {
+    constexpr float scale = 0.79788456f, cubic = 0.044715f;
+    const vfloat square = x * x;
+    const vfloat t = tanh(x * (square * (scale * cubic) + scale));
+    const vfloat slope = x * (square * (3 * scale * cubic) + scale) * (1.f - t * t);
+    return ct * (t + 1.f + slope) * 0.5f;
+  }
+};
+
+// x t with t = tanh(softplus(x)) = n / (n + 2), n = eˣ (eˣ + 2); above 20 it is x.
+struct MishGradient : Elementwise<MishGradient> {
+  static constexpr const char* name = "MishGradient_float";
+  static vfloat apply(vfloat x, vfloat ct) {
+    const vfloat e = exp(min(x, splat(20.f))), n = e * (e + 2.f), rest = 2.f / (n + 2.f);  // rest = 1 - t
+    const vfloat slope = n / (n + 2.f) + x * rest * (2.f - rest) * (e / (1.f + e));
+    return ct * select(x > 20.f, splat(1.f), slope);
+  }
+};
+
+}  // namespace
+
+void add_pointwise(Domain& domain) {
+  domain.add<ReluGradient>();
+  domain.add<SigmoidGradient>();
+  domain.add<TanhGradient>();
+  domain.add<GeluGradient>();
+  domain.add<GeluTanhGradient>();
+  domain.add<MishGradient>();
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,0 +1,87 @@
+#include "convolution/dense.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "convolution/product.h"
+#include "convolution/scratch.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+namespace {
+
+int64_t taps_of(const Convolution& c) { return volume(c.kernel); }
+
+// Calls each(tap) for the three indices of each tap in row-major order.
+template <class Each>
+void for_taps(const Axes& kernel, Each&& each) {
+  for (int64_t i = 0; i < kernel[0]; ++i)
+    for (int64_t j = 0; j < kernel[1]; ++j)
+      for (int64_t k = 0; k < kernel[2]; ++k) each(Axes{i, j, k});
+}
+
+// Where positions and inputs are the same, as with a kernel of one tap, all axes are one long one.
+void flatten(Gather& from, Scatter& to) {
+  const Axes none{0, 0, 0}, unit{1, 1, 1};
+  if (from.taps.size() != 1 || from.taps[0] != none || from.step != unit || from.in != from.grid ||
+      to.start != none || to.step != unit || to.out != from.grid)
+    return;
+  from.in = from.grid = to.out = Axes{1, 1, volume(from.grid)};
+}
+
+}  // namespace
+
+void forward(
+    const Threads& threads, const Convolution& c, const float* x, const float* w, const float* bias, float* y) {
+  thread_local Scratch memory;
+  const int64_t size = volume(c.in), positions = volume(c.out), depth = c.channels * taps_of(c);
+  Gather from{c.batch, c.channels, c.groups * c.channels * size, size, c.in, c.out, c.stride, {}};
+  for_taps(c.kernel, [&](const Axes& t) {
+    Axes offset;
+    for (int i = 0; i < 3; ++i) offset[i] = t[i] * c.dilation[i] - c.pad[i];
+    from.taps.push_back(offset);
+  });
+  Scatter to{c.rows, c.groups * c.rows * positions, positions, c.out, {0, 0, 0}, {1, 1, 1}};
+  flatten(from, to);
+  float* const a = memory.floats(c.groups * c.rows * depth);
+  Rows rows{c.rows, c.channels, c.rows * depth, depth, taps_of(c), {}};
+  for (int64_t tap = 0; tap < taps_of(c); ++tap) rows.taps.push_back(tap);
+  pack_rows(threads, c.groups, rows, w, a);
+  product(threads, c.groups, from, x, a, bias, to, y);
+}
+
+void input_gradient(const Threads& threads, const Convolution& c, const float* dy, const float* w, float* dx) {
+  thread_local Scratch memory;
+  const int64_t size = volume(c.in), positions = volume(c.out), kernel = taps_of(c);
+  float* const a = memory.floats(c.groups * c.rows * c.channels * kernel);
+  // x at i takes from y at (i + pad - t * dilation) / stride for the taps t that make it whole: for every i = r + stride
+  // * j with the same r these are the same taps.
+  for_taps(c.stride, [&](const Axes& r) {
+    Gather from{c.batch, c.rows, c.groups * c.rows * positions, positions, c.out, {}, {1, 1, 1}, {}};
+    Scatter to{c.channels, c.groups * c.channels * size, size, c.in, r, c.stride};
+    for (int i = 0; i < 3; ++i) from.grid[i] = r[i] < c.in[i] ? (c.in[i] - r[i] + c.stride[i] - 1) / c.stride[i] : 0;
+    std::vector<int64_t> taps;
+    int64_t tap = 0;
+    for_taps(c.kernel, [&](const Axes& t) {
+      Axes offset;
+      bool whole = true;
+      for (int i = 0; i < 3; ++i) {
+        const int64_t place = r[i] + c.pad[i] - t[i] * c.dilation[i];
+        whole = whole && place % c.stride[i] == 0;
+        offset[i] = place / c.stride[i];
+      }
+      if (whole) from.taps.push_back(offset), taps.push_back(tap);
+      ++tap;
+    });
+    if (taps.empty()) {  // no tap reaches these: a product over nothing
+      from.taps.push_back({0, 0, 0});
+      from.channels = 0;
+    }
+    flatten(from, to);
+    const Rows rows{c.channels, c.rows, c.rows * c.channels * kernel, kernel, c.channels * kernel, taps};
+    pack_rows(threads, c.groups, rows, w, a);
+    product(threads, c.groups, from, dy, a, nullptr, to, dx);
+  });
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,0 +1,12 @@
+// What convolutional nets need, per level.
+#pragma once
+
+#include "core/op.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+void add_convolutions(Domain& domain);
+void add_batch_norm(Domain& domain);
+void add_batch_norm_pool(Domain& domain);
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

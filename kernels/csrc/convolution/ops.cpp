@@ -1,0 +1,137 @@
+// Convolution and its gradients as ops.
+#include "convolution/dense.h"
+#include "convolution/depthwise.h"
+#include "convolution/family.h"
+#include "core/op.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+namespace {
+
+// The attributes of ONNX's Conv, with padding written out.
+struct Geometry {
+  explicit Geometry(const Attributes& a)
+      : strides(a.integers("strides")), dilations(a.integers("dilations")), pads(a.integers("pads")), group(a.integer("group")) {
+    require(group > 0, "group must be positive");
+    require(strides.size() == dilations.size() && pads.size() == 2 * strides.size(), "strides, dilations and pads must fit");
+    for (std::size_t i = 0; i < strides.size(); ++i) require(strides[i] > 0 && dilations[i] > 0, "strides and dilations must be positive");
+  }
+
+  // x: [batch, channels, in...], w: [outputs, channels / group, kernel...].
+  Convolution of(int64_t batch, const Shape& x, const Shape& w) const {
+    const std::size_t rank = strides.size();
+    require(rank >= 1 && rank <= 3, "a convolution has one to three spatial axes");
+    require(x.size() == rank + 2 && w.size() == rank + 2, "x and w must have as many axes as strides, and two");
+    require(x[1] == w[1] * group && w[0] % group == 0, "the channels of x and w must fit");
+    Convolution c{batch, group, w[1], w[0] / group, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
+    for (std::size_t i = 0; i < rank; ++i) {
+      const std::size_t axis = 3 - rank + i;
+      c.in[axis] = x[i + 2], c.kernel[axis] = w[i + 2];
+      c.stride[axis] = strides[i], c.dilation[axis] = dilations[i], c.pad[axis] = pads[i];
+      const int64_t room = c.in[axis] + pads[i] + pads[rank + i] - (c.kernel[axis] - 1) * c.dilation[axis] - 1;
+      require(room >= 0, "the kernel is larger than the padded input");
+      c.out[axis] = room / c.stride[axis] + 1;
+    }
+    return c;
+  }
+
+  // The shape of y.
+  static Shape result(const Convolution& c, std::size_t rank) {
+    Shape shape{c.batch, c.groups * c.rows};
+    for (std::size_t axis = 3 - rank; axis < 3; ++axis) shape.push_back(c.out[axis]);
+    return shape;
+  }
+
+  std::vector<int64_t> strides, dilations, pads;
+  int64_t group;
+};
+
+struct ConvolutionForward : Geometry {
+  static constexpr const char* name = "Convolution_float";
+  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float};
+  static constexpr Type outputs[] = {Type::Float};
+  static constexpr std::size_t optional_from = 2;
+
+  using Geometry::Geometry;
+
+  void compute(Context& context) const {
+    const auto x = context.input<const float>(0), w = context.input<const float>(1), b = context.input<const float>(2);
+    const Convolution c = of(x.shape.at(0), x.shape, w.shape);
+    const auto y = context.output<float>(0, result(c, strides.size()));
+    if (y.size() == 0) return;
+    require(!b.given() || b.shape == Shape{w.shape[0]}, "the bias must have a number per output");
+    (is_depthwise(c) ? depthwise_forward : forward)(context.threads(), c, x.data, w.data, b.given() ? b.data : nullptr, y.data);
+  }
+};
+
+void check_cotangent(const Convolution& c, const Shape& ct, std::size_t rank) {
+  require(ct == Geometry::result(c, rank), "the cotangent must have the shape of the result");
+}
+
+// dx, dw and, where it is wanted, db.
+struct ConvolutionGradient : Geometry {
+  static constexpr const char* name = "ConvolutionGradient#_float";
+  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float};
+  static constexpr Type outputs[] = {Type::Float, Type::Float, Type::Float};
+
+  using Geometry::Geometry;
+
+  void compute(Context& context) const {
+    const auto ct = context.input<const float>(0), x = context.input<const float>(1), w = context.input<const float>(2);
+    const Convolution c = of(x.shape.at(0), x.shape, w.shape);
+    check_cotangent(c, ct.shape, strides.size());
+    float* const dx = context.output<float>(0, x.shape).data;
+    float* const dw = context.output<float>(1, w.shape).data;
+    float* const db = context.outputs() > 2 ? context.output<float>(2, {w.shape[0]}).data : nullptr;
+    if (is_depthwise(c)) return depthwise_gradient(context.threads(), c, ct.data, x.data, w.data, dx, dw, db);
+    if (dx) input_gradient(context.threads(), c, ct.data, w.data, dx);
+    if (dw) weight_gradient(context.threads(), c, ct.data, x.data, dw, db);
+  }
+};
+
+// dw and, where it is wanted, db, for inputs that need no gradient.
+struct ConvolutionWeightGradient : Geometry {
+  static constexpr const char* name = "ConvolutionWeightGradient#_float";
+  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float};
+  static constexpr Type outputs[] = {Type::Float, Type::Float};
+
+  using Geometry::Geometry;
+
+  void compute(Context& context) const {
+    const auto ct = context.input<const float>(0), x = context.input<const float>(1), w = context.input<const float>(2);
+    const Convolution c = of(x.shape.at(0), x.shape, w.shape);
+    check_cotangent(c, ct.shape, strides.size());
+    float* const dw = context.output<float>(0, w.shape).data;
+    float* const db = context.outputs() > 1 ? context.output<float>(1, {w.shape[0]}).data : nullptr;
+    if (is_depthwise(c)) return depthwise_gradient(context.threads(), c, ct.data, x.data, w.data, nullptr, dw, db);
+    weight_gradient(context.threads(), c, ct.data, x.data, dw, db);
+  }
+};
+
+// dx, for weights that need no gradient. Of x only the shape is read.
+struct ConvolutionInputGradient : Geometry {
+  static constexpr const char* name = "ConvolutionInputGradient#_float";
+  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float};
+  static constexpr Type outputs[] = {Type::Float};
+
+  using Geometry::Geometry;
+
+  void compute(Context& context) const {
+    const auto ct = context.input<const float>(0), x = context.input<const float>(1), w = context.input<const float>(2);
+    const Convolution c = of(x.shape.at(0), x.shape, w.shape);
+    check_cotangent(c, ct.shape, strides.size());
+    float* const dx = context.output<float>(0, x.shape).data;
+    if (is_depthwise(c)) return depthwise_gradient(context.threads(), c, ct.data, x.data, w.data, dx, nullptr, nullptr);
+    input_gradient(context.threads(), c, ct.data, w.data, dx);
+  }
+};
+
+}  // namespace
+
+void add_convolutions(Domain& domain) {
+  domain.add<ConvolutionForward>();
+  domain.add_numbered<ConvolutionGradient, 64>();
+  domain.add_numbered<ConvolutionWeightGradient, 16>();
+  domain.add_numbered<ConvolutionInputGradient, 16>();
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

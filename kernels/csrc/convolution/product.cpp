@@ -1,0 +1,118 @@
+#include "convolution/product.h"
+
+#include <algorithm>
+
+#include "convolution/scratch.h"
+#include "convolution/tile.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+namespace {
+
+// Rows of a panel that are packed at once: with tile_width columns they stay in the first-level cache (30 KB of AVX-512's
+// 48) while all rows of weights, which need a sixth of the bandwidth, come from the second.
+constexpr int64_t panel_rows = 160;
+constexpr int64_t sum_floats = 48 * 1024;  // of the results of several panels
+
+// Writes one row of a tile to the places of its positions.
+void write(const std::vector<Segment>& segments, const Scatter& to, const float* row, float bias, float* y) {
+  for (const Segment& s : segments) {
+    const int64_t place = s.sample * to.per_sample +
+                          ((to.start[0] + s.row0 * to.step[0]) * to.out[1] + to.start[1] + s.row1 * to.step[1]) * to.out[2] +
+                          to.start[2] + s.column * to.step[2];
+    const float* from = row + s.place;
+    float* at = y + place;
+    if (to.step[2] == 1) {
+      int64_t i = 0;
+      for (; i + static_cast<int64_t>(lanes) <= s.length; i += lanes) store(at + i, load(from + i) + bias);
+      for (; i < s.length; ++i) at[i] = from[i] + bias;
+    } else {
+      for (int64_t i = 0; i < s.length; ++i) at[i * to.step[2]] = from[i] + bias;
+    }
+  }
+}
+
+struct Job {
+  const Gather& from;
+  const Scatter& to;
+  const float *x, *a, *bias;
+  float* y;
+};
+
+// The results of some rows at `panels` panels of positions. They are packed and written as one: rows of x and y are often
+// a page apart, and the processor foresees what is read of few pages only.
+void compute(const Job& job, int64_t group, int64_t begin, int64_t panels, int64_t first_tile, int64_t last_tile) {
+  thread_local Scratch panel_memory, sum_memory;
+  thread_local std::vector<Segment> segments;
+  const Gather& from = job.from;
+  const int64_t rows = job.to.rows, depth = from.depth(), taps = static_cast<int64_t>(from.taps.size());
+  const PackedRows packed = tiles_of(rows);
+  const int64_t first_row = packed.begin(first_tile, rows), last_row = packed.begin(last_tile, rows);
+  const int64_t most = std::max<int64_t>(panel_rows / taps, 1), chunks = (from.channels + most - 1) / most;
+  const int64_t width = panels * tile_width;
+  const int64_t pitch = width + (panels % 2 ? 0 : lanes);  // an odd number of lines apart, all sets of the cache are used
+  float* const panel = panel_memory.floats(most * taps * pitch);
+  float* const sums = sum_memory.floats((last_row - first_row) * width);
+  if (chunks == 0) std::fill_n(sums, (last_row - first_row) * width, 0.f);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t first = from.channels * chunk / chunks, last = from.channels * (chunk + 1) / chunks;
+    pack(from, job.x + group * from.channels * from.per_channel, first, last, begin, width, pitch, panel);
+    for (int64_t p = 0; p < panels; ++p) {
+      const int64_t left = from.positions() - begin - p * tile_width;
+      const int64_t vectors = std::min<int64_t>(tile_vectors, (left + lanes - 1) / lanes);
+      for (int64_t t = first_tile; t < last_tile; ++t) {
+        const int64_t top = packed.begin(t, rows), height = packed.begin(t + 1, rows) - top;
+        const float* const a = job.a + group * rows * depth + top * depth + first * taps * height;
+        tile_of(height, vectors)((last - first) * taps, a, height, 1, panel + p * tile_width, pitch,
+                                 sums + (top - first_row) * width + p * tile_width, width, chunk > 0);
+      }
+    }
+  }
+  cut(from.grid, from.batch, begin, width, segments);
+  for (int64_t m = first_row; m < last_row; ++m) {
+    const int64_t channel = group * rows + m;
+    write(segments, job.to, sums + (m - first_row) * width, job.bias ? job.bias[channel] : 0.f,
+          job.y + channel * job.to.per_channel);
+  }
+}
+
+}  // namespace
+
+PackedRows tiles_of(int64_t rows) { return {(rows + tile_rows - 1) / tile_rows}; }
+
+void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const float* from, float* to) {
+  const PackedRows packed = tiles_of(rows.count);
+  const int64_t depth = rows.channels * static_cast<int64_t>(rows.taps.size()), tiles = groups * packed.tiles;
+  threads.ranges(static_cast<std::size_t>(tiles), 1 + 16 * 1024 / (1 + depth * tile_rows), [&](std::size_t begin, std::size_t end) {
+    for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
+      const int64_t group = i / packed.tiles, t = i % packed.tiles;
+      const int64_t first = packed.begin(t, rows.count), height = packed.begin(t + 1, rows.count) - first;
+      const float* const own = from + group * rows.per_group + first * rows.per_row;
+      float* at = to + (group * rows.count + first) * depth;
+      for (int64_t c = 0; c < rows.channels; ++c)
+        for (const int64_t tap : rows.taps)
+          for (int64_t m = 0; m < height; ++m) *at++ = own[c * rows.per_channel + tap + m * rows.per_row];
+    }
+  });
+}
+
+void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a,
+             const float* bias, const Scatter& to, float* y) {
+  const int64_t positions = from.positions(), width = static_cast<int64_t>(threads.width());
+  if (positions == 0 || to.rows == 0 || groups == 0) return;
+  const int64_t panels = (positions + tile_width - 1) / tile_width, tiles = tiles_of(to.rows).tiles;
+  const int64_t fitting = std::clamp<int64_t>(sum_floats / (to.rows * tile_width), 1, 8);
+  const int64_t per_block = std::clamp<int64_t>(panels * groups / (4 * width), 1, fitting);
+  const int64_t blocks = (panels + per_block - 1) / per_block;
+  const int64_t wanted = (4 * width + blocks * groups - 1) / (blocks * groups);
+  const int64_t parts = blocks * groups >= 2 * width ? 1 : std::min(wanted, tiles);
+  const Job job{from, to, x, a, bias, y};
+  threads.run(static_cast<std::size_t>(groups * blocks * parts), [&](std::size_t task) {
+    const auto index = static_cast<int64_t>(task);
+    const int64_t part = index % parts, block = index / parts % blocks, group = index / parts / blocks;
+    const int64_t first = panels * block / blocks, last = panels * (block + 1) / blocks;
+    compute(job, group, first * tile_width, last - first, tiles * part / parts, tiles * (part + 1) / parts);
+  });
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,0 +1,37 @@
+// y[m, position] = sum over (c, tap) of a[m, (c, tap)] * x[c, position * step + offset(tap)] (+ bias[m]).
+#pragma once
+
+#include "convolution/gather.h"
+#include "core/threads.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+// Where the results of a product go: positions of a grid that is every `step`-th place of y from `start` on.
+struct Scatter {
+  int64_t rows;                     // of one group
+  int64_t per_sample, per_channel;  // distances in y
+  Axes out, start, step;            // sizes of y, places of the positions
+};
+
+// a: [groups][tiles][depth][rows of the tile], as `pack_rows` writes it.
+struct PackedRows {
+  int64_t tiles;
+  int64_t begin(int64_t tile, int64_t rows) const { return rows * tile / tiles; }
+};
+
+PackedRows tiles_of(int64_t rows);
+
+// A matrix of each group: element (m, (c, tap)) is at m * per_row + c * per_channel + taps[tap] of the group's.
+struct Rows {
+  int64_t count, channels;
+  int64_t per_group, per_row, per_channel;
+  std::vector<int64_t> taps;
+};
+
+void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const float* from, float* to);
+
+// All groups; x and y are those of the first one. Results in y are written, not added to.
+void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a,
+             const float* bias, const Scatter& scatter, float* y);
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,0 +1,54 @@
+// The innermost product: a tile of sums that stays in registers.
+#pragma once
+
+#include <cstdint>
+
+#include "core/simd.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+// Registers for rows * vectors sums, the vectors of one step, and a repeated number: 8 * 3 + 3 + 1 of AVX-512's 32, and
+// 4 * 3 + 3 + 1 of the 16 that others have. Eight sums or more hide the latency of a multiply-add.
+#if defined(__AVX512F__)
+constexpr int tile_rows = 8, tile_vectors = 3;
+#else
+constexpr int tile_rows = 4, tile_vectors = 3;
+#endif
+constexpr int64_t tile_width = tile_vectors * static_cast<int64_t>(lanes);
+
+// to[r][v] = sum over k of a[k * a_step + r * a_row] * b[k * b_step + v-th vector], or that much more: what has been
+// summed before is added last, so that errors grow with the number of blocks and not with that of terms.
+template <int Rows, int Vectors>
+inline void tile(int64_t depth, const float* a, int64_t a_step, int64_t a_row, const float* b, int64_t b_step,
+                 float* to, int64_t to_row, bool add) {
+  vfloat sums[Rows][Vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) sums[r][v] = vfloat{};
+  for (int64_t k = 0; k < depth; ++k, a += a_step, b += b_step) {
+    vfloat column[Vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) column[v] = load(b + v * lanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const vfloat factor = splat(a[r * a_row]);
+#pragma GCC unroll 4
+      for (int v = 0; v < Vectors; ++v) sums[r][v] += factor * column[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 4
+    for (int v = 0; v < Vectors; ++v) {
+      float* const at = to + r * to_row + v * lanes;
+      store(at, add ? load(at) + sums[r][v] : sums[r][v]);
+    }
+}
+
+using Tile = void (*)(int64_t, const float*, int64_t, int64_t, const float*, int64_t, float*, int64_t, bool);
+
+// The tile of so many rows and vectors: 1 to tile_rows, 1 to tile_vectors.
+Tile tile_of(int64_t rows, int64_t vectors);
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,0 +1,21 @@
+"""Gradients of reading by indices."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+
+from ._composite import composite
+
+__all__ = ["embedding_gradient"]
+
+
+@composite("EmbeddingGradient", ["ct", "indices", "shape"], integers=["indices", "shape"])
+def embedding_gradient(op: Emitter, ct: ir.Value, indices: ir.Value, shape: ir.Value) -> ir.Value:
+    """Gather along the first axis: zeros of `shape`, `[n, *rest]`, with each row of ct added to the one that was read.
+
+    ct: `[*indices, *rest]`; indices: int64 of any shape, in [-n, n).
+    """
+    zeros = op.Expand(op.const(0, like=ct), shape)
+    return op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), ct, reduction="add")

@@ -45,5 +45,6 @@ def batch_normalization_relu(op: Emitter, *inputs: ir.Value, **attributes: Any) 
 def batch_normalization_relu_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """BatchNormalizationRelu: cotangents of x, scale and bias; y is its result, of the shape of x."""
-    return batch_normalization_cotangents(op, op.Where(op.Greater(y, 0.0), ct, 0.0), x, scale, epsilon)
+    """BatchNormalizationRelu: cotangents of x, scale and bias; y is its result, of the shape of x; ct is finite."""
+    masked = op.Mul(ct, op.Cast(op.Greater(y, 0.0), to=ct.dtype))
+    return batch_normalization_cotangents(op, masked, x, scale, epsilon)

@@ -18,7 +18,7 @@ from onnxtrain.functions import (
     batch_normalization_relu_gradient,
     batch_normalization_training,
     convolution,
-    relu_gradient,
+    relu_gradient_of_finite,
 )
 from onnxtrain.passes import is_training_batch_norm
 
@@ -109,7 +109,7 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
         return False
     ct = node.inputs[0]
     relu = ct.producer() if ct is not None and len(ct.uses()) == 1 and not ct.is_graph_output() else None
-    if relu is None or (relu.domain, relu.op_type) != relu_gradient.identifier(_FLOAT, {})[:2]:
+    if relu is None or (relu.domain, relu.op_type) != relu_gradient_of_finite.identifier(_FLOAT, {})[:2]:
         return False
     y, inner = relu.inputs
     node.replace_input_with(0, inner)

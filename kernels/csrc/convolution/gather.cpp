@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -12,49 +12,54 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 namespace {
 
-// One row of one segment under one tap: elements [low, high) of it are `source + distance * i`, the others zero.
+// Up to a vector of one row of a panel: elements [low, high) are x[source + distance * i], the others zero. Whole vectors
+// are written: what follows is written later.
 struct Run {
-  int64_t source, low, high, length, place;
+  int64_t source;
+  int32_t place, low, high;
 };
 
-// Elements [low, high) of `to` from consecutive ones of `from`, zeros before and behind. Whole vectors are written:
-// what follows is written later.
-inline void copy(const float* from, int64_t low, int64_t high, int64_t length, float* to) {
-  constexpr int64_t n = lanes;
-  for (int64_t i = 0; i < length; i += n) {
-    if (i >= low && i + n <= high) {
-      store(to + i, load(from + i));
-      continue;
-    }
 #if defined(__AVX512F__)
-    const int64_t a = std::clamp<int64_t>(low - i, 0, n), b = std::clamp<int64_t>(high - i, 0, n);
-    const auto mask = static_cast<__mmask16>(((1u << b) - 1) & ~((1u << a) - 1));
-    _mm512_storeu_ps(to + i, _mm512_maskz_loadu_ps(mask, from + i));
-#else
-    for (int64_t j = i; j < std::min(i + n, length); ++j) to[j] = j >= low && j < high ? from[j] : 0.f;
-#endif
-  }
+
+inline uint32_t first_bits(int64_t count) { return count >= 32 ? ~0u : (1u << count) - 1; }
+
+inline void copy(const float* from, const Run& run, float* to) {
+  const auto mask = static_cast<__mmask16>(first_bits(run.high) & ~first_bits(run.low));
+  _mm512_storeu_ps(to, _mm512_maskz_loadu_ps(mask, from));
 }
 
-inline void copy_strided(
-    const float* from, int64_t distance, int64_t low, int64_t high, int64_t length, float* to) {
-  for (int64_t i = 0; i < low; ++i) to[i] = 0.f;
-  int64_t i = low;
-#if defined(__AVX512F__)
-  if (distance == 2) {  // every other element of two vectors, the second of which ends with the last one wanted
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    for (; i < high; i += 16) {
-      const int64_t count = 2 * std::min<int64_t>(high - i, 16) - 1;  // 1 to 31 floats
-      const auto a = static_cast<__mmask16>(count >= 16 ? 0xffffu : (1u << count) - 1);
-      const auto b = static_cast<__mmask16>(count > 16 ? (1u << (count - 16)) - 1 : 0u);
-      const __m512 first = _mm512_maskz_loadu_ps(a, from + 2 * i), second = _mm512_maskz_loadu_ps(b, from + 2 * i + 16);
-      _mm512_storeu_ps(to + i, _mm512_permutex2var_ps(first, even, second));
-    }
-    i = high;
-  }
+// Every other element of two vectors, of which nothing is read but what is wanted.
+inline void copy_halved(const float* from, const Run& run, float* to) {
+  const uint32_t wanted = (run.high > run.low ? first_bits(2 * run.high - 1) : 0) & ~first_bits(2 * run.low);
+  const __m512 a = _mm512_maskz_loadu_ps(static_cast<__mmask16>(wanted), from);
+  const __m512 b = _mm512_maskz_loadu_ps(static_cast<__mmask16>(wanted >> 16), from + 16);
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  _mm512_storeu_ps(to, _mm512_permutex2var_ps(a, even, b));
+}
+
+#elif defined(__AVX2__)
+
+inline void copy(const float* from, const Run& run, float* to) {
+  const __m256i places = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
+  const __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(run.high), places);
+  const __m256i above = _mm256_cmpgt_epi32(places, _mm256_set1_epi32(run.low - 1));
+  _mm256_storeu_ps(to, _mm256_maskload_ps(from, _mm256_and_si256(below, above)));
+}
+
+#else
+
+inline void copy(const float* from, const Run& run, float* to) {
+  vfloat v{};
+  for (int i = run.low; i < run.high; ++i) v[i] = from[i];
+  store(to, v);
+}
+
 #endif
-  for (; i < high; ++i) to[i] = from[i * distance];
-  for (i = std::max(low, high); i < length; ++i) to[i] = 0.f;
+
+inline void copy_apart(const float* from, int64_t distance, const Run& run, float* to) {
+  float values[lanes] = {};
+  for (int i = run.low; i < run.high; ++i) values[i] = from[i * distance];
+  store(to, load(values));
 }
 
 // Which of `length` positions from `start` on, `step` apart, lie in [0, size).
@@ -84,38 +89,46 @@ void cut(const Axes& grid, int64_t batch, int64_t begin, int64_t width, std::vec
   }
 }
 
-void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width, float* panel) {
+void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width, int64_t pitch,
+          float* panel) {
   thread_local std::vector<Segment> segments;
   thread_local std::vector<Run> runs;
+  constexpr int64_t n = lanes;
   cut(from.grid, from.batch, begin, width, segments);
   runs.clear();
   for (const Axes& tap : from.taps) {
     int64_t filled = 0;
     for (const Segment& s : segments) {
       const int64_t a = s.row0 * from.step[0] + tap[0], b = s.row1 * from.step[1] + tap[1];
-      const int64_t column = s.column * from.step[2] + tap[2];
-      Run run{0, 0, 0, s.length, s.place};
-      if (a >= 0 && a < from.in[0] && b >= 0 && b < from.in[1])
-        inside(column, from.step[2], from.in[2], s.length, run.low, run.high);
-      run.source = s.sample * from.per_sample + (a * from.in[1] + b) * from.in[2] + column;
-      runs.push_back(run);
+      const bool there = a >= 0 && a < from.in[0] && b >= 0 && b < from.in[1];
+      const int64_t row = s.sample * from.per_sample + (a * from.in[1] + b) * from.in[2];
+      for (int64_t i = 0; i < s.length; i += n) {
+        const int64_t column = (s.column + i) * from.step[2] + tap[2], length = std::min(n, s.length - i);
+        int64_t low = 0, high = 0;
+        if (there) inside(column, from.step[2], from.in[2], length, low, high);
+        // Nothing outside of x is pointed at where nothing is read.
+        const int64_t source = high > low ? row + column : 0;
+        runs.push_back({source, static_cast<int32_t>(s.place + i), static_cast<int32_t>(low), static_cast<int32_t>(high)});
+      }
       filled = s.place + s.length;
     }
-    if (filled < width) runs.push_back({0, 0, 0, width - filled, filled});
+    for (; filled < width; filled += n) runs.push_back({0, static_cast<int32_t>(filled), 0, 0});
   }
   const std::size_t per_tap = runs.size() / from.taps.size();
   for (int64_t c = first; c < last; ++c) {
-    const float* source = x + c * from.per_channel;
+    const float* const source = x + c * from.per_channel;
     const Run* run = runs.data();
-    for (std::size_t tap = 0; tap < from.taps.size(); ++tap, panel += width)
-      for (std::size_t i = 0; i < per_tap; ++i, ++run) {
-        // No pointer outside of x: an empty run has none.
-        const float* at = run->high > run->low ? source + run->source : x;
-        if (from.step[2] == 1 || run->high <= run->low)
-          copy(at, run->low, run->high, run->length, panel + run->place);
-        else
-          copy_strided(at, from.step[2], run->low, run->high, run->length, panel + run->place);
-      }
+    for (std::size_t tap = 0; tap < from.taps.size(); ++tap, panel += pitch) {
+      const Run* const end = run + per_tap;
+      if (from.step[2] == 1)
+        for (; run < end; ++run) copy(source + run->source, *run, panel + run->place);
+#if defined(__AVX512F__)
+      else if (from.step[2] == 2)
+        for (; run < end; ++run) copy_halved(source + run->source, *run, panel + run->place);
+#endif
+      else
+        for (; run < end; ++run) copy_apart(source + run->source, from.step[2], *run, panel + run->place);
+    }
   }
 }
 

@@ -21,9 +21,10 @@ struct Gather {
   int64_t depth() const { return channels * static_cast<int64_t>(taps.size()); }
 };
 
-// Copies inputs into `panel`: for each channel in [first, last) and each tap a row of `width` positions from `begin` on;
-// zero beyond the last position. May write up to a vector beyond the last row.
-void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width, float* panel);
+// Copies inputs into `panel`: for each channel in [first, last) and each tap a row of `width` positions from `begin` on,
+// `pitch` floats after the row before; zero beyond the last position. May write up to a vector beyond each row.
+void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width, int64_t pitch,
+          float* panel);
 
 // A run of positions in one row of the grid.
 struct Segment {

@@ -16,7 +16,7 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
 
 constexpr int64_t block_floats = 64 * 1024;   // of packed inputs, for the second-level cache
-constexpr int64_t longest_block = 256;        // positions
+constexpr int64_t shortest_block = 128, longest_block = 256;  // positions; long rows where few are read side by side
 constexpr int64_t most_sums = 128 * 1024;     // of one thread, where threads share positions
 constexpr int64_t fewest_positions = 2048;    // for a thread
 
@@ -78,7 +78,7 @@ void accumulate(const Job& job, int64_t group, int64_t part, int64_t split) {
   for (int64_t at = begin; at < end; at += job.block) {
     const int64_t length = std::min(job.block, end - at);
     turn_over(job, job.dy + group * c.rows * volume(c.out), at, length, outputs);
-    pack(job.from, job.x + group * c.channels * job.from.per_channel, first, last, at, length, inputs);
+    pack(job.from, job.x + group * c.channels * job.from.per_channel, first, last, at, length, length, inputs);
     for (int64_t p = 0; p < panels.count; ++p) {
       const int64_t vectors = panels.begin(p + 1) - panels.begin(p), column = panels.begin(p) * static_cast<int64_t>(lanes);
       const int64_t wide = vectors * static_cast<int64_t>(lanes);
@@ -136,7 +136,7 @@ void weight_gradient(
   if (weights > most_sums || positions < wanted * fewest_positions) job.parts = std::min(c.channels, wanted);
   job.splits = std::clamp<int64_t>(positions / fewest_positions, 1, (wanted + job.parts - 1) / job.parts);
   const int64_t rows = (job.depth + job.parts - 1) / job.parts;
-  job.block = std::clamp<int64_t>(block_floats / std::max(rows, job.columns) / n * n, 2 * n, longest_block);
+  job.block = std::clamp<int64_t>(block_floats / std::max(rows, job.columns) / n * n, 2 * n, rows < shortest_block ? longest_block : shortest_block);
   job.sums = memory.floats(job.splits * (weights + c.groups * job.columns));
   job.bias_sums = job.sums + job.splits * weights;
   threads.run(static_cast<std::size_t>(c.groups * job.parts * job.splits), [&](std::size_t task) {

@@ -14,6 +14,8 @@ from .activation import (
     tanh_gradient,
 )
 from .batch_norm import (
+    batch_normalization_max_pool_relu,
+    batch_normalization_max_pool_relu_gradient,
     batch_normalization_relu,
     batch_normalization_relu_gradient,
     batch_normalization_training,
@@ -43,6 +45,15 @@ from .optimizer import (
     rmsprop_step,
     sgd_step,
 )
+from .recurrent import (
+    LAYERS,
+    lstm,
+    lstm_gradient,
+    lstm_reverse,
+    lstm_reverse_gradient,
+    recurrent_weight_gradient,
+    recurrent_weight_reverse_gradient,
+)
 from .rms_norm import (
     floored_rms_normalization,
     floored_rms_normalization_gradient,
@@ -53,12 +64,15 @@ from .rms_norm import (
 __all__ = [
     "COMPOSITES",
     "DOMAIN",
+    "LAYERS",
     "CompositeOp",
     "SpecializedOp",
     "adagrad_step",
     "adam_step",
     "adamw_step",
     "batch_normalization_gradient",
+    "batch_normalization_max_pool_relu",
+    "batch_normalization_max_pool_relu_gradient",
     "batch_normalization_relu",
     "batch_normalization_relu_gradient",
     "batch_normalization_training",
@@ -77,9 +91,15 @@ __all__ = [
     "inverse_rms_normalization_gradient",
     "layer_normalization_gradient",
     "log_softmax_gradient",
+    "lstm",
+    "lstm_gradient",
+    "lstm_reverse",
+    "lstm_reverse_gradient",
     "mish_gradient",
     "momentum_step",
     "nesterov_step",
+    "recurrent_weight_gradient",
+    "recurrent_weight_reverse_gradient",
     "relu_gradient",
     "relu_gradient_of_finite",
     "reversible_instance_normalization",

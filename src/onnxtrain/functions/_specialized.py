@@ -1,9 +1,8 @@
 """Composite ops whose body depends on more than the dtype, such as the sizes of a kernel.
 
-Of each body there is a function: `ConvolutionGradient0_float`, `ConvolutionGradient1_float`, ... The number says
-nothing but which body it is (overloads of one name would be the standard's way, and ONNX Runtime 1.20 takes the last
-of them for all). Native kernels are registered for the first numbers and read attributes and shapes; beyond them
-bodies run.
+Of each body there is a function: `ConvolutionGradient0_float`, `ConvolutionGradient1_float`, ... The number only says
+which body it is (overloads of one name would be the standard's way, and ONNX Runtime 1.20 takes the last of them
+for all). Native kernels are registered for the first numbers and read attributes and shapes; beyond them bodies run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training BatchNormalization, alone and with the ReLU behind it, as functions that native kernels take the place of.
+"""Training BatchNormalization, and with what follows it, as functions that native kernels take the place of.
 
 The gradient of BatchNormalization alone is in `normalization`.
 """
@@ -14,7 +14,13 @@ from onnxtrain.emitter import AttributeRef, Emitter
 from ._composite import composite
 from .normalization import batch_normalization_cotangents
 
-__all__ = ["batch_normalization_relu", "batch_normalization_relu_gradient", "batch_normalization_training"]
+__all__ = [
+    "batch_normalization_max_pool_relu",
+    "batch_normalization_max_pool_relu_gradient",
+    "batch_normalization_relu",
+    "batch_normalization_relu_gradient",
+    "batch_normalization_training",
+]
 
 _INPUTS = ["x", "scale", "bias", "mean", "var"]
 _ATTRIBUTES = {"epsilon": ir.AttributeType.FLOAT, "momentum": ir.AttributeType.FLOAT}
@@ -46,5 +52,57 @@ def batch_normalization_relu_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """BatchNormalizationRelu: cotangents of x, scale and bias; y is its result, of the shape of x; ct is finite."""
-    masked = op.Mul(ct, op.Cast(op.Greater(y, 0.0), to=ct.dtype))
-    return batch_normalization_cotangents(op, masked, x, scale, epsilon)
+    return batch_normalization_cotangents(op, _where_positive(op, y, ct), x, scale, epsilon)
+
+
+@composite(
+    "BatchNormalizationMaxPoolRelu",
+    _INPUTS,
+    _ATTRIBUTES | dict.fromkeys(("kernel_shape", "strides", "pads"), ir.AttributeType.INTS),
+    outputs=4,
+)
+def batch_normalization_max_pool_relu(
+    op: Emitter,
+    *inputs: ir.Value,
+    kernel_shape: AttributeRef,
+    strides: AttributeRef,
+    pads: AttributeRef,
+    **attributes: Any,
+) -> tuple[ir.Value, ...]:
+    """Relu of MaxPool of BatchNormalizationTraining; the last output is MaxPool's indices, int64."""
+    y, mean, var = op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
+    windows = {"kernel_shape": kernel_shape, "strides": strides, "pads": pads}
+    pooled, indices = op.MaxPool(y, **windows, _outputs=2)
+    return op.Relu(pooled), mean, var, indices
+
+
+@composite(
+    "BatchNormalizationMaxPoolReluGradient",
+    ["ct", "x", "scale", "y", "indices"],
+    {"epsilon": ir.AttributeType.FLOAT},
+    outputs=3,
+    integers=["indices"],
+)
+def batch_normalization_max_pool_relu_gradient(
+    op: Emitter,
+    ct: ir.Value,
+    x: ir.Value,
+    scale: ir.Value,
+    y: ir.Value,
+    indices: ir.Value,
+    *,
+    epsilon: AttributeRef,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """BatchNormalizationMaxPoolRelu: cotangents of x, scale and bias.
+
+    x: `[batch, channels, height, width]`; y: the result; indices: of the maxima in x as one vector, no two the same;
+    ct is finite.
+    """
+    positive = _where_positive(op, y, ct)
+    spread = op.MaxUnpool(positive, indices, op.Shape(x), kernel_shape=[1, 1], strides=[1, 1])
+    return batch_normalization_cotangents(op, spread, x, scale, epsilon)
+
+
+def _where_positive(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
+    """Returns the cotangent of Relu's argument; see `ReluGradientOfFinite`."""
+    return op.Mul(ct, op.Cast(op.Greater(y, 0.0), to=ct.dtype))

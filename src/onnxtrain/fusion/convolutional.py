@@ -14,6 +14,8 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import (
     CompositeOp,
     batch_normalization_gradient,
+    batch_normalization_max_pool_relu,
+    batch_normalization_max_pool_relu_gradient,
     batch_normalization_relu,
     batch_normalization_relu_gradient,
     batch_normalization_training,
@@ -51,6 +53,10 @@ def _is_float(value: ir.Value | None) -> bool:
     return value is not None and value.dtype == _FLOAT
 
 
+def _calls(node: ir.Node, composite: CompositeOp) -> bool:
+    return (node.domain, node.op_type) == composite.identifier(_FLOAT, {})[:2]
+
+
 def _become(op: Emitter, node: ir.Node, composite: CompositeOp, attributes: _Attributes) -> None:
     """Makes a node a call of a composite op, with the inputs and outputs that it has."""
     node.domain, node.op_type, _ = op.function(composite, _FLOAT)
@@ -68,7 +74,7 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
         return False
     rank = len(dims) - 2
     given = node.attributes.get_ints("pads") if auto_pad == "NOTSET" else None
-    attributes: dict[str, int | float | list[int]] = {
+    attributes: _Attributes = {
         "strides": list(node.attributes.get_ints("strides") or [1] * rank),
         "dilations": list(node.attributes.get_ints("dilations") or [1] * rank),
         "pads": list(given or [0] * 2 * rank),
@@ -79,44 +85,121 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """BatchNormalization, and a Relu that alone reads its result."""
+    """BatchNormalization, and the Relu, or MaxPool and Relu, that alone read its result."""
     if not is_training_batch_norm(node):
         return False
-    attributes = {
+    attributes: _Attributes = {
         "epsilon": node.attributes.get_float("epsilon", 1e-5),
         "momentum": node.attributes.get_float("momentum", 0.9),
     }
-    y = node.outputs[0]
-    readers = [use.node for use in y.uses()]
-    relu = readers[0] if len(readers) == 1 and not y.is_graph_output() else None
     node.resize_outputs(3)
     for output in node.outputs:
         output.name = output.name or ""
-    if relu is None or relu.op_type != "Relu" or relu.domain != "" or relu.graph is not node.graph:
+    y = node.outputs[0]
+    relu, pool = _reader(y, "Relu"), _reader(y, "MaxPool", but="Shape")
+    if relu is not None:
+        _become(op, node, batch_normalization_relu, attributes)
+        _take_over(y, relu)
+        return True
+    windows = None if pool is None else _windows(pool)
+    behind = None if pool is None or windows is None else _reader(pool.outputs[0], "Relu")
+    if pool is None or windows is None or behind is None:
         _become(op, node, batch_normalization_training, attributes)
         return True
-    _become(op, node, batch_normalization_relu, attributes)
-    result = relu.outputs[0]
-    y.name, result.name = result.name, None
-    result.replace_all_uses_with(y, replace_graph_outputs=True)
-    op.graph.remove(relu, safe=True)
+    _become(op, node, batch_normalization_max_pool_relu, {**attributes, **windows})
+    for use in tuple(y.uses()):
+        if use.node is not pool:  # a Shape
+            use.node.replace_input_with(use.idx, node.inputs[0])
+    _take_over(y, behind)
+    node.resize_outputs(4)
+    indices = node.outputs[3]
+    if len(pool.outputs) > 1:
+        given = pool.outputs[1]
+        indices.name, given.name = given.name, None
+        indices.type, indices.shape = given.type, given.shape
+        given.replace_all_uses_with(indices, replace_graph_outputs=True)
+    indices.name = indices.name or ""
+    op.graph.remove(pool, safe=True)
     return True
+
+
+def _reader(value: ir.Value, op_type: str, but: str = "") -> ir.Node | None:
+    """Returns the node of the standard domain that reads a value, and nothing else does except nodes of type `but`."""
+    readers = [use.node for use in value.uses() if use.node.op_type != but]
+    reader = readers[0] if len(readers) == 1 and not value.is_graph_output() else None
+    own = value.producer()
+    if reader is None or own is None or (reader.op_type, reader.domain) != (op_type, ""):
+        return None
+    return reader if reader.graph is own.graph else None
+
+
+def _take_over(value: ir.Value, last: ir.Node) -> None:
+    """Makes `value` the result of the chain that ended with `last`, which is removed."""
+    result = last.outputs[0]
+    value.name, result.name = result.name, None
+    value.shape, value.type = result.shape, result.type
+    result.replace_all_uses_with(value, replace_graph_outputs=True)
+    assert last.graph is not None
+    last.graph.remove(last, safe=True)
+
+
+def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
+    """Returns the attributes of MaxPool that the function has; None where it is of another kind."""
+    kernel, given = list(pool.attributes.get_ints("kernel_shape") or []), pool.attributes
+    plain = (
+        len(kernel) == 2
+        and not given.get_int("ceil_mode", 0)
+        and not given.get_int("storage_order", 0)
+        and given.get_string("auto_pad", "NOTSET") in ("NOTSET", "VALID")
+        and set(given.get_ints("dilations") or [1]) == {1}
+    )
+    pads = list(given.get_ints("pads") or [0] * 4)
+    strides = list(given.get_ints("strides") or [1, 1])
+    if not plain or any(pad >= size for pad, size in zip(pads, kernel * 2, strict=True)):
+        return None
+    if given.get_string("auto_pad", "NOTSET") == "VALID":
+        pads = [0] * 4
+    return {"kernel_shape": kernel, "strides": strides, "pads": pads}
 
 
 def _gradient(op: Emitter, node: ir.Node) -> bool:
-    """The gradient of BatchNormalization behind that of a Relu."""
-    if (node.domain, node.op_type) != batch_normalization_gradient.identifier(_FLOAT, {})[:2]:
+    """The gradient of BatchNormalization behind that of a Relu, or of MaxPool and Relu."""
+    if not _calls(node, batch_normalization_gradient):
         return False
-    ct = node.inputs[0]
-    relu = ct.producer() if ct is not None and len(ct.uses()) == 1 and not ct.is_graph_output() else None
-    if relu is None or (relu.domain, relu.op_type) != relu_gradient_of_finite.identifier(_FLOAT, {})[:2]:
+    last = _sole_producer(node, node.inputs[0])
+    unpool = last if last is not None and (last.op_type, last.domain) == ("MaxUnpool", "") else None
+    if unpool is not None and not _is_spread(unpool, node.inputs[1]):
         return False
-    y, inner = relu.inputs
-    node.replace_input_with(0, inner)
-    node.resize_inputs(4)
-    node.replace_input_with(3, y)
-    _become(
-        op, node, batch_normalization_relu_gradient, {"epsilon": node.attributes.get_float("epsilon", 1e-5)}
-    )
-    op.graph.remove(relu, safe=True)
+    relu = _sole_producer(unpool, unpool.inputs[0]) if unpool is not None else last
+    if relu is None or not _calls(relu, relu_gradient_of_finite):
+        return False
+    y, ct = relu.inputs
+    composite, more = batch_normalization_relu_gradient, [y]
+    if unpool is not None:
+        composite, more = batch_normalization_max_pool_relu_gradient, [y, unpool.inputs[1]]
+    node.replace_input_with(0, ct)
+    node.resize_inputs(3 + len(more))
+    for index, value in enumerate(more):
+        node.replace_input_with(3 + index, value)
+    _become(op, node, composite, {"epsilon": node.attributes.get_float("epsilon", 1e-5)})
+    shape = unpool.inputs[2].producer() if unpool is not None and unpool.inputs[2] is not None else None
+    for unread in (unpool, relu, shape):
+        if unread is not None and not any(v.uses() or v.is_graph_output() for v in unread.outputs):
+            op.graph.remove(unread, safe=True)
     return True
+
+
+def _sole_producer(reader: ir.Node, value: ir.Value | None) -> ir.Node | None:
+    """Returns the node that computes a value which only `reader` reads."""
+    if value is None or value.is_graph_output() or {use.node for use in value.uses()} != {reader}:
+        return None
+    return value.producer()
+
+
+def _is_spread(unpool: ir.Node, x: ir.Value | None) -> bool:
+    """Whether a MaxUnpool puts its input where the indices say, into zeros of the shape of x."""
+    value, given = unpool.inputs[0], unpool.attributes
+    unit = set(given.get_ints("kernel_shape") or []) == {1} and set(given.get_ints("strides") or [1]) == {1}
+    result = unpool.outputs[0]
+    same = x is not None and x.shape is not None and x.shape == result.shape and x.shape.rank() == 4
+    return unit and same and _is_float(value) and not any(given.get_ints("pads") or [])

@@ -33,9 +33,8 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
-    padding = _fixed_padding(w)
-    if padding is not None and _has_kernel(op, n, w, ct):
-        return _in_functions(op, n, ct, w, padding, shape, group)
+    if _has_kernel(op, w, ct) and (n.needs("X") or n.needs("W")):
+        return _in_functions(op, n, ct, w, shape, group)
     return {
         "X": scatter_windows(op, ct, n.W, w, n.X, group) if n.needs("X") else None,
         "W": _kernel_cotangent(op, ct, n.X, w, shape, group) if n.needs("W") else None,
@@ -43,25 +42,14 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     }
 
 
-def _fixed_padding(w: Windows) -> tuple[int, ...] | None:
-    """Returns the padding before each axis and then that after each, where it is known."""
-    return (*w.begins, *w.ends) if isinstance(w.begins, tuple) and isinstance(w.ends, tuple) else None
-
-
-def _has_kernel(op: Emitter, n: NodeView, w: Windows, ct: ir.Value) -> bool:
-    """Whether the gradient is to be a function that native kernels know, of which one product at least is wanted."""
-    known = ct.dtype == ir.DataType.FLOAT and 1 <= len(w.kernel) <= 3 and 0 not in spatial_sizes(ct)
-    return op.can_call and known and (n.needs("X") or n.needs("W"))
+def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
+    """Whether the gradient can be a function that native kernels know."""
+    fixed = isinstance(w.begins, tuple) and isinstance(w.ends, tuple) and 0 not in spatial_sizes(ct)
+    return op.can_call and fixed and ct.dtype == ir.DataType.FLOAT and 1 <= len(w.kernel) <= 3
 
 
 def _in_functions(
-    op: Emitter,
-    n: NodeView,
-    ct: ir.Value,
-    w: Windows,
-    padding: tuple[int, ...],
-    shape: Sequence[int],
-    group: int,
+    op: Emitter, n: NodeView, ct: ir.Value, w: Windows, shape: Sequence[int], group: int
 ) -> dict[str, ir.Value | None]:
     """The gradient as one function of all that is wanted, so that a kernel can take its place."""
     wanted = [name for name in ("X", "W", "B") if n.needs(name)]
@@ -80,20 +68,25 @@ def _in_functions(
         }
         return tuple(results[name]() for name in wanted)
 
+    assert isinstance(w.begins, tuple)
+    assert isinstance(w.ends, tuple)
     attributes = {
         "strides": w.strides,
         "dilations": w.dilations,
-        "pads": padding,
+        "pads": w.begins + w.ends,
         "group": group,
     }
     shapes = {"ct": _static(ct), "x": _static(n.X), "w": ir.Shape(shape)}
-    products = "".join(wanted).removesuffix("B")
-    name = {"X": "ConvolutionInputGradient", "W": "ConvolutionWeightGradient"}.get(
-        products, "ConvolutionGradient"
+    op_of = SpecializedOp(
+        {"X": "ConvolutionInputGradient", "W": "ConvolutionWeightGradient"}.get(
+            "".join(wanted).removesuffix("B"), "ConvolutionGradient"
+        ),
+        shapes,
+        {name: ir.AttributeType.INT if name == "group" else ir.AttributeType.INTS for name in attributes},
+        len(wanted),
+        f"{wanted} {attributes} {shapes}",
+        body,
     )
-    kinds = {key: ir.AttributeType.INT if key == "group" else ir.AttributeType.INTS for key in attributes}
-    key = f"{wanted} {attributes} {shapes}"
-    op_of = SpecializedOp(name, shapes, kinds, len(wanted), key, body)
     results = op.call(op_of, ct, n.X, n.W, **attributes, _outputs=len(wanted))
     return grads | dict(zip(wanted, results, strict=True))
 

@@ -1,0 +1,101 @@
+// What BatchNormalization and its gradient share: loops over a channel of all samples, and its statistics.
+//
+// A channel is read from memory once: what later passes over it read lies in the second-level cache, 128 KB for 32
+// samples of 32 x 32. Sums are in float over blocks and of those in double.
+#pragma once
+
+#include <algorithm>
+#include <array>
+
+#include "core/op.h"
+#include "core/rows.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+constexpr std::size_t block_elements = 1024;  // summed in float
+
+// A channel's elements: `rows` runs of `length`, `distance` apart.
+struct Channel {
+  std::size_t rows, length, distance;
+
+  double count() const { return static_cast<double>(rows) * static_cast<double>(length); }
+
+  // Calls each(offset, extent) for all vectors.
+  template <class Each>
+  void all(Each&& each) const {
+    for (std::size_t r = 0; r < rows; ++r)
+      vectors(length, [&](std::size_t i, auto extent) { each(r * distance + i, extent); });
+  }
+
+  // Sums of what each(offset, extent, sums) adds to an array of vectors.
+  template <std::size_t Sums, class Each>
+  std::array<double, Sums> sums(Each&& each) const {
+    std::array<double, Sums> totals{};
+    vfloat block[Sums] = {};
+    std::size_t filled = 0;
+    const auto flush = [&] {
+      for (std::size_t s = 0; s < Sums; ++s) totals[s] += sum(block[s]), block[s] = vfloat{};
+      filled = 0;
+    };
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t begin = 0; begin < length; begin += block_elements) {
+        const std::size_t size = std::min(block_elements, length - begin);
+        vectors(size, [&](std::size_t i, auto extent) { each(r * distance + begin + i, extent, block); });
+        if ((filled += size) >= block_elements) flush();
+      }
+    flush();
+    return totals;
+  }
+};
+
+// Zeros the lanes of a vector that are not there.
+inline vfloat kept(vfloat v, Full) { return v; }
+inline vfloat kept(vfloat v, Part part) {
+  float values[lanes];
+  store(values, v);
+  return load(values, part.count);
+}
+
+inline double mean_of(const Channel& channel, const float* x) {
+  return channel.sums<1>([=](std::size_t i, auto extent, vfloat* sums) { sums[0] += load(x + i, extent); })[0] /
+         channel.count();
+}
+
+// Mean and variance of a channel. The mean is rounded for what is subtracted from x; what that leaves is in the variance.
+struct Statistics {
+  Statistics(const Channel& channel, const float* x) {
+    const double exact = mean_of(channel, x);
+    center = static_cast<float>(exact), off = exact - center;
+    const double squares = channel.sums<1>([=, c = center](std::size_t i, auto extent, vfloat* sums) {
+      const vfloat d = kept(load(x + i, extent) - c, extent);
+      sums[0] += d * d;
+    })[0];
+    variance = squares / channel.count() - off * off;
+  }
+
+  float center;
+  double off, variance;
+};
+
+struct Sizes {
+  explicit Sizes(const Shape& x) {
+    require(x.size() >= 2, "x must have a batch and channels");
+    batch = static_cast<std::size_t>(x[0]), channels = static_cast<std::size_t>(x[1]);
+    positions = count(x.begin() + 2, x.end());
+  }
+  Channel channel() const { return {batch, positions, channels * positions}; }
+
+  std::size_t batch, channels, positions;
+};
+
+// Calls task(channel) for all channels, some at a time on each thread.
+template <class Task>
+void for_channels(const Threads& threads, const Sizes& sizes, Task&& task) {
+  const std::size_t least = 1 + 4096 / (1 + sizes.batch * sizes.positions);
+  const std::size_t parts = std::clamp<std::size_t>(sizes.channels / least, 1, 4 * threads.width());
+  threads.run(parts, [&](std::size_t part) {
+    for (std::size_t c = sizes.channels * part / parts; c < sizes.channels * (part + 1) / parts; ++c) task(c);
+  });
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

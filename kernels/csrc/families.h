@@ -11,6 +11,7 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 void add_indexing(Domain& domain);
 void add_losses(Domain& domain);
 void add_optimizers(Domain& domain);
+void add_recurrent(Domain& domain);
 
 inline void add_all(Domain& domain) {
   add_pointwise(domain);
@@ -24,6 +25,7 @@ inline void add_all(Domain& domain) {
   add_indexing(domain);
   add_losses(domain);
   add_optimizers(domain);
+  add_recurrent(domain);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

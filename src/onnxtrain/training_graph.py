@@ -13,7 +13,7 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
-from onnxtrain.fusion import NORMS, ConvolutionalPass, FusionPass
+from onnxtrain.fusion import NORMS, ConvolutionalPass, FusionPass, RecurrentPass
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
@@ -117,6 +117,7 @@ def build_training_graphs(
 
     statistics = _chain_statistics(forward, selection.statistics)
     FusionPass(NORMS)(forward)
+    RecurrentPass()(forward)
     training, gradients = add_gradients(forward, loss, [*selection.trainable, *input_gradients])
     trained = len(selection.trainable)
     append_outputs(training, selection.trainable, gradients[:trained])

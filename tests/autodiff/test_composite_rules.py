@@ -17,6 +17,7 @@ from onnxtrain.autodiff._registry import RULES
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import (
     DOMAIN,
+    LAYERS,
     CompositeOp,
     floored_rms_normalization,
     instance_standardization,
@@ -64,7 +65,8 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 
 def test_every_composite_rule_has_a_row():
-    composites = [*(row.composite for row in ROWS), *INSTANCE_NORMS, *TWINS]
+    recurrent = [layer for layer, *_ in LAYERS.values()]  # in fusion/test_recurrent.py
+    composites = [*(row.composite for row in ROWS), *INSTANCE_NORMS, *TWINS, *recurrent]
     tested = {name for composite in composites for name in composite.function_names}
     assert {op for domain, op in RULES if domain == DOMAIN} == tested
 

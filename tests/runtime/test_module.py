@@ -312,6 +312,17 @@ def test_modules_on_one_state_share_parameters_and_gradients(batch):
     np.testing.assert_array_equal(first(*batch)[1], second(*batch)[1])
 
 
+@pytest.mark.parametrize("own", [None, "0"])
+def test_threads_rest_between_runs_unless_the_options_say_otherwise(own):
+    key = "session.force_spinning_stop"
+    run = handmade.mlp()
+    options = ort.SessionOptions()
+    if own is not None:
+        options.add_session_config_entry(key, own)
+    module = Module(run.training.SerializeToString(), run.state(), session_options=options)
+    assert module._session.get_session_options().get_session_config_entry(key) == (own or "1")
+
+
 def test_session_options_are_used(batch, tmp_path):
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1

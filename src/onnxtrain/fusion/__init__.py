@@ -9,5 +9,6 @@ from __future__ import annotations
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.convolutional import ConvolutionalPass
 from onnxtrain.fusion.norms import NORMS
+from onnxtrain.fusion.recurrent import RecurrentPass
 
-__all__ = ["NORMS", "ConvolutionalPass", "Fusion", "FusionPass"]
+__all__ = ["NORMS", "ConvolutionalPass", "Fusion", "FusionPass", "RecurrentPass"]

@@ -20,6 +20,7 @@ from onnxtrain.passes.parameters import embed_parameters, promote_initializers
 from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import ColumnVectorPass, TransposedProductPass
 from onnxtrain.passes.ranks import ImpliedRanksPass
+from onnxtrain.passes.rewire import stand_in
 from onnxtrain.passes.save import save_model, to_proto, write_model
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
@@ -79,6 +80,7 @@ __all__ = [
     "remove_unread_control_flow",
     "save_model",
     "settle_shapes",
+    "stand_in",
     "suit_runtime",
     "to_proto",
     "widen_narrow_floats",

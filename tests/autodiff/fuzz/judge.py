@@ -19,6 +19,7 @@ from autodiff.fuzz.graph import Array, Graph
 from autodiff.reference import ReferenceEvaluator
 from onnxtrain.autodiff import differentiate
 from onnxtrain.errors import OnnxTrainError
+from runtimes import computes_float64, keeps_nothing, runs_opset
 
 RIGHT, WRONG, CRASH = "right", "wrong", "crash"
 REFUSED = "refused"
@@ -78,7 +79,7 @@ def _judge(graph: Graph, *, second: bool, tell: Callable[[str], None]) -> Verdic
     loss = _reference_loss(graph)
     model = graph.model(graph.dtype)
     feeds = graph.feeds(graph.dtype)
-    run = _runtime(model)
+    run = None if _is_beyond_runtime(graph) else _runtime(model)
     expected = loss({})
     if run is not None:
         try:
@@ -104,6 +105,15 @@ def _judge(graph: Graph, *, second: bool, tell: Callable[[str], None]) -> Verdic
         return verdict
     tell("second gradient")
     return _judge_second(graph, loss, first, names, feeds, run is not None)
+
+
+def _is_beyond_runtime(graph: Graph) -> bool:
+    """Whether an old ONNX Runtime lacks what gradients need, or gets it wrong: the reference evaluates them."""
+    return (
+        not runs_opset(graph.opset)
+        or (graph.dtype is np.float64 and not computes_float64("Cos"))
+        or (graph.empty and not keeps_nothing())
+    )
 
 
 def _check_model_runs(graph: Graph, run: Run, feeds: Feeds, expected: float) -> None:

@@ -4,20 +4,24 @@ The forward output Y holds all hidden states, so the gates of all steps are comp
 of any loop. Only what is recurrent runs in a Scan: the cell state of the LSTM forward, and the cotangents of
 the states backward. The Scan gives the cotangents of the gates' pre-activations, from which those of the
 weights follow by one MatMul over all steps.
+
+Layers that are composite ops, which keep their gates, have a composite op for the gradient: their rules are at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import NoGradientRule
+from onnxtrain.functions import DOMAIN, LAYERS, CompositeOp
 
 _INT64_MIN = int(np.iinfo(np.int64).min)
 
@@ -338,3 +342,61 @@ def _unsupported(n: NodeView, what: str) -> NoGradientRule:
         f"differentiating {n.op_type} (node {n.node.name!r}): {what} has no gradient rule; "
         "freeze what lies before it, or export the layer in its plain form"
     )
+
+
+def _lstm_layer(
+    gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
+) -> Cotangents:
+    """One direction of an LSTM as a composite op."""
+    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:3], strict=True)]
+    gates, *states = op.call(gradient, *given, n.out.gates, n.out.cells, n.initial_c, n.r, _outputs=3)
+    gates.shape = n.out.gates.shape
+    result = dict(zip(("initial_h", "initial_c"), states, strict=True))
+    return result | _operands(op, n, weights, gates, gates)
+
+
+def _gru_layer(
+    gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
+) -> Cotangents:
+    """One direction of a GRU as a composite op."""
+    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:2], strict=True)]
+    saved = (n.out.gates, n.out.inner, n.out.y, n.initial_h)
+    *gates, state = op.call(gradient, *given, *saved, n.r, _outputs=3)
+    for ct in gates:
+        ct.shape = n.out.gates.shape
+    return {"initial_h": state} | _operands(op, n, weights, *gates)
+
+
+def _operands(
+    op: Emitter, n: NodeView, weights: CompositeOp, ct_input: ir.Value, ct_hidden: ir.Value
+) -> dict[str, ir.Value]:
+    """Cotangents of x, w, r and b from those of the two parts of the gates."""
+    result = {}
+    if n.needs("x"):
+        result["x"] = op.MatMul(ct_input, op.Squeeze(n.w, [0]))
+    if any(map(n.needs, "wrb")):
+        found = op.call(weights, ct_input, ct_hidden, n.x, n.out.y, n.initial_h, _outputs=3)
+        result |= dict(zip("wrb", found, strict=True))
+    return result
+
+
+def _register() -> None:
+    rules = {
+        "LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells")),
+        "GRU": (_gru_layer, ("y", "y_h"), ("gates", "inner")),
+    }
+    for (name, _), (layer, gradient, weights) in LAYERS.items():
+        rule, outputs, saved = rules[name]
+        signature = Signature(layer.inputs, (*outputs, *saved))
+        for function in layer.function_names:
+            vjp(
+                function,
+                domain=DOMAIN,
+                wrt=layer.inputs,
+                outputs=outputs,
+                saves=("y", *saved),
+                signature=signature,
+            )(partial(rule, gradient, weights))
+
+
+_register()

@@ -1,0 +1,1 @@
+"""One training step of one net in every engine: the parts of `benchmarks/run.py`."""

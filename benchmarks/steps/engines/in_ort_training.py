@@ -1,0 +1,57 @@
+"""onnxruntime-training 1.19.2 through its on-device API, on artifacts that it makes of the same exported model.
+
+Needs an environment of its own: `onnxruntime-training-cpu==1.19.2 onnx==1.16.2 'numpy<2' torch==2.13.0`, Python 3.11.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnxruntime.training import artifacts
+from onnxruntime.training.api import CheckpointState, Module, Optimizer
+
+from steps.engines._engine import Engine, Job
+
+__all__ = ["make"]
+
+
+def make(job: Job) -> Callable[[], Engine]:
+    """Returns what starts the engine; its artifacts are made here, before anything counts."""
+    about = json.loads((job.files / "about.json").read_text())
+    folder = job.files / "ort-training"
+    folder.mkdir(exist_ok=True)
+    losses = {"cross_entropy": artifacts.LossType.CrossEntropyLoss, "mse": artifacts.LossType.MSELoss}
+    artifacts.generate_artifacts(
+        onnx.load(job.files / "forward.onnx"),
+        requires_grad=about["parameters"],
+        loss=losses[about["loss"]],
+        optimizer=artifacts.OptimType.AdamW,
+        artifact_directory=str(folder),
+    )
+    with np.load(job.files / "batch.npz") as batch:
+        inputs, target = batch["inputs"], batch["target"]
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = job.threads
+
+    def start() -> Engine:
+        state = CheckpointState.load_checkpoint(str(folder / "checkpoint"))
+        module = Module(str(folder / "training_model.onnx"), state, session_options=options)
+        optimizer = Optimizer(str(folder / "optimizer_model.onnx"), module)
+        module.train()
+
+        def gradients() -> float:
+            module.lazy_reset_grad()
+            return float(module(inputs, target))
+
+        def update(rate: float) -> None:
+            optimizer.set_learning_rate(rate)
+            optimizer.step()
+
+        return Engine(gradients, update, {"onnxruntime-training": ort.__version__})
+
+    return start

@@ -1,0 +1,254 @@
+// Products of matrices, C = A B, in single precision.
+//
+// The heart is `tile`: tile_rows x tile_columns of C stay in registers while one column of A's rows and one row of B's
+// columns after the other are multiplied into them. Each number of A is read from memory into all lanes, where it is
+// (A needs no particular order, just some locality); B is packed into panels of tile_columns, [panel][depth][column], so
+// that a panel streams from the L2 cache in order. `depth_block` rows of a panel take a few dozen KB.
+//
+// All of C is cut into blocks, each of which is one thread's: sums are made in the same order whatever the number of
+// threads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "core/simd.h"
+#include "core/threads.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+
+using std::ptrdiff_t;
+using std::size_t;
+
+// 32 registers hold 24 sums, two vectors of B and a number of A; 16 registers hold 12.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr size_t tile_rows = 12;
+#else
+constexpr size_t tile_rows = 6;
+#endif
+constexpr size_t tile_vectors = 2;
+constexpr size_t tile_columns = tile_vectors * lanes;
+constexpr size_t depth_block = 256;
+
+constexpr size_t divided_up(size_t a, size_t b) { return (a + b - 1) / b; }
+
+// Aligned memory for floats, not initialised.
+class Buffer {
+ public:
+  explicit Buffer(size_t size) : size_(size) {
+    const size_t bytes = divided_up(std::max<size_t>(size, 1) * sizeof(float), 64) * 64;
+    memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+    if (memory_ == nullptr) throw std::bad_alloc();
+  }
+  float* data() const { return memory_.get(); }
+  size_t size() const { return size_; }
+
+ private:
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  size_t size_;
+  std::unique_ptr<float, Free> memory_;
+};
+
+// An operand: element (i, j) is data[i * row + j * column]; transposed by exchanging the two.
+struct Matrix {
+  const float* data;
+  ptrdiff_t row, column;
+
+  const float* at(size_t i, size_t j) const {
+    return data + static_cast<ptrdiff_t>(i) * row + static_cast<ptrdiff_t>(j) * column;
+  }
+  Matrix from(size_t i, size_t j) const { return {at(i, j), row, column}; }
+  Matrix transposed() const { return {data, column, row}; }
+};
+
+inline Matrix rows_of(const float* data, size_t columns) { return {data, static_cast<ptrdiff_t>(columns), 1}; }
+
+// How many floats `pack` writes for a matrix of these sizes.
+inline size_t packed_size(size_t depth, size_t columns) { return depth * divided_up(columns, tile_columns) * tile_columns; }
+
+// Copies one panel of B, whose columns behind the last are zeros.
+inline void pack_panel(Matrix b, size_t depth, size_t columns, size_t panel, float* to) {
+  const size_t first = panel * tile_columns, width = std::min(tile_columns, columns - first);
+  const Matrix from = b.from(0, first);
+  if (width == tile_columns && b.column == 1) {
+    for (size_t k = 0; k < depth; ++k)
+      for (size_t v = 0; v < tile_vectors; ++v) store(to + k * tile_columns + v * lanes, load(from.at(k, v * lanes)));
+    return;
+  }
+  if (width < tile_columns) std::fill(to, to + depth * tile_columns, 0.f);
+  // Columns that are rows in memory are read in short pieces, each a cache line of every column.
+  for (size_t k0 = 0; k0 < depth; k0 += 16)
+    for (size_t j = 0; j < width; ++j)
+      for (size_t k = k0; k < std::min(k0 + 16, depth); ++k) to[k * tile_columns + j] = *from.at(k, j);
+}
+
+// Packs B [depth, columns] into panels.
+inline void pack(const Threads& threads, Matrix b, size_t depth, size_t columns, float* to) {
+  const size_t panels = divided_up(columns, tile_columns), each = depth * tile_columns;
+  threads.ranges(panels, divided_up(size_t{1} << 14, std::max<size_t>(each, 1)), [&](size_t begin, size_t end) {
+    for (size_t panel = begin; panel < end; ++panel) pack_panel(b, depth, columns, panel, to + panel * each);
+  });
+}
+
+// sums [Rows][Vectors * lanes] = A [Rows, depth] times so many vectors of a packed panel.
+//
+// A function of its own, so that nothing else takes its registers: one pointer serves four rows.
+template <size_t Rows, size_t Vectors>
+__attribute__((noinline)) void multiply(Matrix a, const float* __restrict panel, size_t depth, float* __restrict sums) {
+  constexpr size_t pointers = divided_up(Rows, 4);
+  vfloat sum[Rows][Vectors] = {};
+  const float* from[pointers];
+  const ptrdiff_t row[] = {0, a.row, 2 * a.row, 3 * a.row}, step = a.column;
+#pragma GCC unroll 4
+  for (size_t p = 0; p < pointers; ++p) from[p] = a.at(4 * p, 0);
+  for (size_t k = 0; k < depth; ++k, panel += tile_columns) {
+    vfloat b[Vectors];
+#pragma GCC unroll 4
+    for (size_t v = 0; v < Vectors; ++v) b[v] = load(panel + v * lanes);
+#pragma GCC unroll 16
+    for (size_t i = 0; i < Rows; ++i) {
+      const vfloat x = splat(from[i / 4][row[i % 4]]);
+#pragma GCC unroll 4
+      for (size_t v = 0; v < Vectors; ++v) sum[i][v] += x * b[v];
+    }
+#pragma GCC unroll 4
+    for (size_t p = 0; p < pointers; ++p) from[p] += step;
+  }
+  // Only now to memory, where indices need not be known: whoever takes them is an ordinary loop.
+#pragma GCC unroll 16
+  for (size_t i = 0; i < Rows; ++i)
+#pragma GCC unroll 4
+    for (size_t v = 0; v < Vectors; ++v) store(sums + (i * Vectors + v) * lanes, sum[i][v]);
+}
+
+// What becomes of the sums: out(value, row, column, count) stores `count` lanes of C from (row, column) on.
+template <size_t Rows, size_t Vectors, class Out>
+inline void tile(Matrix a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
+  alignas(64) float sums[Rows * Vectors * lanes];
+  multiply<Rows, Vectors>(a, panel, depth, sums);
+  for (size_t i = 0; i < Rows; ++i)
+    for (size_t v = 0; v < Vectors; ++v)
+      out(load(sums + (i * Vectors + v) * lanes), row + i, column + v * lanes, std::min(lanes, width - v * lanes));
+}
+
+// A tile of at most tile_rows rows and of `width` columns, by the code for just so many.
+template <size_t Rows = tile_rows, class Out>
+inline void tile_of(
+    size_t rows, Matrix a, const float* panel, size_t depth, size_t row, size_t column, size_t width, Out& out) {
+  if (rows == Rows) {
+    if (width > lanes)
+      tile<Rows, 2>(a, panel, depth, row, column, width, out);
+    else
+      tile<Rows, 1>(a, panel, depth, row, column, width, out);
+  } else if constexpr (Rows > 1) {
+    tile_of<Rows - 1>(rows, a, panel, depth, row, column, width, out);
+  }
+}
+
+// Where a tile's numbers lie far apart, or rows 4 KB apart, which share one place of the L1 cache, they are copied beside
+// one another first.
+inline bool crowds_cache(Matrix a) { return a.column != 1 || a.row % 1024 == 0; }
+
+// Copies rows of A in strips of tile_rows, [strip][depth][row].
+inline void copy_strips(Matrix a, size_t rows, size_t depth, float* to) {
+  for (size_t i = 0; i < rows; i += tile_rows, to += depth * tile_rows) {
+    const size_t height = std::min(tile_rows, rows - i);
+    if (a.row == 1 && height == tile_rows) {
+      for (size_t k = 0; k < depth; ++k) std::memcpy(to + k * tile_rows, a.at(i, k), tile_rows * sizeof(float));
+    } else {
+      for (size_t r = 0; r < height; ++r)
+        for (size_t k = 0; k < depth; ++k) to[k * tile_rows + r] = *a.at(i + r, k);
+    }
+  }
+}
+
+// The product of rows of A and the panels [first, end) of a packed B, `panel_size` floats apart. A group of strips
+// goes over a panel while that is in the L1 cache.
+template <class Out>
+inline void product_of_block(Matrix a, size_t rows, size_t depth, const float* packed, size_t panel_size, size_t first,
+                             size_t end, size_t columns, Out&& out) {
+  constexpr size_t group = 2 * tile_rows;
+  alignas(64) float copy[group * depth_block];
+  const bool copies = crowds_cache(a) && end - first > 1;
+  for (size_t i = 0; i < rows; i += group) {
+    const size_t taken = std::min(group, rows - i);
+    if (copies) copy_strips(a.from(i, 0), taken, depth, copy);
+    for (size_t panel = first; panel < end; ++panel) {
+      const size_t column = panel * tile_columns, width = std::min(tile_columns, columns - column);
+      for (size_t r = 0; r < taken; r += tile_rows) {
+        const Matrix own = copies ? Matrix{copy + r * depth, 1, static_cast<ptrdiff_t>(tile_rows)} : a.from(i + r, 0);
+        tile_of(std::min(tile_rows, taken - r), own, packed + panel * panel_size, depth, i + r, column, width, out);
+      }
+    }
+  }
+}
+
+// Epilogues: what becomes of a vector of C once its sum is complete. (value, row, column, count) -> value.
+struct AsItIs {
+  vfloat operator()(vfloat value, size_t, size_t, size_t) const { return value; }
+};
+
+inline vfloat load_some(const float* from, size_t count) { return count == lanes ? load(from) : load(from, count); }
+inline void store_some(float* to, vfloat value, size_t count) {
+  if (count == lanes)
+    store(to, value);
+  else
+    store(to, value, count);
+}
+
+// C (+)= A [rows, depth] B for the panels [first, end) of a packed B [depth, columns], on the calling thread. C's rows are
+// `stride` apart; `row` is what the epilogue is told of the first one.
+template <class Epilogue = AsItIs>
+inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, const float* packed, size_t first, size_t end,
+                       float* c, size_t stride, bool add, size_t row = 0, Epilogue epilogue = {}) {
+  size_t k = 0;
+  do {
+    const size_t deep = std::min(depth_block, depth - k);
+    const bool more = add || k > 0, last = k + deep == depth;
+    auto out = [&](vfloat value, size_t i, size_t column, size_t count) {
+      float* to = c + i * stride + column;
+      if (more) value += load_some(to, count);
+      if (last) value = epilogue(value, row + i, column, count);
+      store_some(to, value, count);
+    };
+    product_of_block(a.from(0, k), rows, deep, packed + k * tile_columns, depth * tile_columns, first, end, columns, out);
+    k += deep;
+  } while (k < depth);
+}
+
+// C [rows, columns] (+)= A [rows, depth] B [depth, columns], with B packed.
+template <class Epilogue = AsItIs>
+void gemm_packed(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, const float* packed,
+                 float* c, size_t stride, bool add = false, Epilogue epilogue = {}) {
+  if (rows == 0 || columns == 0) return;
+  // Blocks of 512 columns keep their part of B in the L2 cache; smaller ones where that gives no thread enough to do.
+  const size_t panels = divided_up(columns, tile_columns), strips = divided_up(rows, tile_rows);
+  const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);
+  const size_t wanted = work < 1e5 ? 1 : threads.width() * (work < 1e7 ? 1 : 4);
+  size_t across = divided_up(columns, 512);
+  const size_t down = std::min(strips, divided_up(wanted, across));
+  if (down * across < wanted) across = std::min(panels, divided_up(wanted, down));
+  threads.run(across * down, [&](size_t part) {
+    const size_t i = part / across, j = part % across;
+    const size_t row = strips * i / down * tile_rows, end = std::min(rows, strips * (i + 1) / down * tile_rows);
+    gemm_block(end - row, columns, depth, a.from(row, 0), packed, panels * j / across, panels * (j + 1) / across,
+               c + row * stride, stride, add, row, epilogue);
+  });
+}
+
+// The same with B as it is.
+template <class Epilogue = AsItIs>
+void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c, size_t stride,
+          bool add = false, Epilogue epilogue = {}) {
+  const Buffer packed(packed_size(depth, columns));
+  pack(threads, b, depth, columns, packed.data());
+  gemm_packed(threads, rows, columns, depth, a, packed.data(), c, stride, add, epilogue);
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,0 +1,45 @@
+"""`benchmarks/run.py` on its smallest net: our engines run, and their losses are those of PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    places = ["--files", folder / "files", "--results", folder / "results.json"]
+    command = [sys.executable, RUN, "tiny", *arguments, *places, "--busy", "warn", "--rounds", "1"]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_our_engines_beside_pytorch(tmp_path: Path) -> None:
+    ran = run(tmp_path, "--engine", "torch", "device", "ortmodule")
+    assert ran.returncode == 0, ran.stderr
+    measured = json.loads((tmp_path / "results.json").read_text())["tiny"]["steps"]["engines"]
+    assert list(measured) == ["device", "ortmodule", "torch", "torch again"]
+    for engine in measured.values():
+        assert engine["losses"] == pytest.approx(measured["torch"]["losses"], rel=2e-3)
+        assert engine["losses"][-1] < engine["losses"][0]
+        assert 0 < engine["step_ms"]["min"] <= engine["step_ms"]["median"] <= engine["step_ms"]["q3"]
+        assert engine["gradients_ms"]["min"] + engine["update_ms"]["min"] <= engine["step_ms"]["min"]
+    assert measured["device"]["base_mb"] < measured["torch"]["base_mb"] / 2, "the device has imported PyTorch"
+
+
+def test_the_first_step_is_merged_and_an_absent_engine_named(tmp_path: Path) -> None:
+    for engine in ("device", "ortmodule"):
+        ran = run(tmp_path, "--first", "--engine", engine, "onnxsim")
+        assert ran.returncode == 0, ran.stderr
+        assert "onnxsim is left out" in ran.stderr
+    first = json.loads((tmp_path / "results.json").read_text())["tiny"]["first"]["engines"]
+    assert {name: found["first_step_s"] > 0 for name, found in first.items()} == {
+        "device": True,
+        "ortmodule": True,
+    }

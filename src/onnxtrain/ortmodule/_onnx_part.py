@@ -72,6 +72,7 @@ class OnnxPart:
         self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
         self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]
+        self._as_they_are = not (self._complex_inputs or self._complex_outputs or lowered.assertions)
 
     def prepare(self, requires_grad: Sequence[bool]) -> Sequence[int]:
         """Makes the sessions; returns which of `inputs` the gradients depend on.
@@ -104,6 +105,8 @@ class OnnxPart:
         Raises:
             RuntimeError: what the graph asserts does not hold.
         """
+        if self._as_they_are:
+            return self._run(args, tensors)
         for index in self._complex_inputs:
             tensors[index] = torch.view_as_real(tensors[index].resolve_conj())
         results = self._run(args, tensors)
@@ -126,7 +129,7 @@ class OnnxPart:
             tensors.append(drawn if device.type == "cpu" else drawn.to(device))
         if not lowered.model.graph.outputs:
             return ()
-        replay = Replay(self._captured.of_call(args), self._announce)
+        replay = self._replay or Replay(self._captured.of_call(args), self._announce)
         try:
             return call(self.program, tensors, replay)
         except Exception as error:
@@ -157,6 +160,8 @@ class OnnxPart:
         """
         self._captured = CapturedGraph(graph_module, self._lowered, self.program.device, run)
         self._announce = announce
+        # Without numbers among the arguments it is the same in each call.
+        self._replay = None if self._captured.numbers else Replay(self._captured.of_call(()), announce)
 
     def record(self, name: str) -> GraphRecord:
         """What the report says of the graph, without the time of its first call."""

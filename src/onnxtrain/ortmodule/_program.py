@@ -61,7 +61,9 @@ class TrainingStep:
         residuals: indices of the results of `forward` that are saved.
         saved: the names of both.
         reads: indices of the inputs that the gradients depend on, directly or by way of residuals.
-        unreached: indices of the inputs that need a gradient and that none comes to.
+        unreached: indices of the inputs that need a gradient and that none comes to, if one comes to others.
+        shared: (place in `saved`, index) of the residuals that are outputs of the program, too.
+        keeper: place in `saved` of a residual that is none; behind them if there is none.
     """
 
     forward: Session
@@ -71,6 +73,8 @@ class TrainingStep:
     saved: tuple[str, ...]
     reads: tuple[int, ...]
     unreached: tuple[int, ...]
+    shared: tuple[tuple[int, int], ...]
+    keeper: int
 
 
 _MAX_BACKWARDS = 64
@@ -89,6 +93,8 @@ class Program:
         layouts: how some outputs lie in memory; the others are contiguous.
 
     Attributes:
+        seeds: indices of the outputs that take a cotangent.
+        constants: indices of the others.
         differentiable_again: what PyTorch says of the gradients for a choice of inputs, outputs, and what is wanted of
             second derivatives; see `Replay.differentiable_gradients`.
     """
@@ -108,6 +114,8 @@ class Program:
             for output, indices in (links or {}).items()
         }
         self.differentiable = tuple(differentiable)
+        self.seeds = tuple(index for index, flag in enumerate(self.differentiable) if flag)
+        self.constants = tuple(index for index, flag in enumerate(self.differentiable) if not flag)
         self.device = device
         self.severity = severity
         self._layouts = layouts
@@ -122,11 +130,6 @@ class Program:
     def inference(self) -> Session:
         """The forward graph alone."""
         return self._session(self.model.clone(), self._layouts)
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Indices of the outputs that take a cotangent."""
-        return tuple(index for index, flag in enumerate(self.differentiable) if flag)
 
     def _joint(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
@@ -174,6 +177,9 @@ class Program:
         saved = [*(value for value in inputs if value in read), *residuals]
         slots = _slots(needs, gradients)
         behind = {value for node in _ancestors(present) for value in _reads(node)}
+        indices = [results.index(value) for value in residuals]
+        places = list(enumerate(indices, start=len(saved) - len(residuals)))
+        own = [place for place, index in places if index >= len(outputs)]
         return TrainingStep(
             forward=self._session(_cut(joint, inputs, results), self._layouts),
             backward=Backward(
@@ -183,10 +189,14 @@ class Program:
                 slots,
             ),
             saved_inputs=tuple(index for index, value in enumerate(inputs) if value in read),
-            residuals=tuple(results.index(value) for value in residuals),
+            residuals=tuple(indices),
             saved=tuple(str(value.name) for value in saved),
             reads=tuple(index for index, value in enumerate(inputs) if value in behind),
-            unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None),
+            unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None)
+            if present
+            else (),
+            shared=tuple((place, index) for place, index in places if index < len(outputs)),
+            keeper=own[0] if own else len(saved),
         )
 
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:

@@ -12,7 +12,7 @@ from onnxtrain.functions import COMPOSITES
 
 pytestmark = needs_kernels
 POINTWISE = [
-    *("ReluGradient", "SigmoidGradient", "TanhGradient"),
+    *("ReluGradient", "ReluGradientOfFinite", "SigmoidGradient", "TanhGradient"),
     *("GeluGradient", "GeluTanhGradient", "MishGradient"),
 ]
 

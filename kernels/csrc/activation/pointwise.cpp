@@ -11,6 +11,12 @@ struct ReluGradient : Elementwise<ReluGradient> {
   static vfloat apply(vfloat y, vfloat ct) { return select(y > 0.f, ct, vfloat{}); }
 };
 
+// The body of this one is right for finite cotangents only.
+struct ReluGradientOfFinite : Elementwise<ReluGradientOfFinite> {
+  static constexpr const char* name = "ReluGradientOfFinite_float";
+  static vfloat apply(vfloat y, vfloat ct) { return ReluGradient::apply(y, ct); }
+};
+
 struct SigmoidGradient : Elementwise<SigmoidGradient> {
   static constexpr const char* name = "SigmoidGradient_float";
   static vfloat apply(vfloat y, vfloat ct) { return ct * (y * (1.f - y)); }
@@ -58,6 +64,7 @@ struct MishGradient : Elementwise<MishGradient> {
 
 void add_pointwise(Domain& domain) {
   domain.add<ReluGradient>();
+  domain.add<ReluGradientOfFinite>();
   domain.add<SigmoidGradient>();
   domain.add<TanhGradient>();
   domain.add<GeluGradient>();

@@ -81,7 +81,7 @@ class _ReverseWalk:
         rule = rule_for(node)
         if rule is None or isinstance(rule, NonDifferentiable):
             raise self._no_rule(node, "")
-        view = NodeView(node, rule.signature, self.op.opset, self.active)
+        view = NodeView(node, rule.signature, self.op.opset, self.active, self.of)
         ct = self._output_cotangents(node, rule)
         if ct is None:
             return

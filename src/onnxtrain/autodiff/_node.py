@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,8 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import schema_of, static_dims
 from onnxtrain.errors import RuleDefinitionError, ShapeRequired
+
+from ._mixing import is_mixed
 
 __all__ = ["NodeView", "Outputs", "Signature", "where"]
 
@@ -62,8 +64,16 @@ class NodeView:
         opset: version of the standard domain in force.
     """
 
-    def __init__(self, node: ir.Node, signature: Signature, opset: int, needed: Set[ir.Value]) -> None:
+    def __init__(
+        self,
+        node: ir.Node,
+        signature: Signature,
+        opset: int,
+        needed: Set[ir.Value],
+        of: Collection[ir.Value] = (),
+    ) -> None:
         self._node = node
+        self._of = of
         self._signature = signature
         self._needed = needed
         self.opset = opset
@@ -85,6 +95,10 @@ class NodeView:
     def node(self) -> ir.Node:
         """The node itself."""
         return self._node
+
+    def is_mixed(self, output: ir.Value) -> bool:
+        """Whether an infinite cotangent of one of the outputs can come from overflow only (see `_mixing`)."""
+        return is_mixed(output, self._needed, self._of)
 
     @property
     def inputs(self) -> Sequence[ir.Value | None]:

@@ -16,6 +16,7 @@ __all__ = [
     "log_softmax_gradient",
     "mish_gradient",
     "relu_gradient",
+    "relu_gradient_of_finite",
     "sigmoid_gradient",
     "softmax_gradient",
     "tanh_gradient",
@@ -76,6 +77,12 @@ def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
 def relu_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
     """Relu: ct where y > 0, else 0."""
     return op.Where(op.Greater(y, 0.0), ct, 0.0)
+
+
+@composite("ReluGradientOfFinite", ["y", "ct"])
+def relu_gradient_of_finite(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
+    """Relu, as ReluGradient, where cotangents are finite: a product is several times as fast as Where."""
+    return op.Mul(ct, op.Cast(op.Greater(y, 0.0), to=ct.dtype))
 
 
 @composite("SigmoidGradient", ["y", "ct"])

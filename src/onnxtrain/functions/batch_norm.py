@@ -51,8 +51,8 @@ def batch_normalization_relu(op: Emitter, *inputs: ir.Value, **attributes: Any) 
 def batch_normalization_relu_gradient(
     op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """BatchNormalizationRelu: cotangents of x, scale and bias; y is its result, of the shape of x."""
-    return batch_normalization_cotangents(op, op.Where(op.Greater(y, 0.0), ct, 0.0), x, scale, epsilon)
+    """BatchNormalizationRelu: cotangents of x, scale and bias; y is its result, of the shape of x; ct is finite."""
+    return batch_normalization_cotangents(op, _where_positive(op, y, ct), x, scale, epsilon)
 
 
 @composite(
@@ -95,8 +95,14 @@ def batch_normalization_max_pool_relu_gradient(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """BatchNormalizationMaxPoolRelu: cotangents of x, scale and bias.
 
-    x: `[batch, channels, height, width]`; y: the result; indices: of the maxima in x as one vector, no two the same.
+    x: `[batch, channels, height, width]`; y: the result; indices: of the maxima in x as one vector, no two the same;
+    ct is finite.
     """
-    positive = op.Where(op.Greater(y, 0.0), ct, 0.0)
+    positive = _where_positive(op, y, ct)
     spread = op.MaxUnpool(positive, indices, op.Shape(x), kernel_shape=[1, 1], strides=[1, 1])
     return batch_normalization_cotangents(op, spread, x, scale, epsilon)
+
+
+def _where_positive(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
+    """Returns the cotangent of Relu's argument; see `ReluGradientOfFinite`."""
+    return op.Mul(ct, op.Cast(op.Greater(y, 0.0), to=ct.dtype))

@@ -20,7 +20,7 @@ from onnxtrain.functions import (
     batch_normalization_relu_gradient,
     batch_normalization_training,
     convolution,
-    relu_gradient,
+    relu_gradient_of_finite,
 )
 from onnxtrain.passes import is_training_batch_norm
 
@@ -171,7 +171,7 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
     if unpool is not None and not _is_spread(unpool, node.inputs[1]):
         return False
     relu = _sole_producer(unpool, unpool.inputs[0]) if unpool is not None else last
-    if relu is None or not _calls(relu, relu_gradient):
+    if relu is None or not _calls(relu, relu_gradient_of_finite):
         return False
     y, ct = relu.inputs
     composite, more = batch_normalization_relu_gradient, [y]

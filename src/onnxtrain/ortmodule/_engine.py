@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnxruntime as ort
@@ -35,6 +35,7 @@ from onnxtrain.ortmodule._exceptions import (
 )
 from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs
 from onnxtrain.ortmodule._graph_lowering import lower_graph
+from onnxtrain.ortmodule._layout import Layout, layouts_of
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._replay import Announce
@@ -190,6 +191,7 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
         gradients = Gradients(
             needs, carries, _outputs_requiring_grad(graph_module), *_links(graph_module, flow)
         )
+        layouts = layouts_of(graph_module)
         functional = functional_graph(graph_module, flow)
     except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
         raise ORTModuleTorchModelException(
@@ -198,16 +200,22 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
     try:
         with building():
             return CompiledGraph(
-                _whole(functional, gradients, device, severity), gradients, aliases, overlaps
+                _whole(functional, gradients, device, severity, layouts), gradients, aliases, overlaps
             )
     except ORTModuleONNXModelException as error:
-        steps = compile_in_steps(functional, error, gradients, device, severity)
+        steps = compile_in_steps(functional, error, gradients, device, severity, layouts)
         if steps.in_pytorch and not policy.allows(error):
             raise
         return CompiledGraph(steps, gradients, aliases, overlaps)
 
 
-def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.device, severity: int) -> OnnxPart:
+def _whole(
+    functional: fx.GraphModule,
+    gradients: Gradients,
+    device: torch.device,
+    severity: int,
+    layouts: Sequence[Layout | None],
+) -> OnnxPart:
     lowered = lower_graph(functional)
     differentiable = [False] * len(lowered.model.graph.outputs)
     for (kind, index), flag in zip(lowered.outputs, gradients.outputs, strict=True):
@@ -225,7 +233,7 @@ def _whole(functional: fx.GraphModule, gradients: Gradients, device: torch.devic
     links = {
         index: [inputs[place] for place in places if place in inputs] for index, places in linked.items()
     }
-    return OnnxPart(lowered, differentiable, device, links, severity)
+    return OnnxPart(lowered, differentiable, device, links, severity, layouts)
 
 
 def _common_device(graph_module: fx.GraphModule) -> torch.device:

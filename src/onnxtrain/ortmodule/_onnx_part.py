@@ -13,6 +13,7 @@ from torch import fx
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException, ORTModuleONNXModelException
+from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._program import Program, TrainingStep
@@ -42,6 +43,7 @@ class OnnxPart:
         device: of the tensors.
         links: see `Program`.
         severity: the least severity of what ONNX Runtime prints.
+        layouts: per output of the graph, how it lies in memory in eager PyTorch; None where it is contiguous.
 
     Attributes:
         inputs: indices of the arguments that are tensors in the ONNX graph.
@@ -56,11 +58,17 @@ class OnnxPart:
         device: torch.device,
         links: Mapping[int, Iterable[int]],
         severity: int,
+        layouts: Sequence[Layout | None],
     ) -> None:
         self._lowered = lowered
         self._needs: tuple[bool, ...] | None = None
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
-        self.program = Program(lowered.model, differentiable, device, links, severity)
+        by_result = {
+            index: (*order, len(order)) if kind == "complex" else order
+            for (kind, index), order in zip(lowered.outputs, layouts, strict=True)
+            if order is not None and kind in ("tensor", "complex")
+        }
+        self.program = Program(lowered.model, differentiable, device, links, severity, by_result)
         self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
         self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]

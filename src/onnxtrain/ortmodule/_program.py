@@ -18,6 +18,7 @@ from onnxtrain.errors import OnnxTrainError
 from onnxtrain.fusion import ConvolutionalPass
 from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
+from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
 from onnxtrain.passes import (
@@ -89,6 +90,7 @@ class Program:
         links: per output, indices of inputs whose gradient is zero, and not nothing, where nothing comes through;
             what the graph itself shows need not be said.
         severity: the least severity of what ONNX Runtime prints.
+        layouts: how some outputs lie in memory; the others are contiguous.
 
     Attributes:
         seeds: indices of the outputs that take a cotangent.
@@ -104,6 +106,7 @@ class Program:
         device: torch.device,
         links: Mapping[int, Iterable[int]] | None = None,
         severity: int = LogLevel.WARNING.onnxruntime_severity,
+        layouts: Mapping[int, Layout] | None = None,
     ) -> None:
         self.model = model
         self._links = {
@@ -115,6 +118,7 @@ class Program:
         self.constants = tuple(index for index, flag in enumerate(self.differentiable) if not flag)
         self.device = device
         self.severity = severity
+        self._layouts = layouts
         self.differentiable_again: dict[Any, list[bool] | None] = {}
         self.training_step = cache(self._training_step)
         # Each choice of outputs has a session of its own: a zero cotangent would be NaN behind the square root of 0.
@@ -125,7 +129,7 @@ class Program:
     @cached_property
     def inference(self) -> Session:
         """The forward graph alone."""
-        return self._session(self.model.clone())
+        return self._session(self.model.clone(), self._layouts)
 
     def _joint(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
@@ -177,7 +181,7 @@ class Program:
         places = list(enumerate(indices, start=len(saved) - len(residuals)))
         own = [place for place, index in places if index >= len(outputs)]
         return TrainingStep(
-            forward=self._session(_cut(joint, inputs, results)),
+            forward=self._session(_cut(joint, inputs, results), self._layouts),
             backward=Backward(
                 self._session(_cut(joint, [*saved, *cotangents], present)),
                 tuple(range(len(saved))),
@@ -230,10 +234,10 @@ class Program:
         program = Program(model, [True] * len(present), self.device, severity=self.severity)
         return program, _slots(needs, gradients)
 
-    def _session(self, model: ir.Model) -> Session:
+    def _session(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> Session:
         if self.device.type == "cpu":
             ConvolutionalPass()(model)
-        return Session(model, self.device, self.severity)
+        return Session(model, self.device, self.severity, layouts)
 
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]

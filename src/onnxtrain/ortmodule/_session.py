@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from onnxruntime.capi import _pybind_state as binding
 
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
+from onnxtrain.ortmodule._layout import Layout, lay_out, restride
 from onnxtrain.passes import PositiveAxesPass, has_narrow_floats, infer_shapes, widen_narrow_floats
 from onnxtrain.runtime.kernels import register_kernels
 
@@ -50,12 +51,22 @@ class Session:
         model: the model; initializers are constants, parameters are inputs.
         device: where inputs are and outputs will be.
         severity: the least severity of what ONNX Runtime prints.
+        layouts: how some outputs lie in memory; the others are contiguous.
 
     Attributes:
         nodes: number of nodes of the model.
     """
 
-    def __init__(self, model: ir.Model, device: torch.device, severity: int) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        device: torch.device,
+        severity: int,
+        layouts: Mapping[int, Layout] | None = None,
+    ) -> None:
+        self._layouts = layouts or {}
+        if layouts:
+            lay_out(model, layouts)
         self.nodes = model.graph.num_nodes()
         self._outputs = [value.name for value in model.graph.outputs]
         if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result
@@ -125,6 +136,8 @@ class Session:
         outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
+        for index, order in self._layouts.items():
+            restride(outputs[index], order)
         return outputs
 
 

@@ -13,6 +13,7 @@ from onnxtrain.functions import (
     log_softmax_gradient,
     mish_gradient,
     relu_gradient,
+    relu_gradient_of_finite,
     sigmoid_gradient,
     softmax_gradient,
     tanh_gradient,
@@ -24,7 +25,12 @@ def _positive(op: Emitter, x: ir.Value | None) -> ir.Value:
 
 
 # At the kinks as torch does: relu'(0) = 0, and LeakyRelu, PRelu, Elu, Selu and Celu take the left slope at 0.
-defvjp("Relu", X=lambda op, n, ct: op.call(relu_gradient, n.out.Y, ct))
+defvjp(
+    "Relu",
+    X=lambda op, n, ct: op.call(
+        relu_gradient_of_finite if n.is_mixed(n.out.Y) else relu_gradient, n.out.Y, ct
+    ),
+)
 defvjp("LeakyRelu", X=lambda op, n, ct: op.Where(_positive(op, n.X), ct, op.Mul(ct, n.attr("alpha"))))
 defvjp(
     "PRelu",

@@ -120,6 +120,11 @@ def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
     return bound is not None and (known is None or not np.isinf(known.astype(np.float64)).any())
 
 
+def _masked(op: Emitter, n: NodeView, ct: ir.Value, mask: ir.Value) -> ir.Value:
+    """The cotangent where the mask is true, else 0; as a product where infinite ones come from overflow only."""
+    return op.Mul(ct, op.Cast(mask, to=ct.dtype)) if n.is_mixed(n.outputs[0]) else op.Where(mask, ct, 0.0)
+
+
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
@@ -131,7 +136,7 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     result: dict[str, ir.Value | None] = {}
     if n.needs("input"):
         result["input"] = (
-            op.Where(op.And(*inside) if len(inside) == 2 else inside[0], ct, 0.0) if inside else ct
+            _masked(op, n, ct, op.And(*inside) if len(inside) == 2 else inside[0]) if inside else ct
         )
     for name, bound in (("min", n.min), ("max", n.max)):
         if not n.needs(name) or bound is None:

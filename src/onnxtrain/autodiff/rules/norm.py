@@ -254,7 +254,8 @@ def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         scale = op.Where(op.Less(ratio, 1.0), op.Reciprocal(op.Sub(1.0, ratio)), 0.0)
     if training is None:
         scale = op.Where(n.training_mode, scale, op.const(1.0, like=ct))
-    return op.Where(n.out.mask, op.Mul(ct, scale), 0.0)
+    # A product, as in torch: several times as fast as Where.
+    return op.Mul(op.Mul(ct, scale), op.Cast(n.out.mask, to=ct.dtype))
 
 
 def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:

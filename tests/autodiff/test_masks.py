@@ -1,0 +1,95 @@
+"""Masked cotangents: zero where the mask is, also of an infinite one; written as a product where none can come."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import helper
+from torch.nn import functional
+
+from models import make_model
+from onnxtrain.autodiff import differentiate
+
+X = np.array([[-1.0, 0.0, 4.0], [9.0, -2.0, 1.0]], np.float32)
+W = np.array([[1.0, -2.0], [0.5, 3.0], [-1.0, 2.0]], np.float32)
+SIX = {"low": np.float32(0), "high": np.float32(6)}
+
+
+def relu() -> onnx.NodeProto:
+    return helper.make_node("Relu", ["x"], ["h"])
+
+
+def clip() -> onnx.NodeProto:
+    return helper.make_node("Clip", ["x", "low", "high"], ["h"])
+
+
+def gradient_model(nodes: list[onnx.NodeProto], **constants: np.ndarray) -> onnx.ModelProto:
+    """The gradient with respect to x of the sum of the last node's result."""
+    last = helper.make_node("ReduceSum", [nodes[-1].output[0]], ["y"], keepdims=0)
+    model = make_model([*nodes, last], {"x": list(X.shape)}, {"y": []}, constants)
+    return differentiate(model, of="y", wrt=["x"])
+
+
+def gradient(model: onnx.ModelProto) -> np.ndarray:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(["x_grad"], {"x": X})[0]
+
+
+def all_ops(model: onnx.ModelProto) -> set[str]:
+    return {n.op_type for part in (model.graph, *model.functions) for n in part.node}
+
+
+def masks(model: onnx.ModelProto) -> set[str]:
+    return all_ops(model) & {"Where"}
+
+
+@pytest.mark.parametrize(("first", "twin"), [(relu(), functional.relu), (clip(), lambda x: x.clamp(0, 6))])
+@pytest.mark.parametrize(
+    ("between", "constants"),
+    [([], {}), ([("Add", ["one"])], {"one": np.float32(0)}), ([("Transpose", [])], {})],
+)
+def test_infinite_cotangents_are_masked(first, twin, between, constants) -> None:
+    """The root has an infinite slope at zero, which is where a Relu's own is zero."""
+    nodes, last = [first], "h"
+    for index, (op_type, more) in enumerate(between):
+        nodes.append(helper.make_node(op_type, [last, *more], [f"b{index}"]))
+        last = f"b{index}"
+    nodes.append(helper.make_node("Sqrt", [last], ["root"]))
+    model = gradient_model(nodes, **SIX, **constants)
+    x = torch.tensor(X, dtype=torch.float64, requires_grad=True)
+    twin(x).sqrt().sum().backward()
+    expected = x.grad.numpy()
+    if first.op_type == "Relu":
+        assert np.isfinite(expected).all()
+    np.testing.assert_allclose(gradient(model), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("first", "twin"), [(relu(), functional.relu), (clip(), lambda x: x.clamp(0, 6))])
+def test_before_a_product_the_mask_is_a_factor(first, twin) -> None:
+    model = gradient_model([first, helper.make_node("MatMul", ["h", "w"], ["p"])], w=W, **SIX)
+    assert not masks(model)
+    x = torch.tensor(X, dtype=torch.float64, requires_grad=True)
+    (twin(x) @ torch.tensor(W, dtype=torch.float64)).sum().backward()
+    np.testing.assert_allclose(gradient(model), x.grad.numpy(), rtol=1e-6)
+
+
+def test_a_second_reader_is_looked_at_too() -> None:
+    nodes = [
+        relu(),
+        helper.make_node("MatMul", ["h", "w"], ["p"]),
+        helper.make_node("Sqrt", ["h"], ["root"]),
+        helper.make_node("ReduceSum", ["root"], ["r"], keepdims=0),
+        helper.make_node("Add", ["p", "r"], ["sum"]),
+    ]
+    assert masks(gradient_model(nodes, w=W))
+    assert np.isfinite(gradient(gradient_model(nodes, w=W))).all()
+
+
+def test_what_is_differentiated_itself_may_get_anything() -> None:
+    """A cotangent of the Relu's own result is given from outside."""
+    nodes = [relu(), helper.make_node("ReduceSum", ["h"], ["y"], keepdims=0)]
+    model = make_model(nodes, {"x": list(X.shape)}, {"y": []}, {})
+    assert masks(differentiate(model, of="y", wrt=["x"]))

@@ -10,7 +10,7 @@ The last one is what Dynamo and autograd take themselves, so that of a call of O
 is its own. One case has so few numbers that hardly anything else is left. Peak memory is that of the processes.
 
 Usage: python benchmarks/ortmodule_call.py [NET ...] [--threads 2] [--rounds 8] [--seconds 0.4]
-Writes benchmarks/results/ortmodule_call.json.
+Writes benchmarks/results/ortmodule_call.json; nets that were measured before on the same machine stay in it.
 """
 
 from __future__ import annotations
@@ -98,9 +98,11 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = Settings(arguments.threads, arguments.files, {"": Path(sys.executable)})
     results = {net: measure(net, settings, arguments.rounds, arguments.seconds) for net in arguments.nets}
-    arguments.results.parent.mkdir(exist_ok=True)
     about = about_machine() | {"threads": arguments.threads}
-    arguments.results.write_text(json.dumps({"machine": about, "nets": results}, indent=1) + "\n")
+    arguments.results.parent.mkdir(exist_ok=True)
+    earlier = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
+    nets = earlier["nets"] if earlier.get("machine") == about else {}
+    arguments.results.write_text(json.dumps({"machine": about, "nets": nets | results}, indent=1) + "\n")
     print(table(results))
 
 

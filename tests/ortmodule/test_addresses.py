@@ -95,3 +95,23 @@ def test_transposed_and_expanded_cotangents() -> None:
             torch.autograd.grad(module(x), list(module.parameters()), given) for module in (model, eager)
         ]
         torch.testing.assert_close(*found)
+
+
+class _Passing(torch.nn.Module):
+    """Returns random numbers as they were drawn, which are an input of the ONNX graph."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, torch.rand(3)
+
+
+def test_an_input_that_is_a_result_stays_in_memory() -> None:
+    model, eager = ORTModule(_Passing()), _Passing()
+    found = []
+    for module in (model, eager):
+        torch.manual_seed(0)
+        drawn = []
+        for _ in range(8):
+            drawn.append(module(torch.randn(4))[1])
+            torch.rand(3)  # takes the memory of what is gone
+        found.append(torch.stack(drawn))
+    torch.testing.assert_close(*found)

@@ -107,7 +107,8 @@ class Session:
         self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)
-        self._inputs_known = [_KnownInput(value, native) for value in model.graph.inputs]
+        plain = not any(_may_pass_on(node) for node in model.graph)
+        self._inputs_known = [_KnownInput(value, native, plain) for value in model.graph.inputs]
 
     def run(self, tensors: Sequence[torch.Tensor], *, trusted: bool = True) -> list[torch.Tensor]:
         """Returns the outputs for these inputs, in the order of the graph.
@@ -175,6 +176,16 @@ def _missing_kernel(model: ir.Model, message: str) -> str:
     return f"ONNX Runtime has no kernel of {op_type} for {', '.join(dtypes)}{where}"
 
 
+def _may_pass_on(node: ir.Node) -> bool:
+    """Whether a node may have a value for its result that it was given, and not a copy: no operator on tensors does."""
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(attribute.type in graphs for attribute in node.attributes.values()) or any(
+        value.type is not None and not isinstance(value.type, ir.TensorType)
+        for value in (*node.inputs, *node.outputs)
+        if value is not None
+    )
+
+
 _ELEMENTS = {
     torch.bool: np.bool_,
     torch.uint8: np.uint8,
@@ -195,7 +206,8 @@ class _KnownInput:
     """An input of a session, and what ONNX Runtime has been told of its memory.
 
     Parameters lie where they were in the call before, and results of a session where earlier ones have been. To
-    describe a tensor to ONNX Runtime takes longer than to see that it need not be. A description holds no memory.
+    describe a tensor to ONNX Runtime takes longer than to see that it need not be. A description holds no memory, which
+    is why an input that ONNX Runtime may give back as a result is none that is known.
 
     Attributes:
         at: descriptions of tensors by their address.
@@ -203,10 +215,10 @@ class _KnownInput:
 
     __slots__ = ("_device", "_shape", "at")
 
-    def __init__(self, declared: ir.Value, device: Any) -> None:
+    def __init__(self, declared: ir.Value, device: Any, plain: bool) -> None:
         shape = declared.shape
-        fixed = shape is not None and all(isinstance(size, int) for size in shape)
-        self._shape = tuple(shape) if fixed and shape is not None else None
+        fixed = plain and shape is not None and all(isinstance(size, int) for size in shape)
+        self._shape = tuple(shape) if fixed and shape is not None and not declared.is_graph_output() else None
         self._device = device
         self.at: dict[int, Any] = {}
 

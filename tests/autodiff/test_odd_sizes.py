@@ -221,6 +221,39 @@ def test_pooling_with_ceil_mode_and_dilations_at_sizes_not_declared(sizes: tuple
     _check(_parse(text), {"x": x}, ["x"], lambda x: fn.max_pool2d(x, 2, 2, 1, (2, 1), ceil_mode=True).sin())
 
 
+@pytest.mark.parametrize("opset", [19, 21])
+@pytest.mark.parametrize("steps", ["t", "u"])
+def test_steps_of_a_slice_without_a_declared_shape_are_not_taken_for_one(steps: str, opset: int) -> None:
+    """Shape inference of onnx (1.23) does: [3, 3] here, of which there are [2, 3]."""
+    text = (
+        "g (float[4,3] x, int64[a] t, float[b] w) => (float loss) <int64[2] s = {0, 0}, int64[2] e = {3, 3}> "
+        f"{{ u = Abs(t) y = Slice(x, s, e, , {steps}) p = Mul(y, w) loss = ReduceSum<keepdims=0>(p) }}"
+    )
+    model = _parse(text, opset)
+    for value in model.graph.input[1:]:
+        value.type.tensor_type.ClearField("shape")
+    feeds = {"x": _random(4, 3), "t": np.array([2, 1]), "w": _random(2, 3)}
+    (got,) = _session(differentiate(model, "loss", ["x"])).run(["x_grad"], feeds)
+    expected = np.zeros((4, 3))
+    expected[0:3:2] = feeds["w"]
+    np.testing.assert_allclose(got, expected)
+
+
+def test_sizes_of_a_resize_without_a_declared_shape_are_not_taken_for_none() -> None:
+    model = _parse(
+        "g (float[1,2,3] x, int64[a] z) => (float loss) { p = Resize<mode='linear'>(x, , , z) "
+        "s = Sin(p) loss = ReduceSum<keepdims=0>(s) }"
+    )
+    model.graph.input[1].type.tensor_type.ClearField("shape")
+    gradient = differentiate(model, "loss", ["x"])
+    onnx.shape_inference.infer_shapes(gradient, check_type=True, strict_mode=True, data_prop=True)
+    x = torch.tensor(_random(1, 2, 3), requires_grad=True)
+    fn.interpolate(x, size=5, mode="linear").sin().sum().backward()
+    feeds = {"x": x.detach().numpy(), "z": np.array([1, 2, 5])}
+    (got,) = _session(gradient).run(["x_grad"], feeds)
+    np.testing.assert_allclose(got, x.grad, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("sizes", [(5, 3), (2, 2), (1, 4)])
 def test_resize_and_lrn_at_sizes_not_declared(sizes: tuple[int, int]) -> None:
     text = (

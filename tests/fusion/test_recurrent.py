@@ -18,7 +18,11 @@ from onnxtrain.passes import to_proto
 from onnxtrain.runtime.kernels import register_kernels
 from tolerances import NORM_RELATIVE, norm_relative_error
 
-PLAIN = [case for case in CASES if case.op in ("LSTM",) and "lens" not in case.id]
+PLAIN = [
+    case
+    for case in CASES
+    if (case.op == "LSTM" or case.attrs.get("linear_before_reset")) and "lens" not in case.id
+]
 FLOAT = np.dtype(np.float32)
 
 
@@ -101,6 +105,14 @@ def test_other_layers_are_left_alone(attributes: str) -> None:
         net (float[4,3,2] x, float[1,20,2] w, float[1,20,5] r) => (y) {{ y = LSTM<{attributes}>(x, w, r) }}"""
     )
     assert ops(rewritten(model, RecurrentPass())) == {"LSTM": 1}
+
+
+def test_gru_that_resets_first_is_left_alone() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        net (float[4,3,2] x, float[1,15,2] w, float[1,15,5] r) => (y) { y = GRU<hidden_size=5>(x, w, r) }"""
+    )
+    assert ops(rewritten(model, RecurrentPass())) == {"GRU": 1}
 
 
 @pytest.mark.parametrize("types", ["double", "float16"])

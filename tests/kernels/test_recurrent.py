@@ -74,6 +74,27 @@ def test_lstm_gradient(direction: str, sizes: Sequence[int]) -> None:
 
 @each_direction
 @each_size
+def test_gru(direction: str, sizes: Sequence[int]) -> None:
+    time, batch, width, hidden = sizes
+    x, b, h = draw(0, (time, batch, width), (1, 6 * hidden), (1, batch, hidden))
+    w, r = draw(1, (1, 3 * hidden, width), (1, 3 * hidden, hidden), scale=hidden**-0.5)
+    compare(f"GRU{direction}", {"x": x, "w": w, "r": r, "b": b, "initial_h": h}, hidden_size=hidden)
+
+
+@each_direction
+@each_size
+def test_gru_gradient(direction: str, sizes: Sequence[int]) -> None:
+    time, batch, _, hidden = sizes
+    state, steps = (1, batch, hidden), (time, 1, batch, hidden)
+    ct_y, ct_h, inner, y, h0 = draw(0, steps, state, (time, batch, hidden), steps, state)
+    (r,) = draw(1, (1, 3 * hidden, hidden), scale=hidden**-0.5)
+    gates = np.tanh(draw(2, (time, batch, 3 * hidden))[0])
+    inputs = {"ct_y": ct_y, "ct_h": ct_h, "gates": gates, "inner": inner, "y": y, "initial_h": h0, "r": r}
+    compare(f"GRU{direction}Gradient", inputs)
+
+
+@each_direction
+@each_size
 def test_weight_gradient(direction: str, sizes: Sequence[int]) -> None:
     time, batch, width, hidden = sizes
     gates = (time, batch, 3 * hidden)

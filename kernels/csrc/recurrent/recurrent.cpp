@@ -1,6 +1,7 @@
 // Recurrent layers over the whole sequence, forward and backward.
 #include "core/op.h"
 #include "families.h"
+#include "recurrent/gru.h"
 #include "recurrent/lstm.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
@@ -79,6 +80,54 @@ struct LstmGradient {
 };
 
 template <bool reverse>
+struct Gru {
+  static constexpr const char* name = reverse ? "GRUReverse_float" : "GRU_float";
+  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float, Type::Float, Type::Float};
+  static constexpr Type outputs[] = {Type::Float, Type::Float, Type::Float, Type::Float};
+
+  void compute(Context& context) const {
+    const auto x = context.input<float>(0), w = context.input<float>(1), r = context.input<float>(2);
+    const auto b = context.input<float>(3), h0 = context.input<float>(4);
+    require(x.shape.size() == 3 && r.shape.size() == 3, "x and r must have three axes");
+    const Sequence s{size_t(x.shape[0]), size_t(x.shape[1]), size_t(x.shape[2]), size_t(r.shape[2]), reverse};
+    const size_t H = s.hidden;
+    require(is(w.shape, {1, 3 * H, s.input}) && is(r.shape, {1, 3 * H, H}) && is(b.shape, {1, 6 * H}),
+            "w, r and b must be [1, 3 hidden, input], [1, 3 hidden, hidden] and [1, 6 hidden]");
+    require(is(h0.shape, {1, s.batch, H}), "the initial state must be [1, batch, hidden]");
+    Outputs output(context);
+    float *y = output(0, {s.time, 1, s.batch, H}), *last_h = output(1, {1, s.batch, H});
+    float *gates = output(2, {s.time, s.batch, 3 * H}), *inner = output(3, {s.time, s.batch, H});
+    gru_forward(context.threads(), s, {x.data, w.data, r.data, b.data, h0.data}, y, last_h, gates, inner);
+  }
+};
+
+template <bool reverse>
+struct GruGradient {
+  static constexpr const char* name = reverse ? "GRUReverseGradient_float" : "GRUGradient_float";
+  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float, Type::Float,
+                                    Type::Float, Type::Float, Type::Float};
+  static constexpr Type outputs[] = {Type::Float, Type::Float, Type::Float};
+
+  void compute(Context& context) const {
+    const auto ct_y = context.input<float>(0), ct_h = context.input<float>(1), gates = context.input<float>(2);
+    const auto inner = context.input<float>(3), y = context.input<float>(4);
+    const auto h0 = context.input<float>(5), r = context.input<float>(6);
+    require(inner.shape.size() == 3, "inner must have three axes");
+    const Sequence s{size_t(inner.shape[0]), size_t(inner.shape[1]), 0, size_t(inner.shape[2]), reverse};
+    const size_t H = s.hidden;
+    require(is(gates.shape, {s.time, s.batch, 3 * H}) && is(r.shape, {1, 3 * H, H}),
+            "gates and r must be [time, batch, 3 hidden] and [1, 3 hidden, hidden]");
+    require(is(ct_y.shape, {s.time, 1, s.batch, H}) && y.shape == ct_y.shape, "y and ct_y must be [time, 1, batch, hidden]");
+    require(is(ct_h.shape, {1, s.batch, H}) && h0.shape == ct_h.shape, "states must be [1, batch, hidden]");
+    Outputs output(context);
+    float *ct_input = output(0, {s.time, s.batch, 3 * H}), *ct_hidden = output(1, {s.time, s.batch, 3 * H});
+    float* ct_h0 = output(2, {1, s.batch, H});
+    gru_backward(context.threads(), s, ct_y.data, ct_h.data, gates.data, inner.data, y.data, h0.data, r.data, ct_input,
+                 ct_hidden, ct_h0);
+  }
+};
+
+template <bool reverse>
 struct WeightGradient {
   static constexpr const char* name = reverse ? "RecurrentWeightReverseGradient_float" : "RecurrentWeightGradient_float";
   static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float, Type::Float, Type::Float};
@@ -108,6 +157,10 @@ void add_recurrent(Domain& domain) {
   domain.add<Lstm<true>>();
   domain.add<LstmGradient<false>>();
   domain.add<LstmGradient<true>>();
+  domain.add<Gru<false>>();
+  domain.add<Gru<true>>();
+  domain.add<GruGradient<false>>();
+  domain.add<GruGradient<true>>();
   domain.add<WeightGradient<false>>();
   domain.add<WeightGradient<true>>();
 }

@@ -47,6 +47,10 @@ from .optimizer import (
 )
 from .recurrent import (
     LAYERS,
+    gru,
+    gru_gradient,
+    gru_reverse,
+    gru_reverse_gradient,
     lstm,
     lstm_gradient,
     lstm_reverse,
@@ -85,6 +89,10 @@ __all__ = [
     "gelu_gradient",
     "gelu_tanh_gradient",
     "group_normalization_gradient",
+    "gru",
+    "gru_gradient",
+    "gru_reverse",
+    "gru_reverse_gradient",
     "instance_standardization",
     "inverse",
     "inverse_rms_normalization",

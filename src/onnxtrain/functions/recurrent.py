@@ -19,6 +19,10 @@ from ._composite import CompositeOp, composite
 
 __all__ = [
     "LAYERS",
+    "gru",
+    "gru_gradient",
+    "gru_reverse",
+    "gru_reverse_gradient",
     "lstm",
     "lstm_gradient",
     "lstm_reverse",
@@ -33,6 +37,8 @@ Step = Callable[[Emitter, Values, Values], tuple[Values, ir.Value]]
 
 _LSTM_INPUTS = ["x", "w", "r", "b", "initial_h", "initial_c"]
 _LSTM_GRADIENT_INPUTS = ["ct_y", "ct_h", "ct_c", "gates", "cells", "initial_c", "r"]
+_GRU_INPUTS = ["x", "w", "r", "b", "initial_h"]
+_GRU_GRADIENT_INPUTS = ["ct_y", "ct_h", "gates", "inner", "y", "initial_h", "r"]
 _WEIGHT_INPUTS = ["ct_input", "ct_hidden", "x", "y", "initial_h"]
 _HIDDEN = {"hidden_size": ir.AttributeType.INT}
 
@@ -84,6 +90,50 @@ def _lstm_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value
     return ct_gates, op.Unsqueeze(ct_h0, [0]), op.Unsqueeze(ct_c0, [0])
 
 
+def _gru(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
+    """ONNX's GRU, whose output is all hidden states: of these the gates of all steps are computed again, at once."""
+    x, w, r, b, initial_h = inputs
+    y, y_h = op.GRU(
+        *(x, w, r, b, None, initial_h),
+        hidden_size=hidden_size,
+        direction="reverse" if reverse else "forward",
+        linear_before_reset=1,
+        _outputs=2,
+    )
+    wb, rb = op.Split(op.Squeeze(b, [0]), num_outputs=2, _outputs=2)
+    before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
+    sizes = op.Mul(op.ints(hidden_size), [2, 1])
+    own, new = op.Split(op.Add(_times(op, x, w), wb), sizes, axis=-1, _outputs=2)
+    other, inner = op.Split(op.Add(_times(op, before, r), rb), sizes, axis=-1, _outputs=2)
+    logistic = op.Sigmoid(op.Add(own, other))
+    _, reset = _split(op, logistic, 2)
+    new = op.Tanh(op.Add(new, op.Mul(reset, inner)))
+    return y, y_h, op.Concat(logistic, new, axis=-1), inner
+
+
+def _gru_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value, ...]:
+    ct_y, ct_h, gates, inner, y, initial_h, r = inputs
+    before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
+    z, reset, h = _split(op, gates, 3)
+    to_z = op.Mul(op.Sub(before, h), _slope(op, z))
+    to_h = op.Mul(op.Sub(1.0, z), op.Sub(1.0, op.Mul(h, h)))
+    to_r = op.Mul(to_h, op.Mul(inner, _slope(op, reset)))
+    to_hidden = op.Concat(to_z, to_r, op.Mul(to_h, reset), axis=-1)
+    weight = op.Squeeze(r, [0])
+
+    def step(body: Emitter, states: Values, values: Values) -> tuple[Values, ir.Value]:
+        (ct,), (ct_y, to_hidden, z) = states, values
+        ct = body.Add(ct, ct_y)
+        through = body.MatMul(body.Mul(body.Concat(ct, ct, ct, axis=-1), to_hidden), weight)
+        return [body.Add(body.Mul(ct, z), through)], ct
+
+    values = [op.Squeeze(ct_y, [1]), to_hidden, z]
+    (ct_h0,), ct = _scan(op, [op.Squeeze(ct_h, [0])], values, step, not reverse)
+    cts = op.Concat(ct, ct, ct, axis=-1)
+    ct_input = op.Mul(cts, op.Concat(to_z, to_r, to_h, axis=-1))
+    return ct_input, op.Mul(cts, to_hidden), op.Unsqueeze(ct_h0, [0])
+
+
 def _weight_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value, ...]:
     ct_input, ct_hidden, x, y, initial_h = inputs
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
@@ -126,6 +176,34 @@ def lstm_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
 def lstm_reverse_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
     """LSTMReverse: the same."""
     return _lstm_gradient(op, inputs, reverse=True)
+
+
+@composite("GRU", _GRU_INPUTS, _HIDDEN, outputs=4)
+def gru(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
+    """ONNX's GRU with linear_before_reset=1 and its default activations; then gates and inner.
+
+    gates: z, r and h, `[time, batch, 3 * hidden]`, after their activations; inner: `[time, batch, hidden]`, what r is
+    multiplied with.
+    """
+    return _gru(op, inputs, hidden_size, reverse=False)
+
+
+@composite("GRUReverse", _GRU_INPUTS, _HIDDEN, outputs=4)
+def gru_reverse(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
+    """GRU from the last step to the first."""
+    return _gru(op, inputs, hidden_size, reverse=True)
+
+
+@composite("GRUGradient", _GRU_GRADIENT_INPUTS, outputs=3)
+def gru_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
+    """GRU: cotangents of the two parts of its gates, `[time, batch, 3 * hidden]`, and of the initial state."""
+    return _gru_gradient(op, inputs, reverse=False)
+
+
+@composite("GRUReverseGradient", _GRU_GRADIENT_INPUTS, outputs=3)
+def gru_reverse_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
+    """GRUReverse: the same."""
+    return _gru_gradient(op, inputs, reverse=True)
 
 
 @composite("RecurrentWeightGradient", _WEIGHT_INPUTS, outputs=3)
@@ -191,5 +269,7 @@ def _slope(op: Emitter, y: ir.Value) -> ir.Value:
 LAYERS: dict[tuple[str, bool], tuple[CompositeOp, CompositeOp, CompositeOp]] = {
     ("LSTM", False): (lstm, lstm_gradient, recurrent_weight_gradient),
     ("LSTM", True): (lstm_reverse, lstm_reverse_gradient, recurrent_weight_reverse_gradient),
+    ("GRU", False): (gru, gru_gradient, recurrent_weight_gradient),
+    ("GRU", True): (gru_reverse, gru_reverse_gradient, recurrent_weight_reverse_gradient),
 }
 """By ONNX's op and whether it runs backwards: the layer, its gradient, and that of its weights."""

@@ -10,14 +10,15 @@ from onnxtrain.passes import stand_in
 
 __all__ = ["RecurrentPass"]
 
-_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"]}
+_ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 
 
 class RecurrentPass(ir.passes.InPlacePass):
-    """Rewrite LSTMs in the plain form, in float32, as composite ops that keep what the gradient needs.
+    """Rewrite LSTMs and GRUs in the plain form, in float32, as composite ops that keep what the gradient needs.
 
-    Other activations, peepholes, clipping, layout=1 and lengths of rows are left as they are.
+    Other activations, peepholes, clipping, layout=1, lengths of rows, and GRUs with linear_before_reset=0 are left as
+    they are.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -39,7 +40,7 @@ def _is_plain(node: ir.Node) -> bool:
         return False
     given = [name.lower() for name in node.attributes.get_strings("activations", _ACTIVATIONS[node.op_type])]
     plain = _ACTIVATIONS[node.op_type]
-    return (
+    return bool(
         given == plain * (len(given) // len(plain))
         and x.shape is not None
         and _hidden_size(node) is not None
@@ -48,6 +49,7 @@ def _is_plain(node: ir.Node) -> bool:
         and "clip" not in node.attributes
         and not node.attributes.get_int("layout", 0)
         and not node.attributes.get_int("input_forget", 0)
+        and (node.op_type != "GRU" or node.attributes.get_int("linear_before_reset", 0))
     )
 
 
@@ -77,6 +79,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> None:
 def _calls(op: Emitter, node: ir.Node) -> list[ir.Value]:
     """Writes the calls, one for each direction; returns the outputs of the node."""
     x, w, r, b, _, *states, _ = _inputs(node)
+    lstm = node.op_type == "LSTM"
     hidden = _hidden_size(node)
     directions = _DIRECTIONS[node.attributes.get_string("direction", "forward")]
     count = len(directions)
@@ -88,15 +91,15 @@ def _calls(op: Emitter, node: ir.Node) -> list[ir.Value]:
     zeros = op.Expand(op.const(0, like=x), op.Concat([count], op.dim(x, 1), [hidden], axis=0))
     if b is None:
         b = op.Expand(op.const(0, like=x), op.Concat([count], op.Mul(op.dim(w, 1), [2]), axis=0))
-    operands = [w, r, b, *(state or zeros for state in states)]
+    operands = [w, r, b, *(state or zeros for state in states[: 1 + lstm])]
     parts = [[v] if count == 1 else list(op.Split(v, num_outputs=2, axis=0, _outputs=2)) for v in operands]
     results = []
     for index, reverse in enumerate(directions):
         layer, _, _ = LAYERS[node.op_type, reverse]
-        own = op.call(layer, x, *(part[index] for part in parts), hidden_size=hidden, _outputs=5)
-        state = ir.Shape([1, batch, hidden])
-        shapes = [ir.Shape([time, 1, batch, hidden]), state, state, ir.Shape([time, batch, 4 * hidden])]
-        for value, shape in zip(own, [*shapes, ir.Shape([time, batch, hidden])], strict=True):
+        own = op.call(layer, x, *(part[index] for part in parts), hidden_size=hidden, _outputs=4 + lstm)
+        states_ = [ir.Shape([1, batch, hidden])] * (1 + lstm)
+        saved = [ir.Shape([time, batch, (3 + lstm) * hidden]), ir.Shape([time, batch, hidden])]
+        for value, shape in zip(own, [ir.Shape([time, 1, batch, hidden]), *states_, *saved], strict=True):
             value.shape = shape
         results.append(own)
     if count == 1:

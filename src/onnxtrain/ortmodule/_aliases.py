@@ -224,6 +224,7 @@ class Overlaps:
 
     Attributes:
         noticed: indices of the inputs that the graph writes to in a way that autograd sees: not through `.data`.
+        looked_for: whether any two could overlap.
 
     Raises:
         NotImplementedError: they do when it is captured, or an input that is written to shares memory with itself.
@@ -242,11 +243,10 @@ class Overlaps:
             raise NotImplementedError("it writes to an input of which several elements are one in memory")
         if len(self._tensors) < 2 or not self._arguments:
             self._written = []
+        self.looked_for = bool(self._written)
 
     def found(self, args: Sequence[Any]) -> bool:
         """Whether these arguments of the graph overlap where they may not."""
-        if not self._written:
-            return False
         ranges = [(place, *_range(args[place])) for place in self._arguments]
         for place in self._written:
             address = args[place].data_ptr()

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from onnxtrain.ortmodule._calling import without_capture
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
-from onnxtrain.ortmodule._program import Program
+from onnxtrain.ortmodule._program import Program, TrainingStep
 from onnxtrain.ortmodule._replay import Replay
 from onnxtrain.ortmodule._session import is_of_onnxruntime
 
 __all__ = ["call"]
 
+_grad_enabled = torch.is_grad_enabled
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+_transforms_active = torch._C._are_functorch_transforms_active
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
+_unwrap = torch._C._functorch.unwrap_if_dead
+
+_Call = tuple[Program, Replay, tuple[bool, ...], TrainingStep]
+_Kept = tuple[Sequence[torch.Tensor], Sequence[int], Sequence[tuple[int, torch.Tensor, int]]]
+"""What second derivatives compute the outputs again from: the inputs, versions of those that are read, and of results
+that are (index, a tensor with its memory, version).
+
+It is an attribute of a saved tensor, as PyTorch frees what is saved after backward. The inputs themselves are not
+saved: one that the gradients do not depend on may change.
+"""
 
 
 def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple[torch.Tensor, ...]:
@@ -25,111 +40,107 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
         tensors: its inputs.
         replay: the same in PyTorch, for derivatives that ONNX Runtime does not give.
     """
-    needs = tuple([t.requires_grad for t in tensors]) if torch.is_grad_enabled() else ()
-    if any(needs) and any(program.differentiable):
-        step = program.training_step(needs)
-        if 0 < len(step.unreached) < sum(needs):  # else their hooks would be called, with None
-            tensors = list(tensors)
-            for index in step.unreached:
-                tensors[index] = tensors[index].detach()
-        return _Step.apply(program, replay, needs, *tensors)  # type: ignore[no-any-return, no-untyped-call]
+    if _grad_enabled() and program.seeds:
+        needs = tuple([t.requires_grad for t in tensors])
+        if True in needs:
+            step = program.training_step(needs)
+            if step.unreached:  # else their hooks would be called, with None
+                tensors = list(tensors)
+                for index in step.unreached:
+                    tensors[index] = tensors[index].detach()
+            apply: Callable[..., Any] = _Step.apply if _transforms_active() else _apply
+            outputs: tuple[torch.Tensor, ...] = apply((program, replay, needs, step), *map(_unwrap, tensors))
+            return outputs
     return tuple(program.inference.run(tensors))
 
 
 class _Step(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, program: Program, replay: Replay, needs: tuple[bool, ...], *tensors: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        step = program.training_step(needs)
+    def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        program, _, _, step = ctx.call = call
         results = step.forward.run(tensors)
         outputs = results[: len(program.differentiable)]
-        ctx.program, ctx.replay, ctx.needs = program, replay, needs
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(
-            *(out for out, flag in zip(outputs, program.differentiable, strict=True) if not flag)
-        )
-        ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
-        residuals = [results[i] for i in step.residuals]
+        if program.constants:
+            ctx.mark_non_differentiable(*[outputs[index] for index in program.constants])
+        if len(program.seeds) > 1:
+            ctx.shapes = [(out.shape, out.dtype, out.device) for out in outputs]
+        saved = [tensors[i] for i in step.saved_inputs]
+        saved += [results[i] for i in step.residuals]
         watched = []
-        for place, index in enumerate(step.residuals):
-            if index < len(outputs):  # the caller may write to it, which only some operators of PyTorch mind
-                with torch._C._DisableTorchDispatch():
-                    watched.append((index, residuals[place].detach(), residuals[place]._version))
-                    residuals[place] = residuals[place].data
-        ctx.save_for_backward(
-            *[tensors[i] for i in step.saved_inputs],
-            *residuals,
-            _keeper(ctx, (tensors, [tensors[i]._version for i in step.reads], watched)),
-        )
+        for (
+            place,
+            index,
+        ) in step.shared:  # the caller may write to it, which only some operators of PyTorch mind
+            with torch._C._DisableTorchDispatch():
+                watched.append((index, saved[place].detach(), saved[place]._version))
+                saved[place] = saved[place].data
+        kept = (tensors, [tensors[i]._version for i in step.reads], watched)
+        if _saved_tensors_hooks(True) is not None:  # they may give another tensor back
+            ctx.kept = kept
+        else:
+            ctx.kept = None
+            if step.keeper == len(saved):
+                with torch._C._DisableTorchDispatch():  # the call is watched, which takes its time
+                    saved.append(torch.empty(0))
+            saved[step.keeper].kept = kept  # type: ignore[attr-defined]
+        ctx.save_for_backward(*saved)
         return tuple(outputs)
 
     @staticmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # of a gradient taken inside of a captured forward
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        program: Program = ctx.program
-        needs: tuple[bool, ...] = ctx.needs
-        seeds = program.seeds
-        received = tuple([index for index in seeds if cotangents[index] is not None])
-        if not received:  # a later call took a buffer from this one, whose tensors may be freed already
-            return (None,) * (3 + len(needs))
-        *saved, keeper = ctx.saved_tensors
-        present = [ct for ct in cotangents if ct is not None]
-        gradients: Sequence[torch.Tensor | None]
-        changed = [index for index, of, version in _kept(ctx, keeper)[2] if of._version != version]
-        if changed:
-            inputs = _unchanged_inputs(ctx, keeper, program.training_step(needs).reads)
-            by_output = dict(zip(received, present, strict=True))
-            gradients = ctx.replay.gradients(inputs, needs, by_output, changed)
-            written = ORTModuleTorchModelException(
-                "a result that it reads has been written to; write to a clone of it"
-            )
-            ctx.replay.announce("gradient", written)
-        elif torch.is_grad_enabled() or any(map(_is_transformed, present)):
-            inputs = _unchanged_inputs(ctx, keeper, program.training_step(needs).reads)
-            gradients = _differentiable(program, ctx.replay, needs, inputs, received, present)
-        else:
-            every = received == seeds
-            backward = program.training_step(needs).backward if every else program.backward(needs, received)
-            values = saved if every else [saved[index] for index in backward.takes]
-            given = [_cotangent(cotangents[index], ctx.shapes[index]) for index in backward.seeds]
-            try:
-                results = backward.session.run([*values, *given])
-                gradients = [None if slot is None else results[slot] for slot in backward.gradients]
-            except Exception as error:
-                if not is_of_onnxruntime(error):
-                    raise
-                inputs = _unchanged_inputs(ctx, keeper, program.training_step(needs).reads)
-                why = ORTModuleONNXModelException(f"ONNX Runtime failed: {error}")
-                ctx.replay.announce("gradient", why)
-                gradients = ctx.replay.gradients(inputs, needs, dict(zip(received, present, strict=True)))
-        return (None, None, None, *gradients)
+        return _backward(ctx, cotangents)  # type: ignore[no-any-return]
+
+
+_apply: Callable[..., Any] = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Step)
+"""`_Step.apply` outside of transforms, without what it asks of functions of another style in each call."""
+
+
+@without_capture  # of a gradient taken inside of a captured forward
+def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    call: _Call = ctx.call
+    program, replay, needs, step = call
+    seeds = program.seeds
+    received = tuple([index for index in seeds if cotangents[index] is not None])
+    if not received:  # a later call took a buffer from this one, whose tensors may be freed already
+        return (None,) * (1 + len(needs))
+    saved = ctx.saved_tensors
+    kept: _Kept = ctx.kept or saved[step.keeper].kept
+    present = [ct for ct in cotangents if ct is not None]
+    gradients: Sequence[torch.Tensor | None]
+    changed = [index for index, of, version in kept[2] if of._version != version]
+    if changed:
+        inputs = _unchanged_inputs(kept, step.reads)
+        by_output = dict(zip(received, present, strict=True))
+        gradients = replay.gradients(inputs, needs, by_output, changed)
+        written = ORTModuleTorchModelException(
+            "a result that it reads has been written to; write to a clone of it"
+        )
+        replay.announce("gradient", written)
+    elif _grad_enabled() or any(map(_is_transformed, present)):
+        inputs = _unchanged_inputs(kept, step.reads)
+        gradients = _differentiable(program, replay, needs, inputs, received, present)
+    else:
+        whole = received == seeds
+        backward = step.backward if whole else program.backward(needs, received)
+        given = present if whole else [_cotangent(cotangents[i], ctx.shapes[i]) for i in backward.seeds]
+        values = [*(saved[index] for index in backward.takes), *given]
+        try:
+            results = backward.session.run(values, trusted=ctx.kept is None)
+            gradients = [None if slot is None else results[slot] for slot in backward.gradients]
+        except Exception as error:
+            if not is_of_onnxruntime(error):
+                raise
+            inputs = _unchanged_inputs(kept, step.reads)
+            why = ORTModuleONNXModelException(f"ONNX Runtime failed: {error}")
+            replay.announce("gradient", why)
+            gradients = replay.gradients(inputs, needs, dict(zip(received, present, strict=True)))
+    return (None, *gradients)
 
 
 def _is_transformed(tensor: torch.Tensor) -> bool:
     """Whether a transform of torch.func, or the older vmap of `is_grads_batched`, holds the tensor's memory."""
-    functorch = torch._C._functorch
-    return functorch.is_functorch_wrapped_tensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
-
-
-def _kept(ctx: Any, keeper: torch.Tensor) -> Any:
-    """What :func:`_keeper` kept: the inputs, versions of those that are read, and of results that are."""
-    return ctx.kept if hasattr(ctx, "kept") else keeper.kept  # type: ignore[attr-defined]
-
-
-def _keeper(ctx: Any, kept: Any) -> torch.Tensor:
-    """Returns a tensor to save whose attribute `kept` holds what second derivatives compute the outputs again from.
-
-    PyTorch frees what is saved after backward. The inputs themselves are not saved: one that the gradients do not
-    depend on may change.
-    """
-    with torch._C._DisableTorchDispatch():  # the call is watched, which takes its time
-        keeper = torch.empty(0)
-    if _saved_tensors_hooks(True) is None:
-        keeper.kept = kept  # type: ignore[attr-defined]
-    else:  # they may give another tensor back
-        ctx.kept = kept
-    return keeper
+    return _is_wrapped(tensor) or _is_batched(tensor)
 
 
 def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
@@ -139,9 +150,9 @@ def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
     return torch.zeros(size, dtype=dtype, device=device)
 
 
-def _unchanged_inputs(ctx: Any, keeper: torch.Tensor, reads: Sequence[int]) -> Sequence[torch.Tensor]:
-    """What :func:`_keeper` kept; raises RuntimeError if an input that gradients depend on has changed since."""
-    inputs, versions, _ = _kept(ctx, keeper)
+def _unchanged_inputs(kept: _Kept, reads: Sequence[int]) -> Sequence[torch.Tensor]:
+    """The inputs; raises RuntimeError if one that gradients depend on has changed since."""
+    inputs, versions, _ = kept
     for tensor, version in zip([inputs[i] for i in reads], versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(
@@ -149,7 +160,7 @@ def _unchanged_inputs(ctx: Any, keeper: torch.Tensor, reads: Sequence[int]) -> S
                 f"modified by an inplace operation (version {tensor._version}, expected {version}); "
                 "change a clone of it instead"
             )
-    return inputs  # type: ignore[no-any-return]
+    return inputs
 
 
 def _differentiable(

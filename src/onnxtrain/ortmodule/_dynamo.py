@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._dynamo import trace_rules
 
+from onnxtrain.ortmodule._calling import captured_call
 from onnxtrain.ortmodule._data_dependent import data_dependent_results
 
 __all__ = ["capture"]
@@ -34,7 +35,7 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     context: Any = torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=_RECOMPILE_LIMIT)
     if callable(getattr(context, "callback", None)):  # not where Dynamo is switched off
         context.callback = _WithSettings(context.callback, settings)
-    compiled: Callable[..., Any] = context(function)
+    compiled = captured_call(context, function)
     if any(isinstance(layer, _WITH_FAST_PATH) for layer in module.modules()):
         return _WithoutFastPath(compiled).run
     return compiled
@@ -49,6 +50,8 @@ _SETTINGS = {
     "use_numpy_random_stream": True,
     # Counted over all models of a class; past the limit Dynamo would run the next one in PyTorch without a word to us.
     "accumulated_recompile_limit": sys.maxsize,
+    # A mark in profiles, whose making takes part of each call.
+    "record_runtime_overhead": False,
 }
 
 

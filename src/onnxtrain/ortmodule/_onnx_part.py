@@ -13,6 +13,7 @@ from torch import fx
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException, ORTModuleONNXModelException
+from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._program import Program, TrainingStep
@@ -42,6 +43,7 @@ class OnnxPart:
         device: of the tensors.
         links: see `Program`.
         severity: the least severity of what ONNX Runtime prints.
+        layouts: per output of the graph, how it lies in memory in eager PyTorch; None where it is contiguous.
 
     Attributes:
         inputs: indices of the arguments that are tensors in the ONNX graph.
@@ -56,14 +58,21 @@ class OnnxPart:
         device: torch.device,
         links: Mapping[int, Iterable[int]],
         severity: int,
+        layouts: Sequence[Layout | None],
     ) -> None:
         self._lowered = lowered
         self._needs: tuple[bool, ...] | None = None
         self.inputs, self.outputs, self.mutated = lowered.inputs, lowered.outputs, lowered.mutated
-        self.program = Program(lowered.model, differentiable, device, links, severity)
+        by_result = {
+            index: (*order, len(order)) if kind == "complex" else order
+            for (kind, index), order in zip(lowered.outputs, layouts, strict=True)
+            if order is not None and kind in ("tensor", "complex")
+        }
+        self.program = Program(lowered.model, differentiable, device, links, severity, by_result)
         self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
         self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]
+        self._as_they_are = not (self._complex_inputs or self._complex_outputs or lowered.assertions)
 
     def prepare(self, requires_grad: Sequence[bool]) -> Sequence[int]:
         """Makes the sessions; returns which of `inputs` the gradients depend on.
@@ -96,6 +105,8 @@ class OnnxPart:
         Raises:
             RuntimeError: what the graph asserts does not hold.
         """
+        if self._as_they_are:
+            return self._run(args, tensors)
         for index in self._complex_inputs:
             tensors[index] = torch.view_as_real(tensors[index].resolve_conj())
         results = self._run(args, tensors)
@@ -118,7 +129,7 @@ class OnnxPart:
             tensors.append(drawn if device.type == "cpu" else drawn.to(device))
         if not lowered.model.graph.outputs:
             return ()
-        replay = Replay(self._captured.of_call(args), self._announce)
+        replay = self._replay or Replay(self._captured.of_call(args), self._announce)
         try:
             return call(self.program, tensors, replay)
         except Exception as error:
@@ -149,6 +160,8 @@ class OnnxPart:
         """
         self._captured = CapturedGraph(graph_module, self._lowered, self.program.device, run)
         self._announce = announce
+        # Without numbers among the arguments it is the same in each call.
+        self._replay = None if self._captured.numbers else Replay(self._captured.of_call(()), announce)
 
     def record(self, name: str) -> GraphRecord:
         """What the report says of the graph, without the time of its first call."""

@@ -18,6 +18,7 @@ from onnxtrain.errors import OnnxTrainError
 from onnxtrain.fusion import ConvolutionalPass
 from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
+from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
 from onnxtrain.passes import (
@@ -60,7 +61,9 @@ class TrainingStep:
         residuals: indices of the results of `forward` that are saved.
         saved: the names of both.
         reads: indices of the inputs that the gradients depend on, directly or by way of residuals.
-        unreached: indices of the inputs that need a gradient and that none comes to.
+        unreached: indices of the inputs that need a gradient and that none comes to, if one comes to others.
+        shared: (place in `saved`, index) of the residuals that are outputs of the program, too.
+        keeper: place in `saved` of a residual that is none; behind them if there is none.
     """
 
     forward: Session
@@ -70,6 +73,8 @@ class TrainingStep:
     saved: tuple[str, ...]
     reads: tuple[int, ...]
     unreached: tuple[int, ...]
+    shared: tuple[tuple[int, int], ...]
+    keeper: int
 
 
 _MAX_BACKWARDS = 64
@@ -85,8 +90,11 @@ class Program:
         links: per output, indices of inputs whose gradient is zero, and not nothing, where nothing comes through;
             what the graph itself shows need not be said.
         severity: the least severity of what ONNX Runtime prints.
+        layouts: how some outputs lie in memory; the others are contiguous.
 
     Attributes:
+        seeds: indices of the outputs that take a cotangent.
+        constants: indices of the others.
         differentiable_again: what PyTorch says of the gradients for a choice of inputs, outputs, and what is wanted of
             second derivatives; see `Replay.differentiable_gradients`.
     """
@@ -98,6 +106,7 @@ class Program:
         device: torch.device,
         links: Mapping[int, Iterable[int]] | None = None,
         severity: int = LogLevel.WARNING.onnxruntime_severity,
+        layouts: Mapping[int, Layout] | None = None,
     ) -> None:
         self.model = model
         self._links = {
@@ -105,8 +114,11 @@ class Program:
             for output, indices in (links or {}).items()
         }
         self.differentiable = tuple(differentiable)
+        self.seeds = tuple(index for index, flag in enumerate(self.differentiable) if flag)
+        self.constants = tuple(index for index, flag in enumerate(self.differentiable) if not flag)
         self.device = device
         self.severity = severity
+        self._layouts = layouts
         self.differentiable_again: dict[Any, list[bool] | None] = {}
         self.training_step = cache(self._training_step)
         # Each choice of outputs has a session of its own: a zero cotangent would be NaN behind the square root of 0.
@@ -117,12 +129,7 @@ class Program:
     @cached_property
     def inference(self) -> Session:
         """The forward graph alone."""
-        return self._session(self.model.clone())
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Indices of the outputs that take a cotangent."""
-        return tuple(index for index, flag in enumerate(self.differentiable) if flag)
+        return self._session(self.model.clone(), self._layouts)
 
     def _joint(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
@@ -170,8 +177,11 @@ class Program:
         saved = [*(value for value in inputs if value in read), *residuals]
         slots = _slots(needs, gradients)
         behind = {value for node in _ancestors(present) for value in _reads(node)}
+        indices = [results.index(value) for value in residuals]
+        places = list(enumerate(indices, start=len(saved) - len(residuals)))
+        own = [place for place, index in places if index >= len(outputs)]
         return TrainingStep(
-            forward=self._session(_cut(joint, inputs, results)),
+            forward=self._session(_cut(joint, inputs, results), self._layouts),
             backward=Backward(
                 self._session(_cut(joint, [*saved, *cotangents], present)),
                 tuple(range(len(saved))),
@@ -179,10 +189,14 @@ class Program:
                 slots,
             ),
             saved_inputs=tuple(index for index, value in enumerate(inputs) if value in read),
-            residuals=tuple(results.index(value) for value in residuals),
+            residuals=tuple(indices),
             saved=tuple(str(value.name) for value in saved),
             reads=tuple(index for index, value in enumerate(inputs) if value in behind),
-            unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None),
+            unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None)
+            if present
+            else (),
+            shared=tuple((place, index) for place, index in places if index < len(outputs)),
+            keeper=own[0] if own else len(saved),
         )
 
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
@@ -220,10 +234,10 @@ class Program:
         program = Program(model, [True] * len(present), self.device, severity=self.severity)
         return program, _slots(needs, gradients)
 
-    def _session(self, model: ir.Model) -> Session:
+    def _session(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> Session:
         if self.device.type == "cpu":
             ConvolutionalPass()(model)
-        return Session(model, self.device, self.severity)
+        return Session(model, self.device, self.severity, layouts)
 
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]

@@ -145,6 +145,9 @@ class CapturedGraph:
         lowered: the program.
         device: of the tensors.
         run: does what the graph does, if it is not the graph itself that is to be run.
+
+    Attributes:
+        numbers: indices of the arguments that are no tensors.
     """
 
     def __init__(
@@ -159,14 +162,14 @@ class CapturedGraph:
         placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
         values = [node.meta.get("example_value") for node in placeholders]
         self._places = len(values)
-        self._numbers = [i for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
+        self.numbers = [i for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         self._changed = frozenset(place for place, _ in lowered.mutated)
         kind = device.type
         self._autocast = (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
     def of_call(self, args: Sequence[Any]) -> Outputs:
         """Returns the graph as a function of tensors; numbers are those of a call with `args`."""
-        return partial(self._outputs, [args[index] for index in self._numbers])
+        return partial(self._outputs, [args[index] for index in self.numbers])
 
     def _outputs(self, numbers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         lowered = self._lowered
@@ -175,7 +178,7 @@ class CapturedGraph:
             if place in lowered.complex:
                 tensor = torch.view_as_complex(tensor)
             args[place] = tensor.clone() if place in self._changed else tensor
-        for place, number in zip(self._numbers, numbers, strict=True):
+        for place, number in zip(self.numbers, numbers, strict=True):
             args[place] = number
         with self._settings(tensors[len(lowered.inputs) :]):
             returned = self._run(*args)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from onnxruntime.capi import _pybind_state as binding
 
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
+from onnxtrain.ortmodule._layout import Layout, lay_out, restride
 from onnxtrain.passes import PositiveAxesPass, has_narrow_floats, infer_shapes, widen_narrow_floats
 from onnxtrain.runtime.kernels import register_kernels
 
@@ -49,12 +51,22 @@ class Session:
         model: the model; initializers are constants, parameters are inputs.
         device: where inputs are and outputs will be.
         severity: the least severity of what ONNX Runtime prints.
+        layouts: how some outputs lie in memory; the others are contiguous.
 
     Attributes:
         nodes: number of nodes of the model.
     """
 
-    def __init__(self, model: ir.Model, device: torch.device, severity: int) -> None:
+    def __init__(
+        self,
+        model: ir.Model,
+        device: torch.device,
+        severity: int,
+        layouts: Mapping[int, Layout] | None = None,
+    ) -> None:
+        self._layouts = layouts or {}
+        if layouts:
+            lay_out(model, layouts)
         self.nodes = model.graph.num_nodes()
         self._outputs = [value.name for value in model.graph.outputs]
         if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result
@@ -64,6 +76,8 @@ class Session:
         # PyTorch's own threads compute between two runs: spinning on would take the cores away from them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.intra_op_num_threads = torch.get_num_threads()
+        # From the second run on it would take memory for all results at once, beside what the first has taken.
+        options.enable_mem_pattern = False
         self._device = device
         if device.type == "cpu" and has_narrow_floats(model):
             model = widen_narrow_floats(model)
@@ -93,15 +107,26 @@ class Session:
         self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)
+        plain = not any(_may_pass_on(node) for node in model.graph)
+        self._inputs_known = [_KnownInput(value, native, plain) for value in model.graph.inputs]
 
-    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the outputs for these inputs, in the order of the graph."""
+    def run(self, tensors: Sequence[torch.Tensor], *, trusted: bool = True) -> list[torch.Tensor]:
+        """Returns the outputs for these inputs, in the order of the graph.
+
+        Args:
+            tensors: the inputs.
+            trusted: whether those that have been in the same place in memory before have the same shape and dtype now.
+        """
         if not self._outputs:
             return []
         feeds = binding.OrtValueVector()
-        feeds.reserve(len(tensors))
-        for tensor in tensors:
-            _push(feeds, tensor)
+        push = feeds.push_back
+        for tensor, known in zip(tensors, self._inputs_known, strict=True):
+            value = known.at.get(tensor.data_ptr())
+            if value is not None and trusted and tensor.is_contiguous():
+                push(value)
+            else:
+                known.push(feeds, tensor)
         results = binding.OrtValueVector()
         if self._device.type == "cuda":  # DLPack carries no stream: what the inputs wait for must be done
             torch.cuda.current_stream(self._device).synchronize()
@@ -111,6 +136,8 @@ class Session:
         outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
+        for index, order in self._layouts.items():
+            restride(outputs[index], order)
         return outputs
 
 
@@ -147,6 +174,67 @@ def _missing_kernel(model: ir.Model, message: str) -> str:
     }
     where = f" (node '{name}')" if name else ""
     return f"ONNX Runtime has no kernel of {op_type} for {', '.join(dtypes)}{where}"
+
+
+def _may_pass_on(node: ir.Node) -> bool:
+    """Whether a node may have a value for its result that it was given, and not a copy: no operator on tensors does."""
+    graphs = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+    return any(attribute.type in graphs for attribute in node.attributes.values()) or any(
+        value.type is not None and not isinstance(value.type, ir.TensorType)
+        for value in (*node.inputs, *node.outputs)
+        if value is not None
+    )
+
+
+_ELEMENTS = {
+    torch.bool: np.bool_,
+    torch.uint8: np.uint8,
+    torch.int8: np.int8,
+    torch.int16: np.int16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.float16: np.float16,
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+}
+
+
+_PLACES = 16
+
+
+class _KnownInput:
+    """An input of a session, and what ONNX Runtime has been told of its memory.
+
+    Parameters lie where they were in the call before, and results of a session where earlier ones have been. To
+    describe a tensor to ONNX Runtime takes longer than to see that it need not be. A description holds no memory, which
+    is why an input that ONNX Runtime may give back as a result is none that is known.
+
+    Attributes:
+        at: descriptions of tensors by their address.
+    """
+
+    __slots__ = ("_device", "_shape", "at")
+
+    def __init__(self, declared: ir.Value, device: Any, plain: bool) -> None:
+        shape = declared.shape
+        fixed = plain and shape is not None and all(isinstance(size, int) for size in shape)
+        self._shape = tuple(shape) if fixed and shape is not None and not declared.is_graph_output() else None
+        self._device = device
+        self.at: dict[int, Any] = {}
+
+    def push(self, feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
+        """Appends a tensor's memory to the inputs of a run."""
+        element = _ELEMENTS.get(tensor.dtype)
+        if element is None or tensor.shape != self._shape or not tensor.is_contiguous() or not tensor.numel():
+            _push(feeds, tensor)
+            return
+        if len(self.at) >= _PLACES:
+            self.at.clear()
+        described = binding.OrtValueVector()
+        address = tensor.data_ptr()
+        described.push_back_batch([tensor], [address], [element], [self._shape], [self._device])
+        self.at[address] = described[0]
+        feeds.push_back(described[0])
 
 
 def _push(feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:

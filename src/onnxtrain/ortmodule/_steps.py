@@ -15,6 +15,7 @@ from torch import fx
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
 from onnxtrain.ortmodule._graph_lowering import lower_graph, refused_nodes
 from onnxtrain.ortmodule._in_pytorch import differentiable_nodes, runnable
+from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._lowering import memory_order
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule._options import DebugOptions
@@ -198,6 +199,7 @@ def compile_in_steps(
     gradients: Gradients,
     device: torch.device,
     severity: int,
+    layouts: Sequence[Layout | None],
 ) -> Steps:
     """Returns a graph that ONNX Runtime cannot run as a whole as steps, of which it runs what it can.
 
@@ -207,6 +209,7 @@ def compile_in_steps(
         gradients: where the graph has gradients.
         device: of the tensors.
         severity: the least severity of what ONNX Runtime prints.
+        layouts: per output of the graph, how it lies in memory in eager PyTorch; None where it is contiguous.
 
     Raises:
         ORTModuleONNXModelException: `error`, if nothing is left for ONNX Runtime, or it names no operator.
@@ -221,7 +224,7 @@ def compile_in_steps(
             break
         try:
             with building():
-                steps = _steps(graph_module, dict(refused), gradients, device, severity)
+                steps = _steps(graph_module, dict(refused), gradients, device, severity, layouts)
         except ORTModuleONNXModelException as next_reason:
             reason = next_reason
             continue
@@ -259,6 +262,7 @@ def _steps(
     gradients: Gradients,
     device: torch.device,
     severity: int,
+    layouts: Sequence[Layout | None],
 ) -> Steps | None:
     parts = partition(graph_module, refused)
     if not parts:
@@ -268,7 +272,11 @@ def _steps(
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     places = {node: place for place, node in enumerate([*placeholders, *(n for p in parts for n in p.gives)])}
     kept = set(mutations(graph).values())
-    kept.update(next(node for node in graph.nodes if node.op == "output").all_input_nodes)
+    output = next(node for node in graph.nodes if node.op == "output")
+    kept.update(output.all_input_nodes)
+    laid_out = {
+        node: layout for node, layout in zip(output.args[0], layouts, strict=True) if layout is not None
+    }
     last = {node: number for number, part in enumerate(parts) for node in (*part.gives, *part.takes)}
     steps = []
     for number, part in enumerate(parts):
@@ -289,7 +297,9 @@ def _steps(
         ]
         plain = copy.copy(part.graph_module)
         plain.graph = copy.deepcopy(part.graph_module.graph)
-        onnx = _onnx_part(part, differentiable, written, device, severity)
+        onnx = _onnx_part(
+            part, differentiable, written, device, severity, [laid_out.get(node) for node in part.gives]
+        )
         steps.append(replace(step, run=onnx.run, onnx=onnx, plain=plain))
     return Steps(graph_module, places, steps, gradients, refused, device)
 
@@ -326,14 +336,19 @@ def _in_order(run: Callable[..., Any], orders: Sequence[Sequence[int]]) -> Calla
 
 
 def _onnx_part(
-    part: Part, differentiable: set[fx.Node], written: Sequence[bool], device: torch.device, severity: int
+    part: Part,
+    differentiable: set[fx.Node],
+    written: Sequence[bool],
+    device: torch.device,
+    severity: int,
+    layouts: Sequence[Layout | None],
 ) -> OnnxPart:
     lowered = lower_graph(part.graph_module)
     flags = [False] * len(lowered.model.graph.outputs)
     for (_, index), node in zip(lowered.outputs, part.gives, strict=True):
         flags[index] = node in differentiable
     overwritten = [index for index, place in enumerate(lowered.inputs) if written[place]]
-    onnx = OnnxPart(lowered, flags, device, dict.fromkeys(range(len(flags)), overwritten), severity)
+    onnx = OnnxPart(lowered, flags, device, dict.fromkeys(range(len(flags)), overwritten), severity, layouts)
     onnx.prepare([node in differentiable for node in part.takes])
     return onnx
 

@@ -27,6 +27,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.ortmodule import _calling
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import FallbackPolicy
 from onnxtrain.ortmodule._report import GraphRecord, Report
@@ -39,9 +40,12 @@ _DYNAMO = f"{_TORCH}_dynamo{os.sep}"
 _DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
 """They are on the stack when code runs; its other files, when Dynamo looks ahead with fake tensors."""
 _OWN = f"{Path(__file__).parent}{os.sep}"
+_CALLERS = (__file__, _calling.__file__)
+"""They call the module; what else is in this package computes."""
 _push = torch._C._push_on_torch_dispatch_stack  # `with` would keep books that a compiled call does not need
 _pop = torch._C._pop_torch_dispatch_stack
 _dispatch_mode = torch._C._get_dispatch_mode
+_is_tracing = torch._C._is_tracing
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 _inside = threading.local()
 
@@ -73,10 +77,10 @@ def being_traced() -> bool:
     They are `torch.jit.trace`, `torch.export`, `torch.onnx.export`, `make_fx`, and tensors without memory.
     """
     return (
-        torch._C._is_tracing()
+        _is_tracing()
+        or _dispatch_mode(_FAKE) is not None
         or torch.compiler.is_exporting()
         or is_fx_symbolic_tracing()
-        or _dispatch_mode(_FAKE) is not None
     )
 
 
@@ -248,7 +252,7 @@ def _place(frame: FrameType | None) -> str | None:
     layer = None
     while frame is not None:
         name = frame.f_code.co_filename
-        if name == __file__:
+        if name in _CALLERS:
             break
         if name.startswith(_OWN) or (name.startswith(_DYNAMO) and name not in _DYNAMO_CALLS):
             return None

@@ -20,6 +20,7 @@ from onnxtrain.passes.products import ColumnVectorPass
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.stop_gradient import mark_stopped_gradients
 from onnxtrain.passes.torch_parameters import RestoreParametersPass
+from onnxtrain.passes.vectors import VectorsPass
 
 __all__ = ["canonicalize"]
 
@@ -57,6 +58,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     fit_ir_version(model)
     withheld = withhold(model, variable)
     model = inline_functions(model)
+    VectorsPass()(model)
     # Now, lest checker and converter have to serialise them.
     lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]

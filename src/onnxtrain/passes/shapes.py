@@ -15,6 +15,7 @@ from onnxtrain.passes.loops import LoopStatePass
 from onnxtrain.passes.ranks import ImpliedRanksPass
 from onnxtrain.passes.sequences import KnownSequencesPass
 from onnxtrain.passes.twins import add_twins
+from onnxtrain.passes.vectors import VectorsPass
 
 __all__ = ["infer_shapes", "settle_shapes"]
 
@@ -38,6 +39,7 @@ def settle_shapes(model: ir.Model) -> ir.Model:
     loops = LoopStatePass(lambda trial: infer_shapes(trial, propagate=False))
     steps = (
         ImpliedRanksPass(),
+        VectorsPass(),
         CeilModePass(),
         TakenBranchPass(),
         KnownSequencesPass(),

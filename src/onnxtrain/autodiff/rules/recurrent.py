@@ -355,6 +355,18 @@ def _lstm_layer(
     return result | _operands(op, n, weights, gates, gates)
 
 
+def _gru_layer(
+    gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
+) -> Cotangents:
+    """One direction of a GRU as a composite op."""
+    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:2], strict=True)]
+    saved = (n.out.gates, n.out.inner, n.out.y, n.initial_h)
+    *gates, state = op.call(gradient, *given, *saved, n.r, _outputs=3)
+    for ct in gates:
+        ct.shape = n.out.gates.shape
+    return {"initial_h": state} | _operands(op, n, weights, *gates)
+
+
 def _operands(
     op: Emitter, n: NodeView, weights: CompositeOp, ct_input: ir.Value, ct_hidden: ir.Value
 ) -> dict[str, ir.Value]:
@@ -369,7 +381,10 @@ def _operands(
 
 
 def _register() -> None:
-    rules = {"LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells"))}
+    rules = {
+        "LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells")),
+        "GRU": (_gru_layer, ("y", "y_h"), ("gates", "inner")),
+    }
     for (name, _), (layer, gradient, weights) in LAYERS.items():
         rule, outputs, saved = rules[name]
         signature = Signature(layer.inputs, (*outputs, *saved))

@@ -1,0 +1,174 @@
+"""Training BatchNormalization, with what follows it, by kernel: beside function bodies and PyTorch in float64."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch import nn
+
+from kernels.against_body import check, needs_kernels
+from onnxtrain.runtime.kernels import register_kernels
+from onnxtrain.training_graph import build_training_graphs
+
+pytestmark = needs_kernels
+
+SHAPES = (
+    [2, 3],
+    [5, 1],
+    [40, 17],
+    [2, 3, 4],
+    [3, 16, 8, 8],
+    [2, 5, 7, 3],
+    [1, 4, 33, 40],
+    [2, 3, 2, 5, 3],
+    [6, 2, 1, 1],
+)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_bodies(shape: Sequence[int]) -> None:
+    rng = np.random.default_rng(0)
+    x, ct, y = 3 + rng.standard_normal((3, *shape))
+    scale, bias, mean = rng.standard_normal((3, shape[1]))
+    inputs = {"x": x, "scale": scale, "bias": bias, "mean": mean, "var": mean**2}
+    for name in ("BatchNormalizationTraining", "BatchNormalizationRelu"):
+        check(name, inputs, {"epsilon": 1e-5, "momentum": 0.9})
+    gradient = {"ct": ct, "x": x, "scale": scale}
+    check("BatchNormalizationGradient", gradient, {"epsilon": 1e-5}, terms=float(np.linalg.norm(ct)))
+    y -= 3  # half of it positive
+    check(
+        "BatchNormalizationReluGradient",
+        gradient | {"y": y},
+        {"epsilon": 1e-5},
+        terms=float(np.linalg.norm(ct)),
+    )
+
+
+def test_relu_keeps_what_is_no_number() -> None:
+    x = np.ones((2, 2, 3))
+    x[0, 0, 0] = np.nan
+    zeros, ones = np.zeros(2), np.ones(2)
+    inputs = {"x": x, "scale": ones, "bias": zeros, "mean": zeros, "var": ones}
+    check("BatchNormalizationRelu", inputs, {"epsilon": 1e-5, "momentum": 0.9})
+
+
+POOLS = {
+    "halves": ((8, 12), (2, 2), (2, 2), (0, 0, 0, 0)),
+    "halves of odd sizes": ((9, 7), (2, 2), (2, 2), (0, 0, 0, 0)),
+    "thirds, padded": ((8, 7), (3, 3), (3, 3), (1, 1, 1, 1)),
+    "rows": ((4, 9), (1, 3), (2, 3), (0, 1, 0, 1)),
+    "overlapping": ((9, 9), (3, 3), (2, 2), (1, 1, 1, 1)),  # stays a MaxPool
+}
+
+
+def _net(
+    size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
+) -> onnx.ModelProto:
+    """Conv, BatchNormalization, MaxPool and Relu, then a depthwise Conv, BatchNormalization, Relu, Conv."""
+    text = helper.make_node
+    nodes = [
+        text("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1]),
+        text(
+            "BatchNormalization", ["c1", "s1", "o1", "m1", "v1"], ["n1", "m1_new", "v1_new"], training_mode=1
+        ),
+        text("Relu", ["n1"], ["r1"]),
+        text("MaxPool", ["r1"], ["p1"], kernel_shape=kernel, strides=strides, pads=pads),
+        text("Conv", ["p1", "w2"], ["c2"], pads=[1, 1, 1, 1], group=6),
+        text(
+            "BatchNormalization", ["c2", "s2", "o2", "m2", "v2"], ["n2", "m2_new", "v2_new"], training_mode=1
+        ),
+        text("Relu", ["n2"], ["r2"]),
+        text("Conv", ["r2", "w3"], ["c3"]),
+        text("Mul", ["c3", "c3"], ["squares"]),
+        text("ReduceMean", ["squares"], ["loss"], keepdims=0),
+    ]
+    rng = np.random.default_rng(3)
+    shapes = {"w1": (6, 3, 3, 3), "b1": (6,), "w2": (6, 1, 3, 3), "w3": (2, 6, 1, 1)}
+    shapes |= {f"{name}{i}": (6,) for i in (1, 2) for name in "som"}
+    values = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+    values |= {"v1": np.abs(values["m1"]), "v2": np.abs(values["m2"]) + 1}
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, *size])],
+        [helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])],
+        [onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+def _expected(model: onnx.ModelProto, x: np.ndarray, pool: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    """Loss, gradients and updated statistics by PyTorch in float64."""
+    kernel, strides, pads = pool
+    values = {
+        t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).astype(np.float64))
+        for t in model.graph.initializer
+    }
+    first, second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False)
+    head = nn.Conv2d(6, 2, 1, bias=False)
+    norms = [nn.BatchNorm2d(6), nn.BatchNorm2d(6)]
+    net = nn.Sequential(
+        first, norms[0], nn.ReLU(), nn.MaxPool2d(kernel, strides, pads[:2]), second, norms[1], nn.ReLU(), head
+    ).double()
+    parameters = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "w3": head.weight}
+    parameters |= {"s1": norms[0].weight, "o1": norms[0].bias, "s2": norms[1].weight, "o2": norms[1].bias}
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(values[name])
+    data = torch.from_numpy(x).double()
+    loss = (net(data) ** 2).mean()
+    loss.backward()
+    result = {"loss": loss} | {f"{name}_grad": p.grad for name, p in parameters.items()}
+    for i, source in ((1, first(data)), (2, second(net[:4](data)))):  # ONNX takes the variance as it is
+        result[f"m{i}_updated"] = 0.9 * values[f"m{i}"] + 0.1 * source.mean((0, 2, 3))
+        result[f"v{i}_updated"] = 0.9 * values[f"v{i}"] + 0.1 * source.var((0, 2, 3), correction=0)
+    return {name: value.detach().numpy() for name, value in result.items()}
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("native", [True, False], ids=["kernels", "bodies"])
+def test_net_against_torch(name: str, native: bool) -> None:
+    size, *pool = POOLS[name]
+    model = _net(size, *pool)
+    graphs = build_training_graphs(ir.from_proto(model), "loss")
+    training = ir.to_proto(graphs.training)
+    calls = Counter(node.op_type for node in training.graph.node if node.domain == "onnxtrain")
+    overlapping = name == "overlapping"
+    assert calls["Convolution_float"] == 3
+    assert (
+        calls["BatchNormalizationMaxPoolRelu_float"] == calls["BatchNormalizationMaxPoolReluGradient_float"]
+    )
+    assert calls["BatchNormalizationMaxPoolRelu_float"] == (not overlapping)
+    assert calls["BatchNormalizationTraining_float"] == overlapping
+    assert calls["BatchNormalizationRelu_float"] == calls["BatchNormalizationReluGradient_float"] == 1
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if native:
+        register_kernels(options)
+        del training.functions[:]  # nothing but kernels can compute these
+    session = ort.InferenceSession(training.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(4).standard_normal((5, 3, *size)).astype(np.float32)
+    feeds = {"x": x} | {
+        key: tensor.numpy()
+        for group in (graphs.parameters, graphs.statistics)
+        for key, tensor in group.items()
+    }
+    results = session.run(None, feeds)
+    computed = dict(zip((value.name for value in session.get_outputs()), results, strict=True))
+    reference = _expected(model, x, pool)
+    assert set(computed) == set(reference)
+    for key, value in reference.items():
+        if key == "b1_grad":  # BatchNormalization takes it away
+            assert np.abs(computed[key]).max() < 1e-6
+            continue
+        distance = np.linalg.norm(computed[key] - value) / np.linalg.norm(value)
+        # The second BatchNormalization takes most of what the first one does away, so that terms cancel.
+        assert distance < 5e-5, key

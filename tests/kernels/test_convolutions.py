@@ -1,0 +1,228 @@
+"""Convolutions and their gradients by kernel and by function body, beside PyTorch in float64."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from onnx import TensorProto, helper
+from torch.nn import functional
+
+from kernels.against_body import needs_kernels
+from onnxtrain.autodiff import differentiate
+from onnxtrain.fusion import ConvolutionalPass
+from onnxtrain.runtime.kernels import register_kernels
+
+CASES = int(os.environ.get("ONNXTRAIN_FUZZ_CONVOLUTIONS", "15"))
+CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A convolution of `[batch, group * channels, *size]` with `[group * rows, channels, *kernel]`."""
+
+    batch: int
+    group: int
+    channels: int
+    rows: int
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    begins: tuple[int, ...]
+    ends: tuple[int, ...]
+    bias: bool = True
+    symbolic: bool = False
+    wrt: tuple[str, ...] = field(default=("x", "w", "b"))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Positions of the result."""
+        axes = zip(self.size, self.kernel, self.strides, self.dilations, self.begins, self.ends, strict=True)
+        return tuple((n + b + e - (k - 1) * d - 1) // s + 1 for n, k, s, d, b, e in axes)
+
+
+def plain(
+    batch: int, channels: int, rows: int, size: int, kernel: int, stride: int = 1, group: int = 1
+) -> Geometry:
+    pads = (kernel // 2,) * 2
+    return Geometry(
+        batch, group, channels, rows, (size,) * 2, (kernel,) * 2, (stride,) * 2, (1, 1), pads, pads
+    )
+
+
+GEOMETRIES = {
+    "three channels": plain(3, 3, 8, 16, 3),
+    "as many channels as lanes": plain(2, 16, 32, 8, 3),
+    "odd channels": plain(2, 17, 13, 7, 3),
+    "one tap": plain(2, 24, 40, 9, 1),
+    "one tap, stride 2": plain(2, 8, 8, 9, 1, 2),
+    "stride 2": plain(2, 8, 12, 15, 3, 2),
+    "stride 3": plain(1, 5, 6, 17, 5, 3),
+    "groups": plain(2, 4, 6, 9, 3, group=3),
+    "depthwise": plain(2, 1, 1, 12, 3, group=20),
+    "depthwise, stride 2": plain(2, 1, 1, 13, 3, 2, group=16),
+    "depthwise of 5": plain(1, 1, 1, 33, 5, group=3),
+    "depthwise, two filters": plain(2, 1, 2, 9, 3, group=5),
+    "batch 1": plain(1, 32, 32, 32, 3),
+    "many weights": plain(1, 160, 96, 4, 3),
+    "one position": Geometry(4, 1, 6, 5, (3, 3), (3, 3), (1, 1), (1, 1), (0, 0), (0, 0)),
+    "size 1": plain(1, 1, 1, 1, 1),
+    "no samples": plain(0, 3, 4, 6, 3),
+    "uneven padding": Geometry(2, 1, 4, 5, (6, 9), (3, 2), (1, 2), (1, 1), (0, 2), (3, 1)),
+    "padding beyond the kernel": Geometry(1, 1, 2, 3, (4, 5), (2, 2), (2, 1), (1, 1), (3, 4), (2, 3)),
+    "dilation": Geometry(2, 2, 3, 4, (11, 10), (3, 3), (2, 1), (2, 3), (1, 0), (2, 4)),
+    "positions that no tap reads": Geometry(1, 1, 3, 2, (9, 9), (2, 2), (3, 3), (1, 1), (0, 0), (0, 0)),
+    "one axis": Geometry(2, 1, 5, 7, (40,), (4,), (2,), (1,), (1,), (2,)),
+    "one axis, depthwise": Geometry(2, 19, 1, 1, (40,), (3,), (1,), (2,), (2,), (2,)),
+    "three axes": Geometry(2, 1, 3, 4, (5, 4, 6), (2, 3, 3), (1, 2, 1), (1, 1, 2), (1, 0, 2), (0, 1, 2)),
+    "three axes, depthwise": Geometry(
+        1, 5, 1, 1, (3, 6, 5), (2, 3, 3), (1, 1, 2), (1, 1, 1), (1, 1, 1), (1, 1, 1)
+    ),
+    "without bias": Geometry(
+        2, 1, 4, 5, (6, 9), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), bias=False, wrt=("x", "w")
+    ),
+    "fixed input": Geometry(2, 1, 4, 5, (6, 9), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), wrt=("w", "b")),
+    "fixed input, depthwise": Geometry(
+        2, 9, 1, 1, (6, 9), (3, 3), (1, 1), (1, 1), (1, 1), (1, 1), wrt=("w", "b")
+    ),
+    "fixed weights": Geometry(2, 1, 4, 5, (6, 9), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), wrt=("x", "b")),
+    "fixed weights, depthwise": Geometry(
+        2, 9, 1, 1, (6, 9), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1), wrt=("x",)
+    ),
+    "symbolic batch": Geometry(3, 1, 4, 5, (6, 9), (3, 3), (2, 1), (1, 1), (1, 1), (1, 1), symbolic=True),
+}
+
+
+def gradient_model(g: Geometry) -> onnx.ModelProto:
+    """Returns the convolution and its gradients, with the forward convolution as a function too."""
+    batch = "n" if g.symbolic else g.batch
+    shapes = {
+        "x": [batch, g.group * g.channels, *g.size],
+        "w": [g.group * g.rows, g.channels, *g.kernel],
+        **({"b": [g.group * g.rows]} if g.bias else {}),
+    }
+    node = helper.make_node(
+        "Conv",
+        list(shapes),
+        ["y"],
+        strides=g.strides,
+        dilations=g.dilations,
+        pads=g.begins + g.ends,
+        group=g.group,
+    )
+    graph = helper.make_graph(
+        [node],
+        "convolution",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, g.group * g.rows, *g.counts])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    joint = ir.from_proto(differentiate(model, of="y", wrt=list(g.wrt), cotangent="ct"))
+    ConvolutionalPass()(joint)
+    return ir.to_proto(joint)
+
+
+def run(
+    model: onnx.ModelProto, feeds: dict[str, np.ndarray], *, native: bool, threads: int = 2
+) -> list[np.ndarray]:
+    """Returns the outputs; with kernels in a model without function bodies, so that nothing else can compute them."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    if native:
+        register_kernels(options)
+        model = onnx.ModelProto.FromString(model.SerializeToString())
+        del model.functions[:]
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = {value.name for value in session.get_inputs()}
+    return session.run(None, {name: value for name, value in feeds.items() if name in names})
+
+
+def inputs_of(g: Geometry, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "x": (g.batch, g.group * g.channels, *g.size),
+        "w": (g.group * g.rows, g.channels, *g.kernel),
+        "b": (g.group * g.rows,),
+        "ct": (g.batch, g.group * g.rows, *g.counts),
+    }
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def expected(g: Geometry, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Returns y and the gradients by PyTorch in float64."""
+    x, w, b, ct = (torch.from_numpy(feeds[name]).double() for name in ("x", "w", "b", "ct"))
+    leaves = {"x": x.requires_grad_(), "w": w.requires_grad_(), "b": b.requires_grad_()}
+    pads = [n for pair in reversed(list(zip(g.begins, g.ends, strict=True))) for n in pair]
+    y = CONVOLUTIONS[len(g.size)](
+        functional.pad(x, pads), w, b if g.bias else None, g.strides, 0, g.dilations, g.group
+    )
+    gradients = torch.autograd.grad(y, [leaves[name] for name in g.wrt], ct)
+    return [value.detach().numpy() for value in (y, *gradients)]
+
+
+def check(g: Geometry, seed: int = 0) -> None:
+    model, feeds = gradient_model(g), inputs_of(g, seed)
+    called = {node.op_type for node in model.graph.node if node.domain == "onnxtrain"}
+    assert "Convolution_float" in called
+    assert len([name for name in called if "Gradient" in name]) == 1
+    exact = expected(g, feeds)
+    body, kernel = run(model, feeds, native=False), run(model, feeds, native=True)
+    again = run(model, feeds, native=True, threads=1)
+    for name, reference, standard, own, one in zip(("y", *g.wrt), exact, body, kernel, again, strict=True):
+        assert own.shape == standard.shape == reference.shape, f"{name} of {g}"
+        np.testing.assert_array_equal(own, one, err_msg=f"{name} of {g}: not the same on one thread")
+        for computed in (own, standard):
+            distance = float(np.linalg.norm(computed - reference))
+            assert distance <= 2e-6 * float(np.linalg.norm(reference)) + 1e-12, f"{name} of {g}"
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_convolution(name: str) -> None:
+    check(GEOMETRIES[name])
+
+
+def _random_geometry(rng: np.random.Generator) -> Geometry:
+    while True:
+        rank = int(rng.choice([1, 2, 2, 2, 3]))
+        depthwise = rng.random() < 0.3
+        group = int(rng.integers(1, 40 if depthwise else 4))
+        channels, rows = (1, 1) if depthwise else map(int, rng.integers(1, 40, 2))
+        longest = {1: 60, 2: 20, 3: 7}[rank]
+
+        def axes(low: int, high: int, rank: int = rank) -> tuple[int, ...]:
+            return tuple(int(n) for n in rng.integers(low, high + 1, rank))
+
+        wrt = [("x", "w", "b"), ("x", "w"), ("w",), ("w", "b"), ("x",), ("x", "b")][rng.integers(6)]
+        g = Geometry(
+            int(rng.integers(1, 4)),
+            group,
+            channels,
+            rows,
+            axes(1, longest),
+            axes(1, 4),
+            axes(1, 3),
+            axes(1, 2),
+            axes(0, 3),
+            axes(0, 3),
+            bias="b" in wrt or bool(rng.integers(2)),
+            symbolic=bool(rng.integers(2)),
+            wrt=wrt,
+        )
+        if min(g.counts) > 0:
+            return g
+
+
+@needs_kernels
+def test_convolutions_of_random_geometry() -> None:
+    """`ONNXTRAIN_FUZZ_CONVOLUTIONS` is the number of cases."""
+    for seed in range(CASES):
+        check(_random_geometry(np.random.default_rng(seed)), seed)

@@ -104,8 +104,8 @@ def _suit_training(options: ort.SessionOptions) -> None:
 
     Threads stop looking for work at the end of a run, unless the options say otherwise: those of one session, still
     spinning, would take the cores from those of the other, and a step of a small net took twice as long.
-    Values are allocated one by one: as one block, which a memory pattern makes of them from the second run on, they need
-    their memory a second time beside what the first run took.
+    Values are allocated one by one: as one block, which a memory pattern makes of them from the second run on, they
+    need their memory a second time beside what the first run took.
     """
     options.enable_mem_pattern = False
     try:

@@ -320,7 +320,9 @@ def test_threads_rest_between_runs_unless_the_options_say_otherwise(own):
     if own is not None:
         options.add_session_config_entry(key, own)
     module = Module(run.training.SerializeToString(), run.state(), session_options=options)
-    assert module._session.get_session_options().get_session_config_entry(key) == (own or "1")
+    used = module._session.get_session_options()
+    assert used.get_session_config_entry(key) == (own or "1")
+    assert not used.enable_mem_pattern
 
 
 def test_session_options_are_used(batch, tmp_path):

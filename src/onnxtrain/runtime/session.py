@@ -99,12 +99,15 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
         pass
 
 
-def _rest_between_runs(options: ort.SessionOptions) -> None:
-    """Lets the threads of a session stop looking for work at the end of a run, unless the options say otherwise.
+def _suit_training(options: ort.SessionOptions) -> None:
+    """Sets what two sessions that take turns need.
 
-    The sessions of the training and the optimizer model take turns, each with threads of its own: those of one, still
-    spinning, would take the cores from those of the other. A step of a small net took twice as long.
+    Threads stop looking for work at the end of a run, unless the options say otherwise: those of one session, still
+    spinning, would take the cores from those of the other, and a step of a small net took twice as long.
+    Values are allocated one by one: as one block, which a memory pattern makes of them from the second run on, they
+    need their memory a second time beside what the first run took.
     """
+    options.enable_mem_pattern = False
     try:
         options.get_session_config_entry(_SPINNING_STOP)
     except RuntimeError:  # it has not been set
@@ -115,7 +118,7 @@ def _session(model: str | bytes, device: Device, options: ort.SessionOptions) ->
     """Returns a session, without an optimizer for which this onnxruntime turns out to be broken."""
     if device.type == "cpu":
         register_kernels(options)
-    _rest_between_runs(options)
+    _suit_training(options)
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
     try:
         return make()

@@ -10,7 +10,8 @@ OLDEST_VENV := .venv-oldest
 NEWEST_VENV := .venv-newest
 VERSIONED := tests/runtime tests/passes tests/autodiff tests/trainer tests/onnxblock tests/fusion \
 	tests/test_artifacts.py tests/test_bad_input.py tests/test_losses.py tests/test_optimizers.py tests/cli \
-	tests/test_packaging.py tests/test_kills.py tests/test_hostile.py tests/ortmodule/test_runtime_version.py
+	tests/test_packaging.py tests/test_runtime_workarounds.py tests/test_kills.py tests/test_hostile.py \
+	tests/ortmodule/test_runtime_version.py
 ORTMODULE := tests/ortmodule/test_aten_lowerings.py tests/ortmodule/test_engine.py
 # Of onnxruntime ORTModule needs a newer version than the rest: its own lies before the other.
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule

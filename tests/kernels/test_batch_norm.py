@@ -72,7 +72,7 @@ POOLS = {
 def _net(
     size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
 ) -> onnx.ModelProto:
-    """Conv, BatchNormalization, MaxPool and Relu, then a depthwise Conv, BatchNormalization, Relu."""
+    """Conv, BatchNormalization, MaxPool and Relu, then a depthwise Conv, BatchNormalization, Relu, Conv."""
     text = helper.make_node
     nodes = [
         text("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1]),
@@ -86,11 +86,12 @@ def _net(
             "BatchNormalization", ["c2", "s2", "o2", "m2", "v2"], ["n2", "m2_new", "v2_new"], training_mode=1
         ),
         text("Relu", ["n2"], ["r2"]),
-        text("Mul", ["r2", "r2"], ["squares"]),
+        text("Conv", ["r2", "w3"], ["c3"]),
+        text("Mul", ["c3", "c3"], ["squares"]),
         text("ReduceMean", ["squares"], ["loss"], keepdims=0),
     ]
     rng = np.random.default_rng(3)
-    shapes = {"w1": (6, 3, 3, 3), "b1": (6,), "w2": (6, 1, 3, 3)}
+    shapes = {"w1": (6, 3, 3, 3), "b1": (6,), "w2": (6, 1, 3, 3), "w3": (2, 6, 1, 1)}
     shapes |= {f"{name}{i}": (6,) for i in (1, 2) for name in "som"}
     values = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     values |= {"v1": np.abs(values["m1"]), "v2": np.abs(values["m2"]) + 1}
@@ -112,11 +113,12 @@ def _expected(model: onnx.ModelProto, x: np.ndarray, pool: Sequence[Sequence[int
         for t in model.graph.initializer
     }
     first, second = nn.Conv2d(3, 6, 3, padding=1), nn.Conv2d(6, 6, 3, padding=1, groups=6, bias=False)
+    head = nn.Conv2d(6, 2, 1, bias=False)
     norms = [nn.BatchNorm2d(6), nn.BatchNorm2d(6)]
     net = nn.Sequential(
-        first, norms[0], nn.ReLU(), nn.MaxPool2d(kernel, strides, pads[:2]), second, norms[1], nn.ReLU()
+        first, norms[0], nn.ReLU(), nn.MaxPool2d(kernel, strides, pads[:2]), second, norms[1], nn.ReLU(), head
     ).double()
-    parameters = {"w1": first.weight, "b1": first.bias, "w2": second.weight}
+    parameters = {"w1": first.weight, "b1": first.bias, "w2": second.weight, "w3": head.weight}
     parameters |= {"s1": norms[0].weight, "o1": norms[0].bias, "s2": norms[1].weight, "o2": norms[1].bias}
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -140,7 +142,7 @@ def test_net_against_torch(name: str, native: bool) -> None:
     training = ir.to_proto(graphs.training)
     calls = Counter(node.op_type for node in training.graph.node if node.domain == "onnxtrain")
     overlapping = name == "overlapping"
-    assert calls["Convolution_float"] == 2
+    assert calls["Convolution_float"] == 3
     assert (
         calls["BatchNormalizationMaxPoolRelu_float"] == calls["BatchNormalizationMaxPoolReluGradient_float"]
     )
@@ -168,4 +170,5 @@ def test_net_against_torch(name: str, native: bool) -> None:
             assert np.abs(computed[key]).max() < 1e-6
             continue
         distance = np.linalg.norm(computed[key] - value) / np.linalg.norm(value)
-        assert distance < 5e-6, key
+        # The second BatchNormalization takes most of what the first one does away, so that terms cancel.
+        assert distance < 5e-5, key

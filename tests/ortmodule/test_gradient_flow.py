@@ -169,6 +169,36 @@ def test_writes_through_data_do_not_invalidate_what_backward_keeps(wrap: Callabl
     assert x[0].tolist() == [2.0] * 4
 
 
+KEPT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "result": lambda h: h.exp(),
+    "copysign": lambda h: h.copysign(h + h),
+    "argument_of_another": lambda h: h + 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore:ORTModule")
+@pytest.mark.parametrize("name", KEPT)
+def test_what_backward_has_kept_is_written_through_data(name: str) -> None:
+    """Eager PyTorch's backward reads what was written: such a graph is left to it."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = KEPT[name](x * module.weight[0])
+        other = h * module.weight[1]
+        h.data.mul_(0.5)
+        return h + other
+
+    trained(function, in_onnxruntime=False)
+
+
+def test_what_backward_has_not_kept_is_written_through_data() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x + module.weight[0]
+        h.data.mul_(0.5)
+        return h * module.weight[1]
+
+    trained(function)
+
+
 MADE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "zeros_like": torch.zeros_like,
     "new_empty": lambda h: h.new_empty(h.shape).fill_(1.0),

@@ -2,7 +2,7 @@
 //
 // What BatchNormalization gives never reaches memory; its gradient is read where the maxima were.
 #include <cmath>
-#include <limits>
+#include <cstring>
 
 #include "convolution/channels.h"
 #include "convolution/family.h"
@@ -50,19 +50,74 @@ struct Pool {
   Axes in{1, 1, 1}, out{1, 1, 1}, kernel{1, 1, 1}, stride{1, 1, 1}, pad{0, 0, 0};
 
  private:
+  // Windows of 2 x 2, a vector of them at a time where rows are a power of two: `load_pairs` has its inputs side by side.
   void run_halves(const float* z, int64_t base, float* y, int64_t* places) const {
+    const int64_t width = in[2], windows = volume(out);
+    int64_t o = 0;
+    if (width % (2 * n) == 0 || width == n || 2 * width == n)
+      for (; o + n <= windows && in[1] % 2 == 0; o += n) {
+        vfloat top[2], bottom[2];
+        load_pairs(z, o, top, bottom);
+        vfloat best = even(top[0], top[1]);
+        vint place{};
+        const auto consider = [&](vfloat value, int32_t there) {
+          place = value > best ? there - vint{} : place;
+          best = value > best ? value : best;
+        };
+        consider(odd(top[0], top[1]), 1);
+        consider(even(bottom[0], bottom[1]), static_cast<int32_t>(width));
+        consider(odd(bottom[0], bottom[1]), static_cast<int32_t>(width) + 1);
+        store(y + o, select(best < 0.f, vfloat{}, best));
+        int32_t offsets[lanes];
+        std::memcpy(offsets, &place, sizeof place);
+        for (int64_t k = 0; k < n; ++k) {
+          const int64_t row = (o + k) / out[2];
+          places[o + k] = base + 2 * (o + k) + row * width + offsets[k];
+        }
+      }
+    for (; o < windows; ++o) {
+      const int64_t first = 2 * (o / out[2]) * width + 2 * (o % out[2]);
+      const int64_t candidates[] = {first, first + 1, first + width, first + width + 1};
+      int64_t place = first;
+      for (const int64_t candidate : candidates) place = z[candidate] > z[place] ? candidate : place;
+      y[o] = z[place] < 0.f ? 0.f : z[place];
+      places[o] = base + place;
+    }
+  }
+
+  static constexpr int64_t n = lanes;
+
+  static vfloat even(vfloat a, vfloat b) { return picked<0, 2>(a, b); }
+  static vfloat odd(vfloat a, vfloat b) { return picked<1, 2>(a, b); }
+
+  // Lanes First, First + Step, ... of two vectors; with Step 0 the halves First of both.
+  template <int First, int Step>
+  static vfloat picked(vfloat a, vfloat b) {
+    float both[2 * lanes], result[lanes];
+    store(both, a);
+    store(both + lanes, b);
+#pragma GCC unroll 16
+    for (int k = 0; k < static_cast<int>(lanes); ++k) {
+      constexpr int half = static_cast<int>(lanes) / 2;
+      result[k] = both[Step ? First + Step * k : First * half + k % half + (k < half ? 0 : static_cast<int>(lanes))];
+    }
+    return load(result);
+  }
+
+  // The upper and lower inputs of windows [o, o + n), two vectors of each.
+  void load_pairs(const float* z, int64_t o, vfloat (&top)[2], vfloat (&bottom)[2]) const {
     const int64_t width = in[2];
-    for (int64_t i = 0; i < out[1]; ++i) {
-      const float *top = z + 2 * i * width, *bottom = top + width;
-      const int64_t first = base + 2 * i * width;
-      for (int64_t j = 0; j < out[2]; ++j) {
-        float best = top[2 * j];
-        int64_t place = 0;
-        place = top[2 * j + 1] > best ? 1 : place, best = top[2 * j + 1] > best ? top[2 * j + 1] : best;
-        place = bottom[2 * j] > best ? width : place, best = bottom[2 * j] > best ? bottom[2 * j] : best;
-        place = bottom[2 * j + 1] > best ? width + 1 : place, best = bottom[2 * j + 1] > best ? bottom[2 * j + 1] : best;
-        *y++ = best < 0.f ? 0.f : best;
-        *places++ = first + 2 * j + place;
+    if (width % (2 * n) == 0) {
+      const float* const at = z + 2 * (o / out[2]) * width + 2 * (o % out[2]);
+      top[0] = load(at), top[1] = load(at + n), bottom[0] = load(at + width), bottom[1] = load(at + width + n);
+    } else {
+      const float* const at = z + 4 * o;  // rows are whole in what the windows read
+      const vfloat v[] = {load(at), load(at + n), load(at + 2 * n), load(at + 3 * n)};
+      if (width == n) {
+        top[0] = v[0], bottom[0] = v[1], top[1] = v[2], bottom[1] = v[3];
+      } else {
+        top[0] = picked<0, 0>(v[0], v[1]), top[1] = picked<0, 0>(v[2], v[3]);
+        bottom[0] = picked<1, 0>(v[0], v[1]), bottom[1] = picked<1, 0>(v[2], v[3]);
       }
     }
   }

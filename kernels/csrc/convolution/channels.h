@@ -27,23 +27,24 @@ struct Channel {
       vectors(length, [&](std::size_t i, auto extent) { each(r * distance + i, extent); });
   }
 
-  // Sums of what each(offset, extent, sums) adds to an array of vectors.
+  // Sums of what each(offset, extent, sums) adds to an array of vectors: to four arrays in turn, as one would wait for
+  // its own additions.
   template <std::size_t Sums, class Each>
   std::array<double, Sums> sums(Each&& each) const {
     std::array<double, Sums> totals{};
-    vfloat block[Sums] = {};
-    std::size_t filled = 0;
-    const auto flush = [&] {
-      for (std::size_t s = 0; s < Sums; ++s) totals[s] += sum(block[s]), block[s] = vfloat{};
-      filled = 0;
-    };
     for (std::size_t r = 0; r < rows; ++r)
       for (std::size_t begin = 0; begin < length; begin += block_elements) {
-        const std::size_t size = std::min(block_elements, length - begin);
-        vectors(size, [&](std::size_t i, auto extent) { each(r * distance + begin + i, extent, block); });
-        if ((filled += size) >= block_elements) flush();
+        const std::size_t from = r * distance + begin, size = std::min(block_elements, length - begin);
+        vfloat block[4][Sums] = {};
+        std::size_t i = 0;
+        for (; i + 4 * lanes <= size; i += 4 * lanes)
+#pragma GCC unroll 4
+          for (std::size_t k = 0; k < 4; ++k) each(from + i + k * lanes, Full{}, block[k]);
+        for (; i + lanes <= size; i += lanes) each(from + i, Full{}, block[0]);
+        if (i < size) each(from + i, Part{size - i}, block[0]);
+        for (std::size_t s = 0; s < Sums; ++s)
+          totals[s] += sum((block[0][s] + block[1][s]) + (block[2][s] + block[3][s]));
       }
-    flush();
     return totals;
   }
 };

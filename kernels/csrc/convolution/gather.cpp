@@ -132,4 +132,15 @@ void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64
   }
 }
 
+void prefetch(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width) {
+  constexpr int64_t line = 64 / sizeof(float);
+  const int64_t plane = volume(from.grid), sample = begin / plane, row = begin % plane / from.grid[2];
+  const int64_t in_row = row % from.grid[1] * from.step[1], in_slice = row / from.grid[1] * from.step[0];
+  const int64_t start = (in_slice * from.in[1] + in_row) * from.in[2] + begin % from.grid[2] * from.step[2];
+  const int64_t end = std::min(volume(from.in), start + width * from.step[1] * from.step[2]);
+  for (int64_t c = first; c < last; ++c)
+    for (int64_t i = start; i < end; i += line)
+      __builtin_prefetch(x + sample * from.per_sample + c * from.per_channel + i);
+}
+
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

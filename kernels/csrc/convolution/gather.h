@@ -26,6 +26,10 @@ struct Gather {
 void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width, int64_t pitch,
           float* panel);
 
+// Asks for what `pack` will read of these positions: with one tap, or about that with several. Rows of channels are too far
+// apart, and too short, for the processor to foresee.
+void prefetch(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width);
+
 // A run of positions in one row of the grid.
 struct Segment {
   int64_t sample, row0, row1, column;  // of the first position

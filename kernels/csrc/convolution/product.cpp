@@ -101,17 +101,21 @@ void product(const Threads& threads, int64_t groups, const Gather& from, const f
   const int64_t positions = from.positions(), width = static_cast<int64_t>(threads.width());
   if (positions == 0 || to.rows == 0 || groups == 0) return;
   const int64_t panels = (positions + tile_width - 1) / tile_width, tiles = tiles_of(to.rows).tiles;
-  const int64_t fitting = std::clamp<int64_t>(sum_floats / (to.rows * tile_width), 1, 8);
-  const int64_t per_block = std::clamp<int64_t>(panels * groups / (4 * width), 1, fitting);
-  const int64_t blocks = (panels + per_block - 1) / per_block;
+  const int64_t blocks = std::clamp<int64_t>(8 * width / groups, 1, panels);
+  const int64_t at_once = std::clamp<int64_t>(sum_floats / (to.rows * tile_width), 1, 8);
   const int64_t wanted = (4 * width + blocks * groups - 1) / (blocks * groups);
   const int64_t parts = blocks * groups >= 2 * width ? 1 : std::min(wanted, tiles);
   const Job job{from, to, x, a, bias, y};
   threads.run(static_cast<std::size_t>(groups * blocks * parts), [&](std::size_t task) {
     const auto index = static_cast<int64_t>(task);
     const int64_t part = index % parts, block = index / parts % blocks, group = index / parts / blocks;
-    const int64_t first = panels * block / blocks, last = panels * (block + 1) / blocks;
-    compute(job, group, first * tile_width, last - first, tiles * part / parts, tiles * (part + 1) / parts);
+    const int64_t last = panels * (block + 1) / blocks;
+    const float* const own = x + group * from.channels * from.per_channel;
+    for (int64_t first = panels * block / blocks; first < last; first += at_once) {
+      const int64_t count = std::min(at_once, last - first);
+      if (first + count < last) prefetch(from, own, 0, from.channels, (first + count) * tile_width, count * tile_width);
+      compute(job, group, first * tile_width, count, tiles * part / parts, tiles * (part + 1) / parts);
+    }
   });
 }
 

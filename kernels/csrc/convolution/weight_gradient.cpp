@@ -75,10 +75,18 @@ void accumulate(const Job& job, int64_t group, int64_t part, int64_t split) {
   std::fill_n(sums, rows * job.columns, 0.f);
   if (own_bias) std::fill_n(bias, job.columns, 0.f);
   const Panels panels = panels_of(job.columns);
+  const float* const own_x = job.x + group * c.channels * job.from.per_channel;
+  const float* const own_dy = job.dy + group * c.rows * volume(c.out);
+  const Axes row{1, 1, volume(c.out)};
+  const Gather results{c.batch, c.rows, c.groups * c.rows * row[2], row[2], row, row, {1, 1, 1}, {{0, 0, 0}}};
   for (int64_t at = begin; at < end; at += job.block) {
     const int64_t length = std::min(job.block, end - at);
-    turn_over(job, job.dy + group * c.rows * volume(c.out), at, length, outputs);
-    pack(job.from, job.x + group * c.channels * job.from.per_channel, first, last, at, length, length, inputs);
+    turn_over(job, own_dy, at, length, outputs);
+    pack(job.from, own_x, first, last, at, length, length, inputs);
+    if (const int64_t next = at + length, left = std::min(job.block, end - next); left > 0) {
+      prefetch(job.from, own_x, first, last, next, left);
+      prefetch(results, own_dy, 0, c.rows, next, left);
+    }
     for (int64_t p = 0; p < panels.count; ++p) {
       const int64_t vectors = panels.begin(p + 1) - panels.begin(p), column = panels.begin(p) * static_cast<int64_t>(lanes);
       const int64_t wide = vectors * static_cast<int64_t>(lanes);

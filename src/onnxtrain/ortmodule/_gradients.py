@@ -256,8 +256,19 @@ class _Rehearsal(fx.Interpreter):
                 raise NotImplementedError(
                     "it writes what has a gradient to a detached tensor, whose memory has another gradient or none"
                 )
+            if base._version == state.base_version and self._is_kept(base):
+                raise NotImplementedError(
+                    "it writes, through `.data`, to what PyTorch's backward has kept and reads: write to a clone"
+                )
             if base.requires_grad and not seen and source not in self.hidden.get(node, ()):
                 self.hidden[node] = (*self.hidden.get(node, ()), source)
+
+    def _is_kept(self, base: torch.Tensor) -> bool:
+        """Whether a function of autograd has kept the memory of a tensor: the result of `exp`, for example."""
+        tensors = [tensor for value in self.env.values() for tensor in _tensors(value)]
+        functions: set[Any] = set().union(*map(_functions, tensors))
+        kept = [value for function in functions for value in _saved(function)]
+        return any(_memory(tensor) == _memory(base) for tensor in kept)
 
 
 @dataclass(frozen=True)
@@ -265,6 +276,7 @@ class _State:
     """A tensor, and the first one with its memory, before a node runs."""
 
     version: int
+    base_version: int
     function: Any
     base_required: bool
     base_function: Any
@@ -273,7 +285,15 @@ class _State:
     def of(tensor: torch.Tensor, base: torch.Tensor) -> _State:
         # That of a view made under no_grad whose base has changed cannot be asked for.
         function = tensor.grad_fn if torch.is_grad_enabled() and tensor.requires_grad else None
-        return _State(tensor._version, function, base.requires_grad, base.grad_fn)
+        return _State(tensor._version, base._version, function, base.requires_grad, base.grad_fn)
+
+
+def _saved(function: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a function of autograd has kept for backward."""
+    for name in dir(function):
+        if name.startswith("_saved_"):
+            with contextlib.suppress(RuntimeError):  # it has been changed, which backward will say
+                yield from _tensors(getattr(function, name))
 
 
 def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:

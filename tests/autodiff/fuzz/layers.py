@@ -95,6 +95,8 @@ def _loss(op: str) -> Drawer:
 
 def dequantize_linear(b: Builder, d: Draw) -> None:
     """A scale for all, per axis, or per block."""
+    if b.graph.dtype is np.float64:
+        raise Rejected("there is no float64 scale")
     shape = b.sizes(d.integer(1, 3))
     x = b.data(d.rng().integers(-12, 12, shape, dtype=np.int8))
     axis = d.integer(-len(shape), len(shape) - 1)

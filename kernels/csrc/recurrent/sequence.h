@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "core/gemm.h"
 #include "core/simd.h"
@@ -37,19 +38,58 @@ inline void vectors(size_t size, Each&& each) {
   if (i < size) each(i, size - i);
 }
 
-// Sums of the columns of [rows, columns]. Blocks of rows are summed up first, which keeps the rounding small.
-inline void sum_rows(const Threads& threads, const float* from, size_t rows, size_t columns, float* to) {
-  threads.ranges(divided_up(columns, lanes), 4, [&](size_t begin, size_t end) {
-    for (size_t column = begin * lanes; column < std::min(columns, end * lanes); column += lanes) {
-      const size_t count = std::min(lanes, columns - column);
-      vfloat total{};
-      for (size_t block = 0; block < rows; block += 32) {
-        vfloat part{};
-        for (size_t row = block; row < std::min(rows, block + 32); ++row)
-          part += load_some(from + row * columns + column, count);
-        total += part;
-      }
-      store_some(to + column, total, count);
+// to[row] += the sum of a strip's numbers [depth][row]; blocks are summed up first, which keeps the rounding small.
+inline void add_up(const float* strip, size_t depth, size_t rows, float* to) {
+  for (size_t block = 0; block < depth; block += 32) {
+    float part[tile_rows] = {};
+    for (size_t k = block; k < std::min(depth, block + 32); ++k)
+      for (size_t r = 0; r < tile_rows; ++r) part[r] += strip[k * tile_rows + r];
+    for (size_t r = 0; r < rows; ++r) to[r] += part[r];
+  }
+}
+
+// C [gates, columns] = Aᵀ B, of a B packed beforehand.
+struct WeightProduct {
+  const float* packed;
+  size_t columns;
+  float* c;
+};
+
+// Several products Aᵀ B with the same A [depth, gates], and the sums of its columns where `sums` is given. A is the
+// largest operand by far, and lies across in memory: a strip of its columns is copied once for all products.
+inline void transposed_products(const Threads& threads, const float* a, size_t depth, size_t gates,
+                                const std::vector<WeightProduct>& products, float* sums) {
+  constexpr size_t group = 4 * tile_rows;
+  const size_t strips = divided_up(gates, tile_rows), parts = std::min(strips, 2 * threads.width());
+  const Matrix rows = rows_of(a, gates).transposed();
+  threads.run(parts, [&](size_t part) {
+    alignas(64) float copy[group * depth_block] = {};  // rows behind the last one are summed up, too
+    const size_t end = std::min(gates, strips * (part + 1) / parts * tile_rows);
+    for (size_t i = strips * part / parts * tile_rows; i < end; i += group) {
+      const size_t taken = std::min(group, end - i);
+      if (sums) std::fill(sums + i, sums + i + taken, 0.f);
+      size_t k = 0;
+      do {
+        const size_t deep = std::min(depth_block, depth - k);
+        copy_strips(rows.from(i, k), taken, deep, copy);
+        for (size_t r = 0; r < taken; r += tile_rows) {
+          const size_t height = std::min(tile_rows, taken - r);
+          const Matrix strip{copy + r * deep, 1, static_cast<ptrdiff_t>(tile_rows)};
+          for (const auto& [packed, columns, c] : products) {
+            float* to = c;
+            const size_t stride = columns;
+            auto out = [&, to, stride](vfloat value, size_t row, size_t column, size_t count) {
+              float* at = to + row * stride + column;
+              store_some(at, k ? value + load_some(at, count) : value, count);
+            };
+            for (size_t column = 0; column < columns; column += tile_columns)
+              tile_of(height, strip, packed + column * depth + k * tile_columns, deep, i + r, column,
+                      std::min(tile_columns, columns - column), out);
+          }
+          if (sums) add_up(copy + r * deep, deep, height, sums + i + r);
+        }
+        k += deep;
+      } while (k < depth);
     }
   });
 }
@@ -59,25 +99,29 @@ inline void sum_rows(const Threads& threads, const float* from, size_t rows, siz
 inline void weight_gradients(const Threads& threads, const Sequence& s, size_t gates, const float* ct_input,
                              const float* ct_hidden, const float* x, const float* y, const float* h0, float* ct_w,
                              float* ct_r, float* ct_b) {
-  const size_t rows = s.time * s.batch, later = rows - std::min(rows, s.batch);
-  if (ct_w)
-    gemm(threads, gates, s.input, rows, rows_of(ct_input, gates).transposed(), rows_of(x, s.input), ct_w, s.input);
+  const size_t rows = s.time * s.batch, first = std::min(rows, s.batch), later = rows - first;
+  const Buffer inputs(ct_w ? packed_size(rows, s.input) : 0), states(ct_r ? packed_size(rows, s.hidden) : 0);
+  if (ct_w) pack(threads, rows_of(x, s.input), rows, s.input, inputs.data());
   if (ct_r) {
     // All steps but the first have y of the step before, which lies behind them in time where it runs backwards.
-    const size_t shift = later ? s.batch : 0, own = s.reverse ? 0 : shift, before = s.reverse ? shift : 0;
-    const Matrix others = rows_of(ct_hidden + own * gates, gates).transposed();
-    gemm(threads, gates, s.hidden, later, others, rows_of(y + before * s.hidden, s.hidden), ct_r, s.hidden);
-    const float* first = ct_hidden + (s.reverse ? later : 0) * gates;
-    gemm(threads, gates, s.hidden, rows - later, rows_of(first, gates).transposed(), rows_of(h0, s.hidden), ct_r,
-         s.hidden, true);
+    const Matrix start = rows_of(h0, s.hidden), others = rows_of(y + (s.reverse ? first : 0) * s.hidden, s.hidden);
+    threads.ranges(divided_up(s.hidden, tile_columns), 1, [&](size_t panel, size_t end) {
+      for (; panel < end; ++panel) {
+        float* to = states.data() + panel * rows * tile_columns;
+        pack_panel(start, first, s.hidden, panel, to + (s.reverse ? later : 0) * tile_columns);
+        pack_panel(others, later, s.hidden, panel, to + (s.reverse ? 0 : first) * tile_columns);
+      }
+    });
   }
-  if (ct_b) {
-    sum_rows(threads, ct_input, rows, gates, ct_b);
-    if (ct_hidden == ct_input)
-      std::copy(ct_b, ct_b + gates, ct_b + gates);
-    else
-      sum_rows(threads, ct_hidden, rows, gates, ct_b + gates);
-  }
+  std::vector<WeightProduct> own, recurrent;
+  if (ct_w) own.push_back({inputs.data(), s.input, ct_w});
+  std::vector<WeightProduct>& with_states = ct_hidden == ct_input ? own : recurrent;
+  if (ct_r) with_states.push_back({states.data(), s.hidden, ct_r});
+  transposed_products(threads, ct_input, rows, gates, own, ct_b);
+  if (ct_hidden != ct_input)
+    transposed_products(threads, ct_hidden, rows, gates, recurrent, ct_b ? ct_b + gates : nullptr);
+  else if (ct_b)
+    std::copy(ct_b, ct_b + gates, ct_b + gates);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -158,6 +158,7 @@ class Emitter:
         self.opset = opset if opset is not None else graph.opset_imports[""]
         self.scope = ""
         self._functions = functions
+        self._imports = graph.opset_imports
         self._in_function = in_function
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._shapes: dict[ir.Value, ir.Value] = {}
@@ -248,7 +249,7 @@ class Emitter:
             function = composite.function_for(dtype, self.opset)
             function.name = identifier[1]
             self._functions[identifier] = function
-        self.graph.opset_imports.setdefault(identifier[0], 1)
+        self._imports.setdefault(identifier[0], 1)
         return identifier
 
     @property
@@ -405,6 +406,7 @@ class Emitter:
         """Returns an emitter for a branch or body that is there, whose names are of the same pool."""
         inner = Emitter(graph, functions=self._functions, opset=self.opset)
         inner.scope, inner._names = self.scope, self._names
+        inner._imports = self._imports  # a model says at the top which domains it uses
         return inner
 
     def copy_of(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:

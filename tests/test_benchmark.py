@@ -29,7 +29,8 @@ def test_our_engines_beside_pytorch(tmp_path: Path) -> None:
         assert engine["losses"] == pytest.approx(measured["torch"]["losses"], rel=2e-3)
         assert engine["losses"][-1] < engine["losses"][0]
         assert 0 < engine["step_ms"]["min"] <= engine["step_ms"]["median"] <= engine["step_ms"]["q3"]
-        assert engine["gradients_ms"]["min"] + engine["update_ms"]["min"] <= engine["step_ms"]["min"]
+        halves = engine["gradients_ms"]["min"] + engine["update_ms"]["min"]
+        assert halves <= engine["step_ms"]["min"] + 2e-4  # each is rounded
     assert measured["device"]["base_mb"] < measured["torch"]["base_mb"] / 2, "the device has imported PyTorch"
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-import numpy as np
 import onnx
 import onnxruntime as ort
-from onnxruntime.training import artifacts
-from onnxruntime.training.api import CheckpointState, Module, Optimizer
+from onnxruntime.training import api, artifacts
 
+from steps.engines._device import on_device
 from steps.engines._engine import Engine, Job
 
 __all__ = ["make"]
@@ -32,26 +31,4 @@ def make(job: Job) -> Callable[[], Engine]:
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=str(folder),
     )
-    with np.load(job.files / "batch.npz") as batch:
-        inputs, target = batch["inputs"], batch["target"]
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = job.threads
-
-    def start() -> Engine:
-        state = CheckpointState.load_checkpoint(str(folder / "checkpoint"))
-        module = Module(str(folder / "training_model.onnx"), state, session_options=options)
-        optimizer = Optimizer(str(folder / "optimizer_model.onnx"), module)
-        module.train()
-
-        def gradients() -> float:
-            module.lazy_reset_grad()
-            return float(module(inputs, target))
-
-        def update(rate: float) -> None:
-            optimizer.set_learning_rate(rate)
-            optimizer.step()
-
-        return Engine(gradients, update, {"onnxruntime-training": ort.__version__})
-
-    return start
+    return on_device(api, job, folder, {"onnxruntime-training": ort.__version__})

@@ -63,65 +63,28 @@ struct ConvolutionForward : Geometry {
   }
 };
 
-void check_cotangent(const Convolution& c, const Shape& ct, std::size_t rank) {
-  require(ct == Geometry::result(c, rank), "the cotangent must have the shape of the result");
-}
-
-// dx, dw and, where it is wanted, db.
+// dx and dw, or one of them where the other is not wanted; behind dw db, where that is wanted. Of x only the shape is read
+// for dx.
+template <bool of_x, bool of_w>
 struct ConvolutionGradient : Geometry {
-  static constexpr const char* name = "ConvolutionGradient#_float";
-  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float};
-  static constexpr Type outputs[] = {Type::Float, Type::Float, Type::Float};
+  static constexpr const char* name = !of_w   ? "ConvolutionInputGradient#_float"
+                                      : !of_x ? "ConvolutionWeightGradient#_float"
+                                              : "ConvolutionGradient#_float";
+  static constexpr Floats<3> inputs{};
+  static constexpr Floats<of_x + 2 * of_w> outputs{};
 
   using Geometry::Geometry;
 
   void compute(Context& context) const {
     const auto ct = context.input<const float>(0), x = context.input<const float>(1), w = context.input<const float>(2);
     const Convolution c = of(x.shape.at(0), x.shape, w.shape);
-    check_cotangent(c, ct.shape, strides.size());
-    float* const dx = context.output<float>(0, x.shape).data;
-    float* const dw = context.output<float>(1, w.shape).data;
-    float* const db = context.outputs() > 2 ? context.output<float>(2, {w.shape[0]}).data : nullptr;
+    require(ct.shape == result(c, strides.size()), "the cotangent must have the shape of the result");
+    float* const dx = of_x ? context.output<float>(0, x.shape).data : nullptr;
+    float* const dw = of_w ? context.output<float>(of_x, w.shape).data : nullptr;
+    float* const db = context.outputs() > of_x + 1 ? context.output<float>(of_x + 1, {w.shape[0]}).data : nullptr;
     if (is_depthwise(c)) return depthwise_gradient(context.threads(), c, ct.data, x.data, w.data, dx, dw, db);
     if (dx) input_gradient(context.threads(), c, ct.data, w.data, dx);
     if (dw) weight_gradient(context.threads(), c, ct.data, x.data, dw, db);
-  }
-};
-
-// dw and, where it is wanted, db, for inputs that need no gradient.
-struct ConvolutionWeightGradient : Geometry {
-  static constexpr const char* name = "ConvolutionWeightGradient#_float";
-  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float};
-  static constexpr Type outputs[] = {Type::Float, Type::Float};
-
-  using Geometry::Geometry;
-
-  void compute(Context& context) const {
-    const auto ct = context.input<const float>(0), x = context.input<const float>(1), w = context.input<const float>(2);
-    const Convolution c = of(x.shape.at(0), x.shape, w.shape);
-    check_cotangent(c, ct.shape, strides.size());
-    float* const dw = context.output<float>(0, w.shape).data;
-    float* const db = context.outputs() > 1 ? context.output<float>(1, {w.shape[0]}).data : nullptr;
-    if (is_depthwise(c)) return depthwise_gradient(context.threads(), c, ct.data, x.data, w.data, nullptr, dw, db);
-    weight_gradient(context.threads(), c, ct.data, x.data, dw, db);
-  }
-};
-
-// dx, for weights that need no gradient. Of x only the shape is read.
-struct ConvolutionInputGradient : Geometry {
-  static constexpr const char* name = "ConvolutionInputGradient#_float";
-  static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float};
-  static constexpr Type outputs[] = {Type::Float};
-
-  using Geometry::Geometry;
-
-  void compute(Context& context) const {
-    const auto ct = context.input<const float>(0), x = context.input<const float>(1), w = context.input<const float>(2);
-    const Convolution c = of(x.shape.at(0), x.shape, w.shape);
-    check_cotangent(c, ct.shape, strides.size());
-    float* const dx = context.output<float>(0, x.shape).data;
-    if (is_depthwise(c)) return depthwise_gradient(context.threads(), c, ct.data, x.data, w.data, dx, nullptr, nullptr);
-    input_gradient(context.threads(), c, ct.data, w.data, dx);
   }
 };
 
@@ -129,9 +92,9 @@ struct ConvolutionInputGradient : Geometry {
 
 void add_convolutions(Domain& domain) {
   domain.add<ConvolutionForward>();
-  domain.add_numbered<ConvolutionGradient, 64>();
-  domain.add_numbered<ConvolutionWeightGradient, 16>();
-  domain.add_numbered<ConvolutionInputGradient, 16>();
+  domain.add_numbered<ConvolutionGradient<true, true>, 64>();
+  domain.add_numbered<ConvolutionGradient<false, true>, 16>();
+  domain.add_numbered<ConvolutionGradient<true, false>, 16>();
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,36 +1,25 @@
 // Memory that a thread keeps from one call to the next: what is mapped afresh costs a page fault every 4 KB.
 #pragma once
 
-#include <cstddef>
-#include <cstdlib>
-#include <memory>
-#include <new>
+#include "core/buffer.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 class Scratch {
  public:
-  // Returns `count` floats, aligned to a cache line, with room for a vector behind them. They are not set, and are the
-  // caller's until it asks again.
+  // Returns `count` floats, with room for a vector behind them. They are not set, and are the caller's until it asks
+  // again.
   float* floats(std::size_t count) {
-    if (count > size_) {
-      memory_.reset();
-      size_ = 0;
-      const std::size_t bytes = ((count + slack) * sizeof(float) + 63) / 64 * 64;
-      memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-      if (!memory_) throw std::bad_alloc();
-      size_ = count;
+    if (count + kSlack > memory_.size()) {
+      memory_ = Buffer();  // before there is another one
+      memory_ = Buffer(count + kSlack);
     }
-    return memory_.get();
+    return memory_.data();
   }
 
  private:
-  static constexpr std::size_t slack = 64;
-  struct Free {
-    void operator()(float* p) const { std::free(p); }
-  };
-  std::unique_ptr<float, Free> memory_;
-  std::size_t size_ = 0;
+  static constexpr std::size_t kSlack = 64;
+  Buffer memory_;
 };
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

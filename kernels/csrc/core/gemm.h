@@ -11,11 +11,9 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <utility>
 
+#include "core/buffer.h"
 #include "core/simd.h"
 #include "core/threads.h"
 
@@ -35,25 +33,6 @@ constexpr size_t tile_columns = tile_vectors * lanes;
 constexpr size_t depth_block = 256;
 
 constexpr size_t divided_up(size_t a, size_t b) { return (a + b - 1) / b; }
-
-// Aligned memory for floats, not initialised.
-class Buffer {
- public:
-  explicit Buffer(size_t size) : size_(size) {
-    const size_t bytes = divided_up(std::max<size_t>(size, 1) * sizeof(float), 64) * 64;
-    memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    if (memory_ == nullptr) throw std::bad_alloc();
-  }
-  float* data() const { return memory_.get(); }
-  size_t size() const { return size_; }
-
- private:
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
-  };
-  size_t size_;
-  std::unique_ptr<float, Free> memory_;
-};
 
 // An operand: element (i, j) is data[i * row + j * column]; transposed by exchanging the two.
 struct Matrix {

@@ -174,15 +174,11 @@ struct Kernel {
   Op op;
 };
 
-// Ops whose last inputs or outputs may be left out say from which index on.
+// From which input on they may be left out: `Op::optional_from`, where an op has it.
 template <class Op, class = void>
-struct FirstOptional {
-  static constexpr std::size_t input = std::size(Op::inputs), output = std::size(Op::outputs);
-};
+constexpr std::size_t first_optional = std::size(Op::inputs);
 template <class Op>
-struct FirstOptional<Op, std::void_t<decltype(Op::optional_from)>> {
-  static constexpr std::size_t input = Op::optional_from, output = std::size(Op::outputs);
-};
+constexpr std::size_t first_optional<Op, std::void_t<decltype(Op::optional_from)>> = Op::optional_from;
 
 inline OrtStatus* as_status(const Api& api, const char* op, const char* message) {
   return api.CreateStatus(ORT_FAIL, (std::string(op) + ": " + message).c_str());
@@ -235,7 +231,7 @@ const OrtCustomOp& table() {
     t.GetOutputTypeCount = [](const OrtCustomOp*) { return std::size(Op::outputs); };
     t.KernelDestroy = [](void* kernel) { delete static_cast<Kernel<Op>*>(kernel); };
     t.GetInputCharacteristic = [](const OrtCustomOp*, size_t i) {
-      return i < FirstOptional<Op>::input ? ORT_REQUIRED : ORT_OPTIONAL;
+      return i < first_optional<Op> ? ORT_REQUIRED : ORT_OPTIONAL;
     };
     t.GetOutputCharacteristic = [](const OrtCustomOp*, size_t) { return ORT_OPTIONAL; };
     t.GetInputMemoryType = [](const OrtCustomOp*, size_t) { return 0; };

@@ -11,7 +11,7 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.functions import CompositeOp
 from onnxtrain.fusion._patterns import Match, NodePattern
 
-__all__ = ["Fusion", "FusionPass"]
+__all__ = ["Fusion", "FusionPass", "remove_unread"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Fusion:
         _move_before(last, stops)
         for stop, output in zip(stops, last.outputs[1:], strict=False):
             stop.replace_input_with(0, output)
-        _remove_unread(op.graph, loose)
+        remove_unread(op.graph, loose)
 
 
 class FusionPass(ir.passes.InPlacePass):
@@ -94,7 +94,7 @@ def _move_before(node: ir.Node, stops: Sequence[ir.Node]) -> None:
         graph.insert_before(front, node)
 
 
-def _remove_unread(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
+def remove_unread(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
     """Removes those of the nodes, and of the nodes that these read, whose outputs nothing reads."""
     while nodes:
         node = nodes.pop()

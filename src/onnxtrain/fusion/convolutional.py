@@ -22,6 +22,7 @@ from onnxtrain.functions import (
     convolution,
     relu_gradient_of_finite,
 )
+from onnxtrain.fusion._pass import remove_unread
 from onnxtrain.passes import is_training_batch_norm
 
 __all__ = ["ConvolutionalPass"]
@@ -182,10 +183,7 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
     for index, value in enumerate(more):
         node.replace_input_with(3 + index, value)
     _become(op, node, composite, {"epsilon": node.attributes.get_float("epsilon", 1e-5)})
-    shape = unpool.inputs[2].producer() if unpool is not None and unpool.inputs[2] is not None else None
-    for unread in (unpool, relu, shape):
-        if unread is not None and not any(v.uses() or v.is_graph_output() for v in unread.outputs):
-            op.graph.remove(unread, safe=True)
+    remove_unread(op.graph, [last])
     return True
 
 

@@ -33,8 +33,9 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
-    if _has_kernel(op, w, ct) and (n.needs("X") or n.needs("W")):
-        return _in_functions(op, n, ct, w, shape, group)
+    pads = _known_pads(w)
+    if pads is not None and _has_kernel(op, w, ct) and (n.needs("X") or n.needs("W")):
+        return _in_functions(op, n, ct, w, pads, shape, group)
     return {
         "X": scatter_windows(op, ct, n.W, w, n.X, group) if n.needs("X") else None,
         "W": _kernel_cotangent(op, ct, n.X, w, shape, group) if n.needs("W") else None,
@@ -42,14 +43,29 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     }
 
 
+def _known_pads(w: Windows) -> tuple[int, ...] | None:
+    """Returns the padding before all axes, then that after them, if it is known."""
+    return w.begins + w.ends if isinstance(w.begins, tuple) and isinstance(w.ends, tuple) else None
+
+
 def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
     """Whether the gradient can be a function that native kernels know."""
-    fixed = isinstance(w.begins, tuple) and isinstance(w.ends, tuple) and 0 not in spatial_sizes(ct)
-    return op.can_call and fixed and ct.dtype == ir.DataType.FLOAT and 1 <= len(w.kernel) <= 3
+    return (
+        op.can_call
+        and 0 not in spatial_sizes(ct)
+        and ct.dtype == ir.DataType.FLOAT
+        and 1 <= len(w.kernel) <= 3
+    )
 
 
 def _in_functions(
-    op: Emitter, n: NodeView, ct: ir.Value, w: Windows, shape: Sequence[int], group: int
+    op: Emitter,
+    n: NodeView,
+    ct: ir.Value,
+    w: Windows,
+    pads: tuple[int, ...],
+    shape: Sequence[int],
+    group: int,
 ) -> dict[str, ir.Value | None]:
     """The gradient as one function of all that is wanted, so that a kernel can take its place."""
     wanted = [name for name in ("X", "W", "B") if n.needs(name)]
@@ -68,12 +84,10 @@ def _in_functions(
         }
         return tuple(results[name]() for name in wanted)
 
-    assert isinstance(w.begins, tuple)
-    assert isinstance(w.ends, tuple)
     attributes = {
         "strides": w.strides,
         "dilations": w.dilations,
-        "pads": w.begins + w.ends,
+        "pads": pads,
         "group": group,
     }
     shapes = {"ct": _static(ct), "x": _static(n.X), "w": ir.Shape(shape)}

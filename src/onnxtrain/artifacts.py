@@ -94,6 +94,7 @@ def generate_artifacts(
     *,
     batch_norm: BatchNormMode = "as_exported",
     straight_through: bool = False,
+    sample_weight: bool = False,
 ) -> None:
     """Writes the files that the on-device API trains from.
 
@@ -127,6 +128,8 @@ def generate_artifacts(
             ("as_exported"), or what they do in "training" or "inference".
         straight_through: whether gradients pass through rounding and quantisation as if these did nothing, as in
             quantisation-aware training.
+        sample_weight: whether the models take a weight for each sample, as a last target `sample_weight` of shape
+            [N]: the loss is then the weighted mean, sum(w·l) / sum(w).
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
@@ -147,7 +150,7 @@ def generate_artifacts(
     optimizer_ = _optimizer_for(optimizer)
     library = _library(custom_op_library)
     parameters = [*(requires_grad or ()), *(frozen_params or ())]
-    forward, loss_name, extra = _with_loss(model, loss, loss_input_names, parameters)
+    forward, loss_name, extra = _with_loss(model, loss, loss_input_names, parameters, sample_weight)
     with straight_through_rules(straight_through):
         graphs = build_training_graphs(
             forward,
@@ -199,7 +202,11 @@ def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
 
 
 def _with_loss(
-    source: ModelSource, spec: LossSpec, loss_input_names: Sequence[str] | None, parameters: Sequence[str]
+    source: ModelSource,
+    spec: LossSpec,
+    loss_input_names: Sequence[str] | None,
+    parameters: Sequence[str],
+    sample_weight: bool,
 ) -> tuple[ir.Model, str, list[str]]:
     """Loads the model and appends the loss.
 
@@ -209,6 +216,11 @@ def _with_loss(
     loaded = load_model(source)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
+    if sample_weight and (spec is None or isinstance(spec, onnxblock.Block)):
+        raise GraphBuildError(
+            "generate_artifacts: sample weights need a loss of onnxtrain.losses, which is told to weigh its samples; a "
+            "loss inside the model or an onnxblock block has to take the weights as an input of its own"
+        )
     if isinstance(spec, onnxblock.Block):
         return _with_block_loss(source, loaded, spec, names, parameters)
     model = canonicalize(loaded, parameters)
@@ -234,7 +246,7 @@ def _with_loss(
             f"its target), received {', '.join(names)}; name them in loss_input_names"
         )
     op = Emitter(model.graph, functions=model.functions)
-    value = losses.attach_loss(op, loss, *names)
+    value = losses.attach_loss(op, loss, *names, sample_weight=sample_weight)
     return model, str(value.name), []
 
 

@@ -7,6 +7,7 @@ import math
 import struct
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import onnxruntime as ort
@@ -14,7 +15,6 @@ import onnxruntime as ort
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer._callbacks import Events
-from onnxtrain.trainer._data import Dataset
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._position import Plan
@@ -28,6 +28,7 @@ from onnxtrain.trainer._snapshot import (
     finite_statistics,
 )
 from onnxtrain.trainer._state import TrainingState
+from onnxtrain.trainer.data import Pass, Source
 
 __all__ = ["FitLoop"]
 
@@ -58,8 +59,8 @@ class FitLoop:
     def __init__(
         self,
         state: TrainingState,
-        data: Dataset,
-        validation: Dataset | None,
+        data: Source,
+        validation: Source | None,
         plan: Plan,
         events: Events,
         report: Report,
@@ -70,6 +71,7 @@ class FitLoop:
         self._validation = validation
         self._plan = plan
         position = state.position
+        self._resumed = position.unfinished
         self._last_epoch = (position.fit_start if position.unfinished else position.epoch) + plan.epochs
         self._events = events
         self._report = report
@@ -100,10 +102,10 @@ class FitLoop:
             self._events.fit_end(position.history)
             if position.unfinished:
                 where = state.save_and_keep()
+                of = "" if self._data.batches is None else f" of {self._data.batches}"
                 self._report.note(
-                    f"Interrupted in epoch {position.epoch + 1} after {position.batch} of "
-                    f"{self._data.batches} "
-                    f"batches. The state is saved in '{where}': {state.resume_hint.format(where)}"
+                    f"Interrupted in epoch {position.epoch + 1} after {position.batch}{of} batches. The state is saved "
+                    f"in '{where}': {state.resume_hint.format(where)}"
                 )
             elif not state.workspace.temporary:
                 state.save(state.directory)  # callbacks may have put back the best parameters
@@ -113,11 +115,23 @@ class FitLoop:
         position = self._state.position
         before = position.begin(self._plan)
         try:
+            self._data.begin(position.stream, resumed=self._resumed, epochs=self._plan.epochs)
+            if self._validation is not None:
+                self._validation.begin(None, resumed=False, epochs=self._plan.epochs)
+            self._require_steps()
             self._events.fit_begin()
             self._require_finite_start()
         except Exception:
             position.undo(before)
             raise
+
+    def _require_steps(self) -> None:
+        """Raises InputError for a schedule over steps of which nobody knows how many there are."""
+        if self._data.batches is None and self._state.settings.scheduler is not None:
+            raise InputError(
+                f"The scheduler {self._state.settings.scheduler!r} needs to know how many steps there are, and the "
+                "data does not tell its length. Pass steps_per_epoch, or data with a length."
+            )
 
     def _require_finite_start(self) -> None:
         if not finite_parameters(self._run.store):
@@ -129,17 +143,18 @@ class FitLoop:
     def _epoch(self, guard: InterruptGuard) -> bool:
         """Finishes the current epoch; returns False if it was interrupted."""
         state, position, plan = self._state, self._state.position, self._plan
-        batches = self._data.batches
-        order = self._data.order(position.seed, position.epoch, plan.shuffle)
-        self._report.begin_epoch(position.epoch + 1, self._last_epoch, batches, position.batch)
+        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle)
+        batches = self._data.read(epoch, position.batch)
+        self._report.begin_epoch(position.epoch + 1, self._last_epoch, self._data.batches, position.batch)
         start, samples = time.perf_counter(), 0
-        while position.batch < batches:
-            if guard.requested:
-                return False
-            count = min(plan.accumulate, batches - position.batch)
-            samples += self._step(range(position.batch, position.batch + count), order)
+        while not guard.requested:
+            group = list(islice(batches, plan.accumulate))
+            if not group:
+                break
+            position.stream = self._data.mark()
+            samples += self._step(group)
             rate = samples / (time.perf_counter() - start)
-            self._report.step(count, position.averages.running(state.metrics), rate)
+            self._report.step(len(group), position.averages.running(state.metrics), rate)
         rate = samples / max(time.perf_counter() - start, 1e-9)
         if guard.requested:
             return False
@@ -153,6 +168,7 @@ class FitLoop:
             record |= state.evaluate(self._validation, "val_")
         record["learning_rate"] = self._run.optimizer.get_learning_rate()
         position.epoch, position.batch, position.averages = position.epoch + 1, 0, Averages()
+        position.stream = self._data.mark()
         history = position.history
         history.epochs.append(record)
         history.seconds.append(time.perf_counter() - start)
@@ -166,13 +182,12 @@ class FitLoop:
         if not ended and not state.workspace.temporary:  # else it is saved when callbacks have ended, too
             state.save(state.directory)
 
-    def _step(self, group: range, order: Array) -> int:
+    def _step(self, batches: Sequence[list[Array]]) -> int:
         """Runs one step on a group of batches and returns its number of samples."""
         state, position = self._state, self._state.position
-        self._set_learning_rate(group.start)
+        self._set_learning_rate(position.batch)
         self._statistics.take()
         self._run.module.lazy_reset_grad()
-        batches = [self._data.batch(index, order) for index in group]
         done, mean = self._accumulate(batches)
         if done:
             self._require_finite_results(done[-1].loss)
@@ -181,7 +196,7 @@ class FitLoop:
             state.add(position.averages, step)
         for _ in range(len(batches) - len(done)):
             position.averages.add_skipped(state.metrics)
-        position.batch = group.stop
+        position.batch += len(batches)
         if done:
             self._take_snapshot()
             self._events.step_end(mean)
@@ -244,7 +259,7 @@ class FitLoop:
 
     def _set_learning_rate(self, batch: int) -> None:
         position = self._state.position
-        per_epoch = -(-self._data.batches // self._plan.accumulate)
+        per_epoch = -(-(self._data.batches or 1) // self._plan.accumulate)
         step = (position.epoch - position.fit_start) * per_epoch + batch // self._plan.accumulate
         total = (self._last_epoch - position.fit_start) * per_epoch
         self._run.optimizer.set_learning_rate(position.learning_rate * self._state.schedule(step, total))

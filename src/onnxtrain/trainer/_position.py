@@ -49,13 +49,18 @@ class Settings:
 class Plan:
     """What a fit was asked to do; a fit that was cut off means something for the same plan only."""
 
-    samples: int
-    batch_size: int
+    samples: int | None
+    """None for a stream, whose batches are its own."""
+    batch_size: int | None
     accumulate: int
     shuffle: bool
     epochs: int
     validation: float | int | None
-    """The fraction that was split off, or the number of samples; None for no validation."""
+    """The fraction that was split off, or the number of samples (0 if unknown); None for no validation."""
+    steps_per_epoch: int | None = None
+    drop_last: bool = False
+    weighted: bool = False
+    transform: bool = False
 
     def differences(self, other: Plan) -> str:
         """Returns what `other` has in place of what this one has, for messages; empty if they are equal."""
@@ -75,6 +80,7 @@ class Position:
         fit_start: value of `epoch` when the fit under way, or the last one, began.
         unfinished: whether that fit was cut off.
         plan: of that fit.
+        stream: where the generators of a stream were when what is being read began, as its source gives it.
         averages: sums over the current epoch.
         history: of all epochs.
     """
@@ -86,6 +92,7 @@ class Position:
     fit_start: int = 0
     unfinished: bool = False
     plan: Plan | None = None
+    stream: str | None = None
     averages: Averages = field(default_factory=Averages)
     history: History = field(default_factory=History)
 
@@ -178,5 +185,5 @@ def _check(position: Position, settings: Settings) -> None:
     if any(len(entry) != 2 for entry in position.averages.sums.values()):
         raise ValueError("a sum is no pair of total and count")
     plan = position.plan
-    if plan is not None and min(plan.samples, plan.batch_size, plan.accumulate, plan.epochs) < 1:
+    if plan is not None and min(plan.samples or 1, plan.batch_size or 1, plan.accumulate, plan.epochs) < 1:
         raise ValueError(f"its plan is {plan}")

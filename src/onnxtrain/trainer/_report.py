@@ -28,8 +28,8 @@ class Report:
     ) -> None:
         pass
 
-    def begin_epoch(self, epoch: int, epochs: int, batches: int, done: int) -> None:
-        """An epoch begins, `done` of whose batches were run before an interruption."""
+    def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
+        """An epoch of so many batches, if that is known, begins; `done` of them were run before an interruption."""
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """`batches` further batches are done; running averages, and samples per second so far."""
@@ -116,7 +116,7 @@ class BarReport(PlainReport):
     ) -> None:
         self._progress.stop()
 
-    def begin_epoch(self, epoch: int, epochs: int, batches: int, done: int) -> None:
+    def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
         """Starts the bar anew."""
         if self._task is not None:
             self._progress.remove_task(self._task)

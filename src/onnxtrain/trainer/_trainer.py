@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,15 +16,15 @@ from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
-from onnxtrain.trainer._data import ArrayLike, Dataset, warn_of_fixed_batch
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import Schedule, make_schedule
-from onnxtrain.trainer._state import TrainingState, Validation
+from onnxtrain.trainer._state import Data, TrainingState, Validation
 from onnxtrain.trainer._workspace import Workspace
+from onnxtrain.trainer.data import Options, Pass, TransformFunction, warn_of_fixed_batch
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -252,8 +252,8 @@ class Trainer:
 
     def fit(
         self,
-        inputs: ArrayLike,
-        targets: ArrayLike | None = None,
+        inputs: Any,
+        targets: Any = None,
         *,
         epochs: int = 1,
         batch_size: int | None = None,
@@ -262,6 +262,10 @@ class Trainer:
         shuffle: bool = True,
         accumulate: int = 1,
         verbose: bool = True,
+        sample_weight: Any = None,
+        transform: TransformFunction | None = None,
+        steps_per_epoch: int | None = None,
+        drop_last: bool = False,
     ) -> History:
         """Trains, and returns the record of all epochs so far.
 
@@ -271,52 +275,96 @@ class Trainer:
 
         Args:
             inputs: samples along axis 0; for several inputs a list in the model's order or a dict by name.
-                Floating-point data is cast to the model's type.
-            targets: as many samples; integers for class labels. None if the model needs none.
+                Floating-point data is cast to the model's type. Or a frame of pandas or polars; a data set that gives
+                samples by index (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches
+                `(inputs, targets)`, `(inputs, targets, sample_weight)` or dicts by name; a function that returns one.
+            targets: as many samples; integers for class labels. None if the model needs none, or the data brings them.
+                Of a frame also names of columns.
             epochs: passes over the data, further ones if the trainer has been fitted before.
             batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was
                 exported with a fixed batch takes that, and the samples beyond the last full batch are left
                 out of an epoch, with a warning; they are others in each epoch if shuffled.
-            validation: `(inputs, targets)` to evaluate after each epoch, or the fraction of the samples to
-                split off for it, at random.
+            validation: `(inputs, targets)` to evaluate after each epoch, with weights as a third entry if there are
+                some, other data that brings its targets, or the fraction of the samples to split off, at random.
             callbacks: see :class:`Callback`.
             shuffle: whether to take the samples in a new random order in each epoch.
             accumulate: batches per optimizer step; the gradient is that of the loss of all their samples
                 together.
             verbose: whether to show a progress bar (or a line per epoch where standard error is no terminal).
+            sample_weight: a weight for each sample: the loss is sum(w·l) / sum(w), over all batches of a step. Metrics
+                count each sample once.
+            transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of the arrays of a batch,
+                which is called in training only; a third argument, or one named `rng`, is a numpy Generator.
+            steps_per_epoch: optimizer steps that make an epoch; needed where a stream does not end.
+            drop_last: whether to leave out an incomplete last batch of each epoch.
 
         Raises:
             InputError: data or arguments do not fit; nothing has been trained.
             DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
         """
-        for name, value in (("epochs", epochs), ("accumulate", accumulate)):
+        for name, value in (
+            ("epochs", epochs),
+            ("accumulate", accumulate),
+            ("steps_per_epoch", 1 if steps_per_epoch is None else steps_per_epoch),
+        ):
             if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
                 raise InputError(f"{name} must be a positive integer, received {value!r}.")
         called = callback_list(callbacks)
-        data, held_out = self._state.datasets(inputs, targets, batch_size, validation)
-        self._state.validating = held_out is not None
+        limit = None if steps_per_epoch is None else steps_per_epoch * int(accumulate)
+        given = Data(
+            inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
+        )
+        data, held_out = self._state.datasets(given)
         of_validation = None
         if held_out is not None:
-            of_validation = validation if isinstance(validation, float) else len(held_out)
-        plan = Plan(len(data), data.batch_size, int(accumulate), bool(shuffle), int(epochs), of_validation)
+            of_validation = validation if isinstance(validation, float) else held_out.samples or 0
+        plan = Plan(
+            data.samples,
+            data.batch_size,
+            int(accumulate),
+            bool(shuffle),
+            int(epochs),
+            of_validation,
+            steps_per_epoch=steps_per_epoch,
+            drop_last=bool(drop_last),
+            weighted=data.weighted,
+            transform=transform is not None,
+        )
         self._state.position.check(plan)
-        warn_of_fixed_batch(data)
+        self._state.weigh(data, held_out)
+        self._state.validating = held_out is not None
+        warn_of_fixed_batch(self._state.run.batch_size, data.samples)
         FitLoop(self._state, data, held_out, plan, Events(called, self), make_report(verbose)).run()
         return self.history
 
     def check_data(
         self,
-        inputs: ArrayLike,
-        targets: ArrayLike | None = None,
+        inputs: Any,
+        targets: Any = None,
         *,
         batch_size: int | None = None,
         validation: Validation = None,
+        sample_weight: Any = None,
+        transform: TransformFunction | None = None,
+        drop_last: bool = False,
     ) -> None:
-        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing."""
-        self._state.datasets(inputs, targets, batch_size, validation)
+        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing.
+
+        Of streams the first batch is looked at; of an iterator, which can be read once, nothing.
+        """
+        if isinstance(inputs, Iterator):
+            return
+        self._state.datasets(
+            Data(inputs, targets, sample_weight, batch_size, validation, transform, drop_last)
+        )
 
     def evaluate(
-        self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
     ) -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode.
 
@@ -328,17 +376,20 @@ class Trainer:
             InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
                 cannot be told apart by samples.
         """
-        return self._state.evaluate(self._state.dataset(inputs, targets, batch_size, training=False))
+        data = self._state.source(inputs, targets, sample_weight, Options(batch_size))
+        self._state.weigh(data)
+        return self._state.evaluate(data)
 
-    def predict(self, inputs: ArrayLike, *, batch_size: int | None = None) -> Array | dict[str, Array]:
+    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Array | dict[str, Array]:
         """Returns the model's output for each sample, in inference mode; several outputs as a dict.
 
-        A model with a fixed batch is run on a padded last batch, and the padding's results are dropped.
+        A model with a fixed batch is run on a padded last batch, and the padding's results are dropped. Of data that
+        brings targets these are left out.
 
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
         """
-        result = self._state.run.predict(Dataset.for_prediction(self.manifest.inputs, inputs, batch_size))
+        result = self._state.run.predict(self._state.inputs(inputs, batch_size).read(Pass()))
         return result if len(result) > 1 else next(iter(result.values()))
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -132,6 +132,16 @@ def _numbers(series: Any, label: str) -> Array:
     return np.asarray(values)
 
 
+_OF_POLARS = (
+    "frame.to_dummies('name') makes a column for each value, frame['name'].cast(polars.Categorical).to_physical() a "
+    "number"
+)
+_OF_PANDAS = (
+    "pandas.get_dummies(frame, columns=['name'], dtype='float32') makes a column for each value, "
+    "pandas.factorize(frame['name'])[0] a number"
+)
+
+
 def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
     """The message for a column that holds no numbers."""
     shown = f" such as {series[0]!r}" if polars and len(series) else ""
@@ -139,16 +149,7 @@ def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
         shown = f" such as {series.iloc[0]!r}"
     if "date" in kind.lower() or "time" in kind.lower() or kind.lower().startswith("duration"):
         return f"The {label} holds times ({kind}{shown}), not numbers. Turn it into numbers, such as seconds since a day."
-    if polars:
-        how = (
-            "frame.to_dummies('name') makes a column for each value, "
-            "frame['name'].cast(polars.Categorical).to_physical() a number"
-        )
-    else:
-        how = (
-            "pandas.get_dummies(frame, columns=['name'], dtype='float32') makes a column for each value, "
-            "pandas.factorize(frame['name'])[0] a number"
-        )
+    how = _OF_POLARS if polars else _OF_PANDAS
     return f"The {label} holds categories or texts ({kind}{shown}), not numbers. Encode it first: {how} for each."
 
 

@@ -85,16 +85,18 @@ def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
             )
         return True
     if isinstance(inputs, list | tuple):
-        needed = bool(layout.targets) and targets is None
-        return not (needed and inputs and all(_is_batch(entry) for entry in inputs))
+        alone = targets is None and (layout.predicting or bool(layout.targets))
+        frames = len(layout.inputs) == 1 and all(map(is_frame, inputs))
+        return not (alone and inputs and (frames or all(_is_batch(entry) for entry in inputs)))
     return False
 
 
 def _is_batch(entry: Any) -> bool:
     """Whether an entry of a list is a batch of its own, and no array or row of numbers."""
-    return isinstance(entry, tuple | Mapping) or (
-        isinstance(entry, list) and bool(entry) and all(_is_array(part) and np.ndim(part) for part in entry)
-    )
+    if isinstance(entry, tuple):
+        return bool(entry) and not np.isscalar(entry[0])
+    several = isinstance(entry, list) and bool(entry)
+    return isinstance(entry, Mapping) or (several and all(hasattr(part, "__array__") for part in entry))
 
 
 def _is_loader(data: object) -> bool:

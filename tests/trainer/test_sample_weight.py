@@ -111,10 +111,7 @@ def test_batches_bring_weights_as_their_third_entry_or_by_name() -> None:
     parts = [slice(i, i + 8) for i in range(0, 40, 8)]
     streams = [
         [(problem.x[part], problem.y[part], weights[part]) for part in parts],
-        [
-            {"x": problem.x[part], "labels": problem.y[part], "sample_weight": weights[part]}
-            for part in parts
-        ],
+        [{"x": problem.x[part], "labels": problem.y[part], "sample_weight": weights[part]} for part in parts],
     ]
     whole = Trainer(problem.model, "cross_entropy")
     whole.fit(problem.x, problem.y, sample_weight=weights, batch_size=8, shuffle=False, verbose=False)
@@ -170,7 +167,7 @@ def test_fit_with_weights_goes_on_from_one_without(tmp_path: Path) -> None:
 def test_run_that_is_resumed_without_its_model_says_so(tmp_path: Path) -> None:
     problem = problems.classes(samples=16)
     Trainer(problem.model, "cross_entropy", directory=tmp_path).save(tmp_path)
-    with pytest.raises(InputError, match="begun without sample weights, take none. Begin it with them"):
+    with pytest.raises(InputError, match=r"begun without sample weights, take none\. Begin it with them"):
         Trainer.resume(tmp_path).fit(problem.x, problem.y, sample_weight=np.ones(16), verbose=False)
 
 
@@ -202,6 +199,6 @@ def test_bad_weights(weights: Any, message: str) -> None:
 def test_loss_that_cannot_weigh_samples() -> None:
     problem = problems.classes(samples=16)
     trainer = Trainer(problem.model, Block(), metrics=[])
-    with pytest.raises(InputError, match="sample weights need a loss of onnxtrain.losses"):
+    with pytest.raises(InputError, match=r"sample weights need a loss of onnxtrain\.losses"):
         trainer.fit(problem.x, problem.y, sample_weight=np.ones(16), verbose=False)
     trainer.fit(problem.x, problem.y, verbose=False)

@@ -77,6 +77,7 @@ class FitLoop:
         self._report = report
         self._statistics = StatisticsBackup(self._run.store)
         self._since_snapshot = 0
+        self._stepped = False
         if plan.accumulate > 1 and any(
             b.dtype.name == "bfloat16" for b in self._run.store.gradients.values()
         ):
@@ -93,11 +94,18 @@ class FitLoop:
         """
         state, position = self._state, self._state.position
         with self._report, InterruptGuard() as guard:
-            self._begin()
+            before = self._begin()
             self._snapshot = Snapshot.take(self._run.store, position)
-            while position.epoch < self._last_epoch and position.history.stopped is None:
-                if not self._epoch(guard) and position.history.stopped is None:
-                    position.history.stopped = "interrupted"
+            try:
+                while position.epoch < self._last_epoch and position.history.stopped is None:
+                    if not self._epoch(guard) and position.history.stopped is None:
+                        position.history.stopped = "interrupted"
+            except DivergenceError:
+                raise
+            except Exception:
+                if not self._stepped:  # the data is bad from the first batch on
+                    position.undo(before)
+                raise
             position.unfinished = position.history.stopped == "interrupted"
             self._events.fit_end(position.history)
             if position.unfinished:
@@ -110,8 +118,12 @@ class FitLoop:
             elif not state.workspace.temporary:
                 state.save(state.directory)  # callbacks may have put back the best parameters
 
-    def _begin(self) -> None:
-        """Takes up the plan; where a callback or the model does not fit, the position is what it was."""
+    def _begin(self) -> tuple[int, bool, Plan | None, str | None]:
+        """Takes up the plan; where a callback or the model does not fit, the position is what it was.
+
+        Returns:
+            What takes the plan back.
+        """
         position = self._state.position
         before = position.begin(self._plan)
         try:
@@ -124,6 +136,7 @@ class FitLoop:
         except Exception:
             position.undo(before)
             raise
+        return before
 
     def _require_steps(self) -> None:
         """Raises InputError for a schedule over steps of which nobody knows how many there are."""
@@ -143,7 +156,7 @@ class FitLoop:
     def _epoch(self, guard: InterruptGuard) -> bool:
         """Finishes the current epoch; returns False if it was interrupted."""
         state, position, plan = self._state, self._state.position, self._plan
-        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle)
+        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True)
         batches = self._data.read(epoch, position.batch)
         self._report.begin_epoch(position.epoch + 1, self._last_epoch, self._data.batches, position.batch)
         start, samples = time.perf_counter(), 0
@@ -197,6 +210,7 @@ class FitLoop:
         for _ in range(len(batches) - len(done)):
             position.averages.add_skipped(state.metrics)
         position.batch += len(batches)
+        self._stepped = True
         if done:
             self._take_snapshot()
             self._events.step_end(mean)

@@ -113,7 +113,7 @@ class ArraySource:
                 return self.layout.convert(raw)
             self.layout.check(arrays)
         except InputError as error:
-            raise InputError(f"Batch {index + 1} of epoch {epoch.epoch + 1}: {error}") from error
+            raise InputError(f"{epoch.place(index)}: {error}") from error
         return self.layout.cast(arrays)
 
     def _raw(self, arrays: list[Array]) -> Raw:

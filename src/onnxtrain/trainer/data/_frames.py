@@ -148,7 +148,7 @@ def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
     if not polars and len(series):
         shown = f" such as {series.iloc[0]!r}"
     if "date" in kind.lower() or "time" in kind.lower() or kind.lower().startswith("duration"):
-        return f"The {label} holds times ({kind}{shown}), not numbers. Turn it into numbers, such as seconds since a day."
+        return f"The {label} holds times ({kind}{shown}), not numbers. Turn it into such, as seconds since a day."
     how = _OF_POLARS if polars else _OF_PANDAS
     return f"The {label} holds categories or texts ({kind}{shown}), not numbers. Encode it first: {how} for each."
 

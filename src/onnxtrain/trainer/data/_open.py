@@ -60,7 +60,7 @@ def open_source(
     if _gives_samples_by_index(inputs):
         return SampleSource.open(layout, inputs, options, augment)
     if _is_iterable_dataset(inputs):
-        inputs = _Grouped(inputs, options.batch_size or 32)
+        inputs = _Grouped(layout, inputs, options.batch_size or 32)
         options = options._replace(batch_size=None)
     if not isinstance(inputs, Iterable) and not callable(inputs):
         raise InputError(
@@ -144,18 +144,28 @@ def split(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
 
 
 class _Grouped:
-    """Batches of a data set that gives sample after sample."""
+    """Batches of a data set that gives sample after sample; of one that gives batches, these."""
 
-    def __init__(self, dataset: Any, size: int) -> None:
+    def __init__(self, layout: Layout, dataset: Any, size: int) -> None:
         self.dataset = dataset
+        self._layout = layout
         self._size = size
 
     def __iter__(self) -> Iterator[Any]:
         samples: list[Any] = []
         for sample in self.dataset:
+            if not samples and self._is_batch(sample):
+                yield sample
+                continue
             samples.append(sample)
             if len(samples) == self._size:
                 yield collate(samples)
                 samples = []
         if samples:
             yield collate(samples)
+
+    def _is_batch(self, sample: Any) -> bool:
+        """Whether the first input has the axis of samples already."""
+        shape = self._layout.inputs[0].shape
+        first = self._layout.batch(sample).inputs[0]
+        return shape is not None and np.ndim(first) == len(shape)

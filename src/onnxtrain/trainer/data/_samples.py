@@ -109,9 +109,7 @@ class SampleSource:
                 raw = self.transform(self.layout, self.layout.arrays(raw), epoch, index)
             return self.layout.convert(raw)
         except InputError as error:
-            raise InputError(
-                f"Batch {index + 1} of epoch {epoch.epoch + 1} (samples {_shown(indices)}): {error}"
-            ) from error
+            raise InputError(f"{epoch.place(index)} (samples {_shown(indices)}): {error}") from error
 
     def last(self) -> list[Array] | None:
         """Returns the incomplete last batch, if there is one."""

@@ -25,12 +25,18 @@ class Pass(NamedTuple):
         epoch: finished epochs over the life of the trainer.
         fit_start: those that were finished when the fit began.
         shuffle: whether samples come in a random order.
+        training: whether it is trained on.
     """
 
     seed: int = 0
     epoch: int = 0
     fit_start: int = 0
     shuffle: bool = False
+    training: bool = False
+
+    def place(self, batch: int) -> str:
+        """Returns where a batch is, for messages."""
+        return f"Batch {batch + 1} of epoch {self.epoch + 1}" if self.training else f"Batch {batch + 1}"
 
 
 class Source(Protocol):

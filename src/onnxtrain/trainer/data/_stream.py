@@ -211,7 +211,7 @@ class StreamSource:
                 self._end_pass(epoch, index)
                 continue
             except InputError as error:
-                raise InputError(f"Batch {index + 1} of epoch {epoch.epoch + 1}: {error}") from error
+                raise InputError(f"{epoch.place(index)}: {error}") from error
             if self._drop and self._reading.is_incomplete(raw, self._size):
                 continue
             assert self._taken is not None
@@ -259,7 +259,7 @@ class StreamSource:
             self._require_size(arrays)
             return arrays
         except InputError as error:
-            raise InputError(f"Batch {index + 1} of epoch {epoch.epoch + 1}: {error}") from error
+            raise InputError(f"{epoch.place(index)}: {error}") from error
 
     def _nothing(self, epoch: int) -> str:
         what = "The iterator is exhausted: it" if self._once else f"The data ({type(self._stream).__name__})"

@@ -72,13 +72,17 @@ class LossMean:
         """Returns what the loss of a batch counts in a mean over batches; 0 where the batch has no loss."""
         if self.labels is None and self.sample_weight is None:
             return float(len(arrays[0]))
-        named = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
         if self.sample_weight is not None:
+            named = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
             return self._weighted(named, named[self.sample_weight])
-        labels = named[str(self.labels)]
+        labels = next(a for spec, a in zip(specs, arrays, strict=True) if spec.name == self.labels)
+        if self.weight is None:
+            return float(
+                labels.size if self.ignore_index is None else np.count_nonzero(labels != self.ignore_index)
+            )
         if self.ignore_index is not None:
             labels = labels[labels != self.ignore_index]
-        return float(labels.size if self.weight is None else np.asarray(self.weight)[labels].sum())
+        return float(np.asarray(self.weight)[labels].sum())
 
     def _weighted(self, named: Mapping[str, Array], weights: Array) -> float:
         if self.labels is None or (self.ignore_index is None and self.weight is None):

@@ -21,11 +21,10 @@ from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Step
 from onnxtrain.trainer._snapshot import (
+    FiniteCheck,
     Snapshot,
     StatisticsBackup,
-    finite_gradients,
     finite_parameters,
-    finite_statistics,
 )
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import Pass, Source
@@ -39,6 +38,10 @@ _REMEDY = (
 
 _SNAPSHOT_STEPS = 100
 """Steps between two snapshots: copying the state costs about as much as one step of a small model."""
+
+
+_SHOW_SECONDS = 0.05
+"""Between two updates of a progress bar, each of which costs as much as a step of a small model."""
 
 
 class FitLoop:
@@ -76,8 +79,13 @@ class FitLoop:
         self._events = events
         self._report = report
         self._statistics = StatisticsBackup(self._run.store)
+        self._finite = {
+            "gradients": FiniteCheck(self._run.store.gradients.values()),
+            "BatchNormalization statistics": FiniteCheck(self._run.store.statistics.values()),
+        }
         self._since_snapshot = 0
         self._stepped = False
+        self._unshown = 0  # batches
         if plan.accumulate > 1 and any(
             b.dtype.name == "bfloat16" for b in self._run.store.gradients.values()
         ):
@@ -155,11 +163,12 @@ class FitLoop:
 
     def _epoch(self, guard: InterruptGuard) -> bool:
         """Finishes the current epoch; returns False if it was interrupted."""
-        state, position, plan = self._state, self._state.position, self._plan
+        position, plan = self._state.position, self._plan
         epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True)
         batches = self._data.read(epoch, position.batch)
         self._report.begin_epoch(position.epoch + 1, self._last_epoch, self._data.batches, position.batch)
         start, samples = time.perf_counter(), 0
+        shown = start
         while not guard.requested:
             group = list(islice(batches, plan.accumulate))
             if not group:
@@ -167,12 +176,26 @@ class FitLoop:
             position.stream = self._data.mark()
             samples += self._step(group)
             rate = samples / (time.perf_counter() - start)
-            self._report.step(len(group), position.averages.running(state.metrics), rate)
+            shown = self._show(group, shown, rate)
+        self._show((), -math.inf, samples / max(time.perf_counter() - start, 1e-9))
         rate = samples / max(time.perf_counter() - start, 1e-9)
         if guard.requested:
             return False
         self._finish_epoch(start, rate)
         return not (guard.requested and position.epoch < self._last_epoch)
+
+    def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
+        """Reports the progress where it was last shown long enough ago for eyes; returns when that was."""
+        if not self._report.shows_steps:
+            return shown
+        self._unshown += len(group)
+        now = time.perf_counter()
+        if now - shown < _SHOW_SECONDS:
+            return shown
+        position = self._state.position
+        self._report.step(self._unshown, position.averages.running(self._state.metrics), rate)
+        self._unshown = 0
+        return now
 
     def _finish_epoch(self, start: float, rate: float) -> None:
         state, position = self._state, self._state.position
@@ -203,10 +226,10 @@ class FitLoop:
         self._run.module.lazy_reset_grad()
         done, mean = self._accumulate(batches)
         if done:
-            self._require_finite_results(done[-1].loss)
+            self._require_finite_results(done[-1][0].loss)
             self._run.optimizer.step()
-        for step in done:
-            state.add(position.averages, step)
+        for step, count in done:
+            state.add(position.averages, step, count)
         for _ in range(len(batches) - len(done)):
             position.averages.add_skipped(state.metrics)
         position.batch += len(batches)
@@ -216,14 +239,14 @@ class FitLoop:
             self._events.step_end(mean)
         return sum(len(arrays[0]) for arrays in batches)
 
-    def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[Step], float]:
+    def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
         """Leaves the gradient of the loss of all batches together in the store.
 
         Returns:
-            The results of the batches that have a loss, and the loss of all together.
+            The results of the batches that have a loss, with what each counts, and the loss of all together.
         """
-        done: list[Step] = []
-        averages = Averages()
+        done: list[tuple[Step, float | None]] = []
+        losses = 0.0
         last = total = 0.0  # what the gradients of the last batch, and of all so far, count in the mean
         for index, arrays in enumerate(batches):
             count = self._state.loss_count(arrays)
@@ -238,11 +261,11 @@ class FitLoop:
             if not math.isfinite(loss):
                 self._require_labels(arrays)
                 self._diverge(f"the loss is {loss}")
-            averages.add_loss(loss, count)
-            done.append(Step(arrays, loss, outputs))
+            losses += loss if count is None else loss * count
+            done.append((Step(arrays, loss, outputs), count))
         if last != total:
             self._scale_gradients(last / total)
-        return done, averages.running([]).get("loss", math.nan)
+        return done, losses / total if total else losses if done else math.nan
 
     def _seed(self, index: int) -> None:
         """Makes the random numbers of the next batch, those of Dropout, depend on seed and position alone."""
@@ -264,11 +287,8 @@ class FitLoop:
 
     def _require_finite_results(self, loss: float) -> None:
         """Looks at what the step has computed beside its loss."""
-        for what, finite in (
-            ("gradients", finite_gradients(self._run.store)),
-            ("BatchNormalization statistics", finite_statistics(self._run.store)),
-        ):
-            if not finite:
+        for what, finite in self._finite.items():
+            if not finite():
                 self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
 
     def _set_learning_rate(self, batch: int) -> None:

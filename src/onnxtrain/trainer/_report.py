@@ -18,7 +18,13 @@ __all__ = ["BarReport", "PlainReport", "Report", "describe_epoch", "make_report"
 
 
 class Report:
-    """Receives the progress of a fit; this base class shows nothing."""
+    """Receives the progress of a fit; this base class shows nothing.
+
+    Attributes:
+        shows_steps: whether :meth:`step` is to be called.
+    """
+
+    shows_steps = False
 
     def __enter__(self) -> Report:
         return self
@@ -92,6 +98,8 @@ class PlainReport(Report):
 
 class BarReport(PlainReport):
     """A progress bar for the epoch under way below one line for each epoch before it."""
+
+    shows_steps = True
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

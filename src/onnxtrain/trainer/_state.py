@@ -167,10 +167,10 @@ class TrainingState:
         mean = self.run.manifest.loss_mean
         return None if mean is None else mean.count(self.run.manifest.arguments, arrays)
 
-    def add(self, averages: Averages, step: Step) -> None:
-        """Adds loss and metrics of one batch to averages."""
+    def add(self, averages: Averages, step: Step, count: float | None) -> None:
+        """Adds loss and metrics of one batch to averages; `count` is what :meth:`loss_count` gives for it."""
         manifest = self.run.manifest
-        averages.add_loss(step.loss, self.loss_count(step.arrays))
+        averages.add_loss(step.loss, count)
         if self.metrics and self.settings.prediction is not None:
             prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
             target = step.arrays[len(manifest.inputs)]
@@ -252,7 +252,7 @@ class TrainingState:
         """Returns the loss and the metrics over a data set, in inference mode."""
         averages = Averages()
         for step in self.run.evaluate(data.read(Pass())):
-            self.add(averages, step)
+            self.add(averages, step, self.loss_count(step.arrays))
         return averages.values(self.metrics, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:

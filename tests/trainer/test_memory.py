@@ -70,7 +70,10 @@ except MemoryError:
 @pytest.mark.parametrize("kind", ["stream", "memmap"])
 def test_data_of_ten_times_the_memory(kind: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind, str(tmp_path / "data")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", PROGRAM, kind, str(tmp_path / "data")],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     growth, whole = done.stdout.splitlines()

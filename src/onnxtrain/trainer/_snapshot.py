@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,9 @@ class FiniteCheck:
     def __call__(self) -> bool:
         """Returns whether all of them are."""
         total = 0.0
-        for flat in self._flat:  # a sum of squares, which stays NaN or infinite
-            total += float(flat.dot(flat))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for flat in self._flat:  # a sum of squares, which stays NaN or infinite
+                total += float(flat.dot(flat))
         # An overflowing sum settles nothing.
         finite = math.isfinite(total) or all(np.isfinite(flat).all() for flat in self._flat)
         return finite and all(map(all_finite, self._others))
@@ -101,7 +102,7 @@ class Snapshot:
         return cls(
             [(buffer, buffer.read().copy()) for buffer in buffers],
             dict(vars(store.optimizer)) if store.optimizer is not None else {},
-            copy.deepcopy(position),
+            _copied(position),
         )
 
     def restore(self, store: Store) -> Position:
@@ -110,4 +111,19 @@ class Snapshot:
             buffer.write(value)
         for key, number in self.optimizer.items():
             setattr(store.optimizer, key, number)
-        return copy.deepcopy(self.position)
+        return _copied(self.position)
+
+
+def _copied(position: Position) -> Position:
+    """A copy that further steps and epochs do not change; entries of the history are never changed."""
+    history = position.history
+    return replace(
+        position,
+        averages=copy.deepcopy(position.averages),
+        history=replace(
+            history,
+            epochs=list(history.epochs),
+            seconds=list(history.seconds),
+            samples_per_second=list(history.samples_per_second),
+        ),
+    )

@@ -69,6 +69,7 @@ SETS: dict[str, Callable[[Path], tuple[Any, Any]]] = {
     "memmap": lambda path: (_memmap(path), Y),
     "float64": lambda path: (X.astype(np.float64), Y.astype(np.uint8)),
     "torch tensors": lambda path: (torch.tensor(X), torch.tensor(Y)),
+    "dict of all names": lambda path: ({"x": X, "labels": Y}, None),
     "map-style Dataset": lambda path: (tensors(), None),
     "Hugging Face Dataset": lambda path: (hugging_face(), None),
     "pandas with targets": lambda path: (frame(pandas), None),
@@ -286,6 +287,14 @@ def test_iterator_is_not_resumed(tmp_path: Path) -> None:
         trainer.fit((b for b in BATCHES), verbose=False)
     trainer.fit(BATCHES, verbose=False)
     assert len(trainer.history) == 1
+
+
+def test_generators_that_are_not_those_of_before_are_told(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    trainer.fit(own_generator(), callbacks=[InterruptAt(2)], verbose=False)
+    trainer._state.position.stream = "AAAA"
+    with pytest.raises(InputError, match="saved states of 1 generators do not fit the 1 of this data"):
+        trainer.fit(own_generator(), verbose=False)
 
 
 def test_other_data_than_before_is_told(tmp_path: Path) -> None:

@@ -196,7 +196,11 @@ def _dims(shape: object) -> tuple[Dim, ...] | None:
 
 
 def _input(entry: Mapping[str, Any]) -> InputSpec:
-    labels = entry.get("class_labels")
+    labels, weighs = entry.get("class_labels"), bool(entry.get("sample_weight"))
+    if weighs and (entry["dtype"] not in ("float32", "float64") or len(entry["shape"]) != 1):
+        raise ValueError(
+            f"the sample weights '{entry['name']}' are {entry['dtype']} of shape {entry['shape']}"
+        )
     return InputSpec(
         name=_text(entry, "name"),
         dtype=_dtype(entry["dtype"]),
@@ -207,7 +211,7 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
             _optional(int, labels.get("count"), "the number of classes"),
             _optional(int, labels.get("ignore_index"), "ignore_index"),
         ),
-        sample_weight=bool(entry.get("sample_weight")),
+        sample_weight=weighs,
     )
 
 
@@ -218,8 +222,8 @@ def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) 
     if labels is not None and labels not in {spec.name for spec in arguments}:
         raise ValueError(f"the labels {labels!r} that a loss is the mean over are no input")
     samples = _optional(str, entry.get("sample_weight"), "sample_weight")
-    if samples is not None and samples not in {spec.name for spec in arguments}:
-        raise ValueError(f"the weights {samples!r} of a loss are no input")
+    if samples is not None and samples not in {spec.name for spec in arguments if spec.sample_weight}:
+        raise ValueError(f"the weights {samples!r} of a loss are no input of sample weights")
     return LossMean(
         labels,
         _optional(int, entry.get("ignore_index"), "ignore_index"),

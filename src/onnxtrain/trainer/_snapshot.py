@@ -56,6 +56,8 @@ class FiniteCheck:
 
     def __call__(self) -> bool:
         """Returns whether all of them are."""
+        if not self._flat and not self._others:
+            return True
         total = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
             for flat in self._flat:  # a sum of squares, which stays NaN or infinite

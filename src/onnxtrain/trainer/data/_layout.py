@@ -87,6 +87,12 @@ class Layout:
             inputs, targets, weights = self._of_frame(inputs, targets, weights)
         elif is_frame(inputs):
             inputs = without(inputs, self.unused)
+        elif isinstance(inputs, Mapping) and self.predicting:
+            inputs = {name: entry for name, entry in inputs.items() if name not in self.unused}
+        elif isinstance(inputs, Mapping) and targets is None and self.targets:
+            if all(spec.name in inputs for spec in self.targets):
+                raw = self._of_names(inputs)
+                return raw if weights is None else raw._replace(weights=weights)
         if targets is None and self.targets:
             raise InputError(f"The model needs targets ({names_of(self.targets)}), received None.")
         given = [] if targets is None else arrange("target", self.targets, targets)

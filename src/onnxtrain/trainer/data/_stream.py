@@ -152,11 +152,7 @@ class StreamSource:
             )
         if resumed and mark is not None and self._generators:
             self._reading, self._mark = None, mark
-            for generator, state in zip(self._generators, mark.split(), strict=False):
-                tensor = generator.get_state()
-                content = np.frombuffer(base64.b64decode(state), np.uint8)
-                tensor.numpy()[:] = content
-                generator.set_state(tensor)
+            self._restore(mark)
 
     def last(self) -> None:
         """Nothing: what a stream ends with is seen when it ends."""
@@ -165,6 +161,23 @@ class StreamSource:
     def mark(self) -> str | None:
         """Returns the states of the stream's own generators at the beginning of what has to be read again."""
         return self._mark
+
+    def _restore(self, mark: str) -> None:
+        """Puts the stream's own generators where they were.
+
+        Raises:
+            InputError: They are others than before, or the record is damaged.
+        """
+        try:
+            for generator, state in zip(self._generators, mark.split(), strict=True):
+                tensor = generator.get_state()
+                tensor.numpy()[:] = np.frombuffer(base64.b64decode(state, validate=True), np.uint8)
+                generator.set_state(tensor)
+        except (ValueError, RuntimeError) as error:
+            raise InputError(
+                f"Going on with an interrupted fit: the saved states of {len(mark.split())} generators do not fit the "
+                f"{len(self._generators)} of this data ({error}). Give the same data, or call abandon_fit() first."
+            ) from error
 
     def _states(self) -> str | None:
         if not self._generators:

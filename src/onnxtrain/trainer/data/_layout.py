@@ -89,14 +89,16 @@ class Layout:
             inputs = without(inputs, self.unused)
         elif isinstance(inputs, Mapping) and self.predicting:
             inputs = {name: entry for name, entry in inputs.items() if name not in self.unused}
-        elif isinstance(inputs, Mapping) and targets is None and self.targets:
-            if all(spec.name in inputs for spec in self.targets):
-                raw = self._of_names(inputs)
-                return raw if weights is None else raw._replace(weights=weights)
+        elif targets is None and self.targets and self._brings_targets(inputs):
+            raw = self._of_names(inputs)
+            return raw if weights is None else raw._replace(weights=weights)
         if targets is None and self.targets:
             raise InputError(f"The model needs targets ({names_of(self.targets)}), received None.")
         given = [] if targets is None else arrange("target", self.targets, targets)
         return Raw(arrange("input", self.inputs, inputs), given, weights)
+
+    def _brings_targets(self, inputs: Any) -> bool:
+        return isinstance(inputs, Mapping) and all(spec.name in inputs for spec in self.targets)
 
     def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
         """Takes the targets out of the frame with the inputs: by the names that are given, or by the model's."""

@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer._data import ArrayLike, Dataset, split
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
-from onnxtrain.trainer._position import CUSTOM, PROPERTY, Position, Settings
+from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
 from onnxtrain.trainer._predictions import read_predictions, remove_other_predictions, write_predictions
 from onnxtrain.trainer._run import Run, Step
-from onnxtrain.trainer._schedule import Schedule, make_schedule
+from onnxtrain.trainer._schedule import Curve, ScheduleSpec, describe_schedule, make_schedule, named_schedule
 from onnxtrain.trainer._workspace import Workspace
 
-__all__ = ["BEST", "TrainingState", "Validation"]
+__all__ = ["BEST", "TrainingState", "Validation", "scheduler_settings"]
 
 Validation = tuple[ArrayLike, ArrayLike] | float | None
 
@@ -25,6 +27,31 @@ BEST = "best"
 """File of the trainer's directory with the parameters of the best epoch."""
 
 _log = logging.getLogger("onnxtrain")
+
+
+def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
+    """Returns what :class:`Settings` keep of a schedule."""
+    name, parameters = describe_schedule(spec) or (CUSTOM, {})
+    return {"scheduler": name, "scheduler_parameters": parameters}
+
+
+def _saved_schedule(directory: Path, settings: Settings, given: ScheduleSpec | None) -> Curve:
+    """Returns the schedule that was saved, or a given one, with the warm-up that was saved.
+
+    Raises:
+        CheckpointError: What was saved is no schedule.
+    """
+    warmup = settings.warmup_steps, settings.warmup_ratio
+    if given is not None:
+        return make_schedule(given, *warmup)
+    try:
+        name = settings.scheduler
+        return make_schedule(name and named_schedule(name, settings.scheduler_parameters), *warmup)
+    except InputError as error:
+        raise CheckpointError(
+            f"Resuming from '{directory}': its schedule cannot be made again ({error}) It may have been written by a "
+            "newer onnxtrain; upgrade."
+        ) from error
 
 
 class TrainingState:
@@ -47,7 +74,7 @@ class TrainingState:
         workspace: Workspace,
         position: Position,
         settings: Settings,
-        schedule: Schedule,
+        schedule: Curve,
         metrics: Sequence[MetricSpec] | None,
     ) -> None:
         self.run = run
@@ -71,7 +98,7 @@ class TrainingState:
         cls,
         directory: Path,
         metrics: Sequence[MetricSpec] | None,
-        scheduler: Schedule | None,
+        scheduler: ScheduleSpec | None,
         device: str,
     ) -> TrainingState:
         """Returns the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
@@ -98,9 +125,9 @@ class TrainingState:
                     f"Resuming from '{directory}': its {name} included a function, which is not saved. Pass "
                     f"{name}=... again."
                 )
-        schedule = make_schedule(
-            settings.scheduler if scheduler is None else scheduler, settings.warmup_steps
-        )
+        if scheduler is not None:
+            settings = replace(settings, **scheduler_settings(scheduler))
+        schedule = _saved_schedule(directory, settings, scheduler)
         chosen = settings.metrics if metrics is None else metrics
         state = cls(run, Workspace(directory), position, settings, schedule, chosen)
         state._check_metrics(predictions)
@@ -138,6 +165,21 @@ class TrainingState:
         """What the fit under way records for each epoch."""
         keys = ["loss", *(metric.name for metric in self.metrics)]
         return [*keys, *(f"val_{key}" for key in keys if self.validating)]
+
+    def check_schedule(self, plan: Plan) -> None:
+        """Raises InputError if the schedule over several fits that a plan asks for is not long enough for it."""
+        asked, position = plan.schedule_epochs, self.position
+        if asked is None:
+            return
+        if self.settings.total_steps is not None:
+            raise InputError("The trainer has total_steps already; leave schedule_epochs out.")
+        start = position.fit_start if position.unfinished else position.epoch
+        last = start + plan.epochs
+        if isinstance(asked, bool) or not isinstance(asked, int) or asked < last:
+            raise InputError(
+                f"schedule_epochs={asked!r} should be the number of epochs of all fits together that share the "
+                f"schedule, counted from the trainer's first: at least {last}, which this fit ends with."
+            )
 
     def loss_count(self, arrays: Sequence[Array]) -> float | None:
         """What the loss of a batch counts in the mean over batches; None where losses are summed."""

@@ -22,8 +22,8 @@ from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
-from onnxtrain.trainer._schedule import Schedule, make_schedule
-from onnxtrain.trainer._state import TrainingState, Validation
+from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
+from onnxtrain.trainer._state import TrainingState, Validation, scheduler_settings
 from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
@@ -47,9 +47,13 @@ class Trainer:
         frozen_params: names of parameters that stay as they are; here and above a single name may stand alone.
         metrics: names ("accuracy", "mae", "rmse", ...) or functions `(prediction, target) -> float` of the arrays
             of a whole data set; None chooses what suits the loss, `[]` means none.
-        scheduler: "linear" or "cosine" (both fall to zero at the end of a fit), or a function
-            `(step, total_steps) -> factor` of the learning rate.
+        scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" fall to zero at the end of
+            a fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the
+            learning rate.
         warmup_steps: optimizer steps over which the rate first rises to its full value.
+        warmup_ratio: the same as a part of all steps.
+        total_steps: optimizer steps of one schedule over all calls of :meth:`fit`, which then does not begin anew
+            with each; see also its `schedule_epochs`.
         clip_grad_norm: scale all gradients down together when their common L2 norm is larger.
         clip_grad_value: clip each element of the gradients to plus or minus this value.
         batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
@@ -88,8 +92,10 @@ class Trainer:
         requires_grad: Sequence[str] | str | None = None,
         frozen_params: Sequence[str] | str | None = None,
         metrics: Sequence[MetricSpec] | None = None,
-        scheduler: str | Schedule | None = None,
+        scheduler: ScheduleSpec | None = None,
         warmup_steps: int = 0,
+        warmup_ratio: float = 0.0,
+        total_steps: int | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         batch_norm: BatchNormMode = "as_exported",
@@ -99,7 +105,7 @@ class Trainer:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        schedule = make_schedule(scheduler, warmup_steps)
+        schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         make_metrics(metrics or [])
         inputs_of_loss = name_list(loss_input_names)
@@ -126,8 +132,10 @@ class Trainer:
             loss=loss_name(loss),
             prediction=prediction if prediction in run.outputs else None,
             metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
-            scheduler=scheduler if scheduler is None or isinstance(scheduler, str) else CUSTOM,
+            **scheduler_settings(scheduler),
             warmup_steps=warmup_steps,
+            warmup_ratio=float(warmup_ratio),
+            total_steps=None if total_steps is None else _positive("total_steps", total_steps),
             random=random_ops(run.training_model),
         )
         self._state = TrainingState(run, workspace, position, settings, schedule, metrics)
@@ -139,7 +147,7 @@ class Trainer:
         path: str | os.PathLike[str],
         *,
         metrics: Sequence[MetricSpec] | None = None,
-        scheduler: Schedule | None = None,
+        scheduler: ScheduleSpec | None = None,
         device: str = "cpu",
     ) -> Trainer:
         """Returns the trainer that :meth:`save` wrote, or an interrupted fit, in the state it was in.
@@ -261,6 +269,7 @@ class Trainer:
         callbacks: Iterable[Callback] | None = (),
         shuffle: bool = True,
         accumulate: int = 1,
+        schedule_epochs: int | None = None,
         verbose: bool = True,
     ) -> History:
         """Trains, and returns the record of all epochs so far.
@@ -283,23 +292,26 @@ class Trainer:
             shuffle: whether to take the samples in a new random order in each epoch.
             accumulate: batches per optimizer step; the gradient is that of the loss of all their samples
                 together.
+            schedule_epochs: how many epochs the schedule is of, counted from the trainer's first one, where several
+                fits share one: two of 5 epochs with `schedule_epochs=10` are one of 10. Default: those of this fit.
             verbose: whether to show a progress bar (or a line per epoch where standard error is no terminal).
 
         Raises:
             InputError: data or arguments do not fit; nothing has been trained.
             DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
         """
-        for name, value in (("epochs", epochs), ("accumulate", accumulate)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"{name} must be a positive integer, received {value!r}.")
+        epochs, accumulate = _positive("epochs", epochs), _positive("accumulate", accumulate)
         called = callback_list(callbacks)
         data, held_out = self._state.datasets(inputs, targets, batch_size, validation)
         self._state.validating = held_out is not None
         of_validation = None
         if held_out is not None:
             of_validation = validation if isinstance(validation, float) else len(held_out)
-        plan = Plan(len(data), data.batch_size, int(accumulate), bool(shuffle), int(epochs), of_validation)
+        plan = Plan(
+            len(data), data.batch_size, accumulate, bool(shuffle), epochs, of_validation, schedule_epochs
+        )
         self._state.position.check(plan)
+        self._state.check_schedule(plan)
         warn_of_fixed_batch(data)
         FitLoop(self._state, data, held_out, plan, Events(called, self), make_report(verbose)).run()
         return self.history
@@ -376,3 +388,9 @@ class Trainer:
         """
         names = list(outputs) if outputs is not None else self._state.run.require_outputs()
         self._state.run.module.export_model_for_inferencing(path, names)
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"{name} must be a positive integer, received {value!r}.")
+    return int(value)

@@ -17,6 +17,7 @@ from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settin
 from onnxtrain.trainer._predictions import read_predictions, remove_other_predictions, write_predictions
 from onnxtrain.trainer._run import Run, Step
 from onnxtrain.trainer._schedule import Curve, ScheduleSpec, describe_schedule, make_schedule, named_schedule
+from onnxtrain.trainer._whole_metrics import Task
 from onnxtrain.trainer._workspace import Workspace
 
 __all__ = ["BEST", "TrainingState", "Validation", "scheduler_settings"]
@@ -63,6 +64,7 @@ class TrainingState:
         position: where training stands.
         settings: what the trainer was asked to do.
         schedule: factor of the learning rate.
+        task: what predictions and targets mean.
         metrics: what is recorded beside the loss.
         validating: whether the fit under way validates.
         resume_hint: what is said of going on after Ctrl-C; `{}` stands for the directory.
@@ -85,13 +87,16 @@ class TrainingState:
         self.validating = False
         self.resume_hint = "Trainer.resume('{}') and the same fit go on."
         measurable = bool(run.manifest.targets) and settings.prediction is not None
+        self.task = Task(run.manifest.targets[0] if run.manifest.targets else None, settings.loss)
         if metrics is None:
-            metrics = default_metrics(run.manifest.targets[0], settings.loss) if measurable else []
-        self.metrics: list[Metric] = make_metrics(metrics)
-        if self.metrics and not measurable:
+            metrics = default_metrics(self.task.target, settings.loss) if measurable else []
+        self.metrics: list[Metric] = make_metrics(metrics, self.task)
+        if not measurable and any(metric.looks_at_predictions for metric in self.metrics):
             raise InputError(
                 "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
             )
+        if run.manifest.loss_mean is None and any(metric.name == "perplexity" for metric in self.metrics):
+            raise InputError("The perplexity is the exponential of a mean loss, and this loss is a sum.")
 
     @classmethod
     def load(
@@ -188,12 +193,20 @@ class TrainingState:
 
     def add(self, averages: Averages, step: Step) -> None:
         """Adds loss and metrics of one batch to averages."""
-        manifest = self.run.manifest
         averages.add_loss(step.loss, self.loss_count(step.arrays))
-        if self.metrics and self.settings.prediction is not None:
-            prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
-            target = step.arrays[len(manifest.inputs)]
-            averages.add_metrics(self.metrics, prediction, target, manifest.targets[0])
+        if any(metric.looks_at_predictions for metric in self.metrics):
+            averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
+
+    def judged(self, step: Step) -> tuple[Array, Array]:
+        """Returns the prediction and the target of a batch that metrics look at.
+
+        Raises:
+            InputError: There are none.
+        """
+        if self.settings.prediction is None or not self.run.manifest.targets:
+            raise InputError("Metrics need a target, and a prediction among the model's outputs.")
+        prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
+        return prediction, step.arrays[len(self.run.manifest.inputs)]
 
     def datasets(
         self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation

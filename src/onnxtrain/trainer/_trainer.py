@@ -24,6 +24,7 @@ from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import TrainingState, Validation, scheduler_settings
+from onnxtrain.trainer._whole_metrics import confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
@@ -45,8 +46,9 @@ class Trainer:
         learning_rate: the rate, or the highest one of a schedule.
         requires_grad: names of the parameters to train; None trains all that are not frozen.
         frozen_params: names of parameters that stay as they are; here and above a single name may stand alone.
-        metrics: names ("accuracy", "mae", "rmse", ...) or functions `(prediction, target) -> float` of the arrays
-            of a whole data set; None chooses what suits the loss, `[]` means none.
+        metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
+            `(prediction, target) -> float` of the arrays of a whole data set; None chooses what suits the loss, `[]`
+            means none.
         scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" fall to zero at the end of
             a fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the
             learning rate.
@@ -352,6 +354,23 @@ class Trainer:
         """
         result = self._state.run.predict(Dataset.for_prediction(self.manifest.inputs, inputs, batch_size))
         return result if len(result) > 1 else next(iter(result.values()))
+
+    def confusion_matrix(
+        self, inputs: ArrayLike, targets: ArrayLike, *, batch_size: int | None = None
+    ) -> Array:
+        """Returns how often each class (rows) is predicted as each (columns), by scikit-learn.
+
+        `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
+
+        Raises:
+            InputError: the data does not fit, or it is no classification with one right class.
+            MissingPackageError: scikit-learn is not installed.
+        """
+        state = self._state
+        data = state.dataset(inputs, targets, batch_size, training=False)
+        parts = [tuple(array.copy() for array in state.judged(step)) for step in state.run.evaluate(data)]
+        prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return confusion_matrix(state.task, prediction, target)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.

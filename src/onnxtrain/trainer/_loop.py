@@ -21,7 +21,6 @@ from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Step
 from onnxtrain.trainer._snapshot import (
-    Snapshot,
     StatisticsBackup,
     finite_gradients,
     finite_parameters,
@@ -92,7 +91,7 @@ class FitLoop:
         state, position = self._state, self._state.position
         with self._report, InterruptGuard() as guard:
             self._begin()
-            self._snapshot = Snapshot.take(self._run.store, position)
+            self._snapshot = state.snapshot()
             while position.epoch < self._last_epoch and position.history.stopped is None:
                 if not self._epoch(guard) and position.history.stopped is None:
                     position.history.stopped = "interrupted"
@@ -177,6 +176,7 @@ class FitLoop:
         if done:
             self._require_finite_results(done[-1].loss)
             self._run.optimizer.step()
+            state.update_average()
         for step in done:
             state.add(position.averages, step)
         for _ in range(len(batches) - len(done)):
@@ -265,7 +265,7 @@ class FitLoop:
         self._since_snapshot = 0
         if not finite_parameters(self._run.store):
             self._diverge("the parameters hold NaN or infinity")
-        self._snapshot = Snapshot.take(self._run.store, self._state.position)
+        self._snapshot = self._state.snapshot()
 
     def _diverge(self, what: str, remedy: str = _REMEDY) -> None:
         """Goes back to the last good state, saves it and raises."""

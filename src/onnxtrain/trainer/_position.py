@@ -37,6 +37,7 @@ class Settings:
         warmup_steps: steps over which the learning rate first rises.
         warmup_ratio: part of all steps over which it does.
         total_steps: steps of the schedule over all fits; None for a schedule per fit.
+        ema_decay: of the averages of what is trained; None for none.
         random: ops whose random numbers do not follow the trainer's seed from step to step.
     """
 
@@ -48,6 +49,7 @@ class Settings:
     warmup_steps: int = 0
     warmup_ratio: float = 0.0
     total_steps: int | None = None
+    ema_decay: float | None = None
     random: list[str] = field(default_factory=list)
 
 
@@ -89,6 +91,7 @@ class Position:
         epoch: finished epochs, over the whole life of the trainer.
         batch: batches done in the current epoch.
         step: optimizer steps, over the whole life of the trainer.
+        averaged: optimizer steps that are in the averages of what is trained.
         fit_start: value of `epoch` when the fit under way, or the last one, began.
         fit_start_step: value of `step` then.
         unfinished: whether that fit was cut off.
@@ -102,6 +105,7 @@ class Position:
     epoch: int = 0
     batch: int = 0
     step: int = 0
+    averaged: int = 0
     fit_start: int = 0
     fit_start_step: int = 0
     unfinished: bool = False
@@ -219,6 +223,8 @@ def _check(position: Position, settings: Settings) -> None:
         raise ValueError(
             f"it is at step {position.step} of a fit that began at step {position.fit_start_step}"
         )
+    if settings.ema_decay is not None and not 0 <= settings.ema_decay < 1:
+        raise ValueError(f"the decay of averages is {settings.ema_decay}")
     if any(len(entry) != 2 for entry in position.averages.sums.values()):
         raise ValueError("a sum is no pair of total and count")
     plan = position.plan

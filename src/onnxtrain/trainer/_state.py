@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer._data import ArrayLike, Dataset, split
+from onnxtrain.trainer._ema import AVERAGE, MovingAverage
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
 from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
 from onnxtrain.trainer._predictions import read_predictions, remove_other_predictions, write_predictions
 from onnxtrain.trainer._run import Run, Step
 from onnxtrain.trainer._schedule import Curve, ScheduleSpec, describe_schedule, make_schedule, named_schedule
+from onnxtrain.trainer._snapshot import Snapshot
 from onnxtrain.trainer._whole_metrics import Task
 from onnxtrain.trainer._workspace import Workspace
 
@@ -64,6 +68,7 @@ class TrainingState:
         position: where training stands.
         settings: what the trainer was asked to do.
         schedule: factor of the learning rate.
+        average: moving averages of what is trained, None for none.
         task: what predictions and targets mean.
         metrics: what is recorded beside the loss.
         validating: whether the fit under way validates.
@@ -84,6 +89,9 @@ class TrainingState:
         self.position = position
         self.settings = settings
         self.schedule = schedule
+        self.average = None
+        if settings.ema_decay is not None:
+            self.average = MovingAverage(run.store, settings.ema_decay)
         self.validating = False
         self.resume_hint = "Trainer.resume('{}') and the same fit go on."
         measurable = bool(run.manifest.targets) and settings.prediction is not None
@@ -138,6 +146,8 @@ class TrainingState:
         state._check_metrics(predictions)
         if predictions:
             read_predictions(directory, position)
+        if state.average is not None and position.averaged:
+            state.average.read(directory / AVERAGE)
         state._tell_of_random_ops()
         return state
 
@@ -242,11 +252,29 @@ class TrainingState:
         groups = [("input", self.run.manifest.inputs, inputs), ("target", self.run.manifest.targets, targets)]
         return Dataset.check(groups, batch_size, training=training)
 
+    def update_average(self) -> None:
+        """Takes up what a step has trained in the moving averages, if there are any."""
+        if self.average is not None:
+            self.average.update(first=self.position.averaged == 0)
+            self.position.averaged += 1
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Puts the moving averages, if there are any, in the place of what is trained until the block ends."""
+        return (
+            self.average.applied() if self.average is not None and self.position.averaged else nullcontext()
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Returns a copy of everything that training changes."""
+        averages = self.average.buffers.values() if self.average is not None else ()
+        return Snapshot.take(self.run.store, self.position, averages)
+
     def evaluate(self, data: Dataset, prefix: str = "") -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode."""
         averages = Averages()
-        for step in self.run.evaluate(data):
-            self.add(averages, step)
+        with self.averaged():
+            for step in self.run.evaluate(data):
+                self.add(averages, step)
         return averages.values(self.metrics, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -254,15 +282,19 @@ class TrainingState:
         target = Path(path)
         self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
         try:
-            self.run.save(
-                target, companions=[BEST], write_more=lambda files: write_predictions(files, self.position)
-            )
+            self.run.save(target, companions=[BEST], write_more=self._write_more)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
                 "has room."
             ) from error
         remove_other_predictions(target, self.position)
+
+    def _write_more(self, files: FileSet) -> None:
+        write_predictions(files, self.position)
+        if self.average is not None and self.position.averaged:
+            with files.open(AVERAGE) as file:
+                self.average.write(file)
 
     def save_and_keep(self) -> Path:
         """Saves into the trainer's own directory, and keeps that if it was temporary."""

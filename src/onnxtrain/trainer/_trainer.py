@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
 from onnxtrain.trainer._data import ArrayLike, Dataset, warn_of_fixed_batch
+from onnxtrain.trainer._ema import check_decay
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
@@ -56,6 +58,8 @@ class Trainer:
         warmup_ratio: the same as a part of all steps.
         total_steps: optimizer steps of one schedule over all calls of :meth:`fit`, which then does not begin anew
             with each; see also its `schedule_epochs`.
+        ema_decay: train as ever, but evaluate, predict with and export exponential moving averages of parameters and
+            BatchNorm statistics, of which each step keeps this part, such as 0.999; see :meth:`averaged`.
         clip_grad_norm: scale all gradients down together when their common L2 norm is larger.
         clip_grad_value: clip each element of the gradients to plus or minus this value.
         batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
@@ -98,6 +102,7 @@ class Trainer:
         warmup_steps: int = 0,
         warmup_ratio: float = 0.0,
         total_steps: int | None = None,
+        ema_decay: float | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         batch_norm: BatchNormMode = "as_exported",
@@ -137,6 +142,7 @@ class Trainer:
             **scheduler_settings(scheduler),
             warmup_steps=warmup_steps,
             warmup_ratio=float(warmup_ratio),
+            ema_decay=check_decay(ema_decay),
             total_steps=None if total_steps is None else _positive("total_steps", total_steps),
             random=random_ops(run.training_model),
         )
@@ -352,7 +358,9 @@ class Trainer:
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
         """
-        result = self._state.run.predict(Dataset.for_prediction(self.manifest.inputs, inputs, batch_size))
+        data = Dataset.for_prediction(self.manifest.inputs, inputs, batch_size)
+        with self.averaged():
+            result = self._state.run.predict(data)
         return result if len(result) > 1 else next(iter(result.values()))
 
     def confusion_matrix(
@@ -368,7 +376,8 @@ class Trainer:
         """
         state = self._state
         data = state.dataset(inputs, targets, batch_size, training=False)
-        parts = [tuple(array.copy() for array in state.judged(step)) for step in state.run.evaluate(data)]
+        with self.averaged():
+            parts = [tuple(array.copy() for array in state.judged(step)) for step in state.run.evaluate(data)]
         prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return confusion_matrix(state.task, prediction, target)
 
@@ -384,16 +393,28 @@ class Trainer:
         self._state.save(path)
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Writes parameters and statistics alone to a checkpoint file."""
-        self._state.run.save_checkpoint(path, optimizer=False)
+        """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages."""
+        with self.averaged():
+            self._state.run.save_checkpoint(path, optimizer=False)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
+
+        Moving averages begin anew with them.
 
         Raises:
             CheckpointError: the file is missing, corrupt, or of another model.
         """
         self._state.run.load_parameters(path)
+        self._state.position.averaged = 0
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Makes :attr:`parameters` the averages of `ema_decay` inside of a `with` statement.
+
+        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do so
+        themselves. Without `ema_decay`, or before the first step, nothing changes.
+        """
+        return self._state.averaged()
 
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference.
@@ -406,7 +427,8 @@ class Trainer:
             outputs: names of other values to return; by default the original model's outputs.
         """
         names = list(outputs) if outputs is not None else self._state.run.require_outputs()
-        self._state.run.module.export_model_for_inferencing(path, names)
+        with self.averaged():
+            self._state.run.module.export_model_for_inferencing(path, names)
 
 
 def _positive(name: str, value: int) -> int:

@@ -258,6 +258,11 @@ class Trainer:
         """The learning rate of the last step, with the schedule's factor."""
         return self._state.run.optimizer.get_learning_rate()
 
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps that all fits together have taken."""
+        return self._state.position.step
+
     def stop_training(self) -> None:
         """Ends the fit under way after the current epoch; for callbacks."""
         self._state.position.history.stopped = "early"

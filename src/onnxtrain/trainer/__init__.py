@@ -5,7 +5,16 @@ from __future__ import annotations
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.schedules import SCHEDULES
-from onnxtrain.trainer._callbacks import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau
+from onnxtrain.trainer._callbacks import (
+    Callback,
+    CSVLogger,
+    EarlyStopping,
+    Logger,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    TensorBoardLogger,
+    WandbLogger,
+)
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import METRICS, Metric
 from onnxtrain.trainer._trainer import Trainer
@@ -13,11 +22,15 @@ from onnxtrain.trainer._trainer import Trainer
 __all__ = [
     "METRICS",
     "SCHEDULES",
+    "CSVLogger",
     "Callback",
     "EarlyStopping",
     "History",
+    "Logger",
     "Metric",
     "ModelCheckpoint",
     "ReduceLROnPlateau",
+    "TensorBoardLogger",
     "Trainer",
+    "WandbLogger",
 ]

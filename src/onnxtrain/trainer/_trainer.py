@@ -326,7 +326,12 @@ class Trainer:
         self._state.position.check(plan)
         self._state.check_schedule(plan)
         warn_of_fixed_batch(data)
-        FitLoop(self._state, data, held_out, plan, Events(called, self), make_report(verbose)).run()
+        events = Events(called, self)
+        try:
+            FitLoop(self._state, data, held_out, plan, events, make_report(verbose)).run()
+        except BaseException as error:
+            events.exception(error)
+            raise
         return self.history
 
     def check_data(

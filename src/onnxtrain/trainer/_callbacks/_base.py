@@ -30,3 +30,6 @@ class Callback:
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
         """Called once at the end, also when the fit was stopped or interrupted."""
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        """Called in place of `on_fit_end` where a fit ends with an exception, which then goes on its way."""

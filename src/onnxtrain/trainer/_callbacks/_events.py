@@ -43,6 +43,11 @@ class Events:
         for callback in self._callbacks:
             callback.on_fit_end(self._trainer, history)
 
+    def exception(self, error: BaseException) -> None:
+        """Calls :meth:`Callback.on_exception`."""
+        for callback in self._callbacks:
+            callback.on_exception(self._trainer, error)
+
 
 def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
     """Returns the callbacks that were given to a fit as a list; raises InputError for anything else."""

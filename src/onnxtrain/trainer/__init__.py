@@ -15,6 +15,7 @@ from onnxtrain.trainer._callbacks import (
     TensorBoardLogger,
     WandbLogger,
 )
+from onnxtrain.trainer._finder import LearningRateRange
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import METRICS, Metric
 from onnxtrain.trainer._trainer import Trainer
@@ -26,6 +27,7 @@ __all__ = [
     "Callback",
     "EarlyStopping",
     "History",
+    "LearningRateRange",
     "Logger",
     "Metric",
     "ModelCheckpoint",

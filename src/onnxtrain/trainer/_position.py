@@ -38,6 +38,7 @@ class Settings:
         warmup_ratio: part of all steps over which it does.
         total_steps: steps of the schedule over all fits; None for a schedule per fit.
         ema_decay: of the averages of what is trained; None for none.
+        threads: that each session computes with; None for onnxruntime's default.
         random: ops whose random numbers do not follow the trainer's seed from step to step.
     """
 
@@ -50,6 +51,7 @@ class Settings:
     warmup_ratio: float = 0.0
     total_steps: int | None = None
     ema_decay: float | None = None
+    threads: int | None = None
     random: list[str] = field(default_factory=list)
 
 
@@ -223,6 +225,8 @@ def _check(position: Position, settings: Settings) -> None:
         raise ValueError(
             f"it is at step {position.step} of a fit that began at step {position.fit_start_step}"
         )
+    if settings.threads == 0:
+        raise ValueError("the number of threads is 0")
     if settings.ema_decay is not None and not 0 <= settings.ema_decay < 1:
         raise ValueError(f"the decay of averages is {settings.ema_decay}")
     if any(len(entry) != 2 for entry in position.averages.sums.values()):

@@ -113,13 +113,18 @@ class TrainingState:
         metrics: Sequence[MetricSpec] | None,
         scheduler: ScheduleSpec | None,
         device: str,
+        threads: int | None,
     ) -> TrainingState:
         """Returns the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
-        run = Run(directory, device)
+        run = Run(directory, device, threads)
         predictions = False
         if PROPERTY in run.state.properties:
             text = str(run.state.properties[PROPERTY])
             position, settings, predictions = Position.from_json(text, f"'{directory}'")
+            if threads is not None:
+                settings = replace(settings, threads=threads)
+            elif settings.threads is not None:
+                run = Run(directory, device, settings.threads)
             if settings.prediction is not None and settings.prediction not in run.outputs:
                 raise CheckpointError(
                     f"Resuming from '{directory}': its metrics look at '{settings.prediction[:60]}', which the models "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,20 +13,20 @@ import numpy as np
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
-from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
 from onnxtrain.trainer._data import ArrayLike, Dataset, warn_of_fixed_batch
 from onnxtrain.trainer._ema import check_decay
+from onnxtrain.trainer._finder import LearningRateRange, find_range
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
-from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
+from onnxtrain.trainer._metrics import MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import TrainingState, Validation, scheduler_settings
+from onnxtrain.trainer._view import TrainerView
 from onnxtrain.trainer._whole_metrics import confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Trainer"]
 
 
-class Trainer:
+class Trainer(TrainerView):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
     Args:
@@ -69,8 +70,12 @@ class Trainer:
         loss_input_names: the output that is the prediction, where the model has several.
         directory: where the files of the run live; the state is saved there after every epoch. Default: a
             temporary directory, which is removed at the end unless an interrupted run was saved there.
+        overwrite: replace a run that is in the directory already, once the new models are built; otherwise it is an
+            error.
         seed: what shuffling, splitting and Dropout derive from.
         device: "cpu", "cuda" or "cuda:<index>".
+        threads: how many threads each operation is computed with; None is onnxruntime's default, all cores. The last
+            digits of results depend on it, so that it is saved with the run.
 
     Raises:
         OnnxTrainError: the model cannot be trained as asked for; the message says why.
@@ -109,8 +114,10 @@ class Trainer:
         straight_through: bool = False,
         loss_input_names: Sequence[str] | str | None = None,
         directory: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         seed: int = 0,
         device: str = "cpu",
+        threads: int | None = None,
     ) -> None:
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics
@@ -119,11 +126,22 @@ class Trainer:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise InputError(f"seed must be an integer >= 0, received {seed!r}.")
         position = Position(seed=int(seed), learning_rate=check_learning_rate(learning_rate))
-        workspace = Workspace.for_new_run(directory)
+        settings = Settings(
+            loss=loss_name(loss),
+            metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
+            **scheduler_settings(scheduler),
+            warmup_steps=warmup_steps,
+            warmup_ratio=float(warmup_ratio),
+            ema_decay=check_decay(ema_decay),
+            total_steps=None if total_steps is None else _positive("total_steps", total_steps),
+            threads=None if threads is None else _positive("threads", threads),
+        )
+        workspace = Workspace.for_new_run(directory, overwrite=overwrite)
         run = build_run(
             model,
             workspace.path,
             device,
+            settings.threads,
             loss=loss,
             optimizer=optimizer,
             requires_grad=name_list(requires_grad),
@@ -134,16 +152,11 @@ class Trainer:
             straight_through=straight_through,
             loss_input_names=inputs_of_loss,
         )
+        workspace.remove_earlier()
         prediction = inputs_of_loss[0] if inputs_of_loss else next(iter(run.outputs), None)
-        settings = Settings(
-            loss=loss_name(loss),
+        settings = replace(
+            settings,
             prediction=prediction if prediction in run.outputs else None,
-            metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
-            **scheduler_settings(scheduler),
-            warmup_steps=warmup_steps,
-            warmup_ratio=float(warmup_ratio),
-            ema_decay=check_decay(ema_decay),
-            total_steps=None if total_steps is None else _positive("total_steps", total_steps),
             random=random_ops(run.training_model),
         )
         self._state = TrainingState(run, workspace, position, settings, schedule, metrics)
@@ -157,6 +170,7 @@ class Trainer:
         metrics: Sequence[MetricSpec] | None = None,
         scheduler: ScheduleSpec | None = None,
         device: str = "cpu",
+        threads: int | None = None,
     ) -> Trainer:
         """Returns the trainer that :meth:`save` wrote, or an interrupted fit, in the state it was in.
 
@@ -170,6 +184,7 @@ class Trainer:
             metrics: metrics to go on with; needed if the run had functions as metrics, which are not saved.
             scheduler: needed if the run had a function as schedule.
             device: where to train.
+            threads: with how many threads; None for as many as it was begun with.
 
         Raises:
             CheckpointError: the directory does not hold a training run, or it is corrupt.
@@ -177,91 +192,10 @@ class Trainer:
                 epoch.
         """
         trainer = cls.__new__(cls)
-        trainer._state = TrainingState.load(Path(path), metrics, scheduler, device)
+        trainer._state = TrainingState.load(
+            Path(path), metrics, scheduler, device, None if threads is None else _positive("threads", threads)
+        )
         return trainer
-
-    @property
-    def directory(self) -> Path:
-        """Where the files of the run are."""
-        return self._state.directory
-
-    @property
-    def state(self) -> CheckpointState:
-        """Parameters, statistics and properties, for `onnxtrain.api`."""
-        return self._state.run.state
-
-    @property
-    def parameters(self) -> Parameters:
-        """The parameters by name; `.data` is a live view."""
-        return self._state.run.state.parameters
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the training model expects and returns."""
-        return self._state.run.manifest
-
-    @property
-    def history(self) -> History:
-        """The record of all epochs so far."""
-        return self._state.position.history
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
-        return list(self._state.run.outputs)
-
-    @property
-    def resumes_fit(self) -> bool:
-        """Whether the next fit goes on with one that was interrupted."""
-        return self._state.position.unfinished
-
-    @property
-    def last_fit(self) -> Plan | None:
-        """What the last fit, or the one that was interrupted, was asked to do; None before the first one."""
-        return self._state.position.plan
-
-    @property
-    def resume_hint(self) -> str:
-        """What is said of going on after Ctrl-C; `{}` stands for the directory."""
-        return self._state.resume_hint
-
-    @resume_hint.setter
-    def resume_hint(self, text: str) -> None:
-        self._state.resume_hint = text
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """The metrics that are recorded beside the loss."""
-        return self._state.metrics
-
-    @property
-    def fit_start(self) -> int:
-        """Number of epochs that were finished when the fit under way, or the last one, began."""
-        return self._state.position.fit_start
-
-    @property
-    def recorded_keys(self) -> list[str]:
-        """What the fit under way records for each epoch."""
-        return self._state.recorded_keys
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate, before the schedule's factor; setting it takes effect at the next step."""
-        return self._state.position.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._state.position.learning_rate = check_learning_rate(value)
-
-    @property
-    def current_learning_rate(self) -> float:
-        """The learning rate of the last step, with the schedule's factor."""
-        return self._state.run.optimizer.get_learning_rate()
-
-    @property
-    def global_step(self) -> int:
-        """Number of optimizer steps that all fits together have taken."""
-        return self._state.position.step
 
     def stop_training(self) -> None:
         """Ends the fit under way after the current epoch; for callbacks."""
@@ -344,6 +278,35 @@ class Trainer:
     ) -> None:
         """Raises the InputError that :meth:`fit` would raise for this data; changes nothing."""
         self._state.datasets(inputs, targets, batch_size, validation)
+
+    def find_learning_rate(
+        self,
+        inputs: ArrayLike,
+        targets: ArrayLike | None = None,
+        *,
+        start: float = 1e-7,
+        stop: float = 10.0,
+        steps: int = 100,
+        batch_size: int | None = None,
+    ) -> LearningRateRange:
+        """Returns the loss over rising learning rates, and a rate to train with: Smith's range test.
+
+        A step is taken with each rate, from `start` to `stop` in equal ratios, until the loss is four times its lowest
+        value. Then the trainer is exactly what it was before: set `trainer.learning_rate` to what you choose.
+
+        Args:
+            inputs: as for :meth:`fit`.
+            targets: as for :meth:`fit`.
+            start: the lowest rate.
+            stop: the highest one.
+            steps: how many are tried.
+            batch_size: samples per step, as for :meth:`fit`.
+
+        Raises:
+            InputError: the data or the rates do not fit.
+        """
+        data = self._state.dataset(inputs, targets, batch_size, training=True)
+        return find_range(self._state, data, start, stop, steps)
 
     def evaluate(
         self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None

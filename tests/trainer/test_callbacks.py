@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxtrain import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau, Trainer
-from onnxtrain.errors import InputError
+from onnxtrain.errors import CheckpointError, InputError
 from trainer import problems
 
 
@@ -258,6 +258,8 @@ def test_model_checkpoint_keeps_the_newest_steps(tmp_path: Path) -> None:
     assert trainer.global_step == 12
     assert numbers(tmp_path, "step") == [9, 12]
     assert [path.name for path in keeping.saved()] == ["step-00000009", "step-00000012"]
+    with pytest.raises(CheckpointError, match=r"has written, such as '.*step-00000012'"):
+        Trainer.resume(tmp_path)
     resumed = Trainer.resume(keeping.saved()[0])
     assert resumed.resumes_fit
     assert resumed.global_step == 9

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from onnxtrain import Callback, Trainer
+from onnxtrain import Callback, History, ReduceLROnPlateau, Trainer
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.schedules import MultiStep, OneCycle, Step
 from trainer import problems
@@ -104,3 +105,37 @@ def test_damaged_parameters(tmp_path: Path) -> None:
     trainer._state.run.save_checkpoint(tmp_path / "checkpoint", optimizer=True)
     with pytest.raises(CheckpointError, match="its schedule cannot be made again"):
         Trainer.resume(tmp_path)
+
+
+def test_more_steps_than_the_schedule_has(caplog: pytest.LogCaptureFixture) -> None:
+    problem = problems.line()
+    rates = Rates()
+    trainer = Trainer(problem.model, "mse", learning_rate=0.1, scheduler="linear", total_steps=4)
+    trainer.fit(problem.x, problem.y, epochs=2, batch_size=20, callbacks=[rates], verbose=False)
+    assert not caplog.records
+    trainer.fit(problem.x, problem.y, batch_size=20, callbacks=[rates], verbose=False)
+    assert "The schedule is of total_steps=4, and this fit ends with step 6" in caplog.text
+    np.testing.assert_allclose(rates.seen, [0.1, 0.075, 0.05, 0.025, 0.0, 0.0], rtol=1e-6)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("patience", [1, 2, 4])
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("min_delta", [0.0, 0.05])
+def test_plateau_is_that_of_pytorch(patience: int, mode: Any, min_delta: float) -> None:
+    """Whose patience is one less: it lowers the rate when it has been exceeded."""
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    reference = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, mode, 0.3, patience - 1, min_delta, "abs", min_lr=1e-3, eps=0.0
+    )
+    ours = ReduceLROnPlateau("loss", 0.3, patience, 1e-3, min_delta, mode)
+    history = History()
+    trainer: Any = SimpleNamespace(history=history, fit_start=0, learning_rate=1.0, metrics=[])
+    values = np.random.default_rng(0).random(40) * np.linspace(1.0, 0.6, 40)
+    for epoch, value in enumerate(values if mode == "min" else -values, start=1):
+        history.epochs.append({"epoch": epoch, "loss": float(value)})
+        ours.on_epoch_end(trainer, history)
+        reference.step(float(value))
+        assert trainer.learning_rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+    assert trainer.learning_rate < 1.0

@@ -72,6 +72,7 @@ def new_figure(width: float, height: float) -> Figure:
             self.savefig(image, format="png")
             return image.getvalue()
 
+    Shown.__name__ = "Figure"  # as it calls itself
     return Shown(figsize=(width, height), dpi=110, layout="constrained")
 
 

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, get_type_hints
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json
+from onnxtrain.runtime.state import Properties
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._typed import check_types
 
-__all__ = ["CUSTOM", "PROPERTY", "Plan", "Position", "Progress", "Settings"]
+__all__ = ["CUSTOM", "PROPERTY", "Plan", "Position", "Progress", "Settings", "saved_threads"]
 
 PROPERTY = "onnxtrain.trainer"
 """Name of the checkpoint property that holds the position, as JSON text."""
@@ -204,6 +205,18 @@ class Position:
                 f"Resuming from {source}: its property '{PROPERTY}' is not a trainer's state ({error}). "
                 "It may have been written by a newer onnxtrain; upgrade."
             ) from error
+
+
+def saved_threads(properties: Properties) -> int | None:
+    """Returns the number of threads in a checkpoint's properties; None for none, or where they are damaged.
+
+    Sessions are made with it before the rest is read, which is what tells of damage.
+    """
+    try:
+        threads = parse_json(str(properties[PROPERTY]))["settings"]["threads"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return threads if type(threads) is int and threads > 0 else None
 
 
 def _check(position: Position, settings: Settings) -> None:

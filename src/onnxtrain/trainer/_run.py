@@ -29,6 +29,7 @@ from onnxtrain.runtime.store import Store
 from onnxtrain.trainer._data import Dataset
 from onnxtrain.trainer._files import find_files
 from onnxtrain.trainer._loss_model import LossModel
+from onnxtrain.trainer._position import saved_threads
 
 __all__ = ["CHECKPOINT", "Run", "Step"]
 
@@ -63,7 +64,7 @@ def _session_options(threads: int | None) -> ort.SessionOptions | None:
 
 
 class Run:
-    """A training run in a directory of artifacts, opened on a device, with as many threads as told.
+    """A training run in a directory of artifacts, opened on a device, with as many threads as told or as saved.
 
     Attributes:
         directory: where the artifacts are.
@@ -89,7 +90,7 @@ class Run:
         self.state = CheckpointState.load_checkpoint(directory / self.files.checkpoint)
         self.eval_model = directory / self.files.eval_model
         self.training_model = directory / self.files.training_model
-        self._options = _session_options(threads)
+        self._options = _session_options(threads or saved_threads(self.state.properties))
         self.module = Module(
             self.training_model, self.state, self.eval_model, device=device, session_options=self._options
         )

@@ -115,7 +115,7 @@ def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Sc
     if name not in SCHEDULES:
         raise InputError(
             f"Choosing a schedule: {name!r} is unknown; choose from {', '.join(SCHEDULES)}, or pass a "
-            "function (step, total_steps) -> factor."
+            "function (step, total_steps) -> factor. What follows a plateau is a callback, ReduceLROnPlateau."
         )
     kind, given = SCHEDULES[name], dict(parameters or {})
     known = [entry.name for entry in dataclasses.fields(kind)]

@@ -123,8 +123,6 @@ class TrainingState:
             position, settings, predictions = Position.from_json(text, f"'{directory}'")
             if threads is not None:
                 settings = replace(settings, threads=threads)
-            elif settings.threads is not None:
-                run = Run(directory, device, settings.threads)
             if settings.prediction is not None and settings.prediction not in run.outputs:
                 raise CheckpointError(
                     f"Resuming from '{directory}': its metrics look at '{settings.prediction[:60]}', which the models "
@@ -186,13 +184,26 @@ class TrainingState:
         keys = ["loss", *(metric.name for metric in self.metrics)]
         return [*keys, *(f"val_{key}" for key in keys if self.validating)]
 
-    def check_schedule(self, plan: Plan) -> None:
-        """Raises InputError if the schedule over several fits that a plan asks for is not long enough for it."""
-        asked, position = plan.schedule_epochs, self.position
+    def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
+        """Raises InputError, or warns, if the schedule over several fits is not long enough for a plan.
+
+        `per_epoch` are the optimizer steps of an epoch, None if that is not known.
+        """
+        asked, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
+        if total is not None:
+            if asked is not None:
+                raise InputError("The trainer has total_steps already; leave schedule_epochs out.")
+            start = position.fit_start_step if position.unfinished else position.step
+            last = start + plan.epochs * (per_epoch or 0)
+            if last > total:
+                _log.warning(
+                    "The schedule is of total_steps=%d, and this fit ends with step %d: the steps beyond have the last "
+                    "learning rate.",
+                    total,
+                    last,
+                )
         if asked is None:
             return
-        if self.settings.total_steps is not None:
-            raise InputError("The trainer has total_steps already; leave schedule_epochs out.")
         start = position.fit_start if position.unfinished else position.epoch
         last = start + plan.epochs
         if isinstance(asked, bool) or not isinstance(asked, int) or asked < last:

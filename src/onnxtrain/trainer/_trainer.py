@@ -258,7 +258,7 @@ class Trainer(TrainerView):
             len(data), data.batch_size, accumulate, bool(shuffle), epochs, of_validation, schedule_epochs
         )
         self._state.position.check(plan)
-        self._state.check_schedule(plan)
+        self._state.check_schedule(plan, -(-data.batches // accumulate))
         warn_of_fixed_batch(data)
         events = Events(called, self)
         try:

@@ -341,7 +341,7 @@ def test_transform_sees_several_inputs_by_name() -> None:
 
 def test_schedule_needs_a_number_of_steps() -> None:
     trainer = make_trainer(scheduler="cosine")
-    with pytest.raises(InputError, match="'cosine' needs to know how many steps there are"):
+    with pytest.raises(InputError, match="steps_per_epoch"):
         trainer.fit(lambda: iter(BATCHES), verbose=False)
     assert not trainer.resumes_fit
     trainer.fit(lambda: iter(BATCHES), steps_per_epoch=4, verbose=False)

@@ -27,6 +27,7 @@ def build_run(
     model: ModelSource,
     directory: Path,
     device: str,
+    threads: int | None,
     *,
     loss: LossSpec,
     optimizer: OptimizerSpec,
@@ -65,7 +66,7 @@ def build_run(
         )
 
     write(directory, sample_weight=False)
-    return Run(directory, device, write)
+    return Run(directory, device, threads, write)
 
 
 def _forget_seeds(model: ir.Model) -> None:

@@ -8,6 +8,7 @@ import struct
 import time
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -22,7 +23,6 @@ from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Step
 from onnxtrain.trainer._snapshot import (
     FiniteCheck,
-    Snapshot,
     StatisticsBackup,
     finite_parameters,
 )
@@ -103,7 +103,7 @@ class FitLoop:
         state, position = self._state, self._state.position
         with self._report, InterruptGuard() as guard:
             before = self._begin()
-            self._snapshot = Snapshot.take(self._run.store, position)
+            self._snapshot = state.snapshot()
             try:
                 while position.epoch < self._last_epoch and position.history.stopped is None:
                     if not self._epoch(guard) and position.history.stopped is None:
@@ -126,7 +126,7 @@ class FitLoop:
             elif not state.workspace.temporary:
                 state.save(state.directory)  # callbacks may have put back the best parameters
 
-    def _begin(self) -> tuple[int, bool, Plan | None, str | None]:
+    def _begin(self) -> dict[str, Any]:
         """Takes up the plan; where a callback or the model does not fit, the position is what it was.
 
         Returns:
@@ -138,21 +138,12 @@ class FitLoop:
             self._data.begin(position.stream, resumed=self._resumed, epochs=self._plan.epochs)
             if self._validation is not None:
                 self._validation.begin(None, resumed=False, epochs=self._plan.epochs)
-            self._require_steps()
             self._events.fit_begin()
             self._require_finite_start()
         except Exception:
             position.undo(before)
             raise
         return before
-
-    def _require_steps(self) -> None:
-        """Raises InputError for a schedule over steps of which nobody knows how many there are."""
-        if self._data.batches is None and self._state.settings.scheduler is not None:
-            raise InputError(
-                f"The scheduler {self._state.settings.scheduler!r} needs to know how many steps there are, and the "
-                "data does not tell its length. Pass steps_per_epoch, or data with a length."
-            )
 
     def _require_finite_start(self) -> None:
         if not finite_parameters(self._run.store):
@@ -221,18 +212,19 @@ class FitLoop:
     def _step(self, batches: Sequence[list[Array]]) -> int:
         """Runs one step on a group of batches and returns its number of samples."""
         state, position = self._state, self._state.position
-        self._set_learning_rate(position.batch)
+        self._set_learning_rate()
         self._statistics.take()
         self._run.module.lazy_reset_grad()
         done, mean = self._accumulate(batches)
         if done:
             self._require_finite_results(done[-1][0].loss)
             self._run.optimizer.step()
+            state.update_average()
         for step, count in done:
             state.add(position.averages, step, count)
         for _ in range(len(batches) - len(done)):
             position.averages.add_skipped(state.metrics)
-        position.batch += len(batches)
+        position.batch, position.step = position.batch + len(batches), position.step + 1
         self._stepped = True
         if done:
             self._take_snapshot()
@@ -291,12 +283,11 @@ class FitLoop:
             if not finite():
                 self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
 
-    def _set_learning_rate(self, batch: int) -> None:
-        position = self._state.position
-        per_epoch = -(-(self._data.batches or 1) // self._plan.accumulate)
-        step = (position.epoch - position.fit_start) * per_epoch + batch // self._plan.accumulate
-        total = (self._last_epoch - position.fit_start) * per_epoch
-        self._run.optimizer.set_learning_rate(position.learning_rate * self._state.schedule(step, total))
+    def _set_learning_rate(self) -> None:
+        state, position, batches = self._state, self._state.position, self._data.batches
+        per_epoch = None if batches is None else -(-batches // self._plan.accumulate)
+        progress = position.progress(self._plan, per_epoch, state.settings.total_steps)
+        self._run.optimizer.set_learning_rate(position.learning_rate * state.schedule(*progress))
 
     def _scale_gradients(self, factor: float) -> None:
         """Multiplies the accumulated gradients, to make their sum the gradient of a mean over all batches."""
@@ -315,7 +306,7 @@ class FitLoop:
         self._since_snapshot = 0
         if not finite_parameters(self._run.store):
             self._diverge("the parameters hold NaN or infinity")
-        self._snapshot = Snapshot.take(self._run.store, self._state.position)
+        self._snapshot = self._state.snapshot()
 
     def _diverge(self, what: str, remedy: str = _REMEDY) -> None:
         """Goes back to the last good state, saves it and raises."""

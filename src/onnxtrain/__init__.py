@@ -18,16 +18,20 @@ if TYPE_CHECKING:
     from onnxtrain.gradient_check import check_gradients
     from onnxtrain.trainer import (
         Callback,
+        CSVLogger,
         EarlyStopping,
         History,
         ModelCheckpoint,
         ReduceLROnPlateau,
+        TensorBoardLogger,
         Trainer,
+        WandbLogger,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CSVLogger",
     "Callback",
     "CheckpointState",
     "EarlyStopping",
@@ -40,7 +44,9 @@ __all__ = [
     "OptimType",
     "Optimizer",
     "ReduceLROnPlateau",
+    "TensorBoardLogger",
     "Trainer",
+    "WandbLogger",
     "__version__",
     "check_gradients",
     "differentiate",
@@ -49,6 +55,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "CSVLogger": "trainer",
     "Callback": "trainer",
     "CheckpointState": "api",
     "EarlyStopping": "trainer",
@@ -61,7 +68,9 @@ _HOME = {
     "OptimType": "artifacts",
     "Optimizer": "api",
     "ReduceLROnPlateau": "trainer",
+    "TensorBoardLogger": "trainer",
     "Trainer": "trainer",
+    "WandbLogger": "trainer",
     "check_gradients": "gradient_check",
     "differentiate": "autodiff",
     "generate_artifacts": "artifacts",

@@ -22,7 +22,12 @@ class TrainOptions:
     batch_size: int | None
     accumulate: int
     schedule: str | None
+    schedule_option: list[str] | None
+    schedule_epochs: int | None
     warmup: int
+    warmup_ratio: float
+    metric: list[str] | None
+    ema_decay: float | None
     clip_norm: float | None
     patience: int | None
     train: list[str] | None
@@ -30,5 +35,7 @@ class TrainOptions:
     batch_norm: str
     dynamic_batch: bool
     seed: int
+    threads: int | None
+    overwrite: bool
     output: Path | None
     json: bool

@@ -24,7 +24,11 @@ _OF_THE_RUN = (
     "loss",
     "optimizer",
     "schedule",
+    "schedule_option",
     "warmup",
+    "warmup_ratio",
+    "metric",
+    "ema_decay",
     "clip_norm",
     "train",
     "freeze",
@@ -32,7 +36,23 @@ _OF_THE_RUN = (
     "dynamic_batch",
     "seed",
 )
-_OF_A_FIT = ("learning_rate", "epochs", "batch_size", "accumulate", "patience", "validation")
+_OF_A_FIT = (
+    "learning_rate",
+    "epochs",
+    "batch_size",
+    "accumulate",
+    "patience",
+    "validation",
+    "schedule_epochs",
+)
+_ADDED: dict[str, Any] = {
+    "schedule_option": None,
+    "schedule_epochs": None,
+    "warmup_ratio": 0.0,
+    "metric": None,
+    "ema_decay": None,
+}
+"""Options that records of earlier versions do not have, and what their runs were started with."""
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
@@ -109,6 +129,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
             saved, data = dict(record["options"]), str(record["data"])
+            saved = _ADDED | saved
             if saved.keys() != {*_OF_THE_RUN, *_OF_A_FIT}:
                 raise ValueError(f"options {', '.join(saved)}")
         except (KeyError, TypeError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,6 +14,7 @@ from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.fusion import NORMS, ConvolutionalPass, FusionPass, RecurrentPass
+from onnxtrain.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
@@ -28,8 +29,6 @@ from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprin
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
 
 __all__ = ["BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
-
-BatchNormMode = Literal["as_exported", "training", "inference"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ def build_training_graphs(
             Resize, ...), nor a buffer or constant of a PyTorch module where the file tells.
         frozen: names of parameters that are inputs of the training model but not trained.
         batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to
-            training or inference mode in the training model.
+            training or inference mode in the training model; for each layer by a mapping of patterns to modes.
         input_gradients: names of floating-point inputs of which the training model returns the gradients too.
 
     Raises:
@@ -97,12 +96,11 @@ def build_training_graphs(
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)
     ReluAfterMaxPoolPass()(forward)
-    if batch_norm != "as_exported":
-        TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
+    unsaid = switch_modes(forward, batch_norm)
     check_training_mode(forward, asked=batch_norm == "training")
     selection = select_parameters(forward, requires_grad, frozen)
     active = _active_values(forward, selection.trainable)
-    warn_of_export(forward, selection.trainable, active, fixed_mode=batch_norm == "as_exported")
+    warn_of_export(forward, selection.trainable, active, as_exported=unsaid)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
 
     # From here on nothing can rely on the values that parameters and statistics have now: they are inputs.

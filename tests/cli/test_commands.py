@@ -398,3 +398,25 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
     process.stdout.close()
     _, err = process.communicate(timeout=60)
     assert b"Traceback" not in err
+
+
+def test_batch_norm_by_layer(run: Any, tmp_path: Path) -> None:
+    onnx.save(models.conv_bn(training=False), tmp_path / "net.onnx")
+    arguments = (
+        "artifacts",
+        tmp_path / "net.onnx",
+        "--loss",
+        "cross_entropy",
+        "-o",
+        tmp_path / "a",
+        "--json",
+    )
+    shown = run(*arguments, "--batch-norm", "b?=training", "--batch-norm", "*=inference").json()
+    roles = {row["name"]: row["role"] for row in shown["parameters"]}
+    assert {name for name, role in roles.items() if role == "statistic"} == {"bn.mean", "bn.var"}
+    assert "=training" not in run(*arguments, "--batch-norm", "training").err
+    wrong = run(*arguments, "--batch-norm", "b?=on")
+    assert (
+        "--batch-norm is 'b?=on'; choose from as_exported, training, inference, or give PATTERN=MODE"
+        in wrong.err
+    )

@@ -25,6 +25,14 @@ app = typer.Typer(
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.")]
 
+BatchNormOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODE|PATTERN=MODE",
+        help="as_exported (default), training or inference; for layers like body.*=inference, the first match decides.",
+    ),
+]
+
 
 def _version(show: bool) -> None:
     if show:
@@ -80,7 +88,7 @@ def artifacts(
     freeze: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
-    batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
+    batch_norm: BatchNormOption = None,
     nominal: Annotated[bool, typer.Option("--nominal", help="Also write a checkpoint without data.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -126,7 +134,7 @@ def train(
     freeze: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
-    batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
+    batch_norm: BatchNormOption = None,
     dynamic_batch: Annotated[
         bool,
         typer.Option(

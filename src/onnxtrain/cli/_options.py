@@ -27,7 +27,7 @@ class TrainOptions:
     patience: int | None
     train: list[str] | None
     freeze: list[str] | None
-    batch_norm: str
+    batch_norm: list[str] | None
     dynamic_batch: bool
     seed: int
     output: Path | None

@@ -109,6 +109,8 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
             saved, data = dict(record["options"]), str(record["data"])
+            if isinstance(saved.get("batch_norm"), str):  # as one mode was written before there were several
+                saved["batch_norm"] = [saved["batch_norm"]]
             if saved.keys() != {*_OF_THE_RUN, *_OF_A_FIT}:
                 raise ValueError(f"options {', '.join(saved)}")
         except (KeyError, TypeError, ValueError) as error:

@@ -16,7 +16,6 @@ from onnxtrain.cli._artifacts import batch_norm_mode, check_loss
 from onnxtrain.cli._options import TrainOptions
 from onnxtrain.cli._output import INTERRUPTED, info, print_json, print_table, summary_table
 from onnxtrain.cli._remember import digest, recall, remember
-from onnxtrain.cli._select import float_parameters, match
 from onnxtrain.dynamic_batch import make_batch_dynamic
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize, load_model
@@ -132,16 +131,14 @@ def _begin(options: TrainOptions, directory: Path) -> Trainer:
     model = load_model(options.source)
     if options.dynamic_batch:
         model = make_batch_dynamic(model)
-    canonical = canonicalize(model)
-    check_loss(canonical, options.loss)
-    names = float_parameters(canonical)
+    check_loss(canonicalize(model), options.loss)
     return Trainer(
         model,
         options.loss,
         options.optimizer,
         options.learning_rate,
-        requires_grad=match(names, options.train),
-        frozen_params=match(names, options.freeze),
+        requires_grad=options.train or None,
+        frozen_params=options.freeze or None,
         scheduler=options.schedule,
         warmup_steps=options.warmup,
         clip_grad_norm=options.clip_norm,

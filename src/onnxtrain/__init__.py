@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxtrain.dynamic_batch import make_batch_dynamic
     from onnxtrain.errors import OnnxTrainError
     from onnxtrain.gradient_check import check_gradients
+    from onnxtrain.surgery import replace_head
     from onnxtrain.trainer import (
         Callback,
         EarlyStopping,
@@ -46,6 +47,7 @@ __all__ = [
     "differentiate",
     "generate_artifacts",
     "make_batch_dynamic",
+    "replace_head",
 ]
 
 _HOME = {
@@ -66,6 +68,7 @@ _HOME = {
     "differentiate": "autodiff",
     "generate_artifacts": "artifacts",
     "make_batch_dynamic": "dynamic_batch",
+    "replace_head": "surgery",
 }
 
 

@@ -99,9 +99,10 @@ def generate_artifacts(
 ) -> None:
     """Writes the files that the on-device API trains from.
 
-    They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}checkpoint`,
-    `{prefix}manifest.json`, and on request `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and
-    `.ort` files of the models. `docs/architecture.md` describes each.
+    They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (the outputs of
+    `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
+    `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models.
+    `docs/architecture.md` describes each.
 
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
@@ -152,7 +153,9 @@ def generate_artifacts(
     optimizer_ = _optimizer_for(optimizer)
     library = _library(custom_op_library)
     parameters = [*(requires_grad or ()), *(frozen_params or ())]
-    forward, loss_name, extra = _with_loss(model, loss, loss_input_names, parameters)
+    loaded = load_model(model)
+    own = [str(value.name) for value in loaded.graph.outputs]
+    forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters)
     with straight_through_rules(straight_through):
         graphs = build_training_graphs(
             forward,
@@ -161,6 +164,7 @@ def generate_artifacts(
             requires_grad=requires_grad,
             frozen=frozen_params,
             batch_norm=batch_norm,
+            inference_outputs=[name for name in own if name != loss_name],
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
@@ -204,14 +208,17 @@ def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
 
 
 def _with_loss(
-    source: ModelSource, spec: LossSpec, loss_input_names: Sequence[str] | None, parameters: Sequence[str]
+    source: ModelSource,
+    loaded: ir.Model,
+    spec: LossSpec,
+    loss_input_names: Sequence[str] | None,
+    parameters: Sequence[str],
 ) -> tuple[ir.Model, str, list[str]]:
-    """Loads the model and appends the loss.
+    """Appends the loss to the model that was loaded from a source.
 
     Returns:
         The canonical model, the name of the loss, and further outputs that a block asked for.
     """
-    loaded = load_model(source)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
     if isinstance(spec, onnxblock.Block):
@@ -280,6 +287,8 @@ def _write(
     manifest = graphs.manifest | {"optimizer": None}
     if optimizer is not None:
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
+    if graphs.inference is not None:
+        models["inference_model"] = graphs.inference
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
     manifest["files"] = {name: files.path(name).name for name in names}
     text = json.dumps(manifest, indent=2)

@@ -18,6 +18,7 @@ __all__ = [
     "expand_names",
     "float_initializers",
     "is_float",
+    "is_generated_name",
     "match_names",
     "select_parameters",
     "some_names",
@@ -197,13 +198,18 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
+def is_generated_name(name: str) -> bool:
+    """Returns whether PyTorch's exporters have made up the name of a value."""
+    return _GENERATED_NAME.fullmatch(name) is not None
+
+
 def _is_parameter(value: ir.Value, signature: TorchSignature) -> bool:
     """Whether a value is a parameter: as the file says or, where it does not, unless it looks like a constant."""
     told = signature.is_parameter(value)
     if told is not None:
         return told
     size = value.const_value.size if value.const_value is not None else None
-    return not ((size == 1 or signature) and _GENERATED_NAME.fullmatch(value.name or ""))
+    return not ((size == 1 or signature) and is_generated_name(value.name or ""))
 
 
 def _is_setting(value: ir.Value) -> bool:

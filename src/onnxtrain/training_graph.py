@@ -14,6 +14,7 @@ from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.fusion import NORMS, ConvolutionalPass, FusionPass, RecurrentPass
+from onnxtrain.inference_graph import build_inference_model, inference_entry
 from onnxtrain.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
@@ -42,6 +43,7 @@ class TrainingGraphs:
         manifest: the manifest, without `files` and `optimizer`.
         parameters: all parameters, trainable and frozen, in graph order: their values before training.
         statistics: all BatchNorm running statistics, in graph order: their values before training.
+        inference: the outputs of the original model from its inputs and the parameters; None if not asked for.
     """
 
     training: ir.Model
@@ -49,6 +51,7 @@ class TrainingGraphs:
     manifest: dict[str, Any]
     parameters: dict[str, ir.TensorProtocol]
     statistics: dict[str, ir.TensorProtocol]
+    inference: ir.Model | None = None
 
     @property
     def trainable(self) -> list[str]:
@@ -65,6 +68,7 @@ def build_training_graphs(
     frozen: Iterable[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",
     input_gradients: Sequence[str] = (),
+    inference_outputs: Sequence[str] = (),
 ) -> TrainingGraphs:
     """Returns the training and eval models of a canonical model that computes the scalar `loss`.
 
@@ -80,6 +84,7 @@ def build_training_graphs(
         batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to
             training or inference mode in the training model; for each layer by a mapping of patterns to modes.
         input_gradients: names of floating-point inputs of which the training model returns the gradients too.
+        inference_outputs: names of what an inference model returns; none for no such model.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
@@ -129,6 +134,9 @@ def build_training_graphs(
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
     manifest["loss_mean"] = mean
+    inference = build_inference_model(model, inference_outputs, order, selection.statistics)
+    held = [*order, *selection.statistics]
+    manifest["inference"] = None if inference is None else inference_entry(inference, held)
     _name_input_gradients(manifest, training, input_gradients)
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
@@ -138,6 +146,7 @@ def build_training_graphs(
         manifest,
         {name: values[name] for name in order},
         {name: values[name] for name in statistics},
+        inference,
     )
 
 

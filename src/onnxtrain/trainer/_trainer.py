@@ -195,7 +195,7 @@ class Trainer:
     @property
     def outputs(self) -> list[str]:
         """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
-        return list(self._state.run.outputs)
+        return list(self._state.run.predicted)
 
     @property
     def resumes_fit(self) -> bool:
@@ -377,5 +377,4 @@ class Trainer:
             path: the file to write.
             outputs: names of other values to return; by default the original model's outputs.
         """
-        names = list(outputs) if outputs is not None else self._state.run.require_outputs()
-        self._state.run.module.export_model_for_inferencing(path, names)
+        self._state.run.export(path, outputs if outputs is None or isinstance(outputs, str) else list(outputs))

@@ -41,7 +41,9 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten()
+        )
         self.head = nn.Linear(4 * 16, 3)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +100,9 @@ def test_a_loss_inside_the_model_is_not_in_it(tmp_path: Path) -> None:
         <float[2, 3] w = {1., 2., 3., 4., 5., 6.}, float[3] unread = {1., 1., 1.}>
         { logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, labels) }"""
     )
-    generate_artifacts(model, requires_grad=["w"], frozen_params=["unread"], artifact_directory=tmp_path, prefix="p_")
+    generate_artifacts(
+        model, requires_grad=["w"], frozen_params=["unread"], artifact_directory=tmp_path, prefix="p_"
+    )
     x = np.ones((4, 2), np.float32)
     got = host_predicts(tmp_path, {"x": x}, "p_")
     np.testing.assert_allclose(got["logits"], x @ np.arange(1, 7).reshape(2, 3), rtol=1e-6)
@@ -189,5 +193,5 @@ def test_one_of_another_run_is_refused(tmp_path: Path) -> None:
     Trainer(models.mlp(), "cross_entropy", directory=tmp_path / "other")
     other = (tmp_path / "other" / "inference_model.onnx").read_bytes()
     (tmp_path / "run" / "inference_model.onnx").write_bytes(other)
-    with pytest.raises(ModelLoadError, match="inference model .* does not have the inputs and outputs"):
+    with pytest.raises(ModelLoadError, match=r"inference model .* does not have the inputs and outputs"):
         Trainer.resume(tmp_path / "run").predict(problem.x)

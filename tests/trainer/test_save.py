@@ -31,7 +31,13 @@ def test_a_save_writes_what_has_changed_and_nothing_of_others(
         trainer.fit(
             problem.x, problem.y, epochs=1, verbose=False, callbacks=[ModelCheckpoint(copy, monitor=None)]
         )
-    models = ["training_model.onnx", "eval_model.onnx", "inference_model.onnx", "optimizer_model.onnx", "manifest.json"]
+    models = [
+        "training_model.onnx",
+        "eval_model.onnx",
+        "inference_model.onnx",
+        "optimizer_model.onnx",
+        "manifest.json",
+    ]
     assert sorted(written[:5]) == sorted(models)
     assert set(written[5:]) == {"checkpoint"}
     assert sorted(os.listdir(copy)) == sorted([*models, "checkpoint"])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxtrain.cli._data import Arrays, load_arrays
 from onnxtrain.cli._output import print_json, print_table, table
-from onnxtrain.cli._train import Arrays, load_arrays
 from onnxtrain.errors import InputError
 from onnxtrain.gradient_check import GradientCheck, check_gradients
 from onnxtrain.passes import TrainingModePass, canonicalize, load_model

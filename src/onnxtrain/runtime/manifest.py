@@ -252,7 +252,9 @@ def parse_manifest(text: str, source: str) -> Manifest:
             optimizer=None if raw["optimizer"] is None else _optimizer(raw["optimizer"]),
             loss_mean=_loss_mean(raw.get("loss_mean", {}), inputs + targets),
             inference_outputs=tuple(
-                list_of_texts((raw.get("inference") or {"outputs": []})["outputs"], "the inference model's outputs")
+                list_of_texts(
+                    (raw.get("inference") or {"outputs": []})["outputs"], "the inference model's outputs"
+                )
             ),
         )
         names = [s.name for group in (inputs, targets) for s in group] + [p.name for p in manifest.parameters]

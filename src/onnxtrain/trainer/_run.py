@@ -141,7 +141,7 @@ class Run:
         """
         specs, binding = self._predictor
         wanted = [data.specs.index(spec) for spec in specs]
-        parts: dict[str, list[Array]] = {name: [] for name in self.require_predicted()}
+        parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
         for arrays in data:
             values = binding.run(check_arguments(specs, [arrays[index] for index in wanted]))
             for name, value in zip(parts, values, strict=True):
@@ -158,7 +158,7 @@ class Run:
     @cached_property
     def _predictor(self) -> tuple[list[InputSpec], Binding]:
         """The inference model, or in older artifacts that part of the eval model, bound to the parameters."""
-        outputs = self.require_predicted()
+        outputs = self.require_outputs()
         if self._inference is not None:
             session = open_session(self._inference, "inference model", self._device, None)
         else:
@@ -182,7 +182,7 @@ class Run:
             doing="Predicting",
         )
 
-    def require_predicted(self) -> list[str]:
+    def require_outputs(self) -> list[str]:
         """Returns :attr:`predicted`.
 
         Raises:
@@ -198,12 +198,14 @@ class Run:
 
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None) -> None:
         """Writes a model with the parameters inside that computes outputs; by default :attr:`predicted`."""
-        names = self.require_predicted() if outputs is None else outputs
+        names = self.require_outputs() if outputs is None else outputs
         if self._inference is None or not set(names) <= set(self.predicted):
             self.module.export_model_for_inferencing(path, names)
             return
         self.store.require_defined("Exporting for inference")
-        export_inference_model(self._inference, {**self.store.parameters, **self.store.statistics}, path, names)
+        export_inference_model(
+            self._inference, {**self.store.parameters, **self.store.statistics}, path, names
+        )
 
     def save(
         self,

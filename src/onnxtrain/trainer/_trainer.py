@@ -377,4 +377,6 @@ class Trainer:
             path: the file to write.
             outputs: names of other values to return; by default the original model's outputs.
         """
-        self._state.run.export(path, outputs if outputs is None or isinstance(outputs, str) else list(outputs))
+        self._state.run.export(
+            path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
+        )

@@ -34,7 +34,7 @@ def test_python_m_is_the_command_line() -> None:
 def test_help_lists_the_commands(run: Any) -> None:
     result = run("--help")
     assert result.code == 0
-    for command in ("demo", "artifacts", "train", "ops", "check", "inspect"):
+    for command in ("demo", "artifacts", "train", "evaluate", "predict", "export", "ops", "check", "inspect"):
         assert f" {command} " in result.out
 
 

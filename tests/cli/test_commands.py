@@ -194,6 +194,7 @@ def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
     assert names == {
         "training_model.onnx",
         "eval_model.onnx",
+        "inference_model.onnx",
         "optimizer_model.onnx",
         "checkpoint",
         "nominal_checkpoint",
@@ -420,3 +421,27 @@ def test_batch_norm_by_layer(run: Any, tmp_path: Path) -> None:
         "--batch-norm is 'b?=on'; choose from as_exported, training, inference, or give PATTERN=MODE"
         in wrong.err
     )
+
+
+def test_artifacts_of_a_prepared_model(run: Any, tmp_path: Path) -> None:
+    model = models.conv_bn(training=False)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "net.onnx")
+    arguments = (
+        "artifacts",
+        tmp_path / "net.onnx",
+        "--loss",
+        "cross_entropy",
+        "-o",
+        tmp_path / "a",
+        "--json",
+    )
+    refused = run(*arguments, "--batch-norm", "training")
+    assert (
+        "by the exporter's dynamic_shapes or --dynamic-batch, or pass --batch-norm inference" in refused.err
+    )
+    shown = run(*arguments, "--batch-norm", "training", "--dynamic-batch", "--replace-head", 5)
+    assert shown.code == 0, shown.err
+    session = ort.InferenceSession(tmp_path / "a" / "inference_model.onnx")
+    assert [value.shape for value in session.get_outputs()] == [["batch", 5]]

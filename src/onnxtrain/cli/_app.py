@@ -33,6 +33,15 @@ BatchNormOption = Annotated[
     ),
 ]
 
+DynamicBatchOption = Annotated[
+    bool,
+    typer.Option("--dynamic-batch", help="Make the batch of a model that was exported for one size dynamic."),
+]
+ReplaceHeadOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="CLASSES", help="Give the model a new last linear layer first."),
+]
+
 
 def _version(show: bool) -> None:
     if show:
@@ -89,13 +98,16 @@ def artifacts(
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
     batch_norm: BatchNormOption = None,
+    dynamic_batch: DynamicBatchOption = False,
+    replace_head: ReplaceHeadOption = None,
     nominal: Annotated[bool, typer.Option("--nominal", help="Also write a checkpoint without data.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Write the files that a device trains from."""
-    from onnxtrain.cli._artifacts import run_command
+    from onnxtrain.cli._artifacts import prepared, run_command
 
-    run_command(model, loss, optimizer, output, train, freeze, batch_norm, nominal, json)
+    source = prepared(model, dynamic_batch=dynamic_batch, classes=replace_head, seed=0)
+    run_command(source, loss, optimizer, output, train, freeze, batch_norm, nominal, json)
 
 
 @app.command()
@@ -156,16 +168,8 @@ def train(
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
     batch_norm: BatchNormOption = None,
-    dynamic_batch: Annotated[
-        bool,
-        typer.Option(
-            "--dynamic-batch", help="Make the batch of a model that was exported for one size dynamic."
-        ),
-    ] = False,
-    replace_head: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="CLASSES", help="Give the model a new last linear layer first."),
-    ] = None,
+    dynamic_batch: DynamicBatchOption = False,
+    replace_head: ReplaceHeadOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of shuffling, splitting and Dropout.")] = 0,
     output: Annotated[
         Path | None,

@@ -10,12 +10,14 @@ import onnx_ir as ir
 
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._inspect import run_command as inspect
+from onnxtrain.dynamic_batch import make_batch_dynamic
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
+from onnxtrain.surgery import replace_head
 
-__all__ = ["batch_norm_mode", "check_loss", "run_command"]
+__all__ = ["batch_norm_mode", "check_loss", "prepared", "run_command"]
 
 
 _MODES = ("as_exported", "training", "inference")
@@ -51,8 +53,18 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
         )
 
 
+def prepared(path: Path, *, dynamic_batch: bool, classes: int | None, seed: int) -> ir.Model:
+    """Returns the model of a file, with a batch of any size and a new head where they are asked for."""
+    model = load_model(path)
+    if dynamic_batch:
+        model = make_batch_dynamic(model)
+    if classes is not None:
+        model = replace_head(model, classes, seed=seed)
+    return model
+
+
 def run_command(
-    model: Path,
+    model: ir.Model,
     loss: str | None,
     optimizer: str,
     output: Path,
@@ -63,7 +75,7 @@ def run_command(
     json: bool,
 ) -> None:
     """Writes the artifacts, and shows them as `onnxtrain inspect` does."""
-    loaded = canonicalize(load_model(model))
+    loaded = canonicalize(model)
     check_loss(loaded, loss)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     generate_artifacts(

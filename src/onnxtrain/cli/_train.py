@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._artifacts import batch_norm_mode, check_loss
+from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._options import TrainOptions
 from onnxtrain.cli._output import INTERRUPTED, print_json, print_table, summary_table
 from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
 from onnxtrain.cli._tables import PROPERTY as ENCODING
 from onnxtrain.cli._tables import Encoding, Table
-from onnxtrain.dynamic_batch import make_batch_dynamic
 from onnxtrain.errors import CheckpointError, InputError
-from onnxtrain.passes import canonicalize, load_model
-from onnxtrain.surgery import replace_head
+from onnxtrain.passes import canonicalize
 from onnxtrain.trainer import Callback, EarlyStopping, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 
@@ -138,11 +136,9 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 def _begin(options: TrainOptions, directory: Path) -> Trainer:
     """Begins a new run for a model."""
-    model = load_model(options.source)
-    if options.dynamic_batch:
-        model = make_batch_dynamic(model)
-    if options.replace_head is not None:
-        model = replace_head(model, options.replace_head, seed=options.seed)
+    model = prepared(
+        options.source, dynamic_batch=options.dynamic_batch, classes=options.replace_head, seed=options.seed
+    )
     check_loss(canonicalize(model), options.loss)
     return Trainer(
         model,

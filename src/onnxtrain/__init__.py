@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnxtrain.dynamic_batch import make_batch_dynamic
     from onnxtrain.errors import OnnxTrainError
     from onnxtrain.gradient_check import check_gradients
-    from onnxtrain.surgery import replace_head
+    from onnxtrain.surgery import replace_head, restore_dropout
     from onnxtrain.trainer import (
         Callback,
         EarlyStopping,
@@ -48,6 +48,7 @@ __all__ = [
     "generate_artifacts",
     "make_batch_dynamic",
     "replace_head",
+    "restore_dropout",
 ]
 
 _HOME = {
@@ -69,6 +70,7 @@ _HOME = {
     "generate_artifacts": "artifacts",
     "make_batch_dynamic": "dynamic_batch",
     "replace_head": "surgery",
+    "restore_dropout": "surgery",
 }
 
 

@@ -56,8 +56,8 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
             "building the training graph: batch_norm='training' has nothing to switch, as the model has no "
             "BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
             "dropped them: export it in training mode (torch.onnx.export(..., "
-            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Else leave "
-            "batch_norm out"
+            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Dropout can be put "
+            "back by onnxtrain.restore_dropout(model, p). Else leave batch_norm out"
         )
     if asked and not norms:
         _log.warning(

@@ -68,16 +68,16 @@ class Linear:
             return 1
         return -1 if self.last.shape is None else len(self.last.shape) - 1
 
-    def is_called(self, name: str) -> bool:
-        """Whether this is the name of the node, its output, its weight, or what comes before `.weight`."""
+    @property
+    def names(self) -> list[str]:
+        """Names of the node, its output, its weight, and what comes before `.weight`."""
         weight = str(self.weight.name)
-        return name in {
-            self.node.name,
-            self.node.outputs[0].name,
-            self.last.name,
-            weight,
-            weight.rpartition(".")[0],
-        }
+        names = (self.node.name, self.node.outputs[0].name, self.last.name, weight, weight.rpartition(".")[0])
+        return [name for name in dict.fromkeys(names) if name]
+
+    def is_called(self, name: str) -> bool:
+        """Whether this is one of the names."""
+        return name in self.names
 
 
 def op_name(node: ir.Node) -> str:

@@ -21,7 +21,6 @@ from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.runtime.session import open_session
 from onnxtrain.trainer import Trainer
-from onnxtrain.trainer._data import DYNAMIC_REMEDY
 
 __all__ = ["evaluate_run", "export_run", "write_predictions"]
 

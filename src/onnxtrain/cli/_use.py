@@ -165,7 +165,7 @@ def _batches(
     size = fixed.pop() if fixed else asked or _BATCH
     if asked is not None and asked != size:
         raise InputError(
-            f"--batch-size is {asked}, but the model takes exactly {size} samples. {DYNAMIC_REMEDY}"
+            f"--batch-size is {asked}, but the model takes exactly {size} samples. Leave it out."
         )
     for start in range(0, lengths.pop(), size):
         batch = [array[start : start + size] for array in arrays]

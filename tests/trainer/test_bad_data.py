@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import onnx
 import pandas
 import polars
 import pytest
@@ -246,6 +247,22 @@ def test_transform(transform: Any, message: str, trainer: Trainer) -> None:
     with pytest.raises(InputError, match=message):
         trainer.fit(X, Y, transform=transform, verbose=False)
     assert not trainer.resumes_fit
+
+
+def test_table_of_whole_numbers() -> None:
+    """Columns for an input of int64 are not cut to whole numbers."""
+    model = onnx.parser.parse_model("""
+      <ir_version: 10, opset_import: ["": 21]>
+      words (int64[n, 2] ids) => (float[n, 3] y)
+      <float[5, 3] w = {1.,0.,0., 0.,1.,0., 0.,0.,1., 1.,1.,0., 0.,1.,1.}, int64[1] axes = {1}>
+      { e = Gather(w, ids)  y = ReduceSum <keepdims = 0> (e, axes) }""")
+    trainer = Trainer(model, "cross_entropy")
+    good = pandas.DataFrame({"a": np.array([1, 2], np.int8), "b": [0, 4]})
+    assert trainer.predict(good).tolist() == [[1.0, 1.0, 0.0], [0.0, 1.0, 2.0]]
+    with pytest.raises(InputError, match=r"column 'b' holds float64, and the input 'ids' takes int64"):
+        trainer.predict(good.assign(b=[0.5, 1.0]))
+    with pytest.raises(InputError, match=r"column 'b' holds values that do not fit into int64"):
+        trainer.predict(good.assign(b=np.array([0, 2**64 - 1], np.uint64)))
 
 
 def test_user_errors_are_not_hidden(trainer: Trainer) -> None:

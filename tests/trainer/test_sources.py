@@ -237,6 +237,7 @@ def with_rng(x: Any, y: Any, rng: np.random.Generator) -> Any:
 RESUMED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "arrays with a transform": (lambda: X, {"targets": Y, "transform": with_rng, "batch_size": 16}),
     "Dataset": (Augmented, {"batch_size": 16}),
+    "weights": (lambda: X, {"targets": Y, "sample_weight": np.arange(60) % 3, "batch_size": 16}),
     "function": (lambda: shuffled_batches, {}),
     "function, passes": (lambda: shuffled_batches, {"steps_per_epoch": 3, "epochs": 4, "drop_last": True}),
     "shuffled DataLoader": (lambda: loader(shuffle=True), {"transform": augment}),

@@ -76,8 +76,15 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
     table = np.empty((len(frame), len(names)), dtype if dtype.kind in "fiu" else np.float32)
     for index, name in enumerate(names):
         column = _numbers(frame[name], f"column '{name}'")
+        if table.dtype.kind in "iu" and column.dtype.kind == "f":
+            raise InputError(
+                f"The column '{name}' holds {column.dtype}, and the {word} '{spec.name}' takes {table.dtype}. Convert "
+                f"it with .astype('{table.dtype}') if that is what is meant."
+            )
         with np.errstate(over="ignore"):
             table[:, index] = column
+        if table.dtype.kind in "iu" and not np.array_equal(table[:, index], column):
+            raise InputError(f"The column '{name}' holds values that do not fit into {table.dtype}.")
         if not np.array_equal(np.isinf(table[:, index]), np.isinf(column)):
             raise InputError(f"The column '{name}' holds values too large for {table.dtype}; scale the data.")
     return [table]

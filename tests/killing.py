@@ -159,6 +159,36 @@ class Checkpoints(Fit):
         return look_at_run(trainer)
 
 
+class KeptCheckpoints(Fit):
+    """`ModelCheckpoint` that keeps the two newest, each in a directory of its own."""
+
+    def prepare(self, directory: Path) -> None:
+        super().prepare(directory)
+        saves = self.saves(directory, 0)
+        for _ in range(2):
+            next(saves)
+
+    def saves(self, directory: Path, start: int) -> Iterator[int]:
+        trainer = Trainer.resume(directory)
+        keeping = ModelCheckpoint(directory / "kept", monitor=None, keep=2)
+        while True:
+            trainer.fit(X, X[:, :1], epochs=1, verbose=False, callbacks=[Marker(), keeping])
+            yield len(trainer.history)
+
+    def look(self, directory: Path) -> int:
+        super().look(directory)
+        numbers = []
+        for path in ModelCheckpoint(directory / "kept", keep=2).saved():
+            trainer = Trainer.resume(path)
+            numbers.append(look_at_run(trainer))
+            assert path.name == f"epoch-{len(trainer.history):08d}" == f"epoch-{numbers[-1]:08d}"
+        assert numbers in (
+            list(range(numbers[-1] - 1, numbers[-1] + 1)),
+            list(range(numbers[-1] - 2, numbers[-1] + 1)),
+        )
+        return numbers[-1]
+
+
 class Save(Kind):
     """`Trainer.save` of two models in turn to one directory: everything in it changes each time."""
 
@@ -276,7 +306,7 @@ KINDS: dict[str, type[Kind]] = {
     "export": SmallExport,
     "artifacts": Artifacts,
 }
-AT_EACH_STEP = KINDS | {"first artifacts": FirstArtifacts}
+AT_EACH_STEP = KINDS | {"first artifacts": FirstArtifacts, "ModelCheckpoint that keeps": KeptCheckpoints}
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+from onnxtrain import Trainer
 from onnxtrain.autodiff import differentiate
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
@@ -42,6 +43,7 @@ from onnxtrain.losses import (
 from onnxtrain.training_graph import build_training_graphs
 from runtimes import needs_opset
 from tolerances import NORM_RELATIVE, norm_relative_error
+from trainer import problems
 
 REFERENCE_WEIGHTS = 1e-6
 """The reference evaluator rounds class weights to float32 whatever the dtype of the scores."""
@@ -505,3 +507,26 @@ def test_weights_of_a_loss_are_not_trained() -> None:
     model = _linear_model()
     loss = attach_loss(Emitter(model.graph), BCEWithLogitsLoss(pos_weight=[1, 2, 3], weight=0.5), "logits")
     assert build_training_graphs(model, str(loss.name)).trainable == ["w"]
+
+
+def test_a_loss_of_ones_own_need_not_say_its_shape() -> None:
+    """Nodes without annotations: the gradient is PyTorch's."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class LogCosh(MSELoss):
+        def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+            return op.ReduceMean(op.Log(op.Cosh(op.Sub(scores, target))), keepdims=0)
+
+    problem = problems.line()
+    trainer = Trainer(problem.model, LogCosh(), "sgd", learning_rate=0.5)
+    values = {
+        name: torch.tensor(p.data, dtype=torch.float64, requires_grad=True) for name, p in trainer.parameters
+    }
+    x, y = torch.from_numpy(problem.x).double(), torch.from_numpy(problem.y).double()
+    loss = torch.log(torch.cosh(x @ values["w"] + values["b"] - y)).mean()
+    loss.backward()
+    assert trainer.evaluate(problem.x, problem.y)["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    trainer.fit(problem.x, problem.y, batch_size=len(x), verbose=False)
+    for name, parameter in trainer.parameters:
+        expected = values[name].detach() - 0.5 * values[name].grad
+        np.testing.assert_allclose(parameter.data, expected.numpy(), rtol=1e-5, atol=1e-6)

@@ -12,7 +12,7 @@ import pytest
 import models
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/fine-tuning.md", "docs/ortmodule.md", "docs/layer-norms.md"]
+PAGES = ["README.md", "docs/fine-tuning.md", "docs/callbacks.md", "docs/ortmodule.md", "docs/layer-norms.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
@@ -38,8 +38,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, obje
 
 @pytest.mark.parametrize(("text", "page"), blocks())
 def test_block_runs(text: str, page: str, workplace: dict[str, object]) -> None:
-    namespace = {} if page != "docs/fine-tuning.md" else {"x": workplace["x"], "y": workplace["y"]}
-    if "resume" in text:
+    with_data = page in ("docs/fine-tuning.md", "docs/callbacks.md")
+    namespace = {"x": workplace["x"], "y": workplace["y"]} if with_data else {}
+    if 'resume("run")' in text:
         workplace["Trainer"]("model.onnx", "cross_entropy", directory="run")  # type: ignore[operator]
     exec(compile(text, page, "exec"), {"__name__": "__main__", **namespace})
 

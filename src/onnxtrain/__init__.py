@@ -19,16 +19,20 @@ if TYPE_CHECKING:
     from onnxtrain.surgery import replace_head, restore_dropout
     from onnxtrain.trainer import (
         Callback,
+        CSVLogger,
         EarlyStopping,
         History,
         ModelCheckpoint,
         ReduceLROnPlateau,
+        TensorBoardLogger,
         Trainer,
+        WandbLogger,
     )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "CSVLogger",
     "Callback",
     "CheckpointState",
     "EarlyStopping",
@@ -41,7 +45,9 @@ __all__ = [
     "OptimType",
     "Optimizer",
     "ReduceLROnPlateau",
+    "TensorBoardLogger",
     "Trainer",
+    "WandbLogger",
     "__version__",
     "check_gradients",
     "differentiate",
@@ -52,6 +58,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "CSVLogger": "trainer",
     "Callback": "trainer",
     "CheckpointState": "api",
     "EarlyStopping": "trainer",
@@ -64,7 +71,9 @@ _HOME = {
     "OptimType": "artifacts",
     "Optimizer": "api",
     "ReduceLROnPlateau": "trainer",
+    "TensorBoardLogger": "trainer",
     "Trainer": "trainer",
+    "WandbLogger": "trainer",
     "check_gradients": "gradient_check",
     "differentiate": "autodiff",
     "generate_artifacts": "artifacts",

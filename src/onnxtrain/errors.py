@@ -16,6 +16,7 @@
     ├── InputError                       wrong dtype, shape, number, name or range of what was passed at run time
     ├── TrainingStateError               calls in the wrong order (step before a gradient, eval without eval model)
     ├── DivergenceError (ArithmeticError) the loss is NaN or infinite
+    ├── MissingPackageError (ModuleNotFoundError) an optional package is needed and not installed
     ├── CompatError (ImportError)        `compat.install()` refuses to shadow the real package
     └── ORTModuleFallbackException       why something cannot run in ONNX Runtime; see `onnxtrain.ortmodule`
 
@@ -33,6 +34,7 @@ __all__ = [
     "DivergenceError",
     "GraphBuildError",
     "InputError",
+    "MissingPackageError",
     "ModelError",
     "ModelLoadError",
     "NoGradientRule",
@@ -99,6 +101,10 @@ class TrainingStateError(OnnxTrainError):
 
 class DivergenceError(OnnxTrainError, ArithmeticError):
     """The loss became NaN or infinite."""
+
+
+class MissingPackageError(OnnxTrainError, ModuleNotFoundError):
+    """An optional package is needed and not installed; the message says how to install it."""
 
 
 class CompatError(OnnxTrainError, ImportError):

@@ -22,6 +22,7 @@ from onnxtrain.passes import (
     ReluAfterMaxPoolPass,
     TrainingModePass,
     TransposedProductPass,
+    infer_shapes,
     promote_initializers,
     settle_shapes,
     suit_runtime,
@@ -183,6 +184,8 @@ def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
 def _make_scalar(model: ir.Model) -> None:
     """Makes the loss, the model's first output, a tensor of rank 0 under the name that it has."""
     loss = model.graph.outputs[0]
+    if loss.shape is None or loss.dtype is None:  # a loss of one's own, which need not say what it is
+        infer_shapes(model)
     dims = static_dims(loss)
     if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
         raise GraphBuildError(

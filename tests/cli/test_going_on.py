@@ -16,6 +16,7 @@ import pytest
 
 from onnxtrain import Callback, EarlyStopping, Trainer
 from onnxtrain.runtime.checkpoint import read_checkpoint
+from onnxtrain.schedules import Cosine
 from trainer.test_resume import dropout_model
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
@@ -24,7 +25,11 @@ OPTIONS: dict[str, Any] = {
     "--optimizer": "adam",
     "--lr": 0.02,
     "--schedule": "cosine",
-    "--warmup": 7,
+    "--warmup-ratio": 0.2,
+    "--schedule-option": "end_factor=0.1",
+    "--metric": "f1",
+    "--ema-decay": 0.9,
+    "--threads": 1,
     "--clip-norm": 1.0,
     "--epochs": 6,
     "--batch-size": 16,
@@ -108,7 +113,17 @@ def test_goes_on_as_if_it_had_not_stopped(
 
     arrays = np.load(data)
     trainer = Trainer(
-        net, "cross_entropy", "adam", 0.02, scheduler="cosine", warmup_steps=7, clip_grad_norm=1.0, seed=3
+        net,
+        "cross_entropy",
+        "adam",
+        0.02,
+        scheduler=Cosine(end_factor=0.1),
+        warmup_ratio=0.2,
+        clip_grad_norm=1.0,
+        seed=3,
+        metrics=["f1"],
+        ema_decay=0.9,
+        threads=1,
     )
     history = trainer.fit(
         arrays["x"],
@@ -167,6 +182,11 @@ def test_a_signal_from_outside(run: Any, mlp: Path, data: Path, tmp_path: Path) 
             ["--loss", "mse", "--optimizer", "sgd"],
             "--loss mse (it was cross_entropy), --optimizer sgd (it was adam)",
         ),
+        (["--schedule-option", "end_factor=0.2"], "--schedule-option end_factor=0.2 (it was end_factor=0.1)"),
+        (["--warmup-ratio", 0.3], "--warmup-ratio 0.3 (it was 0.2)"),
+        (["--metric", "auroc"], "--metric auroc (it was f1)"),
+        (["--ema-decay", 0.99], "--ema-decay 0.99 (it was 0.9)"),
+        (["--schedule-epochs", 9], "--schedule-epochs 9 (it was not given)"),
         (["--freeze", "w1"], "--freeze w1 (it was not given)"),
         (["--validation", 0.3], "--validation 0.3 (it was 0.2)"),
         (["--patience", 1], "--patience 1 (it was 4)"),
@@ -293,3 +313,62 @@ def test_a_run_that_python_began(run: Any, mlp: Path, data: Path, tmp_path: Path
     assert again.json()["epochs"] == straight.history.epochs
     for name, parameter in straight.parameters:
         assert parameter.data.tobytes() == tensors(tmp_path / "run")[name]
+
+
+def test_one_schedule_over_several_commands(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    options = [mlp, "--data", data, "--loss", "cross_entropy", "--schedule", "multistep"]
+    options += ["--schedule-option", "milestones=2", "--schedule-option", "gamma=0.5", "--lr", 0.01]
+    once = run("train", *options, "--epochs", 4, "-o", tmp_path / "once", "--json")
+    assert once.code == 0, once.err
+    first = run("train", *options, "--epochs", 2, "--schedule-epochs", 4, "-o", tmp_path / "twice")
+    assert first.code == 0, first.err
+    second = run("train", tmp_path / "twice", "--data", data, "--json")
+    assert second.json()["epochs"] == once.json()["epochs"]
+    rates = [epoch["learning_rate"] for epoch in once.json()["epochs"]]
+    assert rates == pytest.approx([0.01, 0.01, 0.005, 0.005])
+    assert tensors(tmp_path / "twice") == tensors(tmp_path / "once")
+    third = run("train", tmp_path / "twice", "--data", data)
+    assert third.code == 1
+    assert "--schedule-epochs=4 should be the number of epochs of all fits together" in " ".join(
+        third.err.split()
+    )
+
+
+def test_a_run_in_the_directory_is_replaced_when_asked_for(
+    run: Any, mlp: Path, data: Path, tmp_path: Path
+) -> None:
+    options = [mlp, "--data", data, "--loss", "cross_entropy", "-o", tmp_path / "run", "--epochs"]
+    assert run("train", *options, 2).code == 0
+    refused = run("train", *options, 1)
+    assert refused.code == 1
+    assert "or replace the run with --overwrite" in " ".join(refused.err.split())
+    replaced = run("train", *options, 1, "--overwrite", "--json")
+    assert replaced.code == 0, replaced.err
+    assert len(replaced.json()["epochs"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--schedule-option", "gamma=0.5"], "--schedule-option is given without --schedule"),
+        (
+            ["--schedule", "step", "--schedule-option", "gamma"],
+            "--schedule-option 'gamma' should be NAME=VALUE",
+        ),
+        (
+            ["--schedule", "step", "--schedule-option", "size=2"],
+            "'step' has no parameter size; it has step_size",
+        ),
+        (["--schedule", "sine"], "'sine' is unknown; choose from constant"),
+        (["--metric", "f2"], "'f2' is unknown; choose from accuracy"),
+        (["--warmup", 2, "--warmup-ratio", 0.1], "pass --warmup or --warmup-ratio, not both"),
+        (["--ema-decay", 1.0], "--ema-decay must be a number such as 0.999"),
+    ],
+)
+def test_options_that_do_not_fit_leave_nothing(
+    run: Any, mlp: Path, data: Path, tmp_path: Path, options: list[Any], message: str
+) -> None:
+    result = run("train", mlp, "--data", data, "--loss", "cross_entropy", *options, "-o", tmp_path / "run")
+    assert result.code == 1
+    assert message in " ".join(result.err.split())
+    assert not (tmp_path / "run").exists()

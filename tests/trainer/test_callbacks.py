@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxtrain import Callback, EarlyStopping, ModelCheckpoint, ReduceLROnPlateau, Trainer
-from onnxtrain.errors import InputError
+from onnxtrain.errors import CheckpointError, InputError
 from trainer import problems
 
 
@@ -236,3 +236,98 @@ def test_metric_objects_say_what_is_better() -> None:
             trainer.fit(problem.x, problem.y, callbacks=[stop], verbose=False)
     with pytest.raises(InputError, match="pass either measure or function"):
         Metric("nothing")
+
+
+def numbers(directory: Path, kind: str) -> list[int]:
+    return sorted(int(path.name.removeprefix(f"{kind}-")) for path in directory.iterdir())
+
+
+def test_model_checkpoint_keeps_the_newest_steps(tmp_path: Path) -> None:
+    """60 samples in batches of 8, two per step: 4 steps an epoch; each save goes on as if nothing had happened."""
+    problem = problems.classes()
+    options = {
+        "epochs": 3,
+        "batch_size": 8,
+        "accumulate": 2,
+        "validation": (problem.x, problem.y),
+        "verbose": False,
+    }
+    trainer = Trainer(problem.model, problem.loss, scheduler="cosine", learning_rate=0.01)
+    keeping = ModelCheckpoint(tmp_path, every_n_steps=3, keep=2)
+    trainer.fit(problem.x, problem.y, callbacks=[keeping], **options)
+    assert trainer.global_step == 12
+    assert numbers(tmp_path, "step") == [9, 12]
+    assert [path.name for path in keeping.saved()] == ["step-00000009", "step-00000012"]
+    with pytest.raises(CheckpointError, match=r"has written, such as '.*step-00000012'"):
+        Trainer.resume(tmp_path)
+    resumed = Trainer.resume(keeping.saved()[0])
+    assert resumed.resumes_fit
+    assert resumed.global_step == 9
+    resumed.fit(problem.x, problem.y, **options)
+    assert resumed.history == trainer.history
+    for name, parameter in trainer.parameters:
+        np.testing.assert_array_equal(resumed.parameters[name].data, parameter.data)
+
+
+def test_model_checkpoint_of_steps_in_one_place(tmp_path: Path) -> None:
+    problem = problems.classes()
+    trainer = Trainer(problem.model, problem.loss)
+    trainer.fit(
+        problem.x,
+        problem.y,
+        batch_size=10,
+        callbacks=[ModelCheckpoint(tmp_path / "one", every_n_steps=4)],
+        verbose=False,
+    )
+    assert Trainer.resume(tmp_path / "one").global_step == 4
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_model_checkpoint_keeps_the_best_epochs(tmp_path: Path, keep: int) -> None:
+    trainer, data = overfitting()
+    history = trainer.fit(**data, epochs=12, callbacks=[ModelCheckpoint(tmp_path, keep=keep)])
+    more = trainer.fit(**data, epochs=4, callbacks=[ModelCheckpoint(tmp_path, keep=keep)])
+    losses = more["val_loss"]
+    assert len(losses) == 16
+    best = np.argsort(losses, kind="stable")[:keep]
+    assert best.max() < 15  # not simply the newest
+    assert numbers(tmp_path, "epoch") == sorted(int(i) + 1 for i in best)
+    for index in best:
+        saved = Trainer.resume(tmp_path / f"epoch-{index + 1:08d}")
+        assert saved.evaluate(*data["validation"])["loss"] == pytest.approx(losses[index], rel=1e-6)
+    assert history is more
+
+
+def test_model_checkpoint_keeps_the_newest_epochs(tmp_path: Path) -> None:
+    problem = problems.classes()
+    trainer = Trainer(problem.model, problem.loss, directory=tmp_path / "run")
+    keeping = ModelCheckpoint(tmp_path / "kept", monitor=None, keep=2)
+    trainer.fit(problem.x, problem.y, epochs=3, callbacks=[keeping], verbose=False)
+    assert numbers(tmp_path / "kept", "epoch") == [2, 3]
+    earlier = Trainer.resume(tmp_path / "kept" / "epoch-00000002")
+    (tmp_path / "kept" / ".onnxtrain-unfinished-epoch-00000009").mkdir()  # of a process that was killed
+    (tmp_path / "kept" / "notes.txt").write_text("the user's own")
+    earlier.fit(problem.x, problem.y, epochs=3, callbacks=[keeping], verbose=False)
+    names = {"epoch-00000002", "epoch-00000003", "notes.txt"}  # the first is where the trainer works
+    assert {path.name for path in (tmp_path / "kept").iterdir()} == names
+    earlier.fit(problem.x, problem.y, epochs=2, callbacks=[keeping], verbose=False)
+    assert {path.name[-1] for path in (tmp_path / "kept").glob("epoch-*")} == {"2", "4", "5"}
+    for number in (4, 5):
+        assert len(Trainer.resume(tmp_path / "kept" / f"epoch-{number:08d}").history) == number
+    assert len(Trainer.resume(earlier.directory).history) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every_n_steps": 0}, "every_n_steps must be an integer >= 1, received 0"),
+        ({"keep": True}, "keep must be an integer >= 1, received True"),
+        (
+            {"monitor": "loss", "every_n_steps": 5},
+            "'loss' is recorded after epochs, and every_n_steps=5 saves in",
+        ),
+    ],
+)
+def test_bad_settings_of_model_checkpoint(arguments: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ModelCheckpoint("there", **arguments)

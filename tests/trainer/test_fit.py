@@ -242,9 +242,9 @@ def test_schedule_that_gives_no_factor(factor: object) -> None:
     [
         ({"seed": -1}, "seed must be"),
         ({"learning_rate": float("nan")}, "learning rate must be"),
-        ({"scheduler": "step"}, "'step' is unknown; choose from linear, cosine"),
-        ({"scheduler": 0.5}, "expected a name or a function .*, received 0.5"),
-        ({"metrics": ["f1"]}, "'f1' is unknown; choose from accuracy"),
+        ({"scheduler": "sine"}, "'sine' is unknown; choose from constant, linear, cosine"),
+        ({"scheduler": 0.5}, "expected a name, a schedule .*, or a function .*, received 0.5"),
+        ({"metrics": ["f3"]}, "'f3' is unknown; choose from accuracy"),
         ({"metrics": ["mae", "mae"]}, "mae is taken already"),
         ({"warmup_steps": -1}, "warmup_steps must be"),
     ],

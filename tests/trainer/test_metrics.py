@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import sys
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 from sklearn import metrics as reference
 
-from onnxtrain import Trainer
-from onnxtrain.errors import InputError
+import models
+from onnxtrain import EarlyStopping, Trainer
+from onnxtrain.errors import InputError, MissingPackageError
+from onnxtrain.losses import CrossEntropyLoss
 from onnxtrain.trainer import METRICS
 from trainer import problems
 
@@ -79,10 +87,6 @@ def test_named_metrics_do_not_broadcast() -> None:
 
 def test_loss_of_the_model_itself_has_no_metrics() -> None:
     """A model whose only output is its loss."""
-    from onnx import helper
-
-    import models
-
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["y"]),
         helper.make_node("Mul", ["y", "y"], ["squares"]),
@@ -101,6 +105,7 @@ def test_loss_of_the_model_itself_has_no_metrics() -> None:
 
 
 def test_table_of_metrics() -> None:
+    rates = [name + suffix for name in ("f1", "precision", "recall") for suffix in AVERAGES]
     assert {name: metric.higher_is_better for name, metric in METRICS.items()} == {
         "accuracy": True,
         "probability_accuracy": True,
@@ -108,4 +113,248 @@ def test_table_of_metrics() -> None:
         "mae": False,
         "mse": False,
         "rmse": False,
+        "perplexity": False,
+        **dict.fromkeys(rates, True),
+        "auroc": True,
+        "r2": True,
     }
+
+
+AVERAGES = ("", "_macro", "_micro", "_weighted")
+
+
+def rates(truth: np.ndarray, guess: np.ndarray, default: str) -> dict[str, float]:
+    functions = {
+        "f1": reference.f1_score,
+        "precision": reference.precision_score,
+        "recall": reference.recall_score,
+    }
+    return {
+        name + suffix: function(truth, guess, average=suffix[1:] or default)
+        for name, function in functions.items()
+        for suffix in AVERAGES
+    }
+
+
+def linear(outputs: int, samples: int = 150, axis: int = 0) -> tuple[onnx.ModelProto, np.ndarray]:
+    """x [n, 4] -> x w [n, outputs], or with an axis of positions [n, 4, axis] -> [n, outputs, axis]."""
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((4, outputs)).astype(np.float32)
+    if not axis:
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+        model = models.make_model(nodes, {"x": ["n", 4]}, {"y": ["n", outputs]}, {"w": w})
+        return model, rng.standard_normal((samples, 4)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["w", "x"], ["y"])]
+    shapes = {"x": ["n", 4, axis]}, {"y": ["n", outputs, axis]}
+    model = models.make_model(nodes, *shapes, {"w": np.ascontiguousarray(w.T)})
+    return model, rng.standard_normal((samples, 4, axis)).astype(np.float32)
+
+
+def compare(
+    trainer: Trainer, x: np.ndarray, y: np.ndarray, expected: dict[str, float], rel: float = 1e-9
+) -> None:
+    """Over the whole set, whatever the batches, in `evaluate` and in what is recorded.
+
+    `rel` is for what changes with the predictions' last digits, which depend on the batch size.
+    """
+    for size in (len(x), 11):
+        scores = trainer.evaluate(x, y, batch_size=size)
+        assert {name: scores[name] for name in expected} == pytest.approx(expected, rel=rel)
+    trainer.learning_rate = 0.0
+    history = trainer.fit(x, y, batch_size=32, validation=(x, y), verbose=False)
+    for prefix in ("", "val_"):
+        recorded = {name: history.last[prefix + name] for name in expected}
+        assert recorded == pytest.approx(expected, rel=rel)
+
+
+NAMES = [name + suffix for name in ("f1", "precision", "recall") for suffix in AVERAGES]
+
+
+@pytest.mark.parametrize("axis", [0, 5], ids=["samples", "positions"])
+@pytest.mark.parametrize("ignored", [False, True])
+def test_many_classes(ignored: bool, axis: int) -> None:
+    model, x = linear(7, axis=axis)
+    rng = np.random.default_rng(1)
+    trainer = Trainer(
+        model, "cross_entropy", metrics=[*NAMES, "auroc", "top_k_accuracy", "top2_accuracy", "accuracy"]
+    )
+    prediction = trainer.predict(x)
+    y = np.where(rng.random((len(x), axis)[: 1 + bool(axis)]) < 0.6, prediction.argmax(axis=1), 3)
+    y = np.where(rng.random(y.shape) < 0.4, rng.integers(0, 7, y.shape), y)
+    if ignored:
+        y = np.where(rng.random(y.shape) < 0.3, -100, y)
+    rows = np.moveaxis(prediction, 1, -1).reshape(-1, 7)[y.ravel() != -100]
+    truth = y.ravel()[y.ravel() != -100]
+    exponentials = np.exp(rows.astype(np.float64))
+    expected = rates(truth, rows.argmax(axis=1), "macro") | {
+        "auroc": reference.roc_auc_score(
+            truth, exponentials / exponentials.sum(axis=1, keepdims=True), multi_class="ovr"
+        ),
+        "top_k_accuracy": reference.top_k_accuracy_score(truth, rows, k=5, labels=range(7)),
+        "top2_accuracy": reference.top_k_accuracy_score(truth, rows, k=2, labels=range(7)),
+        "accuracy": reference.accuracy_score(truth, rows.argmax(axis=1)),
+    }
+    assert 0.2 < expected["f1"] < expected["top_k_accuracy"] < 1
+    compare(trainer, x, y, expected)
+    matrix = reference.confusion_matrix(truth, rows.argmax(axis=1), labels=range(7))
+    np.testing.assert_array_equal(trainer.confusion_matrix(x, y, batch_size=32), matrix)
+
+
+def test_two_classes() -> None:
+    model, x = linear(2)
+    trainer = Trainer(model, "cross_entropy", metrics=[*NAMES, "auroc", "top1_accuracy"])
+    prediction = trainer.predict(x)
+    guess = prediction.argmax(axis=1)
+    y = np.where(np.random.default_rng(1).random(len(x)) < 0.3, 1 - guess, guess)
+    expected = rates(y, guess, "binary") | {
+        "auroc": reference.roc_auc_score(y, prediction[:, 1] - prediction[:, 0]),
+        "top1_accuracy": reference.accuracy_score(y, guess),
+    }
+    compare(trainer, x, y, expected)
+
+
+@pytest.mark.parametrize("outputs", [1, 3], ids=["binary", "several labels"])
+def test_logits_of_yes_and_no(outputs: int) -> None:
+    model, x = linear(outputs)
+    trainer = Trainer(model, "bce_with_logits", metrics=[*NAMES, "auroc"])
+    prediction = trainer.predict(x)
+    flip = np.random.default_rng(1).random(prediction.shape) < [0.3, 0.1, 0.4][:outputs]
+    y = ((prediction > 0.3) ^ flip).astype(np.float32)
+    one = outputs == 1
+    truth, guess, scores = ((a.ravel() if one else a) for a in (y, prediction > 0, prediction))
+    expected = rates(truth, guess, "binary" if one else "macro")
+    compare(trainer, x, y, expected | {"auroc": reference.roc_auc_score(truth, scores)})
+    if one:
+        matrix = reference.confusion_matrix(truth, guess)
+        np.testing.assert_array_equal(trainer.confusion_matrix(x, y), matrix)
+    else:
+        with pytest.raises(InputError, match="A confusion matrix needs one right class per sample"):
+            trainer.confusion_matrix(x, y)
+
+
+def test_class_probabilities_as_target() -> None:
+    model, x = linear(4)
+    trainer = Trainer(model, CrossEntropyLoss(probabilities=True), metrics=["f1", "auroc"])
+    y = np.random.default_rng(1).dirichlet(np.ones(4), len(x)).astype(np.float32)
+    prediction = trainer.predict(x).astype(np.float64)
+    softmax = np.exp(prediction) / np.exp(prediction).sum(axis=1, keepdims=True)
+    truth = y.argmax(axis=1)
+    expected = {
+        "f1": reference.f1_score(truth, prediction.argmax(axis=1), average="macro"),
+        "auroc": reference.roc_auc_score(truth, softmax, multi_class="ovr"),
+    }
+    compare(trainer, x, y, expected)
+
+
+def test_scores_that_are_probabilities() -> None:
+    """A softmax in the model, and a loss of negative logarithms."""
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((4, 3)).astype(np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Softmax", ["z"], ["y"], axis=1)]
+    model = models.make_model(nodes, {"x": ["n", 4]}, {"y": ["n", 3]}, {"w": w})
+    x, y = rng.standard_normal((90, 4)).astype(np.float32), rng.integers(0, 3, 90)
+    trainer = Trainer(model, "cross_entropy", metrics=["auroc"])
+    prediction = trainer.predict(x).astype(np.float64)
+    rows = prediction / prediction.sum(axis=1, keepdims=True)
+    assert trainer.evaluate(x, y)["auroc"] == pytest.approx(
+        reference.roc_auc_score(y, rows, multi_class="ovr"), rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_r2(outputs: int) -> None:
+    model, x = linear(outputs)
+    trainer = Trainer(model, "mse", metrics=["r2"])
+    prediction = trainer.predict(x)
+    y = prediction + np.random.default_rng(1).standard_normal(prediction.shape).astype(np.float32)
+    compare(trainer, x, y, {"r2": reference.r2_score(y.astype(float), prediction.astype(float))}, rel=1e-6)
+    assert np.isnan(trainer.evaluate(x[:1], y[:1])["r2"])
+
+
+def test_perplexity() -> None:
+    model, x = linear(3)
+    y = np.random.default_rng(1).integers(0, 3, len(x))
+    trainer = Trainer(model, "cross_entropy", metrics=["perplexity"])
+    prediction = trainer.predict(x).astype(np.float64)
+    softmax = np.exp(prediction) / np.exp(prediction).sum(axis=1, keepdims=True)
+    scores = trainer.evaluate(x, y, batch_size=7)
+    assert scores["perplexity"] == pytest.approx(np.exp(reference.log_loss(y, softmax)), rel=1e-6)
+    assert scores["perplexity"] == math.exp(scores["loss"])
+    with pytest.raises(InputError, match="exponential of a mean cross-entropy; the loss is MSELoss"):
+        Trainer(problems.line().model, "mse", metrics=["perplexity"])
+    with pytest.raises(InputError, match="of a mean loss, and this loss is a sum"):
+        Trainer(model, CrossEntropyLoss(reduction="sum"), metrics=["perplexity"])
+
+
+def test_callbacks_know_what_is_better() -> None:
+    model, x = linear(3)
+    y = np.random.default_rng(1).integers(0, 3, len(x))
+    trainer = Trainer(model, "cross_entropy", learning_rate=0.3, metrics=["f1", "perplexity"])
+    stop = EarlyStopping("val_f1", patience=50, restore_best=True)
+    history = trainer.fit(x, y, epochs=6, validation=(x, y), callbacks=[stop], verbose=False)
+    assert min(history["val_f1"]) < max(history["val_f1"])
+    assert trainer.evaluate(x, y)["f1"] == max(history["val_f1"])
+    stop = EarlyStopping("val_perplexity", patience=50, restore_best=True)
+    history = trainer.fit(x, y, epochs=6, validation=(x, y), callbacks=[stop], verbose=False)
+    assert trainer.evaluate(x, y)["perplexity"] == pytest.approx(min(history["val_perplexity"][6:]), rel=1e-6)
+
+
+def test_nothing_to_judge_is_nan() -> None:
+    model, x = linear(3)
+    trainer = Trainer(model, "cross_entropy", metrics=["f1", "auroc", "top2_accuracy"])
+    scores = trainer.evaluate(x, np.full(len(x), -100))
+    assert all(np.isnan(value) for value in scores.values())
+    one_class = trainer.evaluate(x, np.ones(len(x), np.int64))
+    assert np.isnan(one_class["auroc"])
+    assert 0 < one_class["f1"] < 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "metric", "message"),
+    [
+        (
+            "cross_entropy",
+            "top_k_accuracy",
+            "which needs more than 5 classes; there are 3. Choose a smaller one",
+        ),
+        ("cross_entropy", "top0_accuracy", "'top0_accuracy' is unknown"),
+        ("bce_with_logits", "top2_accuracy", "there are none to choose from"),
+        (
+            "cross_entropy",
+            "r2",
+            r"'r2' does not fit a prediction of shape \[150, 3\] and a target of shape \[150\]",
+        ),
+    ],
+)
+def test_metrics_that_do_not_fit(loss: str, metric: str, message: str) -> None:
+    model, x = linear(3)
+    y = np.zeros(len(x), np.int64) if loss == "cross_entropy" else np.zeros((len(x), 3), np.float32)
+    with pytest.raises(InputError, match=message):
+        Trainer(model, loss, metrics=[metric]).evaluate(x, y)
+
+
+def test_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.delitem(sys.modules, "sklearn.metrics", raising=False)
+    model, _ = linear(3)
+    Trainer(model, "cross_entropy", metrics=["accuracy", "perplexity"])
+    with pytest.raises(
+        MissingPackageError, match="The metric 'f1' needs sklearn, which is not installed: pip install"
+    ):
+        Trainer(model, "cross_entropy", metrics=["f1"])
+
+
+def test_resumed_with_the_same_metrics(tmp_path: Path) -> None:
+    from trainer.test_resume import InterruptAt
+
+    model, x = linear(3)
+    y = np.random.default_rng(1).integers(0, 3, len(x))
+    names = ["f1", "perplexity", "top2_accuracy", "accuracy"]
+    options = {"epochs": 3, "batch_size": 32, "validation": 0.2, "verbose": False}
+    straight = Trainer(model, "cross_entropy", metrics=names)
+    straight.fit(x, y, **options)
+    stopped = Trainer(model, "cross_entropy", metrics=names, directory=tmp_path / "run")
+    stopped.fit(x, y, callbacks=[InterruptAt(6)], **options)
+    resumed = Trainer.resume(tmp_path / "run")
+    assert [metric.name for metric in resumed.metrics] == names
+    assert resumed.fit(x, y, **options) == straight.history

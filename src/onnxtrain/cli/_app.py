@@ -155,8 +155,27 @@ def train(
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch.")] = None,
     accumulate: Annotated[int, typer.Option(min=1, help="Batches per optimizer step.")] = 1,
-    schedule: Annotated[str | None, typer.Option(help="linear or cosine.")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="linear, cosine, one_cycle, step, polynomial, ...")
+    ] = None,
+    schedule_option: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Of the schedule, like step_size=5 or milestones=30,60."),
+    ] = None,
+    schedule_epochs: Annotated[
+        int | None, typer.Option(min=1, help="Epochs of one schedule, with those that follow when going on.")
+    ] = None,
     warmup: Annotated[int, typer.Option(min=0, help="Steps over which the rate rises.")] = 0,
+    warmup_ratio: Annotated[
+        float, typer.Option(min=0, max=1, help="The part of all steps over which it does.")
+    ] = 0.0,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Like f1, auroc, r2; default: what suits the loss."),
+    ] = None,
+    ema_decay: Annotated[
+        float | None, typer.Option(help="Evaluate and export averages of the weights, like 0.999.")
+    ] = None,
     clip_norm: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
     patience: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many epochs without improvement.")
@@ -171,6 +190,12 @@ def train(
     dynamic_batch: DynamicBatchOption = False,
     replace_head: ReplaceHeadOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of shuffling, splitting and Dropout.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each operation; default: all cores.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace a run that is in the directory already.")
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Directory of the run. Default: MODEL's name with -trained."),
@@ -196,7 +221,12 @@ def train(
         batch_size=batch_size,
         accumulate=accumulate,
         schedule=schedule,
+        schedule_option=schedule_option,
+        schedule_epochs=schedule_epochs,
         warmup=warmup,
+        warmup_ratio=warmup_ratio,
+        metric=metric,
+        ema_decay=ema_decay,
         clip_norm=clip_norm,
         patience=patience,
         train=only,
@@ -211,6 +241,8 @@ def train(
         ordinal=ordinal,
         scale=scale,
         seed=seed,
+        threads=threads,
+        overwrite=overwrite,
         output=output,
         json=json,
     )

@@ -24,7 +24,12 @@ class TrainOptions:
     batch_size: int | None
     accumulate: int
     schedule: str | None
+    schedule_option: list[str] | None
+    schedule_epochs: int | None
     warmup: int
+    warmup_ratio: float
+    metric: list[str] | None
+    ema_decay: float | None
     clip_norm: float | None
     patience: int | None
     train: list[str] | None
@@ -33,6 +38,8 @@ class TrainOptions:
     dynamic_batch: bool
     replace_head: int | None
     seed: int
+    threads: int | None
+    overwrite: bool
     output: Path | None
     json: bool
     target: list[str] | None = None

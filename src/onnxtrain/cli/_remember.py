@@ -27,7 +27,11 @@ _OF_THE_RUN = (
     "loss",
     "optimizer",
     "schedule",
+    "schedule_option",
     "warmup",
+    "warmup_ratio",
+    "metric",
+    "ema_decay",
     "clip_norm",
     "train",
     "freeze",
@@ -42,8 +46,21 @@ _OF_THE_RUN = (
     "ordinal",
     "scale",
 )
-_OF_A_FIT = ("learning_rate", "epochs", "batch_size", "accumulate", "patience", "validation")
+_OF_A_FIT = (
+    "learning_rate",
+    "epochs",
+    "batch_size",
+    "accumulate",
+    "patience",
+    "validation",
+    "schedule_epochs",
+)
 _ADDED: dict[str, Any] = {
+    "schedule_option": None,
+    "schedule_epochs": None,
+    "warmup_ratio": 0.0,
+    "metric": None,
+    "ema_decay": None,
     "replace_head": None,
     "target": None,
     "inputs": None,

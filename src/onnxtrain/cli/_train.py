@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from onnxtrain.cli._tables import PROPERTY as ENCODING
 from onnxtrain.cli._tables import Encoding, Table
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
+from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.trainer import Callback, EarlyStopping, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
+from onnxtrain.trainer._schedule import named_schedule
 
 __all__ = ["run_command"]
 
@@ -38,7 +41,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
     directory = options.source if resuming else _new_directory(options)
     with nullcontext() if resuming else _removed_on_failure(directory):
         if resuming:
-            trainer = Trainer.resume(options.source)
+            trainer = Trainer.resume(options.source, threads=options.threads)
             encoding = saved_encoding(trainer, options.source)
             arrays = to_arrays(data, encoding, trainer.manifest)
             options = recall(trainer, options, given, digest(arrays))
@@ -68,6 +71,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         callbacks=_callbacks(options),
         shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
         accumulate=options.accumulate,
+        schedule_epochs=options.schedule_epochs,
     )
     if history.stopped == "interrupted":
         sys.exit(INTERRUPTED)
@@ -111,10 +115,11 @@ def _new_directory(options: TrainOptions) -> Path:
         CheckpointError: There is a run in it already.
     """
     directory = options.output or options.source.with_name(f"{options.source.stem}-trained")
-    if (directory / CHECKPOINT).exists():
+    if (directory / CHECKPOINT).exists() and not options.overwrite:
         raise CheckpointError(
             f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train "
-            f"{directory} --data {options.data}, or choose another directory by --output."
+            f"{directory} --data {options.data}, choose another directory by --output, or replace the run with "
+            "--overwrite."
         )
     return directory
 
@@ -147,13 +152,53 @@ def _begin(options: TrainOptions, directory: Path) -> Trainer:
         options.learning_rate,
         requires_grad=options.train or None,
         frozen_params=options.freeze or None,
-        scheduler=options.schedule,
+        metrics=options.metric,
+        scheduler=_schedule(options),
         warmup_steps=options.warmup,
+        warmup_ratio=options.warmup_ratio,
+        ema_decay=options.ema_decay,
         clip_grad_norm=options.clip_norm,
         batch_norm=batch_norm_mode(options.batch_norm),
         directory=directory,
+        overwrite=options.overwrite,
         seed=options.seed,
+        threads=options.threads,
     )
+
+
+def _schedule(options: TrainOptions) -> Schedule | None:
+    """Returns the schedule with its options.
+
+    Raises:
+        InputError: there is none, or it has no such options.
+    """
+    if options.schedule is None:
+        if options.schedule_option:
+            raise InputError("--schedule-option is given without --schedule.")
+        return None
+    schedule = SCHEDULES.get(options.schedule)
+    lists = (
+        {entry.name for entry in fields(schedule) if str(entry.type).startswith("list")}
+        if schedule
+        else set()
+    )
+    parameters: dict[str, Any] = {}
+    for text in options.schedule_option or []:
+        name, equals, value = text.partition("=")
+        if not equals or name in parameters:
+            raise InputError(f"--schedule-option '{text}' should be NAME=VALUE, each name once.")
+        numbers = [_number(part) for part in value.split(",") if part]
+        parameters[name] = numbers if name in lists or len(numbers) != 1 else numbers[0]
+    return named_schedule(options.schedule, parameters)
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 def _held_out(text: str | None) -> float | Arrays | Table | None:

@@ -25,7 +25,7 @@ from typing import BinaryIO
 
 from onnxtrain.runtime.json_text import parse_json
 
-__all__ = ["FileSet", "external_data_name", "finish_interrupted", "replace_file"]
+__all__ = ["FileSet", "external_data_name", "finish_interrupted", "rename_directory", "replace_file"]
 
 JOURNAL = ".onnxtrain-commit"
 """Name of the journal: JSON text `{"moves": [[temporary, final], ...], "remove": [name, ...]}`."""
@@ -150,6 +150,16 @@ def _sync_directory(directory: str) -> None:
             logging.getLogger("onnxtrain").warning(
                 "saved, but flushing '%s' failed: %s; a power failure may undo it", directory, error
             )
+
+
+def rename_directory(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Renames a directory to a name that is free, durably.
+
+    Raises:
+        OSError: It cannot be renamed.
+    """
+    os.rename(source, target)
+    _sync_directory(os.path.dirname(os.path.abspath(os.fspath(target))))
 
 
 def external_data_name(model: str) -> str:

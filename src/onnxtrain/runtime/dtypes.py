@@ -56,14 +56,26 @@ def of_array(array: Array) -> DType | None:
     return BY_NAME.get(array.dtype.name)
 
 
+def widen(array: Array, dtype: DType) -> Array:
+    """Returns an array of float16 or of bfloat16 bits as float32; others as they are."""
+    if dtype.name == "bfloat16":
+        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return array.astype(np.float32) if dtype.name == "float16" else array
+
+
+def narrow(array: Array, dtype: DType) -> Array:
+    """Returns what :func:`widen` has widened in the storage of `dtype`, rounded to nearest even."""
+    if dtype.name != "bfloat16":
+        return array.astype(dtype.storage, copy=False)
+    bits = array.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    # Rounding must not carry a NaN payload into infinity.
+    return np.where(np.isnan(array), 0x7FC0, rounded).astype(np.uint16)
+
+
 def add_inplace(total: Array, term: Array, dtype: DType) -> None:
     """Adds `term` to `total` in place; bfloat16 bits are widened to float32 and rounded to nearest even."""
     if dtype.name != "bfloat16":
         np.add(total, term, out=total)
         return
-    widened = [(bits.astype(np.uint32) << np.uint32(16)).view(np.float32) for bits in (total, term)]
-    result = widened[0] + widened[1]
-    bits = result.view(np.uint32)
-    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    # Rounding must not carry a NaN payload into infinity.
-    total[...] = np.where(np.isnan(result), 0x7FC0, rounded).astype(np.uint16)
+    total[...] = narrow(widen(total, dtype) + widen(term, dtype), dtype)

@@ -27,6 +27,7 @@ def build_run(
     model: ModelSource,
     directory: Path,
     device: str,
+    threads: int | None,
     *,
     loss: LossSpec,
     optimizer: OptimizerSpec,
@@ -60,7 +61,7 @@ def build_run(
         batch_norm=batch_norm,
         straight_through=straight_through,
     )
-    return Run(directory, device)
+    return Run(directory, device, threads)
 
 
 def _forget_seeds(model: ir.Model) -> None:

@@ -50,9 +50,11 @@ def find_files(directory: Path) -> Files:
             "optimizer='adamw'."
         )
     if not (directory / files["checkpoint"]).is_file():
+        inside = sorted(path.parent for path in directory.glob(f"*/{files['checkpoint']}"))
+        example = f", such as '{inside[-1]}'" if inside else ""
         raise CheckpointError(
             f"Opening the training run in '{directory}': there is no file '{files['checkpoint']}'. Pass a directory "
-            "that Trainer.save or generate_artifacts has written."
+            f"that Trainer.save or generate_artifacts has written{example}."
         )
     return Files(manifest=manifest or _MANIFEST, **files)
 

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._optional import optional
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 __all__ = ["History"]
 
@@ -58,3 +66,34 @@ class History:
     def last(self) -> dict[str, float]:
         """The entry of the last finished epoch; empty before the first one."""
         return self.epochs[-1] if self.epochs else {}
+
+    def plot(self, keys: Sequence[str] | None = None) -> Figure:
+        """Returns a figure of matplotlib: loss, metrics and learning rate over the epochs, beside validation.
+
+        A notebook shows it; elsewhere `.savefig("history.png")` writes it.
+
+        Args:
+            keys: what to show, without `val_`; None shows all.
+
+        Raises:
+            InputError: there are no epochs, or a key was not recorded.
+            MissingPackageError: matplotlib is not installed.
+        """
+        from onnxtrain.trainer._plots import plot_epochs
+
+        shown = [key for key in self.keys() if key != "epoch" and not key.startswith("val_")]
+        if not shown:
+            raise InputError("There is nothing to plot: no epoch has been recorded.")
+        if unknown := [key for key in keys or () if key not in shown]:
+            raise InputError(f"{', '.join(unknown)} was not recorded; there are {', '.join(shown)}.")
+        return plot_epochs(self.epochs, list(keys) if keys else shown)
+
+    def to_frame(self) -> DataFrame:
+        """Returns a pandas frame with a row per epoch, indexed by its number, and a column per key.
+
+        Raises:
+            MissingPackageError: pandas is not installed.
+        """
+        pandas = optional("pandas", "History.to_frame", "pandas, or 'onnxtrain[plots]'")
+        frame: DataFrame = pandas.DataFrame(self.epochs, columns=self.keys() or ["epoch"])
+        return frame.set_index("epoch")

@@ -21,7 +21,6 @@ from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Step
 from onnxtrain.trainer._snapshot import (
-    Snapshot,
     StatisticsBackup,
     finite_gradients,
     finite_parameters,
@@ -92,7 +91,7 @@ class FitLoop:
         state, position = self._state, self._state.position
         with self._report, InterruptGuard() as guard:
             self._begin()
-            self._snapshot = Snapshot.take(self._run.store, position)
+            self._snapshot = state.snapshot()
             while position.epoch < self._last_epoch and position.history.stopped is None:
                 if not self._epoch(guard) and position.history.stopped is None:
                     position.history.stopped = "interrupted"
@@ -169,7 +168,7 @@ class FitLoop:
     def _step(self, group: range, order: Array) -> int:
         """Runs one step on a group of batches and returns its number of samples."""
         state, position = self._state, self._state.position
-        self._set_learning_rate(group.start)
+        self._set_learning_rate()
         self._statistics.take()
         self._run.module.lazy_reset_grad()
         batches = [self._data.batch(index, order) for index in group]
@@ -177,11 +176,12 @@ class FitLoop:
         if done:
             self._require_finite_results(done[-1].loss)
             self._run.optimizer.step()
+            state.update_average()
         for step in done:
             state.add(position.averages, step)
         for _ in range(len(batches) - len(done)):
             position.averages.add_skipped(state.metrics)
-        position.batch = group.stop
+        position.batch, position.step = group.stop, position.step + 1
         if done:
             self._take_snapshot()
             self._events.step_end(mean)
@@ -242,12 +242,11 @@ class FitLoop:
             if not finite:
                 self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
 
-    def _set_learning_rate(self, batch: int) -> None:
-        position = self._state.position
+    def _set_learning_rate(self) -> None:
+        state, position = self._state, self._state.position
         per_epoch = -(-self._data.batches // self._plan.accumulate)
-        step = (position.epoch - position.fit_start) * per_epoch + batch // self._plan.accumulate
-        total = (self._last_epoch - position.fit_start) * per_epoch
-        self._run.optimizer.set_learning_rate(position.learning_rate * self._state.schedule(step, total))
+        progress = position.progress(self._plan, per_epoch, state.settings.total_steps)
+        self._run.optimizer.set_learning_rate(position.learning_rate * state.schedule(*progress))
 
     def _scale_gradients(self, factor: float) -> None:
         """Multiplies the accumulated gradients, to make their sum the gradient of a mean over all batches."""
@@ -266,7 +265,7 @@ class FitLoop:
         self._since_snapshot = 0
         if not finite_parameters(self._run.store):
             self._diverge("the parameters hold NaN or infinity")
-        self._snapshot = Snapshot.take(self._run.store, self._state.position)
+        self._snapshot = self._state.snapshot()
 
     def _diverge(self, what: str, remedy: str = _REMEDY) -> None:
         """Goes back to the last good state, saves it and raises."""

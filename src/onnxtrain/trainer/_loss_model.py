@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime as ort
 
 from onnxtrain.errors import InputError
 from onnxtrain.passes import CleanupPass, load_model, to_proto
@@ -37,12 +38,20 @@ class LossModel:
         manifest: of the run.
         buffers: parameters and statistics by name, should the loss read any.
         device: where to compute.
+        options: of the session.
 
     Raises:
         InputError: the loss is not computed from outputs that have the samples along axis 0 and from targets.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, buffers: Mapping[str, Buffer], device: Device) -> None:
+    def __init__(
+        self,
+        path: Path,
+        manifest: Manifest,
+        buffers: Mapping[str, Buffer],
+        device: Device,
+        options: ort.SessionOptions | None,
+    ) -> None:
         model = load_model(path)
         outputs = _cut(model, set(manifest.outputs[1:]))
         inputs = {str(value.name): value for value in model.graph.inputs}
@@ -65,7 +74,7 @@ class LossModel:
             for index, name in enumerate(manifest.outputs[1:])
             if outputs.get(name) in inputs
         ]
-        session = open_session(to_proto(model).SerializeToString(), "loss of the eval model", device, None)
+        session = open_session(to_proto(model).SerializeToString(), "loss of the eval model", device, options)
         self._mean = manifest.loss_mean
         self._arguments = manifest.arguments
         self._binding = Binding(

@@ -6,6 +6,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer._whole_metrics import WHOLE_METRICS, Task, measure_of
 
 __all__ = ["METRICS", "Averages", "Metric", "MetricSpec", "default_metrics", "make_metrics"]
 
@@ -31,9 +33,10 @@ class Metric:
         finish: from the mean over all batches, total / count, to the value.
         higher_is_better: for callbacks that compare values; None where that is not known.
         function: (predictions, targets) of the whole data set -> value, for a metric without `measure`.
+        of_loss: from the loss over the whole set to the value, for a metric that follows from it.
 
     Raises:
-        InputError: both or none of `measure` and `function` are given.
+        InputError: none or several of `measure`, `function` and `of_loss` are given.
     """
 
     name: str
@@ -41,10 +44,16 @@ class Metric:
     finish: Callable[[float], float] = float
     higher_is_better: bool | None = None
     function: MetricFunction | None = None
+    of_loss: Callable[[float], float] | None = None
 
     def __post_init__(self) -> None:
-        if (self.measure is None) == (self.function is None):
-            raise InputError(f"Metric '{self.name}': pass either measure or function.")
+        if [self.measure, self.function, self.of_loss].count(None) != 2:
+            raise InputError(f"Metric '{self.name}': pass either measure or function (or of_loss).")
+
+    @property
+    def looks_at_predictions(self) -> bool:
+        """Whether it needs predictions and targets."""
+        return self.of_loss is None
 
 
 MetricSpec = str | Metric | MetricFunction
@@ -97,6 +106,10 @@ def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[
         )
 
 
+def _exponential(loss: float) -> float:
+    return math.inf if loss > 700 else math.exp(loss)
+
+
 _ACCURACY = Metric("accuracy", _accuracy, higher_is_better=True)
 
 METRICS: dict[str, Metric] = {
@@ -106,8 +119,16 @@ METRICS: dict[str, Metric] = {
     "mae": Metric("mae", _absolute_error, higher_is_better=False),
     "mse": Metric("mse", _squared_error, higher_is_better=False),
     "rmse": Metric("rmse", _squared_error, math.sqrt, higher_is_better=False),
+    "perplexity": Metric("perplexity", of_loss=_exponential, higher_is_better=False),
+    **{
+        name: Metric(name, function=partial(measure, name, Task()), higher_is_better=True)
+        for name, measure in WHOLE_METRICS.items()
+    },
 }
-"""The metrics by the names that the trainer takes."""
+"""The metrics by the names that the trainer takes; "top5_accuracy" and the like, for any number, beside these."""
+
+_OF_CROSS_ENTROPY = ("", "NoneType", "CrossEntropyLoss", "NLLLoss")
+"""Losses whose exponential is a perplexity; nothing is known of a loss in the model."""
 
 _BY_LOSS = {
     "CrossEntropyLoss": ["probability_accuracy"],
@@ -128,17 +149,19 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
     return list(_BY_LOSS.get(loss, []))
 
 
-def make_metrics(specs: Iterable[MetricSpec]) -> list[Metric]:
+def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metric]:  # noqa: B008 it is frozen
     """Returns metrics for names, :class:`Metric` objects and functions `(prediction, target) -> float`.
 
-    A function is called once with all predictions and targets of a data set; its key is its `__name__`.
+    A function is called once with all predictions and targets of a data set; its key is its `__name__`. `task` says
+    what named metrics judge.
 
     Raises:
-        InputError: A name is unknown, a key comes twice, or something is none of these.
+        InputError: A name is unknown or does not suit the task, a key comes twice, or something is none of these.
+        MissingPackageError: The package that a metric is from is not installed.
     """
     if isinstance(specs, str):
         specs = [specs]
-    metrics = [_make(spec) for spec in specs]
+    metrics = [_make(spec, task) for spec in specs]
     names = [metric.name for metric in metrics]
     reserved = {"epoch", "loss", "learning_rate"}
     wrong = sorted(
@@ -152,21 +175,31 @@ def make_metrics(specs: Iterable[MetricSpec]) -> list[Metric]:
     return metrics
 
 
-def _make(spec: MetricSpec) -> Metric:
+def _make(spec: MetricSpec, task: Task) -> Metric:
     if isinstance(spec, Metric):
         return spec
     if isinstance(spec, str):
-        if spec not in METRICS:
-            raise InputError(
-                f"Choosing metrics: {spec!r} is unknown; choose from {', '.join(METRICS)}, or pass a "
-                "function."
-            )
-        return METRICS[spec]
+        return _named(spec, task)
     if callable(spec):
         return Metric(getattr(spec, "__name__", type(spec).__name__), function=spec)
     raise InputError(
         f"Choosing metrics: received {type(spec).__name__}; pass names or functions (prediction, target)."
     )
+
+
+def _named(name: str, task: Task) -> Metric:
+    if (function := measure_of(name, task)) is not None:
+        return Metric(name, function=function, higher_is_better=True)
+    if name not in METRICS:
+        raise InputError(
+            f"Choosing metrics: {name!r} is unknown; choose from {', '.join(METRICS)}, top5_accuracy (any number), or "
+            "pass a function."
+        )
+    if name == "perplexity" and task.loss not in _OF_CROSS_ENTROPY:
+        raise InputError(
+            f"Choosing metrics: the perplexity is the exponential of a mean cross-entropy; the loss is {task.loss}."
+        )
+    return METRICS[name]
 
 
 @dataclass
@@ -236,6 +269,8 @@ class Averages:
         values = self.running(metrics)
         whole = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
         for metric in metrics:
+            if metric.of_loss is not None and "loss" in values:
+                values[metric.name] = _number(metric, metric.of_loss(values["loss"]))
             if metric.function is not None:
                 values[metric.name] = _number(metric, metric.function(*whole)) if whole else math.nan
         names = [name for name in ("loss", *(metric.name for metric in metrics)) if name in values]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json
+from onnxtrain.runtime.state import Properties
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._typed import check_types
 
-__all__ = ["CUSTOM", "PROPERTY", "Plan", "Position", "Settings"]
+__all__ = ["CUSTOM", "PROPERTY", "Plan", "Position", "Progress", "Settings", "saved_threads"]
 
 PROPERTY = "onnxtrain.trainer"
 """Name of the checkpoint property that holds the position, as JSON text."""
@@ -33,7 +34,12 @@ class Settings:
         metrics: names of the metrics, None when they are the default for the loss, :data:`CUSTOM` for
             functions.
         scheduler: name of the schedule, None for none, :data:`CUSTOM` for a function.
+        scheduler_parameters: of the schedule.
         warmup_steps: steps over which the learning rate first rises.
+        warmup_ratio: part of all steps over which it does.
+        total_steps: steps of the schedule over all fits; None for a schedule per fit.
+        ema_decay: of the averages of what is trained; None for none.
+        threads: that each session computes with; None for onnxruntime's default.
         random: ops whose random numbers do not follow the trainer's seed from step to step.
     """
 
@@ -41,7 +47,12 @@ class Settings:
     prediction: str | None = None
     metrics: list[str] | None = None
     scheduler: str | None = None
+    scheduler_parameters: dict[str, int | float | str | list[int]] = field(default_factory=dict)
     warmup_steps: int = 0
+    warmup_ratio: float = 0.0
+    total_steps: int | None = None
+    ema_decay: float | None = None
+    threads: int | None = None
     random: list[str] = field(default_factory=list)
 
 
@@ -56,11 +67,21 @@ class Plan:
     epochs: int
     validation: float | int | None
     """The fraction that was split off, or the number of samples; None for no validation."""
+    schedule_epochs: int | None = None
+    """Epochs of the schedule, counted from the trainer's first; None for a schedule of this fit alone."""
 
     def differences(self, other: Plan) -> str:
         """Returns what `other` has in place of what this one has, for messages; empty if they are equal."""
         ours, theirs = asdict(self), asdict(other)
         return ", ".join(f"{key} {ours[key]}, now {theirs[key]}" for key in ours if ours[key] != theirs[key])
+
+
+class Progress(NamedTuple):
+    """How far a schedule has come; `total` is None where the number of all steps is not known."""
+
+    step: int
+    total: int | None
+    epoch: int
 
 
 @dataclass
@@ -72,7 +93,10 @@ class Position:
         learning_rate: the rate that schedules multiply.
         epoch: finished epochs, over the whole life of the trainer.
         batch: batches done in the current epoch.
+        step: optimizer steps, over the whole life of the trainer.
+        averaged: optimizer steps that are in the averages of what is trained.
         fit_start: value of `epoch` when the fit under way, or the last one, began.
+        fit_start_step: value of `step` then.
         unfinished: whether that fit was cut off.
         plan: of that fit.
         averages: sums over the current epoch.
@@ -83,7 +107,10 @@ class Position:
     learning_rate: float
     epoch: int = 0
     batch: int = 0
+    step: int = 0
+    averaged: int = 0
     fit_start: int = 0
+    fit_start_step: int = 0
     unfinished: bool = False
     plan: Plan | None = None
     averages: Averages = field(default_factory=Averages)
@@ -99,19 +126,39 @@ class Position:
                 "abandon_fit() first to start a new fit from here."
             )
 
-    def begin(self, plan: Plan) -> tuple[int, bool, Plan | None, str | None]:
+    def begin(self, plan: Plan) -> dict[str, Any]:
         """Starts a new fit, or goes on with one that was cut off; returns what :meth:`undo` needs."""
-        before = self.fit_start, self.unfinished, self.plan, self.history.stopped
+        names = ("fit_start", "fit_start_step", "unfinished", "plan")
+        before = {name: getattr(self, name) for name in names} | {"stopped": self.history.stopped}
         if not self.unfinished:
-            self.fit_start = self.epoch
+            self.fit_start, self.fit_start_step = self.epoch, self.step
         if not self.unfinished or self.history.stopped == "interrupted":
             self.history.stopped = None  # "early" stays where only the end of the fit was cut off
         self.plan, self.unfinished = plan, True
         return before
 
-    def undo(self, before: tuple[int, bool, Plan | None, str | None]) -> None:
+    def undo(self, before: dict[str, Any]) -> None:
         """Takes back :meth:`begin`."""
-        self.fit_start, self.unfinished, self.plan, self.history.stopped = before
+        self.history.stopped = before.pop("stopped")
+        for name, value in before.items():
+            setattr(self, name, value)
+
+    def progress(self, plan: Plan, per_epoch: int | None, total_steps: int | None) -> Progress:
+        """Returns how far the schedule has come.
+
+        Args:
+            plan: of the fit under way.
+            per_epoch: optimizer steps of an epoch; None if that is not known.
+            total_steps: steps of a schedule over all fits.
+        """
+        if total_steps is not None:
+            return Progress(self.step, total_steps, self.epoch)
+        if plan.schedule_epochs is not None:
+            left = plan.schedule_epochs - self.fit_start
+            total = None if per_epoch is None else self.fit_start_step + left * per_epoch
+            return Progress(self.step, total, self.epoch)
+        total = None if per_epoch is None else plan.epochs * per_epoch
+        return Progress(self.step - self.fit_start_step, total, self.epoch - self.fit_start)
 
     def abandon(self) -> None:
         """Makes the next fit a new one, from the last whole epoch's count on."""
@@ -160,6 +207,18 @@ class Position:
             ) from error
 
 
+def saved_threads(properties: Properties) -> int | None:
+    """Returns the number of threads in a checkpoint's properties; None for none, or where they are damaged.
+
+    Sessions are made with it before the rest is read, which is what tells of damage.
+    """
+    try:
+        threads = parse_json(str(properties[PROPERTY]))["settings"]["threads"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    return threads if type(threads) is int and threads > 0 else None
+
+
 def _check(position: Position, settings: Settings) -> None:
     """Raises ValueError unless the two, which were read from a file, hang together."""
     for name, kind in (
@@ -175,6 +234,14 @@ def _check(position: Position, settings: Settings) -> None:
             f"it is at epoch {position.epoch} of a fit that began after epoch {position.fit_start}, and has recorded "
             f"{len(position.history.epochs)}"
         )
+    if position.fit_start_step > position.step:
+        raise ValueError(
+            f"it is at step {position.step} of a fit that began at step {position.fit_start_step}"
+        )
+    if settings.threads == 0:
+        raise ValueError("the number of threads is 0")
+    if settings.ema_decay is not None and not 0 <= settings.ema_decay < 1:
+        raise ValueError(f"the decay of averages is {settings.ema_decay}")
     if any(len(entry) != 2 for entry in position.averages.sums.values()):
         raise ValueError("a sum is no pair of total and count")
     plan = position.plan

@@ -1,4 +1,4 @@
-"""What a user sees of a running fit: a progress bar on a terminal, one line per epoch elsewhere."""
+"""What a user sees of a running fit: a bar on a terminal or in a notebook, one line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["BarReport", "PlainReport", "Report", "describe_epoch", "make_report"]
+__all__ = ["BarReport", "PlainReport", "Report", "describe_epoch", "format_value", "make_report"]
 
 
 class Report:
@@ -42,9 +42,13 @@ class Report:
 
 
 def make_report(verbose: bool) -> Report:
-    """Returns the report that suits standard error: a bar, plain lines, or nothing if not `verbose`."""
+    """Returns the report that suits: of a notebook, a bar on a terminal, plain lines; nothing if not `verbose`."""
     if not verbose:
         return Report()
+    from onnxtrain.trainer._notebook import NotebookReport, in_notebook
+
+    if in_notebook():
+        return NotebookReport()
     console = Console(stderr=True, highlight=False)
     return BarReport(console) if console.is_terminal else PlainReport(console)
 

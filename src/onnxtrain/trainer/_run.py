@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import onnxruntime as ort
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import CheckpointError, InputError, TrainingStateError
@@ -23,11 +24,12 @@ from onnxtrain.runtime.export import export_inference_model
 from onnxtrain.runtime.external_data import external_files
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec, Manifest
-from onnxtrain.runtime.session import open_session, require_values
+from onnxtrain.runtime.session import default_session_options, open_session, require_values
 from onnxtrain.runtime.store import Store
 from onnxtrain.trainer._data import Dataset
 from onnxtrain.trainer._files import find_files
 from onnxtrain.trainer._loss_model import LossModel
+from onnxtrain.trainer._position import saved_threads
 
 __all__ = ["CHECKPOINT", "Run", "Step"]
 
@@ -52,8 +54,17 @@ def _stamp(path: Path) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def _session_options(threads: int | None) -> ort.SessionOptions | None:
+    """Returns options for sessions that compute with so many threads; None for the default."""
+    if threads is None:
+        return None
+    options = default_session_options()
+    options.intra_op_num_threads = threads
+    return options
+
+
 class Run:
-    """A training run in a directory of artifacts, opened on a device.
+    """A training run in a directory of artifacts, opened on a device, with as many threads as told or as saved.
 
     Attributes:
         directory: where the artifacts are.
@@ -70,7 +81,7 @@ class Run:
         ModelLoadError: A model is missing or corrupt.
     """
 
-    def __init__(self, directory: Path, device: str) -> None:
+    def __init__(self, directory: Path, device: str, threads: int | None = None) -> None:
         try:
             finish_interrupted(directory / CHECKPOINT)
         except OSError as error:
@@ -80,7 +91,10 @@ class Run:
         self.state = CheckpointState.load_checkpoint(directory / self.files.checkpoint)
         self.eval_model = directory / self.files.eval_model
         self.training_model = directory / self.files.training_model
-        self.module = Module(self.training_model, self.state, self.eval_model, device=device)
+        self._options = _session_options(threads or saved_threads(self.state.properties))
+        self.module = Module(
+            self.training_model, self.state, self.eval_model, device=device, session_options=self._options
+        )
         self.optimizer = Optimizer(directory / self.files.optimizer_model, self.module)
         self.outputs = self.module.output_names()[1:]
         inference = directory / self.files.inference_model if self.files.inference_model else None
@@ -131,7 +145,7 @@ class Run:
             InputError: It cannot be cut out of the eval model.
         """
         buffers = {**self.store.parameters, **self.store.statistics}
-        return LossModel(self.eval_model, self.manifest, buffers, self._device)
+        return LossModel(self.eval_model, self.manifest, buffers, self._device, self._options)
 
     def predict(self, data: Dataset) -> dict[str, Array]:
         """Returns each of the model's outputs, in inference mode, for all samples of its inputs.
@@ -160,12 +174,12 @@ class Run:
         """The inference model, or in older artifacts that part of the eval model, bound to the parameters."""
         outputs = self.require_outputs()
         if self._inference is not None:
-            session = open_session(self._inference, "inference model", self._device, None)
+            session = open_session(self._inference, "inference model", self._device, self._options)
         else:
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
                 path = Path(folder) / "model.onnx"
                 export_inference_model(self.eval_model, {}, path, outputs)
-                session = open_session(path, "inference part of the eval model", self._device, None)
+                session = open_session(path, "inference part of the eval model", self._device, self._options)
         names = {value.name for value in session.get_inputs()}
         specs = [spec for spec in self.manifest.inputs if spec.name in names]
         buffers = {**self.store.parameters, **self.store.statistics}

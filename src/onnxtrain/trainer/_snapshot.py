@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +78,13 @@ class Snapshot:
     position: Position
 
     @classmethod
-    def take(cls, store: Store, position: Position) -> Snapshot:
-        """Returns a copy of trainable parameters, statistics, moments, optimizer progress and position."""
+    def take(cls, store: Store, position: Position, more: Iterable[Buffer] = ()) -> Snapshot:
+        """Returns a copy of trainable parameters, statistics, moments, optimizer progress and position.
+
+        `more` are further buffers that change with them.
+        """
         buffers = [
+            *more,
             *(store.parameters[name] for name in store.trainable),
             *store.statistics.values(),
             *(buffer for group in store.moments.values() for buffer in group.values()),

@@ -5,19 +5,26 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer._data import ArrayLike, Dataset, split
+from onnxtrain.trainer._ema import AVERAGE, MovingAverage
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
-from onnxtrain.trainer._position import CUSTOM, PROPERTY, Position, Settings
+from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
 from onnxtrain.trainer._predictions import read_predictions, remove_other_predictions, write_predictions
 from onnxtrain.trainer._run import Run, Step
-from onnxtrain.trainer._schedule import Schedule, make_schedule
+from onnxtrain.trainer._schedule import Curve, ScheduleSpec, describe_schedule, make_schedule, named_schedule
+from onnxtrain.trainer._snapshot import Snapshot
+from onnxtrain.trainer._whole_metrics import Task
 from onnxtrain.trainer._workspace import Workspace
 
-__all__ = ["BEST", "TrainingState", "Validation"]
+__all__ = ["BEST", "TrainingState", "Validation", "scheduler_settings"]
 
 Validation = tuple[ArrayLike, ArrayLike] | float | None
 
@@ -25,6 +32,31 @@ BEST = "best"
 """File of the trainer's directory with the parameters of the best epoch."""
 
 _log = logging.getLogger("onnxtrain")
+
+
+def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
+    """Returns what :class:`Settings` keep of a schedule."""
+    name, parameters = describe_schedule(spec) or (CUSTOM, {})
+    return {"scheduler": name, "scheduler_parameters": parameters}
+
+
+def _saved_schedule(directory: Path, settings: Settings, given: ScheduleSpec | None) -> Curve:
+    """Returns the schedule that was saved, or a given one, with the warm-up that was saved.
+
+    Raises:
+        CheckpointError: What was saved is no schedule.
+    """
+    warmup = settings.warmup_steps, settings.warmup_ratio
+    if given is not None:
+        return make_schedule(given, *warmup)
+    try:
+        name = settings.scheduler
+        return make_schedule(name and named_schedule(name, settings.scheduler_parameters), *warmup)
+    except InputError as error:
+        raise CheckpointError(
+            f"Resuming from '{directory}': its schedule cannot be made again ({error}) It may have been written by a "
+            "newer onnxtrain; upgrade."
+        ) from error
 
 
 class TrainingState:
@@ -36,6 +68,8 @@ class TrainingState:
         position: where training stands.
         settings: what the trainer was asked to do.
         schedule: factor of the learning rate.
+        average: moving averages of what is trained, None for none.
+        task: what predictions and targets mean.
         metrics: what is recorded beside the loss.
         validating: whether the fit under way validates.
         resume_hint: what is said of going on after Ctrl-C; `{}` stands for the directory.
@@ -47,7 +81,7 @@ class TrainingState:
         workspace: Workspace,
         position: Position,
         settings: Settings,
-        schedule: Schedule,
+        schedule: Curve,
         metrics: Sequence[MetricSpec] | None,
     ) -> None:
         self.run = run
@@ -55,31 +89,40 @@ class TrainingState:
         self.position = position
         self.settings = settings
         self.schedule = schedule
+        self.average = None
+        if settings.ema_decay is not None:
+            self.average = MovingAverage(run.store, settings.ema_decay)
         self.validating = False
         self.resume_hint = "Trainer.resume('{}') and the same fit go on."
         measurable = bool(run.manifest.targets) and settings.prediction is not None
+        self.task = Task(run.manifest.targets[0] if run.manifest.targets else None, settings.loss)
         if metrics is None:
-            metrics = default_metrics(run.manifest.targets[0], settings.loss) if measurable else []
-        self.metrics: list[Metric] = make_metrics(metrics)
-        if self.metrics and not measurable:
+            metrics = default_metrics(self.task.target, settings.loss) if measurable else []
+        self.metrics: list[Metric] = make_metrics(metrics, self.task)
+        if not measurable and any(metric.looks_at_predictions for metric in self.metrics):
             raise InputError(
                 "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
             )
+        if run.manifest.loss_mean is None and any(metric.name == "perplexity" for metric in self.metrics):
+            raise InputError("The perplexity is the exponential of a mean loss, and this loss is a sum.")
 
     @classmethod
     def load(
         cls,
         directory: Path,
         metrics: Sequence[MetricSpec] | None,
-        scheduler: Schedule | None,
+        scheduler: ScheduleSpec | None,
         device: str,
+        threads: int | None,
     ) -> TrainingState:
         """Returns the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
-        run = Run(directory, device)
+        run = Run(directory, device, threads)
         predictions = False
         if PROPERTY in run.state.properties:
             text = str(run.state.properties[PROPERTY])
             position, settings, predictions = Position.from_json(text, f"'{directory}'")
+            if threads is not None:
+                settings = replace(settings, threads=threads)
             if settings.prediction is not None and settings.prediction not in run.outputs:
                 raise CheckpointError(
                     f"Resuming from '{directory}': its metrics look at '{settings.prediction[:60]}', which the models "
@@ -98,14 +141,16 @@ class TrainingState:
                     f"Resuming from '{directory}': its {name} included a function, which is not saved. Pass "
                     f"{name}=... again."
                 )
-        schedule = make_schedule(
-            settings.scheduler if scheduler is None else scheduler, settings.warmup_steps
-        )
+        if scheduler is not None:
+            settings = replace(settings, **scheduler_settings(scheduler))
+        schedule = _saved_schedule(directory, settings, scheduler)
         chosen = settings.metrics if metrics is None else metrics
         state = cls(run, Workspace(directory), position, settings, schedule, chosen)
         state._check_metrics(predictions)
         if predictions:
             read_predictions(directory, position)
+        if state.average is not None and position.averaged:
+            state.average.read(directory / AVERAGE)
         state._tell_of_random_ops()
         return state
 
@@ -139,6 +184,34 @@ class TrainingState:
         keys = ["loss", *(metric.name for metric in self.metrics)]
         return [*keys, *(f"val_{key}" for key in keys if self.validating)]
 
+    def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
+        """Raises InputError, or warns, if the schedule over several fits is not long enough for a plan.
+
+        `per_epoch` are the optimizer steps of an epoch, None if that is not known.
+        """
+        asked, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
+        if total is not None:
+            if asked is not None:
+                raise InputError("The trainer has total_steps already; leave schedule_epochs out.")
+            start = position.fit_start_step if position.unfinished else position.step
+            last = start + plan.epochs * (per_epoch or 0)
+            if last > total:
+                _log.warning(
+                    "The schedule is of total_steps=%d, and this fit ends with step %d: the steps beyond have the last "
+                    "learning rate.",
+                    total,
+                    last,
+                )
+        if asked is None:
+            return
+        start = position.fit_start if position.unfinished else position.epoch
+        last = start + plan.epochs
+        if isinstance(asked, bool) or not isinstance(asked, int) or asked < last:
+            raise InputError(
+                f"schedule_epochs={asked!r} should be the number of epochs of all fits together that share the "
+                f"schedule, counted from the trainer's first: at least {last}, which this fit ends with."
+            )
+
     def loss_count(self, arrays: Sequence[Array]) -> float | None:
         """What the loss of a batch counts in the mean over batches; None where losses are summed."""
         mean = self.run.manifest.loss_mean
@@ -146,12 +219,20 @@ class TrainingState:
 
     def add(self, averages: Averages, step: Step) -> None:
         """Adds loss and metrics of one batch to averages."""
-        manifest = self.run.manifest
         averages.add_loss(step.loss, self.loss_count(step.arrays))
-        if self.metrics and self.settings.prediction is not None:
-            prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
-            target = step.arrays[len(manifest.inputs)]
-            averages.add_metrics(self.metrics, prediction, target, manifest.targets[0])
+        if any(metric.looks_at_predictions for metric in self.metrics):
+            averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
+
+    def judged(self, step: Step) -> tuple[Array, Array]:
+        """Returns the prediction and the target of a batch that metrics look at.
+
+        Raises:
+            InputError: There are none.
+        """
+        if self.settings.prediction is None or not self.run.manifest.targets:
+            raise InputError("Metrics need a target, and a prediction among the model's outputs.")
+        prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
+        return prediction, step.arrays[len(self.run.manifest.inputs)]
 
     def datasets(
         self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
@@ -187,11 +268,29 @@ class TrainingState:
         groups = [("input", self.run.manifest.inputs, inputs), ("target", self.run.manifest.targets, targets)]
         return Dataset.check(groups, batch_size, training=training)
 
+    def update_average(self) -> None:
+        """Takes up what a step has trained in the moving averages, if there are any."""
+        if self.average is not None:
+            self.average.update(first=self.position.averaged == 0)
+            self.position.averaged += 1
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Puts the moving averages, if there are any, in the place of what is trained until the block ends."""
+        return (
+            self.average.applied() if self.average is not None and self.position.averaged else nullcontext()
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Returns a copy of everything that training changes."""
+        averages = self.average.buffers.values() if self.average is not None else ()
+        return Snapshot.take(self.run.store, self.position, averages)
+
     def evaluate(self, data: Dataset, prefix: str = "") -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode."""
         averages = Averages()
-        for step in self.run.evaluate(data):
-            self.add(averages, step)
+        with self.averaged():
+            for step in self.run.evaluate(data):
+                self.add(averages, step)
         return averages.values(self.metrics, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -199,15 +298,19 @@ class TrainingState:
         target = Path(path)
         self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
         try:
-            self.run.save(
-                target, companions=[BEST], write_more=lambda files: write_predictions(files, self.position)
-            )
+            self.run.save(target, companions=[BEST], write_more=self._write_more)
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"Saving the run to '{target}' failed: {error}. Check that it is a directory, is writable and "
                 "has room."
             ) from error
         remove_other_predictions(target, self.position)
+
+    def _write_more(self, files: FileSet) -> None:
+        write_predictions(files, self.position)
+        if self.average is not None and self.position.averaged:
+            with files.open(AVERAGE) as file:
+                self.average.write(file)
 
     def save_and_keep(self) -> Path:
         """Saves into the trainer's own directory, and keeps that if it was temporary."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,19 +13,21 @@ import numpy as np
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
-from onnxtrain.runtime.state import CheckpointState, Parameters
 from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
 from onnxtrain.trainer._data import ArrayLike, Dataset, warn_of_fixed_batch
+from onnxtrain.trainer._ema import check_decay
+from onnxtrain.trainer._finder import LearningRateRange, find_range
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
-from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
+from onnxtrain.trainer._metrics import MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
-from onnxtrain.trainer._schedule import Schedule, make_schedule
-from onnxtrain.trainer._state import TrainingState, Validation
+from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
+from onnxtrain.trainer._state import TrainingState, Validation, scheduler_settings
+from onnxtrain.trainer._view import TrainerView
+from onnxtrain.trainer._whole_metrics import confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Trainer"]
 
 
-class Trainer:
+class Trainer(TrainerView):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
     Args:
@@ -47,11 +51,18 @@ class Trainer:
             frozen.
         frozen_params: names or patterns of parameters that stay as they are; here and above a single one may stand
             alone.
-        metrics: names ("accuracy", "mae", "rmse", ...) or functions `(prediction, target) -> float` of the arrays
-            of a whole data set; None chooses what suits the loss, `[]` means none.
-        scheduler: "linear" or "cosine" (both fall to zero at the end of a fit), or a function
-            `(step, total_steps) -> factor` of the learning rate.
+        metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
+            `(prediction, target) -> float` of the arrays of a whole data set; None chooses what suits the loss, `[]`
+            means none.
+        scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" fall to zero at the end of
+            a fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the
+            learning rate.
         warmup_steps: optimizer steps over which the rate first rises to its full value.
+        warmup_ratio: the same as a part of all steps.
+        total_steps: optimizer steps of one schedule over all calls of :meth:`fit`, which then does not begin anew
+            with each; see also its `schedule_epochs`.
+        ema_decay: train as ever, but evaluate, predict with and export exponential moving averages of parameters and
+            BatchNorm statistics, of which each step keeps this part, such as 0.999; see :meth:`averaged`.
         clip_grad_norm: scale all gradients down together when their common L2 norm is larger.
         clip_grad_value: clip each element of the gradients to plus or minus this value.
         batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
@@ -62,8 +73,12 @@ class Trainer:
         loss_input_names: the output that is the prediction, where the model has several.
         directory: where the files of the run live; the state is saved there after every epoch. Default: a
             temporary directory, which is removed at the end unless an interrupted run was saved there.
+        overwrite: replace a run that is in the directory already, once the new models are built; otherwise it is an
+            error.
         seed: what shuffling, splitting and Dropout derive from.
         device: "cpu", "cuda" or "cuda:<index>".
+        threads: how many threads each operation is computed with; None is onnxruntime's default, all cores. The last
+            digits of results depend on it, so that it is saved with the run.
 
     Raises:
         OnnxTrainError: the model cannot be trained as asked for; the message says why.
@@ -91,29 +106,45 @@ class Trainer:
         requires_grad: Sequence[str] | str | None = None,
         frozen_params: Sequence[str] | str | None = None,
         metrics: Sequence[MetricSpec] | None = None,
-        scheduler: str | Schedule | None = None,
+        scheduler: ScheduleSpec | None = None,
         warmup_steps: int = 0,
+        warmup_ratio: float = 0.0,
+        total_steps: int | None = None,
+        ema_decay: float | None = None,
         clip_grad_norm: float | None = None,
         clip_grad_value: float | None = None,
         batch_norm: BatchNormMode = "as_exported",
         straight_through: bool = False,
         loss_input_names: Sequence[str] | str | None = None,
         directory: str | os.PathLike[str] | None = None,
+        overwrite: bool = False,
         seed: int = 0,
         device: str = "cpu",
+        threads: int | None = None,
     ) -> None:
-        schedule = make_schedule(scheduler, warmup_steps)
+        schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         make_metrics(metrics or [])
         inputs_of_loss = name_list(loss_input_names)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise InputError(f"seed must be an integer >= 0, received {seed!r}.")
         position = Position(seed=int(seed), learning_rate=check_learning_rate(learning_rate))
-        workspace = Workspace.for_new_run(directory)
+        settings = Settings(
+            loss=loss_name(loss),
+            metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
+            **scheduler_settings(scheduler),
+            warmup_steps=warmup_steps,
+            warmup_ratio=float(warmup_ratio),
+            ema_decay=check_decay(ema_decay),
+            total_steps=None if total_steps is None else _positive("total_steps", total_steps),
+            threads=None if threads is None else _positive("threads", threads),
+        )
+        workspace = Workspace.for_new_run(directory, overwrite=overwrite)
         run = build_run(
             model,
             workspace.path,
             device,
+            settings.threads,
             loss=loss,
             optimizer=optimizer,
             requires_grad=name_list(requires_grad),
@@ -124,13 +155,11 @@ class Trainer:
             straight_through=straight_through,
             loss_input_names=inputs_of_loss,
         )
+        workspace.remove_earlier()
         prediction = inputs_of_loss[0] if inputs_of_loss else next(iter(run.outputs), None)
-        settings = Settings(
-            loss=loss_name(loss),
+        settings = replace(
+            settings,
             prediction=prediction if prediction in run.outputs else None,
-            metrics=None if metrics is None else [m if isinstance(m, str) else CUSTOM for m in metrics],
-            scheduler=scheduler if scheduler is None or isinstance(scheduler, str) else CUSTOM,
-            warmup_steps=warmup_steps,
             random=random_ops(run.training_model),
         )
         self._state = TrainingState(run, workspace, position, settings, schedule, metrics)
@@ -142,8 +171,9 @@ class Trainer:
         path: str | os.PathLike[str],
         *,
         metrics: Sequence[MetricSpec] | None = None,
-        scheduler: Schedule | None = None,
+        scheduler: ScheduleSpec | None = None,
         device: str = "cpu",
+        threads: int | None = None,
     ) -> Trainer:
         """Returns the trainer that :meth:`save` wrote, or an interrupted fit, in the state it was in.
 
@@ -157,6 +187,7 @@ class Trainer:
             metrics: metrics to go on with; needed if the run had functions as metrics, which are not saved.
             scheduler: needed if the run had a function as schedule.
             device: where to train.
+            threads: with how many threads; None for as many as it was begun with.
 
         Raises:
             CheckpointError: the directory does not hold a training run, or it is corrupt.
@@ -164,86 +195,10 @@ class Trainer:
                 epoch.
         """
         trainer = cls.__new__(cls)
-        trainer._state = TrainingState.load(Path(path), metrics, scheduler, device)
+        trainer._state = TrainingState.load(
+            Path(path), metrics, scheduler, device, None if threads is None else _positive("threads", threads)
+        )
         return trainer
-
-    @property
-    def directory(self) -> Path:
-        """Where the files of the run are."""
-        return self._state.directory
-
-    @property
-    def state(self) -> CheckpointState:
-        """Parameters, statistics and properties, for `onnxtrain.api`."""
-        return self._state.run.state
-
-    @property
-    def parameters(self) -> Parameters:
-        """The parameters by name; `.data` is a live view."""
-        return self._state.run.state.parameters
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the training model expects and returns."""
-        return self._state.run.manifest
-
-    @property
-    def history(self) -> History:
-        """The record of all epochs so far."""
-        return self._state.position.history
-
-    @property
-    def outputs(self) -> list[str]:
-        """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
-        return list(self._state.run.predicted)
-
-    @property
-    def resumes_fit(self) -> bool:
-        """Whether the next fit goes on with one that was interrupted."""
-        return self._state.position.unfinished
-
-    @property
-    def last_fit(self) -> Plan | None:
-        """What the last fit, or the one that was interrupted, was asked to do; None before the first one."""
-        return self._state.position.plan
-
-    @property
-    def resume_hint(self) -> str:
-        """What is said of going on after Ctrl-C; `{}` stands for the directory."""
-        return self._state.resume_hint
-
-    @resume_hint.setter
-    def resume_hint(self, text: str) -> None:
-        self._state.resume_hint = text
-
-    @property
-    def metrics(self) -> list[Metric]:
-        """The metrics that are recorded beside the loss."""
-        return self._state.metrics
-
-    @property
-    def fit_start(self) -> int:
-        """Number of epochs that were finished when the fit under way, or the last one, began."""
-        return self._state.position.fit_start
-
-    @property
-    def recorded_keys(self) -> list[str]:
-        """What the fit under way records for each epoch."""
-        return self._state.recorded_keys
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate, before the schedule's factor; setting it takes effect at the next step."""
-        return self._state.position.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._state.position.learning_rate = check_learning_rate(value)
-
-    @property
-    def current_learning_rate(self) -> float:
-        """The learning rate of the last step, with the schedule's factor."""
-        return self._state.run.optimizer.get_learning_rate()
 
     def stop_training(self) -> None:
         """Ends the fit under way after the current epoch; for callbacks."""
@@ -264,6 +219,7 @@ class Trainer:
         callbacks: Iterable[Callback] | None = (),
         shuffle: bool = True,
         accumulate: int = 1,
+        schedule_epochs: int | None = None,
         verbose: bool = True,
     ) -> History:
         """Trains, and returns the record of all epochs so far.
@@ -286,25 +242,33 @@ class Trainer:
             shuffle: whether to take the samples in a new random order in each epoch.
             accumulate: batches per optimizer step; the gradient is that of the loss of all their samples
                 together.
+            schedule_epochs: how many epochs the schedule is of, counted from the trainer's first one, where several
+                fits share one: two of 5 epochs with `schedule_epochs=10` are one of 10. Default: those of this fit.
             verbose: whether to show a progress bar (or a line per epoch where standard error is no terminal).
 
         Raises:
             InputError: data or arguments do not fit; nothing has been trained.
             DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
         """
-        for name, value in (("epochs", epochs), ("accumulate", accumulate)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise InputError(f"{name} must be a positive integer, received {value!r}.")
+        epochs, accumulate = _positive("epochs", epochs), _positive("accumulate", accumulate)
         called = callback_list(callbacks)
         data, held_out = self._state.datasets(inputs, targets, batch_size, validation)
         self._state.validating = held_out is not None
         of_validation = None
         if held_out is not None:
             of_validation = validation if isinstance(validation, float) else len(held_out)
-        plan = Plan(len(data), data.batch_size, int(accumulate), bool(shuffle), int(epochs), of_validation)
+        plan = Plan(
+            len(data), data.batch_size, accumulate, bool(shuffle), epochs, of_validation, schedule_epochs
+        )
         self._state.position.check(plan)
+        self._state.check_schedule(plan, -(-data.batches // accumulate))
         warn_of_fixed_batch(data)
-        FitLoop(self._state, data, held_out, plan, Events(called, self), make_report(verbose)).run()
+        events = Events(called, self)
+        try:
+            FitLoop(self._state, data, held_out, plan, events, make_report(verbose)).run()
+        except BaseException as error:
+            events.exception(error)
+            raise
         return self.history
 
     def check_data(
@@ -317,6 +281,35 @@ class Trainer:
     ) -> None:
         """Raises the InputError that :meth:`fit` would raise for this data; changes nothing."""
         self._state.datasets(inputs, targets, batch_size, validation)
+
+    def find_learning_rate(
+        self,
+        inputs: ArrayLike,
+        targets: ArrayLike | None = None,
+        *,
+        start: float = 1e-7,
+        stop: float = 10.0,
+        steps: int = 100,
+        batch_size: int | None = None,
+    ) -> LearningRateRange:
+        """Returns the loss over rising learning rates, and a rate to train with: Smith's range test.
+
+        A step is taken with each rate, from `start` to `stop` in equal ratios, until the loss is four times its lowest
+        value. Then the trainer is exactly what it was before: set `trainer.learning_rate` to what you choose.
+
+        Args:
+            inputs: as for :meth:`fit`.
+            targets: as for :meth:`fit`.
+            start: the lowest rate.
+            stop: the highest one.
+            steps: how many are tried.
+            batch_size: samples per step, as for :meth:`fit`.
+
+        Raises:
+            InputError: the data or the rates do not fit.
+        """
+        data = self._state.dataset(inputs, targets, batch_size, training=True)
+        return find_range(self._state, data, start, stop, steps)
 
     def evaluate(
         self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None
@@ -341,8 +334,28 @@ class Trainer:
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
         """
-        result = self._state.run.predict(Dataset.for_prediction(self.manifest.inputs, inputs, batch_size))
+        data = Dataset.for_prediction(self.manifest.inputs, inputs, batch_size)
+        with self.averaged():
+            result = self._state.run.predict(data)
         return result if len(result) > 1 else next(iter(result.values()))
+
+    def confusion_matrix(
+        self, inputs: ArrayLike, targets: ArrayLike, *, batch_size: int | None = None
+    ) -> Array:
+        """Returns how often each class (rows) is predicted as each (columns), by scikit-learn.
+
+        `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
+
+        Raises:
+            InputError: the data does not fit, or it is no classification with one right class.
+            MissingPackageError: scikit-learn is not installed.
+        """
+        state = self._state
+        data = state.dataset(inputs, targets, batch_size, training=False)
+        with self.averaged():
+            parts = [tuple(array.copy() for array in state.judged(step)) for step in state.run.evaluate(data)]
+        prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return confusion_matrix(state.task, prediction, target)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
@@ -356,16 +369,28 @@ class Trainer:
         self._state.save(path)
 
     def save_parameters(self, path: str | os.PathLike[str]) -> None:
-        """Writes parameters and statistics alone to a checkpoint file."""
-        self._state.run.save_checkpoint(path, optimizer=False)
+        """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages."""
+        with self.averaged():
+            self._state.run.save_checkpoint(path, optimizer=False)
 
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
+
+        Moving averages begin anew with them.
 
         Raises:
             CheckpointError: the file is missing, corrupt, or of another model.
         """
         self._state.run.load_parameters(path)
+        self._state.position.averaged = 0
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Makes :attr:`parameters` the averages of `ema_decay` inside of a `with` statement.
+
+        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do so
+        themselves. Without `ema_decay`, or before the first step, nothing changes.
+        """
+        return self._state.averaged()
 
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
         """Writes the trained model as an ordinary `.onnx` file for inference.
@@ -377,6 +402,13 @@ class Trainer:
             path: the file to write.
             outputs: names of other values to return; by default the original model's outputs.
         """
-        self._state.run.export(
-            path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
-        )
+        with self.averaged():
+            self._state.run.export(
+                path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
+            )
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise InputError(f"{name} must be a positive integer, received {value!r}.")
+    return int(value)

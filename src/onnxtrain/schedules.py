@@ -1,0 +1,252 @@
+"""Learning rate schedules: what the learning rate is multiplied by in each optimizer step.
+
+A schedule is a function of how far a fit has come, so that a resumed run follows the same curve. Those here are
+dataclasses: their parameters are saved with the run. :data:`SCHEDULES` names them for `Trainer(scheduler="cosine")`,
+which takes their default parameters.
+
+>>> from onnxtrain.schedules import Step
+>>> [Step(step_size=2, gamma=0.5)(step=10 * epoch, total=60, epoch=epoch) for epoch in range(6)]
+[1.0, 1.0, 0.5, 0.5, 0.25, 0.25]
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
+
+from onnxtrain.errors import InputError
+
+__all__ = [
+    "SCHEDULES",
+    "Constant",
+    "Cosine",
+    "CosineWithRestarts",
+    "Exponential",
+    "Linear",
+    "MultiStep",
+    "OneCycle",
+    "Polynomial",
+    "Schedule",
+    "Step",
+]
+
+Unit = Literal["epoch", "step"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Base class of schedules: subclass it, as a frozen dataclass, for one of your own with parameters.
+
+    Attributes:
+        after_warmup: whether the curve begins when the warm-up has ended. Curves that do not are counted from the
+            first step, and the rise of the warm-up multiplies them.
+        needs_total: whether the curve depends on the number of all steps.
+    """
+
+    after_warmup: ClassVar[bool] = True
+    needs_total: ClassVar[bool] = True
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor of the learning rate.
+
+        Args:
+            step: optimizer steps taken before this one.
+            total: steps of the whole schedule.
+            epoch: epochs finished before this step.
+        """
+        raise NotImplementedError
+
+    def _require(self, condition: bool, expected: str) -> None:
+        if not condition:
+            raise InputError(f"Choosing a schedule: expected {expected}, received {self}.")
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """Always 1; with a warm-up, the constant rate after it."""
+
+    needs_total: ClassVar[bool] = False
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Linear(Schedule):
+    """Falls linearly from 1 to `end_factor`: `1 - (1 - end_factor) step / total`."""
+
+    end_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._require(self.end_factor >= 0, "end_factor >= 0")
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor."""
+        return self.end_factor + (1.0 - self.end_factor) * max(0.0, 1.0 - step / total)
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Falls from 1 to `end_factor` along half a cosine: `(1 + cos(pi step / total)) / 2` for 0."""
+
+    end_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._require(self.end_factor >= 0, "end_factor >= 0")
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor."""
+        return self.end_factor + (1.0 - self.end_factor) * _half_cosine(min(1.0, step / total))
+
+
+@dataclass(frozen=True)
+class CosineWithRestarts(Schedule):
+    """Falls along half a cosine, `cycles` times over: it jumps back to 1 between them.
+
+    As `get_cosine_with_hard_restarts_schedule_with_warmup` of transformers.
+    """
+
+    cycles: int = 2
+
+    def __post_init__(self) -> None:
+        self._require(isinstance(self.cycles, int) and self.cycles >= 1, "cycles >= 1")
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor."""
+        return 0.0 if step >= total else _half_cosine((self.cycles * step / total) % 1.0)
+
+
+@dataclass(frozen=True)
+class Polynomial(Schedule):
+    """Falls from 1 to `end_factor` as `(1 - step / total) ** power`."""
+
+    power: float = 1.0
+    end_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._require(self.power > 0 and self.end_factor >= 0, "power > 0 and end_factor >= 0")
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor."""
+        left = max(0.0, 1.0 - step / total)
+        return float(self.end_factor + (1.0 - self.end_factor) * left**self.power)
+
+
+@dataclass(frozen=True)
+class Step(Schedule):
+    """Multiplies by `gamma` after every `step_size` epochs, as PyTorch's `StepLR`; or steps, with `unit="step"`."""
+
+    step_size: int = 10
+    gamma: float = 0.1
+    unit: Unit = "epoch"
+    after_warmup: ClassVar[bool] = False
+    needs_total: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.step_size, int) and not isinstance(self.step_size, bool)
+        self._require(
+            whole and self.step_size >= 1 and self.gamma > 0 and self.unit in get_args(Unit),
+            "an integer step_size >= 1, gamma > 0 and unit 'epoch' or 'step'",
+        )
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor."""
+        return float(self.gamma ** ((epoch if self.unit == "epoch" else step) // self.step_size))
+
+
+@dataclass(frozen=True)
+class MultiStep(Schedule):
+    """Multiplies by `gamma` at each of the `milestones`: epochs, as PyTorch's `MultiStepLR`, or steps."""
+
+    milestones: list[int] = field(default_factory=list)
+    gamma: float = 0.1
+    unit: Unit = "epoch"
+    after_warmup: ClassVar[bool] = False
+    needs_total: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "milestones", list(self.milestones))
+        rising = all(isinstance(m, int) and m >= 0 for m in self.milestones)
+        rising = rising and self.milestones == sorted(self.milestones) and bool(self.milestones)
+        self._require(
+            rising and self.gamma > 0 and self.unit in get_args(Unit),
+            "milestones that rise, such as [30, 60], gamma > 0 and unit 'epoch' or 'step'",
+        )
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor."""
+        passed = bisect.bisect_right(self.milestones, epoch if self.unit == "epoch" else step)
+        return float(self.gamma**passed)
+
+
+@dataclass(frozen=True)
+class Exponential(Schedule):
+    """Multiplies by `gamma` after each epoch, as PyTorch's `ExponentialLR`; or step, with `unit="step"`."""
+
+    gamma: float = 0.9
+    unit: Unit = "epoch"
+    after_warmup: ClassVar[bool] = False
+    needs_total: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self._require(self.gamma > 0 and self.unit in get_args(Unit), "gamma > 0 and unit 'epoch' or 'step'")
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor."""
+        return float(self.gamma ** (epoch if self.unit == "epoch" else step))
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Rises from `1 / div_factor` to 1, then falls to `1 / (div_factor * final_div_factor)`, along half cosines.
+
+    As PyTorch's `OneCycleLR` for the learning rate; the momentum stays. Its warm-up is its own: `pct_start` of
+    all steps.
+    """
+
+    pct_start: float = 0.3
+    div_factor: float = 25.0
+    final_div_factor: float = 1e4
+    anneal: Literal["cos", "linear"] = "cos"
+
+    def __post_init__(self) -> None:
+        self._require(
+            0 <= self.pct_start <= 1
+            and min(self.div_factor, self.final_div_factor) > 0
+            and self.anneal in ("cos", "linear"),
+            "0 <= pct_start <= 1, div_factor and final_div_factor > 0 and anneal 'cos' or 'linear'",
+        )
+
+    def __call__(self, step: int, total: int, epoch: int = 0) -> float:
+        """Returns the factor."""
+        first, last = 1.0 / self.div_factor, 1.0 / (self.div_factor * self.final_div_factor)
+        peak, end = self.pct_start * total - 1.0, total - 1.0
+        if step <= peak:
+            return self._between(first, 1.0, step / peak if peak > 0 else 1.0)
+        return self._between(1.0, last, (min(step, end) - peak) / (end - peak) if end > peak else 1.0)
+
+    def _between(self, start: float, end: float, part: float) -> float:
+        left = _half_cosine(part) if self.anneal == "cos" else 1.0 - part
+        return end + (start - end) * left
+
+
+def _half_cosine(part: float) -> float:
+    """Returns a value that falls from 1 to 0 along half a cosine while `part` rises from 0 to 1."""
+    return 0.5 * (1.0 + math.cos(math.pi * part))
+
+
+SCHEDULES: dict[str, type[Schedule]] = {
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "cosine_with_restarts": CosineWithRestarts,
+    "polynomial": Polynomial,
+    "step": Step,
+    "multistep": MultiStep,
+    "exponential": Exponential,
+    "one_cycle": OneCycle,
+}
+"""The schedules by the names that the trainer takes."""

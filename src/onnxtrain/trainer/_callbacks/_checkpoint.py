@@ -1,0 +1,161 @@
+"""`ModelCheckpoint`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.atomic import rename_directory
+from onnxtrain.trainer._callbacks._monitor import Mode, Monitor
+from onnxtrain.trainer._history import History
+from onnxtrain.trainer._run import CHECKPOINT
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+__all__ = ["ModelCheckpoint"]
+
+_UNFINISHED = ".onnxtrain-unfinished-"
+"""Beginning of the names of directories that are being written or removed."""
+
+
+class ModelCheckpoint(Monitor):
+    """Saves the trainer after each epoch that is better than all before it, for :meth:`Trainer.resume`.
+
+    Args:
+        path: directory to save to; with `keep` it holds a directory for each save.
+        monitor: recorded value to compare; None saves after every epoch. The default is "val_loss", with
+            `every_n_steps` None.
+        mode: as for :class:`EarlyStopping`.
+        every_n_steps: save after so many optimizer steps, in the middle of epochs, in place of after epochs.
+        keep: how many saves to keep, in directories of their own, `epoch-00003` or `step-00001200`: those of the best
+            epochs, or the newest where nothing is monitored. None keeps one, in `path` itself.
+
+    A save is there whole or not at all, and the one that it takes the place of is removed after it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        monitor: str | None = "auto",
+        mode: Mode = "auto",
+        *,
+        every_n_steps: int | None = None,
+        keep: int | None = None,
+    ) -> None:
+        for name, value in (("every_n_steps", every_n_steps), ("keep", keep)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(f"ModelCheckpoint: {name} must be an integer >= 1, received {value!r}.")
+        if monitor == "auto":
+            monitor = "val_loss" if every_n_steps is None else None
+        if monitor is not None and every_n_steps is not None:
+            raise InputError(
+                f"ModelCheckpoint: '{monitor}' is recorded after epochs, and every_n_steps={every_n_steps} saves in "
+                "the middle of them. Leave one of the two out, or use two callbacks."
+            )
+        super().__init__(monitor or "loss", mode)
+        self.path = Path(path)
+        self.monitored = monitor is not None
+        self.every_n_steps = every_n_steps
+        self.keep = keep
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Checks that the monitored value will be recorded."""
+        if self.monitored:
+            super().on_fit_begin(trainer)
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        """Saves after every `every_n_steps` steps."""
+        if self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0:
+            self._save(trainer, "step", trainer.global_step, self._newest)
+
+    def on_epoch_end(self, trainer: Trainer, history: History) -> None:
+        """Saves if this epoch is the best, or one of the best `keep`."""
+        if self.every_n_steps is not None:
+            return
+        number = len(history)
+        if not self.monitored:
+            self._save(trainer, "epoch", number, self._newest)
+        elif self.keep is None:
+            scores = self._scores(trainer)
+            if self._best(scores) == len(scores) - 1:
+                self._save(trainer, "epoch", number, self._newest)
+        else:
+            best = self._best_epochs(trainer)
+            if number in best:
+                self._save(trainer, "epoch", number, lambda numbers: best)
+
+    def saved(self) -> list[Path]:
+        """Returns the directories of the saves that `keep` has kept, in the order in which they were made."""
+        return [self.path / name for _, _, name in sorted(self._directories())]
+
+    def _best_epochs(self, trainer: Trainer) -> set[int]:
+        """Returns the numbers of the best epochs of all that have recorded the value, earlier ones first."""
+        sign = -1 if self._rises(trainer) else 1
+        recorded = [
+            (
+                float("inf") if epoch[self.monitor] != epoch[self.monitor] else sign * epoch[self.monitor],
+                number,
+            )
+            for number, epoch in enumerate(trainer.history.epochs, start=1)
+            if self.monitor in epoch
+        ]
+        return {number for _, number in sorted(recorded)[: self.keep]}
+
+    def _newest(self, numbers: list[int]) -> set[int]:
+        return set(sorted(numbers)[-(self.keep or 1) :])
+
+    def _save(
+        self, trainer: Trainer, kind: str, number: int, choose: Callable[[list[int]], set[int]]
+    ) -> None:
+        """Saves, then removes what is not to be kept.
+
+        Later numbers, of a run that was taken back, stay, and so does the directory that the trainer works in.
+        """
+        if self.keep is None:
+            trainer.save(self.path)
+            return
+        try:
+            _save_whole(trainer, self.path / f"{kind}-{number:08d}")
+            there = {n: name for k, n, name in self._directories() if k == kind and n <= number}
+            own = trainer.directory.resolve()
+            for gone in there.keys() - choose(list(there)):
+                if (self.path / there[gone]).resolve() != own:
+                    _remove_whole(self.path / there[gone])
+        except OSError as error:
+            raise CheckpointError(f"Saving the run to '{self.path}' failed: {error}.") from error
+
+    def _directories(self) -> list[tuple[str, int, str]]:
+        """Returns kind, number and name of the saves in the directory."""
+        names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
+        found = [(re.fullmatch(r"(epoch|step)-(\d{8,})", name), name) for name in names]
+        return [
+            (match[1], int(match[2]), name)
+            for match, name in found
+            if match is not None and (self.path / name / CHECKPOINT).is_file()
+        ]
+
+
+def _save_whole(trainer: Trainer, target: Path) -> None:
+    """Saves to a directory that appears when all of it is there; one that is there already changes as a whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in target.parent.glob(f"{_UNFINISHED}*"):  # of a process that was killed
+        shutil.rmtree(leftover)
+    if target.is_dir():
+        trainer.save(target)
+        return
+    unfinished = target.with_name(_UNFINISHED + target.name)
+    trainer.save(unfinished)
+    rename_directory(unfinished, target)
+
+
+def _remove_whole(directory: Path) -> None:
+    """Removes a directory, which disappears before the first of its files does."""
+    gone = directory.with_name(_UNFINISHED + directory.name)
+    rename_directory(directory, gone)
+    shutil.rmtree(gone)

@@ -1,0 +1,95 @@
+"""`CSVLogger`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.atomic import replace_file
+from onnxtrain.trainer._callbacks._logger import Logger
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+__all__ = ["CSVLogger"]
+
+_STEP_COLUMNS = ("epoch", "step", "loss", "learning_rate")
+
+
+class CSVLogger(Logger):
+    """Writes the history to a CSV file, one row per epoch, and steps to another one beside it.
+
+    The file of epochs is the trainer's whole history, also of earlier fits; it is replaced after each epoch, whole or
+    not at all. Steps are appended; `log.csv` has them in `log.steps.csv`. Numbers are written so that they are read as
+    the same.
+
+    Args:
+        path: file of the epochs.
+        every_n_steps: how often a step is logged; None logs epochs alone.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every_n_steps: int | None = 1) -> None:
+        super().__init__(every_n_steps)
+        self.path = Path(path)
+        self._file: TextIO | None = None
+
+    @property
+    def steps_path(self) -> Path:
+        """File of the steps."""
+        return self.path.with_name(f"{self.path.stem}.steps{self.path.suffix}")
+
+    def open(self, trainer: Trainer) -> None:
+        """Writes the history so far, and drops rows of steps that the run has not taken."""
+        self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._write_epochs(trainer)
+        if self.every_n_steps is not None:
+            kept = self._steps_until(trainer.global_step)
+            _replace(self.steps_path, [_STEP_COLUMNS, *kept])
+            self._file = open(self.steps_path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115
+
+    def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Appends a row."""
+        assert self._file is not None
+        row = {"epoch": len(trainer.history) + 1, "step": trainer.global_step, **values}
+        csv.writer(self._file).writerow([row[column] for column in _STEP_COLUMNS])
+
+    def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Writes the history."""
+        self._write_epochs(trainer)
+
+    def close(self) -> None:
+        """Closes the file of steps."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write_epochs(self, trainer: Trainer) -> None:
+        keys = trainer.history.keys() or ["epoch"]
+        _replace(self.path, [keys, *([epoch.get(key, "") for key in keys] for epoch in trainer.history)])
+
+    def _steps_until(self, step: int) -> list[list[str]]:
+        """Returns the rows of the steps that were taken, of a file that is there."""
+        if step == 0 or not self.steps_path.is_file():
+            return []
+        with open(self.steps_path, encoding="utf-8", newline="") as file:
+            rows = list(csv.reader(file))
+        if rows and rows[0] != list(_STEP_COLUMNS):
+            raise InputError(
+                f"CSVLogger: '{self.steps_path}' has the columns {', '.join(rows[0])} in place of "
+                f"{', '.join(_STEP_COLUMNS)}; move it away, or log to another path."
+            )
+        whole = [row for row in rows[1:] if len(row) == len(_STEP_COLUMNS)]  # the last one may be cut off
+        return [row for row in whole if int(row[1]) <= step]
+
+
+def _replace(path: Path, rows: Iterable[Iterable[object]]) -> None:
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    with replace_file(path) as file:
+        file.write(text.getvalue().encode())

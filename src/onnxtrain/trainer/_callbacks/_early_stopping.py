@@ -1,0 +1,63 @@
+"""`EarlyStopping`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._callbacks._monitor import Mode, Monitor
+from onnxtrain.trainer._history import History
+from onnxtrain.trainer._state import BEST
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+__all__ = ["EarlyStopping"]
+
+
+class EarlyStopping(Monitor):
+    """Ends a fit when the monitored value has not improved for `patience` epochs.
+
+    Args:
+        monitor: recorded value to watch.
+        patience: epochs without improvement to wait for.
+        min_delta: by how much a value must be better to count.
+        mode: whether less ("min") or more ("max") is better; "auto" knows the loss and the named metrics, but not
+            metrics that are functions.
+        restore_best: put the parameters of the best epoch back at the end, also in what is saved. Until then they
+            are kept in the file `best` of the trainer's directory.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: Mode = "auto",
+        restore_best: bool = False,
+    ) -> None:
+        super().__init__(monitor, mode, min_delta)
+        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+            raise InputError(f"EarlyStopping: patience must be an integer >= 1, received {patience!r}.")
+        self.patience = patience
+        self.restore_best = restore_best
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Forgets the best parameters of an earlier fit."""
+        super().on_fit_begin(trainer)
+        if len(trainer.history) == trainer.fit_start:
+            (trainer.directory / BEST).unlink(missing_ok=True)
+
+    def on_epoch_end(self, trainer: Trainer, history: History) -> None:
+        """Keeps the best parameters, and stops when patience is at its end."""
+        scores = self._scores(trainer)
+        best = self._best(scores)
+        if self.restore_best and best == len(scores) - 1:
+            trainer.save_parameters(trainer.directory / BEST)
+        if len(scores) - 1 - best >= self.patience:
+            trainer.stop_training()
+
+    def on_fit_end(self, trainer: Trainer, history: History) -> None:
+        """Puts the best parameters back, unless the fit is to be continued."""
+        if self.restore_best and history.stopped != "interrupted" and (trainer.directory / BEST).is_file():
+            trainer.load_parameters(trainer.directory / BEST)

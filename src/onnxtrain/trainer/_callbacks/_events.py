@@ -1,0 +1,62 @@
+"""All callbacks of a fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._callbacks._base import Callback
+from onnxtrain.trainer._callbacks._early_stopping import EarlyStopping
+from onnxtrain.trainer._history import History
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+__all__ = ["Events", "callback_list"]
+
+
+class Events:
+    """Tells all callbacks of a fit what happens to its trainer."""
+
+    def __init__(self, callbacks: Sequence[Callback], trainer: Trainer) -> None:
+        self._callbacks = callbacks
+        self._trainer = trainer
+
+    def fit_begin(self) -> None:
+        """Calls :meth:`Callback.on_fit_begin`."""
+        for callback in self._callbacks:
+            callback.on_fit_begin(self._trainer)
+
+    def step_end(self, loss: float) -> None:
+        """Calls :meth:`Callback.on_step_end`."""
+        for callback in self._callbacks:
+            callback.on_step_end(self._trainer, loss)
+
+    def epoch_end(self, history: History) -> None:
+        """Calls :meth:`Callback.on_epoch_end`."""
+        for callback in self._callbacks:
+            callback.on_epoch_end(self._trainer, history)
+
+    def fit_end(self, history: History) -> None:
+        """Calls :meth:`Callback.on_fit_end`."""
+        for callback in self._callbacks:
+            callback.on_fit_end(self._trainer, history)
+
+    def exception(self, error: BaseException) -> None:
+        """Calls :meth:`Callback.on_exception`."""
+        for callback in self._callbacks:
+            callback.on_exception(self._trainer, error)
+
+
+def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
+    """Returns the callbacks that were given to a fit as a list; raises InputError for anything else."""
+    if callbacks is None:
+        return []
+    given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    if not all(isinstance(entry, Callback) for entry in given) or isinstance(callbacks, Callback):
+        received = ", ".join(type(entry).__name__ for entry in given)
+        raise InputError(f"callbacks must be a list of callbacks, received {received}.")
+    if sum(isinstance(entry, EarlyStopping) and entry.restore_best for entry in given) > 1:
+        raise InputError("Only one EarlyStopping can have restore_best=True: there is one set of parameters.")
+    return given

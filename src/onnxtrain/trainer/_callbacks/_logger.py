@@ -1,0 +1,71 @@
+"""What callbacks that write down the progress of a fit have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._callbacks._base import Callback
+from onnxtrain.trainer._history import History
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+__all__ = ["Logger"]
+
+
+class Logger(Callback):
+    """Base class of loggers: a subclass opens, writes steps and epochs, and closes.
+
+    A run that is resumed takes steps again that it had taken after its last save. They are logged once: what was
+    logged of steps that the run has not taken is taken back, or not written again.
+
+    Args:
+        every_n_steps: how often the loss and the learning rate of a step are logged; None logs epochs alone.
+    """
+
+    def __init__(self, every_n_steps: int | None = 1) -> None:
+        number = every_n_steps
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise InputError(
+                f"{type(self).__name__}: every_n_steps must be an integer >= 1 or None, received {number!r}."
+            )
+        self.every_n_steps = every_n_steps
+
+    def open(self, trainer: Trainer) -> None:
+        """Begins to log; what was logged of steps after `trainer.global_step` does not count."""
+        raise NotImplementedError
+
+    def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs what is known of the step `trainer.global_step`."""
+        raise NotImplementedError
+
+    def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs an entry of the history, which ends with the step `trainer.global_step`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends logging; what was logged is there for whoever reads it."""
+        raise NotImplementedError
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Opens."""
+        self.open(trainer)
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        """Logs a step."""
+        if self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0:
+            self.log_step(trainer, {"loss": loss, "learning_rate": trainer.current_learning_rate})
+
+    def on_epoch_end(self, trainer: Trainer, history: History) -> None:
+        """Logs an epoch."""
+        self.log_epoch(trainer, history.last)
+
+    def on_fit_end(self, trainer: Trainer, history: History) -> None:
+        """Closes."""
+        self.close()
+
+    def on_exception(self, trainer: Trainer, error: BaseException) -> None:
+        """Closes."""
+        self.close()

@@ -1,0 +1,72 @@
+"""What callbacks that compare epochs have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer._callbacks._base import Callback
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+__all__ = ["Mode", "Monitor"]
+
+Mode = Literal["auto", "min", "max"]
+
+
+class Monitor(Callback):
+    """Compares the epochs of a fit by one recorded value."""
+
+    def __init__(self, monitor: str, mode: Mode, min_delta: float = 0.0) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise InputError(
+                f"{type(self).__name__}: mode must be 'auto', 'min' or 'max', received {mode!r}."
+            )
+        self.monitor = monitor
+        self.mode = mode
+        self.min_delta = min_delta
+
+    def on_fit_begin(self, trainer: Trainer) -> None:
+        """Checks that the value will be recorded, and that it is known what is better."""
+        if self.monitor not in trainer.recorded_keys:
+            raise InputError(
+                f"{type(self).__name__}: '{self.monitor}' will not be recorded in this fit, which records "
+                f"{', '.join(trainer.recorded_keys)}. Pass validation data, or choose another monitor."
+            )
+        self._rises(trainer)
+
+    def _rises(self, trainer: Trainer) -> bool:
+        """Returns whether more is better.
+
+        Raises:
+            InputError: The value is that of a function, of which nothing is known.
+        """
+        if self.mode != "auto":
+            return self.mode == "max"
+        name = self.monitor.removeprefix("val_")
+        known = {"loss": False} | {metric.name: metric.higher_is_better for metric in trainer.metrics}
+        rises = known.get(name)
+        if rises is None:
+            raise InputError(
+                f"{type(self).__name__}: whether more or less of '{self.monitor}' is better is not known, as it is a "
+                "function. Pass mode='max' or mode='min'."
+            )
+        return rises
+
+    def _scores(self, trainer: Trainer) -> list[float]:
+        """The monitored values of this fit, turned so that more is better."""
+        rising = self._rises(trainer)
+        values = [epoch[self.monitor] for epoch in trainer.history.epochs[trainer.fit_start :]]
+        scores = values if rising else [-value for value in values]
+        return [-math.inf if math.isnan(score) else score for score in scores]
+
+    def _best(self, scores: Sequence[float]) -> int:
+        """Index of the last epoch that was better than all before it by `min_delta`."""
+        best = 0
+        for index, score in enumerate(scores):
+            if score > scores[best] + self.min_delta:
+                best = index
+        return best

@@ -1,0 +1,76 @@
+"""`TensorBoardLogger`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxtrain.errors import MissingPackageError
+from onnxtrain.trainer._callbacks._logger import Logger
+from onnxtrain.trainer._optional import optional
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+__all__ = ["TensorBoardLogger"]
+
+
+class TensorBoardLogger(Logger):
+    """Writes what TensorBoard shows: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
+
+    All are over the number of optimizer steps. It is written with tensorboardX, or with PyTorch and tensorboard where
+    that is not installed. A run that goes on writes a further file, which makes TensorBoard forget what was logged of
+    steps that the run has not taken.
+
+    Args:
+        directory: what to give to `tensorboard --logdir`.
+        every_n_steps: how often a step is logged; None logs epochs alone.
+
+    Raises:
+        MissingPackageError: neither is installed.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], every_n_steps: int | None = 1) -> None:
+        super().__init__(every_n_steps)
+        self.directory = Path(directory)
+        self._make = _summary_writer()
+        self._writer: Any = None
+
+    def open(self, trainer: Trainer) -> None:
+        """Begins a file of events."""
+        self.close()
+        step = trainer.global_step
+        # Names are made of the second: two files of one second would be one without a suffix, and are read in order.
+        suffix = f".{step:012d}.{os.urandom(4).hex()}"
+        self._writer = self._make(str(self.directory), purge_step=step + 1, filename_suffix=suffix)
+
+    def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Adds the values of a step."""
+        self._add("step", trainer, values)
+
+    def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Adds the values of an epoch."""
+        self._add("epoch", trainer, {key: value for key, value in values.items() if key != "epoch"})
+        self._writer.flush()
+
+    def _add(self, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self._writer.add_scalar(f"{prefix}/{key}", value, trainer.global_step)
+
+    def close(self) -> None:
+        """Closes the file of events."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _summary_writer() -> Any:
+    try:
+        return optional("tensorboardX", "TensorBoardLogger", "'onnxtrain[tensorboard]'").SummaryWriter
+    except MissingPackageError as missing:
+        try:
+            return optional("torch.utils.tensorboard", "TensorBoardLogger", "").SummaryWriter
+        except ImportError:
+            raise missing from None

@@ -1,0 +1,100 @@
+"""`WandbLogger`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from onnxtrain.trainer._callbacks._logger import Logger
+from onnxtrain.trainer._optional import optional
+
+if TYPE_CHECKING:
+    from onnxtrain.trainer._trainer import Trainer
+
+__all__ = ["WandbLogger"]
+
+PROPERTY = "onnxtrain.wandb"
+"""Name of the checkpoint property that holds the run's id, so that a resumed run goes on with it."""
+
+
+class WandbLogger(Logger):
+    """Logs to Weights & Biases: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
+
+    The step of Weights & Biases is the number of optimizer steps. Settings of trainer and fit become the run's config.
+    The run's id is saved with the trainer: one that is resumed goes on with the same run, in which steps that were
+    logged before are not logged again. Where `wandb.init` has been called already that run is used, and left open.
+
+    Args:
+        project: of Weights & Biases.
+        name: of the run.
+        every_n_steps: how often a step is logged; None logs epochs alone.
+        config: further settings to show.
+        options: further arguments of `wandb.init`: `entity`, `tags`, `mode="offline"`, ...
+
+    Raises:
+        MissingPackageError: wandb is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        name: str | None = None,
+        *,
+        every_n_steps: int | None = 1,
+        config: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(every_n_steps)
+        self._wandb = optional("wandb", "WandbLogger", "wandb")
+        self._options = {"project": project, "name": name, **options}
+        self._config = dict(config or {})
+        self._run: Any = None
+        self._own = False
+        self._first = 0
+
+    def open(self, trainer: Trainer) -> None:
+        """Begins a run, or goes on with that of the trainer."""
+        self.close()
+        properties = trainer.state.properties
+        self._run, self._own = self._wandb.run, self._wandb.run is None
+        if self._own:
+            options = dict(self._options)
+            if PROPERTY in properties:
+                options |= {"id": str(properties[PROPERTY]), "resume": "allow"}
+            self._run = self._wandb.init(config={**_settings(trainer), **self._config}, **options)
+        properties[PROPERTY] = str(self._run.id)
+        self._first = int(self._run.starting_step)
+
+    def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs the values of a step."""
+        self._log("step", trainer, values)
+
+    def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
+        """Logs the values of an epoch."""
+        self._log("epoch", trainer, values)
+
+    def _log(self, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:
+        if trainer.global_step >= self._first:
+            named = {f"{prefix}/{key}" if key != "epoch" else key: value for key, value in values.items()}
+            self._run.log(named, step=trainer.global_step)
+
+    def close(self) -> None:
+        """Finishes a run that this logger has begun."""
+        if self._run is not None and self._own:
+            self._run.finish()
+        self._run = None
+
+
+def _settings(trainer: Trainer) -> dict[str, Any]:
+    """Returns what the trainer and the fit under way were asked to do."""
+    state = trainer._state
+    plan = {} if trainer.last_fit is None else dataclasses.asdict(trainer.last_fit)
+    optimizer = trainer.manifest.optimizer
+    return {
+        **dataclasses.asdict(state.settings),
+        **plan,
+        "optimizer": None if optimizer is None else optimizer.type,
+        "learning_rate": trainer.learning_rate,
+        "seed": state.position.seed,
+    }

@@ -1,0 +1,116 @@
+"""Exponential moving averages of what is trained."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from onnxtrain.errors import CheckpointError, InputError
+from onnxtrain.runtime.dtypes import BY_NAME, Array, DType, narrow, widen
+from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
+
+__all__ = ["AVERAGE", "MovingAverage", "check_decay"]
+
+AVERAGE = "average"
+"""File of a run's directory with the averages: safetensors, keys as in a checkpoint."""
+
+_FORMAT = {"format": "onnxtrain-average", "version": "1"}
+
+
+def check_decay(decay: float | None) -> float | None:
+    """Returns the decay; raises InputError unless it is a number from 0 up to and without 1, or None."""
+    if decay is None:
+        return None
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
+        raise InputError(
+            f"ema_decay must be a number such as 0.999, at least 0 and less than 1, received {decay!r}."
+        )
+    return float(decay)
+
+
+class MovingAverage:
+    """Averages of the trained parameters and of BatchNorm's statistics: `decay * average + (1 - decay) * value`.
+
+    The first update makes them what the values are, as `torch.optim.swa_utils.AveragedModel` does. Averages of
+    float16 and bfloat16 are float32, which small changes do not get lost in.
+
+    Args:
+        store: the values.
+        decay: what remains of an average in an update.
+    """
+
+    def __init__(self, store: Store, decay: float) -> None:
+        self.decay = decay
+        self._values = {
+            **{
+                f"parameter/{name}": store.parameters[name]
+                for name in store.parameters
+                if name in store.trainable
+            },
+            **{f"statistic/{name}": buffer for name, buffer in store.statistics.items()},
+        }
+        self.buffers: dict[str, Buffer] = {
+            key: Buffer.zeros(_wide(value.dtype), value.shape) for key, value in self._values.items()
+        }
+        self._applied = False
+
+    def update(self, *, first: bool) -> None:
+        """Takes up the values of now; `first` forgets the averages so far."""
+        for key, average in self.buffers.items():
+            value = widen(self._values[key].read(), self._values[key].dtype)
+            if first:
+                average.write(value)
+                continue
+            array = average.read()
+            change = value - array
+            change *= array.dtype.type(1.0 - self.decay)
+            np.add(array, change, out=array)
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Puts the averages in the place of the values until the block ends."""
+        if self._applied:
+            yield
+            return
+        kept: dict[str, Array] = {key: value.read().copy() for key, value in self._values.items()}
+        self._applied = True
+        try:
+            for key, value in self._values.items():
+                value.write(narrow(self.buffers[key].read(), value.dtype))
+            yield
+        finally:
+            for key, value in self._values.items():
+                value.write(kept[key])
+            self._applied = False
+
+    def write(self, file: BinaryIO) -> None:
+        """Writes the averages."""
+        write_tensors(file, self.buffers, _FORMAT)
+
+    def read(self, path: Path) -> None:
+        """Reads what :meth:`write` has written.
+
+        Raises:
+            CheckpointError: The file is missing, damaged, or of another model.
+        """
+        with verification(f"'{path}'"):
+            metadata, tensors = read_tensors(str(path))
+        if metadata.get("format") != _FORMAT["format"] or _kinds(tensors) != _kinds(self.buffers):
+            raise CheckpointError(
+                f"Reading the averages '{path}': they are of another model. Copy the whole directory of a run."
+            )
+        for key, buffer in self.buffers.items():
+            buffer.write(tensors[key].read())
+
+
+def _wide(dtype: DType) -> DType:
+    return BY_NAME["float32"] if dtype.name in ("float16", "bfloat16") else dtype
+
+
+def _kinds(buffers: Mapping[str, Buffer]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {key: (buffer.dtype.name, buffer.shape) for key, buffer in buffers.items()}

@@ -1,0 +1,126 @@
+"""The learning rate range test: which rate to train with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer._data import Dataset
+from onnxtrain.trainer._snapshot import finite_gradients
+from onnxtrain.trainer._state import TrainingState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["LearningRateRange", "find_range"]
+
+_SMOOTHING = 0.98
+_DIVERGED = 4.0
+"""How many times its lowest value the loss reaches when the test ends."""
+
+_SKIP_FIRST, _SKIP_LAST = 10, 1
+"""Values that the suggestion does not look at: the first ones are of hardly any training, the last one is diverging."""
+
+
+@dataclass(frozen=True)
+class LearningRateRange:
+    """What the range test has found.
+
+    Attributes:
+        rates: the rate of each step that was taken.
+        losses: the loss before it, smoothed: a moving average that keeps 0.98, corrected for its start.
+        suggestion: the rate at which the smoothed loss fell fastest; None where too few steps were taken.
+    """
+
+    rates: list[float]
+    losses: list[float]
+    suggestion: float | None
+
+    def plot(self) -> Figure:
+        """Returns a figure of matplotlib: the smoothed loss over the rates, and the suggestion.
+
+        Raises:
+            MissingPackageError: matplotlib is not installed.
+        """
+        from onnxtrain.trainer._plots import plot_range
+
+        return plot_range(self.rates, self.losses, self.suggestion)
+
+
+def find_range(
+    state: TrainingState, data: Dataset, start: float, stop: float, steps: int
+) -> LearningRateRange:
+    """Trains with rates that rise, and puts everything back as it was.
+
+    Raises:
+        InputError: The rates do not rise, or there are too few steps.
+    """
+    if not 0 < start < stop < math.inf or isinstance(steps, bool) or not isinstance(steps, int) or steps < 2:
+        raise InputError(
+            f"Finding a learning rate: expected 0 < start < stop and steps >= 2, received start={start!r}, "
+            f"stop={stop!r}, steps={steps!r}."
+        )
+    rates = np.geomspace(start, stop, steps).tolist()
+    snapshot = state.snapshot()
+    try:
+        losses = _losses(state, data, rates)
+    finally:
+        snapshot.restore(state.run.store)
+        state.run.store.gradients_valid = False
+        state.run.module.lazy_reset_grad()
+    return LearningRateRange(rates[: len(losses)], losses, suggest(rates[: len(losses)], losses))
+
+
+def _losses(state: TrainingState, data: Dataset, rates: Sequence[float]) -> list[float]:
+    """Returns the smoothed losses up to where they diverge; they are of the parameters before each step."""
+    smoothed: list[float] = []
+    average, lowest = 0.0, math.inf
+    batches = _batches(state, data)
+    for rate in rates:
+        arrays = next(batches)
+        state.run.module.lazy_reset_grad()
+        loss, _ = state.run.step(arrays, training=True)
+        average = _SMOOTHING * average + (1.0 - _SMOOTHING) * loss
+        value = average / (1.0 - _SMOOTHING ** (len(smoothed) + 1))
+        if not math.isfinite(value) or (len(smoothed) > 1 and value > _DIVERGED * lowest > 0):
+            break
+        lowest = min(lowest, value)
+        smoothed.append(value)
+        if not finite_gradients(state.run.store):
+            break
+        state.run.optimizer.set_learning_rate(rate)
+        state.run.optimizer.step()
+    return smoothed
+
+
+def _batches(state: TrainingState, data: Dataset) -> Iterator[list[Array]]:
+    """Yields batches in random orders without end, leaving out those whose loss is a mean over nothing."""
+    epoch = 0
+    while True:
+        order = data.order(state.position.seed, epoch, shuffle=True)
+        batches = [data.batch(index, order) for index in range(data.batches)]
+        counted = [arrays for arrays in batches if state.loss_count(arrays) != 0]
+        if not counted:
+            raise InputError("Finding a learning rate: no sample of the data has a label that counts.")
+        yield from counted
+        epoch += 1
+
+
+def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
+    """Returns the rate at which the losses fall fastest, over the logarithm of the rate; None if they never do.
+
+    >>> suggest([10.0**k for k in range(-15, 1)], [1.0] * 12 + [0.9, 0.5, 0.4, 0.9])
+    0.001
+    """
+    inner = slice(_SKIP_FIRST, len(losses) - _SKIP_LAST)
+    if len(losses[inner]) < 2:
+        return None
+    slopes = np.gradient(np.asarray(losses)[inner])
+    steepest = int(slopes.argmin())
+    return float(rates[_SKIP_FIRST + steepest]) if slopes[steepest] < 0 else None

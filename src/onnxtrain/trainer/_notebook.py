@@ -1,0 +1,95 @@
+"""What a notebook shows of a running fit: a progress bar over a table of the epochs."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from onnxtrain.trainer._report import Report, format_value
+
+__all__ = ["NotebookReport", "in_notebook"]
+
+_SECONDS = 0.1
+"""Between two updates of what is shown."""
+
+_ROWS = 50
+"""Epochs in the table, the last ones."""
+
+
+def in_notebook() -> bool:
+    """Returns whether this process runs the cells of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    kind = type(shell)
+    return kind.__name__ == "ZMQInteractiveShell" or kind.__module__.startswith("google.colab")
+
+
+class NotebookReport(Report):
+    """One output of the cell, which changes while the fit runs; it needs nothing but IPython."""
+
+    def __init__(self) -> None:
+        self._display = importlib.import_module("IPython.display")
+        self._handle: Any = None
+        self._title = self._values = ""
+        self._total = self._done = 0
+        self._rows: list[dict[str, float]] = []
+        self._notes: list[str] = []
+        self._shown = 0.0
+
+    def __enter__(self) -> NotebookReport:
+        self._handle = self._display.display(self._display.HTML(self._text()), display_id=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._show(now=True)
+
+    def begin_epoch(self, epoch: int, epochs: int, batches: int, done: int) -> None:
+        """Starts the bar anew."""
+        self._title, self._values = f"epoch {epoch}/{epochs}", ""
+        self._total, self._done = batches, done
+        self._show()
+
+    def step(self, batches: int, values: dict[str, float], rate: float) -> None:
+        """Advances the bar."""
+        self._done += batches
+        texts = [*(f"{key} {format_value(value)}" for key, value in values.items()), f"{rate:,.0f} samples/s"]
+        self._values = "  ".join(texts)
+        self._show()
+
+    def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
+        """Adds a row to the table."""
+        self._rows = [*self._rows[1 - _ROWS :], record]
+        self._show()
+
+    def note(self, text: str) -> None:
+        """Shows a text below."""
+        self._notes.append(text)
+        self._show(now=True)
+
+    def _show(self, *, now: bool = False) -> None:
+        if now or time.monotonic() - self._shown >= _SECONDS:
+            self._shown = time.monotonic()
+            self._handle.update(self._display.HTML(self._text()))
+
+    def _text(self) -> str:
+        keys = list(dict.fromkeys(key for row in self._rows for key in row))
+        head = "".join(f"<th>{html.escape(key)}</th>" for key in keys)
+        body = "".join(f"<tr>{''.join(_cell(row, key) for key in keys)}</tr>" for row in self._rows)
+        bar = f'<progress value="{self._done}" max="{max(1, self._total)}"></progress>'
+        return (
+            f"<div>{html.escape(self._title)} {bar} {self._done}/{self._total} {html.escape(self._values)}</div>"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            + "".join(f"<p>{html.escape(text)}</p>" for text in self._notes)
+        )
+
+
+def _cell(row: dict[str, float], key: str) -> str:
+    if key not in row:
+        return "<td></td>"
+    return f"<td>{int(row[key]) if key == 'epoch' else format_value(row[key])}</td>"

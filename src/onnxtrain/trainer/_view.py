@@ -1,0 +1,104 @@
+"""What a trainer tells of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from onnxtrain.runtime.manifest import Manifest
+from onnxtrain.runtime.optimizer import check_learning_rate
+from onnxtrain.runtime.state import CheckpointState, Parameters
+from onnxtrain.trainer._history import History
+from onnxtrain.trainer._metrics import Metric
+from onnxtrain.trainer._position import Plan
+from onnxtrain.trainer._state import TrainingState
+
+__all__ = ["TrainerView"]
+
+
+class TrainerView:
+    """The attributes of a trainer: where it stands, what it has recorded, what it trains."""
+
+    _state: TrainingState
+
+    @property
+    def directory(self) -> Path:
+        """Where the files of the run are."""
+        return self._state.directory
+
+    @property
+    def state(self) -> CheckpointState:
+        """Parameters, statistics and properties, for `onnxtrain.api`."""
+        return self._state.run.state
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters by name; `.data` is a live view."""
+        return self._state.run.state.parameters
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the training model expects and returns."""
+        return self._state.run.manifest
+
+    @property
+    def history(self) -> History:
+        """The record of all epochs so far."""
+        return self._state.position.history
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
+        return list(self._state.run.predicted)
+
+    @property
+    def resumes_fit(self) -> bool:
+        """Whether the next fit goes on with one that was interrupted."""
+        return self._state.position.unfinished
+
+    @property
+    def last_fit(self) -> Plan | None:
+        """What the last fit, or the one that was interrupted, was asked to do; None before the first one."""
+        return self._state.position.plan
+
+    @property
+    def resume_hint(self) -> str:
+        """What is said of going on after Ctrl-C; `{}` stands for the directory."""
+        return self._state.resume_hint
+
+    @resume_hint.setter
+    def resume_hint(self, text: str) -> None:
+        self._state.resume_hint = text
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """The metrics that are recorded beside the loss."""
+        return self._state.metrics
+
+    @property
+    def fit_start(self) -> int:
+        """Number of epochs that were finished when the fit under way, or the last one, began."""
+        return self._state.position.fit_start
+
+    @property
+    def recorded_keys(self) -> list[str]:
+        """What the fit under way records for each epoch."""
+        return self._state.recorded_keys
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate, before the schedule's factor; setting it takes effect at the next step."""
+        return self._state.position.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._state.position.learning_rate = check_learning_rate(value)
+
+    @property
+    def current_learning_rate(self) -> float:
+        """The learning rate of the last step, with the schedule's factor."""
+        return self._state.run.optimizer.get_learning_rate()
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps that all fits together have taken."""
+        return self._state.position.step

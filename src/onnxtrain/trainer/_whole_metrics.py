@@ -1,0 +1,236 @@
+"""Metrics that are no means over batches, of a whole data set: scikit-learn's."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer._optional import optional
+
+__all__ = ["TOP_K", "WHOLE_METRICS", "Task", "confusion_matrix", "measure_of", "top_k_of"]
+
+TOP_K = 5
+"""The k of "top_k_accuracy"."""
+
+_TOP_K = re.compile(r"top_?([1-9]\d*|k)_accuracy")
+
+
+@dataclass(frozen=True)
+class Task:
+    """What predictions and targets mean.
+
+    Attributes:
+        target: what the model says of the target; None if nothing is known.
+        loss: class name of the loss.
+    """
+
+    target: InputSpec | None = None
+    loss: str = ""
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes, where the target holds labels and it is known."""
+        labels = self.target.class_labels if self.target is not None else None
+        return labels.count if labels is not None else None
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Predictions beside the truth, positions with labels that do not count left out.
+
+    Attributes:
+        scores: [n, classes] of one class per position; [n] of yes or no; [n, labels] of several of these.
+        truth: [n] labels, or 0 and 1 of the shape of `scores`.
+        one_of: number of classes of which one is right; 0 where each score is a yes or no of its own.
+    """
+
+    scores: Array
+    truth: Array
+    one_of: int
+
+    @property
+    def guess(self) -> Array:
+        """What is predicted, in the form of the truth."""
+        return self.scores.argmax(axis=1) if self.one_of else (self.scores > 0).astype(np.int64)
+
+    @property
+    def two_classes(self) -> bool:
+        """Whether there is one question, of yes or no."""
+        return self.one_of == 2 or (not self.one_of and self.truth.ndim == 1)
+
+
+def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
+    """Returns the scores that a classification is judged by.
+
+    Raises:
+        InputError: The shapes are those of something else.
+    """
+    if target.dtype.kind in "iu" and prediction.ndim >= 2:
+        _require(name, prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
+        rows, truth = _rows(prediction), target.reshape(-1)
+        labels = task.target.class_labels if task.target is not None else None
+        if labels is not None and labels.ignore_index is not None:
+            counted = truth != labels.ignore_index
+            rows, truth = rows[counted], truth[counted]
+        return _Scores(rows, truth, rows.shape[1])
+    _require(name, prediction, target, prediction.shape)
+    if task.loss == "CrossEntropyLoss":  # of class probabilities
+        return _Scores(_rows(prediction), _rows(target).argmax(axis=1), prediction.shape[1])
+    one = prediction.ndim != 2 or prediction.shape[1] == 1
+    shape = (-1,) if one else prediction.shape
+    return _Scores(prediction.reshape(shape), (target.reshape(shape) > 0.5).astype(np.int64), 0)
+
+
+def _rows(array: Array) -> Array:
+    """Returns [N, C, d1, ...] as [N d1 ..., C]."""
+    return np.moveaxis(array, 1, -1).reshape(-1, array.shape[1])
+
+
+def _require(name: str, prediction: Array, target: Array, expected: tuple[int, ...]) -> None:
+    if target.shape != expected:
+        raise InputError(
+            f"The metric '{name}' does not fit a prediction of shape {list(prediction.shape)} and a target of shape "
+            f"{list(target.shape)}; choose another, or pass a function (prediction, target)."
+        )
+
+
+def _sklearn(name: str) -> Any:
+    return optional("sklearn.metrics", f"The metric '{name}'", "scikit-learn, or 'onnxtrain[metrics]'")
+
+
+def _decided(
+    name: str, task: Task, prediction: Array, target: Array, *, function: str, average: str | None
+) -> float:
+    """Returns f1, precision or recall; by default of class 1 where there are two, else the mean over classes."""
+    data = _scores(name, task, prediction, target)
+    if not len(data.truth):
+        return math.nan
+    average = average or ("binary" if data.two_classes else "macro")
+    measure = getattr(_sklearn(name), function)
+    return float(measure(data.truth, data.guess, average=average, zero_division=0))
+
+
+def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
+    """Returns the area under the ROC curve: of class 1, or the mean over classes, each against the rest.
+
+    NaN where a class, or its opposite, does not occur.
+    """
+    data = _scores(name, task, prediction, target)
+    scores = data.scores.astype(np.float64)
+    if not data.one_of:
+        constant = len(data.truth) == 0 or (data.truth == data.truth[:1]).all(axis=0).any()
+        return math.nan if constant else float(_sklearn(name).roc_auc_score(data.truth, scores))
+    if len(np.unique(data.truth)) < max(2, data.one_of):
+        return math.nan
+    if data.two_classes:
+        return float(_sklearn(name).roc_auc_score(data.truth, scores[:, 1] - scores[:, 0]))
+    return float(_sklearn(name).roc_auc_score(data.truth, _probabilities(scores), multi_class="ovr"))
+
+
+def _probabilities(scores: Array) -> Array:
+    """Returns the softmax of scores along axis 1, or rows that are probabilities already."""
+    if (scores >= 0).all() and np.allclose(scores.sum(axis=1), 1.0, atol=1e-3):
+        return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+    exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))
+
+
+def _r2(name: str, task: Task, prediction: Array, target: Array) -> float:
+    """Returns the coefficient of determination, the mean over outputs."""
+    _require(name, prediction, target, prediction.shape)
+    if len(target) < 2:
+        return math.nan
+    truth, guess = (array.reshape(len(target), -1).astype(np.float64) for array in (target, prediction))
+    return float(_sklearn(name).r2_score(truth, guess))
+
+
+def _top_k(name: str, k: int, task: Task, prediction: Array, target: Array) -> float:
+    """Returns how often the right class is among the k highest scores."""
+    data = _scores(name, task, prediction, target)
+    _require_classes(name, k, data.one_of)
+    if not len(data.truth):
+        return math.nan
+    if k == 1:
+        return float((data.guess == data.truth).mean())
+    labels = np.arange(data.one_of)
+    return float(_sklearn(name).top_k_accuracy_score(data.truth, data.scores, k=k, labels=labels))
+
+
+def _require_classes(name: str, k: int, classes: int) -> None:
+    if k >= max(2, classes):
+        raise InputError(
+            f"The metric '{name}' says whether one of the {k} highest scores is right, which needs more than {k} "
+            f"classes; there are {classes or 'none to choose from'}. Choose a smaller one, such as 'top2_accuracy'."
+        )
+
+
+def top_k_of(name: str) -> int | None:
+    """Returns the k of "top5_accuracy", "top_k_accuracy" and the like; None for other names.
+
+    >>> top_k_of("top3_accuracy"), top_k_of("top_k_accuracy"), top_k_of("accuracy")
+    (3, 5, None)
+    """
+    found = _TOP_K.fullmatch(name)
+    if found is None:
+        return None
+    return TOP_K if not found[1].isdecimal() else int(found[1])
+
+
+WHOLE_METRICS: dict[str, Callable[[str, Task, Array, Array], float]] = {
+    **{
+        name + suffix: partial(_decided, function=f"{name}_score", average=average)
+        for name in ("f1", "precision", "recall")
+        for suffix, average in (
+            ("", None),
+            ("_macro", "macro"),
+            ("_micro", "micro"),
+            ("_weighted", "weighted"),
+        )
+    },
+    "auroc": _auroc,
+    "r2": _r2,
+}
+"""(name, task, predictions, targets) of a whole data set -> value; of all of them more is better."""
+
+
+def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
+    """Returns the metric of a name as a function of all predictions and targets; None for an unknown name.
+
+    Raises:
+        InputError: There are not enough classes for it.
+        MissingPackageError: scikit-learn is not installed.
+    """
+    k = top_k_of(name)
+    if k is None and name not in WHOLE_METRICS:
+        return None
+    _sklearn(name)  # before training, not after the first epoch
+    if k is None:
+        return partial(WHOLE_METRICS[name], name, task)
+    if task.classes is not None:
+        _require_classes(name, k, task.classes)
+    return partial(_top_k, name, k, task)
+
+
+def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
+    """Returns how often each class (rows) is taken for each (columns): [classes, classes] integers.
+
+    Raises:
+        InputError: It is no classification with one right class.
+        MissingPackageError: scikit-learn is not installed.
+    """
+    data = _scores("confusion_matrix", task, prediction, target)
+    if not data.one_of and not data.two_classes:
+        raise InputError(
+            "A confusion matrix needs one right class per sample; here each label is a yes or no."
+        )
+    labels = np.arange(data.one_of or 2)
+    return np.asarray(_sklearn("confusion_matrix").confusion_matrix(data.truth, data.guess, labels=labels))

@@ -371,6 +371,17 @@ def test_a_quantised_weight_is_refused() -> None:
         replace_head(model, 5)
 
 
+def test_a_dynamically_quantised_head_is_refused(tmp_path: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    onnx.save(gemm(), tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+    with pytest.raises(
+        ModelError, match=r"MatMulInteger '.*' is quantised: replace the head of the float model"
+    ):
+        replace_head(tmp_path / "int8.onnx", 5)
+
+
 def test_no_head_names_the_last_ops_and_the_layers() -> None:
     backbone = models.conv_bn()
     del backbone.graph.node[-1]

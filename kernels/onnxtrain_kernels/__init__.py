@@ -9,6 +9,13 @@ FUNCTIONS = 1
 
 
 def library() -> Path:
-    """Returns the path of the shared object, for `onnxruntime.SessionOptions.register_custom_ops_library`."""
-    (path,) = [p for p in Path(__file__).parent.iterdir() if p.suffix in (".so", ".dylib")]
-    return path
+    """Returns the path of the shared object, for `onnxruntime.SessionOptions.register_custom_ops_library`.
+
+    Raises:
+        FileNotFoundError: there is none, as this is the package's source and not what pip installs.
+    """
+    folder = Path(__file__).parent
+    for path in folder.iterdir():
+        if path.suffix in (".so", ".dylib"):
+            return path
+    raise FileNotFoundError(f"'{folder}' holds no library: it is not built; pip install the package")

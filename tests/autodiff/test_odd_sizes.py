@@ -267,6 +267,24 @@ def test_resize_and_lrn_at_sizes_not_declared(sizes: tuple[int, int]) -> None:
     _check(_parse(text), {"x": _random(2, 4, *sizes)}, ["x"], twin)
 
 
+def test_lrn_of_planes_without_elements() -> None:
+    text = "g (float[2,3,h,w] x) => (float loss) { q = LRN<size=3>(x) loss = ReduceSum<keepdims=0>(q) }"
+    (got,) = _session(differentiate(_parse(text), "loss", ["x"])).run(["x_grad"], {"x": _random(2, 3, 4, 0)})
+    assert got.shape == (2, 3, 4, 0)
+
+
+def test_constant_indices_are_not_taken_for_a_shape() -> None:
+    """With them onnx's shape inference cannot add a column (1.23), whatever runtimes do."""
+    if newest_opset(24) < 24:
+        pytest.skip("TensorScatter came with opset 24")
+    text = (
+        "g (float[3,2,4] x, float[3,2,2] u) => (float loss) <int64[3] i = {0, 2, 1}> "
+        "{ q = TensorScatter<axis=2>(x, u, i) s = Sin(q) loss = ReduceSum<keepdims=0>(s) }"
+    )
+    gradient = differentiate(_parse(text), "loss", ["x", "u"])
+    onnx.shape_inference.infer_shapes(gradient, check_type=True, strict_mode=True, data_prop=True)
+
+
 def test_second_derivative_in_running_statistics_that_are_parameters() -> None:
     """The first derivative reads them too; they were taken for statistics that an exporter had merged."""
     numbers = {name: [0.5, 1.5] for name in ("w", "b", "m", "v")}

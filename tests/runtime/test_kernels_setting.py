@@ -58,3 +58,16 @@ def test_kernels_of_other_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
     with pytest.warns(RuntimeWarning, match="training runs without native kernels"):
         assert kernels.kernel_library() is None
+
+
+def test_a_package_that_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def library() -> Path:
+        raise FileNotFoundError("'onnxtrain_kernels' holds no library: it is not built")
+
+    _install(monkeypatch, kernels.FUNCTIONS)
+    monkeypatch.setattr(sys.modules["onnxtrain_kernels"], "library", library)
+    monkeypatch.delenv(kernels.VARIABLE, raising=False)
+    assert kernels.kernel_library() is None
+    monkeypatch.setenv(kernels.VARIABLE, "on")
+    with pytest.raises(InputError, match="it is not built"):
+        kernels.kernel_library()

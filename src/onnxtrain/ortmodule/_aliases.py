@@ -112,12 +112,18 @@ class _ViewsGraph:
         }
         self._last = next(reversed(self.made.values()), None)
         self._ungraded = _without_gradient(graph_module) if torch.is_grad_enabled() else frozenset()
+        self._reshaped = {
+            id(node.meta["example_value"])
+            for node in graph_module.graph.nodes
+            if _name(node) in _RESHAPING and _memory(node) is not None
+        }
 
     def add_base(self, node: fx.Node) -> bool:
         """Takes a result as an input; returns whether views can be taken of it as it is.
 
         ONNX Runtime's results are contiguous: what is not, in eager PyTorch, is laid out as it is there.
         """
+        self._refuse_other_shape(node)
         after = self._last
         with self._graph.inserting_after(after) if after is not None else self._graph.inserting_before():
             made = self._last = self._graph.placeholder(f"base_{node.name}")
@@ -132,6 +138,10 @@ class _ViewsGraph:
         self.made[node] = made
         return bool(contiguous)
 
+    def _refuse_other_shape(self, node: fx.Node) -> None:
+        if id(node.meta.get("example_value")) in self._reshaped:
+            raise NotImplementedError("it gives another shape, in place, to a tensor that has views")
+
     def is_ungraded(self, node: fx.Node) -> bool:
         """Whether a node is a view, made under no_grad, of what requires a gradient: so does it, and passes none on."""
         return node in self._ungraded and node.meta["example_value"].requires_grad and _root(node) is not node
@@ -143,11 +153,10 @@ class _ViewsGraph:
 
     def _copied(self, node: fx.Node) -> fx.Node:
         if node not in self.made:
+            self._refuse_other_shape(node)
             if _memory(node) is not None and _changes(node):
                 base = _base(node)
                 assert base is not None
-                if _name(node) in _RESHAPING:
-                    raise NotImplementedError("it gives another shape, in place, to a tensor that has views")
                 self.made[node] = self._copied(base)
             else:
                 for source in node.all_input_nodes:
@@ -194,6 +203,8 @@ def _root(node: fx.Node) -> fx.Node:
 
 def _base(node: fx.Node) -> fx.Node | None:
     """The argument whose memory the node's result has."""
+    if _name(node) == "channel_shuffle":  # of one group: a copy, whatever its fake tensor says
+        return None
     memory = _memory(node)
     for source in node.all_input_nodes:
         if _memory(source) == memory:

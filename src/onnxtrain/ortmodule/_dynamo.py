@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import trace_rules
+from torch._dynamo.types import ConvertFrameReturn
 
 from onnxtrain.ortmodule._calling import captured_call
 from onnxtrain.ortmodule._data_dependent import data_dependent_results
@@ -59,6 +60,11 @@ _DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_out
 """What depends on the data has a size that depends on it, which ONNX computes like any other."""
 
 
+_DATA_DEPENDENT_FAILURES = ("unbacked symbol", "Runtime assertion failed for expression")
+"""Dynamo (2.13) fails at a size that goes unused, as of a mask beside an index, and at one that moves to another axis
+in place, which it looks for on the axis where it was."""
+
+
 class _WithSettings:
     """What Dynamo calls to capture a frame, with settings of our own meanwhile."""
 
@@ -70,13 +76,20 @@ class _WithSettings:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with torch._dynamo.config.patch(self._settings):
             try:
-                with torch._dynamo.config.patch(_DATA_DEPENDENT), data_dependent_results():
-                    return self._callback(*args, **kwargs)
-            except torch._dynamo.exc.InternalTorchDynamoError as error:
-                # Dynamo (2.13) fails at a size that goes unused, as of a mask beside an index.
-                if "unbacked symbol" not in str(error):
-                    raise
-            return self._callback(*args, **kwargs)
+                return self._captured(*args, **kwargs)
+            except torch._dynamo.exc.TorchRuntimeError:
+                # PyTorch refuses an operator. The function runs as it is, once, and meets the error itself: it may
+                # catch it, and what ran before must not run again.
+                return ConvertFrameReturn(apply_to_code=False)
+
+    def _captured(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with torch._dynamo.config.patch(_DATA_DEPENDENT), data_dependent_results():
+                return self._callback(*args, **kwargs)
+        except torch._dynamo.exc.InternalTorchDynamoError as error:
+            if not any(failure in str(error) for failure in _DATA_DEPENDENT_FAILURES):
+                raise
+        return self._callback(*args, **kwargs)
 
 
 _WITH_FAST_PATH = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)

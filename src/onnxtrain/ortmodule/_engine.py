@@ -188,6 +188,7 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
         overlaps = Overlaps(graph_module)
         aliases = split_aliases(graph_module)
         flow = flow_of(graph_module)
+        carries = [flag and place not in flow.kept for place, flag in enumerate(carries)]
         gradients = Gradients(
             needs, carries, _outputs_requiring_grad(graph_module), *_links(graph_module, flow)
         )

@@ -29,9 +29,11 @@ class GradientFlow:
         fresh: nodes among these whose results have memory of their own, to which what has a gradient may be written.
         hidden: per node that writes to memory without autograd seeing it (under `no_grad`, through `detach`, through
             `.data`), the first nodes with that memory: their gradient is that of what was there before.
-        ended: per node, the first nodes with the memory whose gradient it ends (`detach_`).
+        ended: per node, the first nodes with the memory whose gradient it ends (`detach_`), or does not begin (a write
+            under `no_grad`).
         links: per output of the graph, then per written placeholder, indices of the placeholders whose gradient is
             zero, and not nothing, where nothing comes through; empty if the graph itself shows them.
+        kept: indices of the placeholders that are, for autograd, what they were, whatever has been written to them.
     """
 
     stopped: Mapping[fx.Node, frozenset[int]]
@@ -39,6 +41,7 @@ class GradientFlow:
     hidden: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     ended: Mapping[fx.Node, tuple[fx.Node, ...]] = field(default_factory=dict)
     links: Mapping[fx.Node, frozenset[int]] = field(default_factory=dict)
+    kept: frozenset[int] = frozenset()
 
 
 def example_values(graph_module: fx.GraphModule) -> list[Any]:
@@ -107,12 +110,23 @@ def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
 
 
 def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
-    """Whether memory is written to that ever belongs to a tensor that requires a gradient."""
+    """Whether memory is written to that ever belongs to a tensor that requires a gradient.
+
+    Or whether it might be written to, under `torch.no_grad`, with what requires one.
+    """
     carrying: set[int] = set()
     written: set[int] = set()
+    beside: set[int] = (
+        set()
+    )  # memory of what is an argument under no_grad, beside one that requires a gradient
+    enabled = True
     for node in graph_module.graph.nodes:
         if node.target in ("detach_", torch.detach_, "requires_grad_"):
             return True
+        if node.target is torch._C._set_grad_enabled:
+            enabled = bool(node.args[0])
+        if not enabled:
+            beside.update(_beside_gradients(node))
         for tensor in _tensors(node.meta.get("example_value")):
             if tensor.layout != torch.strided or _is_transformed(tensor):
                 continue
@@ -120,7 +134,15 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
                 carrying.add(_memory(tensor))
             if not tensor.is_inference() and tensor._version > 0:
                 written.add(_memory(tensor))
-    return bool(carrying & written)
+    return bool((carrying | beside) & written)
+
+
+def _beside_gradients(node: fx.Node) -> set[int]:
+    """The memory of a node's arguments, if any of these requires a gradient."""
+    arguments = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))]
+    if not any(tensor.requires_grad for tensor in arguments):
+        return set()
+    return {_memory(t) for t in arguments if t.layout == torch.strided and not _is_transformed(t)}
 
 
 def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
@@ -178,7 +200,9 @@ class _Rehearsal(fx.Interpreter):
         mode = self.fake_mode or contextlib.nullcontext()
         with mode, unnoted_sizes(self.fake_mode), torch.set_grad_enabled(torch.is_grad_enabled()):
             leaves, inputs = self._inputs()
+            functions = [_function(value) for value in inputs]
             returned = self.run(*inputs)
+            kept = [index for index, value in enumerate(inputs) if _function(value) is functions[index]]
             output = next(node for node in self.graph.nodes if node.op == "output")
             results = {
                 node: value
@@ -191,7 +215,9 @@ class _Rehearsal(fx.Interpreter):
             _check_backward(list(results.values()), [leaf for leaf in leaves.values() if leaf.requires_grad])
             indices = {id(leaf): index for index, leaf in leaves.items()}
             links = {node: frozenset(_reached(value, indices)) for node, value in results.items()}
-        return GradientFlow(self.stopped, frozenset(self.fresh), self.hidden, self.ended, links)
+        return GradientFlow(
+            self.stopped, frozenset(self.fresh), self.hidden, self.ended, links, frozenset(kept)
+        )
 
     def _inputs(self) -> tuple[dict[int, torch.Tensor], list[Any]]:
         """Tensors like the graph's inputs, that nothing has been done to; the leaves among them and behind them."""
@@ -229,7 +255,7 @@ class _Rehearsal(fx.Interpreter):
         result = super().run_node(n)
         if n.op != "output":
             for tensor, state in before:
-                self._compare(n, tensor, state, enabled)
+                self._compare(n, tensor, state, enabled, carrying)
             if carrying and not any(result is tensor for tensor in arguments):
                 self.stopped[n] = _stops(result, arguments, enabled)
                 if not any(_memory(tensor) in self.first for tensor in _tensors(result)):
@@ -244,8 +270,10 @@ class _Rehearsal(fx.Interpreter):
     def _first(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.first.get(_memory(tensor), (None, tensor))[1]
 
-    def _compare(self, node: fx.Node, tensor: torch.Tensor, state: _State, enabled: bool) -> None:
-        """Finds out what a node has done to one of its arguments."""
+    def _compare(
+        self, node: fx.Node, tensor: torch.Tensor, state: _State, enabled: bool, carrying: bool
+    ) -> None:
+        """Finds out what a node, of whose arguments some may carry a gradient, has done to one of them."""
         source, base = self.first.get(_memory(tensor), (node, tensor))
         if state.base_required and not base.requires_grad:
             self.ended[node] = (*self.ended.get(node, ()), source)
@@ -262,6 +290,8 @@ class _Rehearsal(fx.Interpreter):
                 )
             if base.requires_grad and not seen and source not in self.hidden.get(node, ()):
                 self.hidden[node] = (*self.hidden.get(node, ()), source)
+            elif carrying and not base.requires_grad:
+                self.ended[node] = (*self.ended.get(node, ()), source)
 
     def _is_kept(self, base: torch.Tensor) -> bool:
         """Whether a function of autograd has kept the memory of a tensor: the result of `exp`, for example."""
@@ -316,6 +346,11 @@ def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
         index = leaves.get(id(getattr(function, "variable", None)))
         if index is not None:
             yield index
+
+
+def _function(value: Any) -> Any:
+    """The function of autograd that a tensor comes from."""
+    return value.grad_fn if isinstance(value, torch.Tensor) else None
 
 
 def _functions(value: Any) -> set[Any]:

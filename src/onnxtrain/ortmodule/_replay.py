@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -88,7 +89,8 @@ class Replay:
             needs: as for `gradients`.
             cotangents: as for `gradients`, and which of them require a gradient.
         """
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        sizes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+        mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
         try:
             with mode, torch.enable_grad():
                 fakes = [mode.from_tensor(x) for x in inputs]

@@ -171,9 +171,24 @@ class Steps:
 
 
 def _kept(value: Any, differentiable: bool) -> Any:
-    if isinstance(value, torch.Tensor) and value.requires_grad and not differentiable:
+    if not isinstance(value, torch.Tensor) or value.requires_grad == differentiable:
+        return value
+    if not differentiable:
         return value.detach()
-    return value
+    # As in eager PyTorch where nothing comes through: behind a view that was made under no_grad.
+    return _Ended.apply(value, torch.empty(0, requires_grad=True))  # type: ignore[no-untyped-call]
+
+
+class _Ended(torch.autograd.Function):
+    """A tensor that requires a gradient and passes none on."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor | None) -> tuple[None, None]:
+        return None, None
 
 
 def _counted(nodes: Sequence[fx.Node], reasons: dict[fx.Node, str]) -> tuple[PyTorchOp, ...]:
@@ -215,11 +230,11 @@ def compile_in_steps(
         ORTModuleONNXModelException: `error`, if nothing is left for ONNX Runtime, or it names no operator.
     """
     with building():
-        refused = refused_nodes(graph_module)
+        refused = _with_memory(refused_nodes(graph_module))
     reason = error
     for _ in range(_ROUNDS):
         known = len(refused)
-        refused = {**_named(graph_module.graph, reason), **refused}
+        refused = {**_with_memory(_named(graph_module.graph, reason)), **refused}
         if len(refused) == known and reason is not error:
             break
         try:
@@ -234,6 +249,17 @@ def compile_in_steps(
             break
         return steps
     raise error
+
+
+def _with_memory(refused: dict[fx.Node, str]) -> dict[fx.Node, str]:
+    """With the views that nodes address the memory of: what ONNX Runtime makes of a view has memory of its own."""
+    found = dict(refused)
+    for node, reason in refused.items():
+        source = node.args[0] if "as_strided" in str(node.target) else None
+        while isinstance(source, fx.Node) and getattr(source.target, "is_view", False):
+            found.setdefault(source, reason)
+            source = source.args[0]
+    return found
 
 
 def _named(graph: fx.Graph, error: ORTModuleONNXModelException) -> dict[fx.Node, str]:

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
-from torch._dynamo.exc import TorchRuntimeError
 from torch._ops import HigherOrderOperator
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.nn.modules.module import _has_any_global_hook
@@ -115,17 +114,10 @@ class _Watched:
         except Exception as error:
             self._capture_again(error)
             own = getattr(error, "inner_exception", None)  # Dynamo wraps what its backend raises
-            try:
-                if isinstance(own, OnnxTrainError):
-                    raise own from own.__cause__
-                # PyTorch's error in Dynamo's words: say it in PyTorch's, unless the module catches it. Hooks of the
-                # module itself, which are not captured, have been called and are not called again.
-                if not isinstance(error, TorchRuntimeError) or has_hooks(self._plain):
-                    raise
-                result = self._plain(*args, **kwargs)
-            except Exception:
-                watch.found.clear()  # a call that raises is never captured
-                raise
+            watch.found.clear()  # a call that raises is never captured
+            if isinstance(own, OnnxTrainError):
+                raise own from own.__cause__
+            raise
         finally:
             _pop(None)
         if type(result) is GeneratorType:  # its code runs after the call

@@ -56,7 +56,10 @@ def _installed() -> tuple[str | None, str]:
         )
         warnings.warn(f"{problem}: training runs without native kernels", RuntimeWarning, stacklevel=4)
         return None, problem
-    return str(kernels.library()), ""
+    try:
+        return str(kernels.library()), ""
+    except FileNotFoundError as error:
+        return None, str(error)
 
 
 def register_kernels(options: ort.SessionOptions) -> None:

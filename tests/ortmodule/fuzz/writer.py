@@ -65,7 +65,8 @@ class Writer:
 
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda _: True) -> str:
         """A tensor, of the later ones more often than of the first."""
-        names = [name for name in self.tensors if fits(self.value(name))]
+        values = {name: self.value(name) for name in self.tensors}
+        names = [name for name, value in values.items() if isinstance(value, torch.Tensor) and fits(value)]
         if not names:
             raise Unfit
         late = names[-4:]

@@ -105,7 +105,8 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if n.needs("update"):
         place = op.Range(0, op.Squeeze(op.dim(n.update, axis)), 1)
         if n.write_indices is not None:
-            place = op.Add(place, op.Unsqueeze(n.write_indices, [1]))  # [batch, sequence]
+            # [batch, sequence]; by Unsqueeze onnx 1.23 takes constant indices for a shape, which it cannot add.
+            place = op.Add(place, op.Reshape(n.write_indices, [-1, 1]))
             place = (
                 op.Mod(place, op.Max(op.dim(n.past_cache, axis), op.const([1])))
                 if mode == "circular"

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff._broadcast import sum_to_shape_of
 from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.functions import (
     DOMAIN,
@@ -318,5 +318,12 @@ def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value
 def _channel_window_mean(op: Emitter, value: ir.Value, size: int, before: int, after: int) -> ir.Value:
     """Returns the mean over `before` channels before each to `after` after it, zeros beyond the ends."""
     planes = op.Unsqueeze(op.merge_from(value, 2), [1])
+    # A runtime pools no plane without elements.
+    sizes = static_dims(value)
+    may_be_empty = sizes is None or not all(sizes[1:])
+    if may_be_empty:
+        planes = op.Pad(planes, [0, 0, 0, 0, 0, 0, 1, 1])
     mean = op.AveragePool(planes, kernel_shape=[size, 1], pads=[before, 0, after, 0], count_include_pad=1)
+    if may_be_empty:
+        mean = op.Slice(mean, [0, 0], [-1, -1], [2, 3])
     return op.reshape_like(mean, value)

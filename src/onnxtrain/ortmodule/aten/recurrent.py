@@ -53,6 +53,8 @@ def _layers(function: Callable[..., Any], *args: Any) -> Any:
     tensors = directions * (4 if bias else 2)
     if batch_first:
         x = x.transpose(0, 1)
+    if x.shape[0] == 0:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     finals = []
     for layer in range(num_layers):
         before = [state.narrow(0, layer * directions, directions) for state in states]

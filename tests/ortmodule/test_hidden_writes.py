@@ -1,0 +1,253 @@
+"""Writes that autograd does not see, or that move a tensor's axes: values, gradients and errors of eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as fn
+from torch import nn
+
+from onnxtrain.ortmodule import ORTModule
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+
+class Doubled(torch.autograd.Function):
+    """Ends the graph before it and after it."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * 2 + b
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return cotangents[0] * 2, cotangents[0]
+
+
+class Of(nn.Module):
+    """A function of itself and an input."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.register_buffer("average", torch.zeros(4, 4))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(self, x)
+
+
+def assert_as_in_eager_pytorch(function: Callable[..., Any], *, steps: int = 2, **settings: Any) -> ORTModule:
+    """Compares results, what the module holds afterwards and all gradients; returns ORTModule's."""
+    torch.manual_seed(0)
+    plain = Of(function)
+    ours = ORTModule(copy.deepcopy(plain))
+    for step in range(steps):
+        found = []
+        for module in (ours, plain):
+            torch.manual_seed(step)
+            module.zero_grad()
+            x = torch.randn(4, 4, requires_grad=True)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "ORTModule: ")
+                results = module(x)
+                results = results if isinstance(results, tuple) else (results,)
+                loss = sum(result.sin().sum() for result in results)
+                if loss.requires_grad:
+                    loss.backward(**settings)
+            gradients = {name: p.grad for name, p in [*module.named_parameters(), ("x", x)]}
+            none = {name for name, gradient in gradients.items() if gradient is None}
+            found.append(
+                (
+                    [result.detach() for result in results],
+                    [result.requires_grad for result in results],
+                    none,
+                    {name: g.detach() for name, g in gradients.items() if g is not None},
+                    dict(module.state_dict()),
+                )
+            )
+        (results, flags, none, gradients, state), (theirs, *others) = found
+        torch.testing.assert_close(results, theirs, rtol=1e-4, atol=1e-5)
+        assert flags == others[0]
+        assert none == others[1]
+        torch.testing.assert_close(gradients, others[2], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state, others[3], rtol=1e-4, atol=1e-5)
+    return ours
+
+
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "add_": lambda to, of: to.mul_(0.9).add_(of),
+    "copy_": lambda to, of: to.copy_(of),
+    "lerp_": lambda to, of: to.lerp_(of, 0.1),
+    "slice": lambda to, of: to[1:].__setitem__(slice(None), of[1:]),
+    "row": lambda to, of: to[0].copy_(of[0]),
+    "foreach": lambda to, of: torch._foreach_add_([to], [of]),
+    "out": lambda to, of: torch.add(of, 1, out=to),
+    "data": lambda to, of: to.data.add_(of),
+    "index_add_": lambda to, of: to.index_add_(0, torch.tensor([0, 2]), of[:2]),
+    "masked_scatter_": lambda to, of: to.masked_scatter_(torch.eye(4, dtype=torch.bool), of),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_moving_average_that_is_read_passes_no_gradient(name: str) -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            WRITES[name](module.average, module.weight)
+        return x * module.average + module.weight
+
+    ours = assert_as_in_eager_pytorch(function)
+    assert ours.report().runs_in_onnxruntime or name == "foreach"
+
+
+@pytest.mark.parametrize("name", ["add_", "copy_", "row"])
+def test_what_is_written_under_no_grad_to_a_new_tensor_passes_no_gradient(name: str) -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            new = torch.ones(4, 4)
+            WRITES[name](new, x)
+        return new * module.weight
+
+    assert assert_as_in_eager_pytorch(function).report().runs_in_onnxruntime
+
+
+def test_a_view_of_a_parameter_may_be_written_to_after_a_graph_break() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        row = module.weight.unsqueeze(0)
+        torch._dynamo.graph_break()
+        with torch.no_grad():
+            row.mul_(0.5)
+        return x * row[0]
+
+    assert_as_in_eager_pytorch(function)
+
+
+def test_a_write_through_data_leaves_the_gradient_of_what_it_writes_to_alone() -> None:
+    """Backward must not go to the gather, whose arguments have changed, as nothing that has a gradient came from it."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        square = module.weight @ module.weight
+        picked = module.weight[2:].gather(0, module.weight[2:].argsort(0))
+        with torch.no_grad():
+            module.weight.clamp_(-1, 1)
+        Doubled.apply(square, square)
+        picked.data.mul_(0.5)
+        return module.norm(x)
+
+    assert_as_in_eager_pytorch(function)
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        lambda view: view.transpose_(0, 1),
+        lambda view: view.t_(),
+        lambda view: view.unsqueeze_(0),
+    ],
+    ids=["transpose_", "t_", "unsqueeze_"],
+)
+def test_axes_that_move_in_place(turn: Callable[[torch.Tensor], Any]) -> None:
+    """Of a view that goes to another graph together with what it is a view of, and of that itself."""
+
+    def of_view(module: Of, x: torch.Tensor) -> Any:
+        value = x * module.weight
+        view = value.view(4, 4)
+        with torch.no_grad():
+            turn(view)
+        return Doubled.apply(module.weight, view), value.min()
+
+    def of_base(module: Of, x: torch.Tensor) -> Any:
+        value = x * module.weight
+        first, second = value.view(4, 4)[:2], value.view(4, 4)[2:]
+        with torch.no_grad():
+            turn(value)
+        return first, second
+
+    assert_as_in_eager_pytorch(of_view)
+    assert_as_in_eager_pytorch(of_base)
+
+
+def test_one_group_of_shuffled_channels_is_a_copy() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        value = (x * module.weight).detach().view(1, 4, 2, 2)
+        shuffled = fn.channel_shuffle(value, 1)
+        value.mul_(-1.5)
+        return shuffled
+
+    assert_as_in_eager_pytorch(function)
+
+
+def test_the_memory_of_a_view_beside_what_runs_in_onnxruntime() -> None:
+    """`as_strided` counts from the beginning of the memory of what it is called on, which is not that of the view."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        wide = (x @ module.weight).repeat_interleave(2, 0)
+        right = wide.tensor_split(2, 1)[1]
+        return right.as_strided((3, 2), (4, 1)) + (x.exp() @ module.weight).sum()
+
+    report = assert_as_in_eager_pytorch(function).report()
+    assert {op.op for graph in report for op in graph.in_pytorch} >= {"aten.as_strided.default"}
+
+
+def test_a_strided_view_made_under_no_grad() -> None:
+    """What is computed from it requires a gradient, in eager PyTorch, and passes none on."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            part = x.narrow(1, 0, 3).as_strided((2,), (1,))
+        return part.nansum(0) + 0 * (module.average.exp() @ module.average).sum()
+
+    assert_as_in_eager_pytorch(function)
+
+
+def test_a_size_from_the_data_whose_axis_moves_in_place() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            largest = (x * 2).max(1).values.unsqueeze(0)
+            picked = largest[:, torch.tensor([True, False] * 4)[:4]]
+            picked.transpose_(0, 1)
+        return x * module.weight
+
+    assert_as_in_eager_pytorch(function)
+
+
+def test_an_error_that_the_module_catches_does_not_run_anything_twice() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        normal = module.norm(x)
+        module.average += 1
+        torch._dynamo.graph_break()
+        try:
+            return normal @ torch.ones(17, 3)
+        except RuntimeError:
+            return normal * module.weight
+
+    ours = assert_as_in_eager_pytorch(function)
+    assert ours.norm.num_batches_tracked == 2
+
+
+def test_gradients_of_gradients_beside_sizes_from_the_data() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        module.average.masked_select(module.average > 0)
+        return module.norm(x @ module.weight)
+
+    torch.manual_seed(0)
+    plain = Of(function)
+    ours = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(4, 4)
+    flags = []
+    for module in (ours, plain):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "ORTModule: |Using backward")
+            module(x).sum().backward(create_graph=True)
+        flags.append([p.grad.requires_grad for p in module.parameters() if p.grad is not None])
+    assert flags[0] == flags[1]

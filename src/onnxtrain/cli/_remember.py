@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,11 @@ _OF_A_FIT = (
     "validation",
     "schedule_epochs",
 )
+_BESIDE = ("log", "save_every", "keep")
+"""What is written besides; it can always be given anew."""
+
 _ADDED: dict[str, Any] = {
+    **dict.fromkeys(_BESIDE),
     "schedule_option": None,
     "schedule_epochs": None,
     "warmup_ratio": 0.0,
@@ -67,7 +72,8 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
     """Puts the options into the trainer's properties; `data` is the fingerprint of what is trained on."""
-    values = {name: getattr(options, name) for name in (*_OF_THE_RUN, *_OF_A_FIT)}
+    values = {name: getattr(options, name) for name in (*_OF_THE_RUN, *_OF_A_FIT, *_BESIDE)}
+    values["log"] = None if options.log is None else str(options.log.resolve())
     trainer.state.properties[PROPERTY] = json.dumps({"version": 1, "options": values, "data": data})
 
 
@@ -130,8 +136,9 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
                 raise ValueError(f"version {record['version']}")
             saved, data = dict(record["options"]), str(record["data"])
             saved = _ADDED | saved
-            if saved.keys() != {*_OF_THE_RUN, *_OF_A_FIT}:
+            if saved.keys() != {*_OF_THE_RUN, *_OF_A_FIT, *_BESIDE}:
                 raise ValueError(f"options {', '.join(saved)}")
+            saved["log"] = saved["log"] and Path(saved["log"])
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"Resuming from '{options.source}': its property '{PROPERTY}' is no record of options ({error}). It "

@@ -23,7 +23,7 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.schedules import SCHEDULES, Schedule
-from onnxtrain.trainer import Callback, EarlyStopping, Trainer
+from onnxtrain.trainer import Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
 
@@ -46,6 +46,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         if resuming:
             trainer = Trainer.resume(options.source, threads=options.threads)
             options = recall(trainer, options, given, digest(arrays))
+        callbacks = _callbacks(options)
         held_out = _held_out(options.validation)  # before the models are built, which takes longer
         if not resuming:
             trainer = _begin(options, directory)
@@ -65,7 +66,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         epochs=options.epochs,
         batch_size=options.batch_size,
         validation=validation,
-        callbacks=_callbacks(options),
+        callbacks=callbacks,
         shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
         accumulate=options.accumulate,
         schedule_epochs=options.schedule_epochs,
@@ -76,10 +77,18 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
 
 
 def _callbacks(options: TrainOptions) -> list[Callback]:
-    if options.patience is None:
-        return []
-    monitor = "loss" if options.validation is None else "val_loss"
-    return [EarlyStopping(monitor, options.patience, restore_best=True)]
+    callbacks: list[Callback] = []
+    if options.patience is not None:
+        monitor = "loss" if options.validation is None else "val_loss"
+        callbacks.append(EarlyStopping(monitor, options.patience, restore_best=True))
+    if options.log is not None:
+        callbacks.append(CSVLogger(options.log))
+    if options.save_every is not None:
+        where = _directory(options) / "checkpoints"
+        callbacks.append(ModelCheckpoint(where, every_n_steps=options.save_every, keep=options.keep or 3))
+    elif options.keep is not None:
+        raise InputError("--keep is given without --save-every.")
+    return callbacks
 
 
 def _finish(trainer: Trainer, options: TrainOptions) -> None:
@@ -101,13 +110,20 @@ def _finish(trainer: Trainer, options: TrainOptions) -> None:
     )
 
 
+def _directory(options: TrainOptions) -> Path:
+    """Returns the directory of the run."""
+    if options.source.is_dir():
+        return options.source
+    return options.output or options.source.with_name(f"{options.source.stem}-trained")
+
+
 def _new_directory(options: TrainOptions) -> Path:
     """Returns the directory of a new run.
 
     Raises:
         CheckpointError: There is a run in it already.
     """
-    directory = options.output or options.source.with_name(f"{options.source.stem}-trained")
+    directory = _directory(options)
     if (directory / CHECKPOINT).exists() and not options.overwrite:
         raise CheckpointError(
             f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train "

@@ -501,6 +501,7 @@ def test_prefix_and_nominal_checkpoint(tmp_path: Path) -> None:
     assert sorted(files) == [
         "checkpoint",
         "eval_model",
+        "inference_model",
         "nominal_checkpoint",
         "optimizer_model",
         "training_model",

@@ -50,6 +50,8 @@ OTHER_PAGES = [
     "docs/README.md",
     "docs/command-line.md",
     "docs/forecasting.md",
+    "docs/tabular-data.md",
+    "docs/transfer-learning.md",
     "examples/forecasting/README.md",
 ]
 

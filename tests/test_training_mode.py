@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import models
-from onnxtrain import Trainer, generate_artifacts, make_batch_dynamic
-from onnxtrain.errors import GraphBuildError
+from onnxtrain import CheckpointState, Module, Trainer, generate_artifacts, make_batch_dynamic
+from onnxtrain.errors import GraphBuildError, InputError
 from trainer import problems
 
 
@@ -74,6 +74,20 @@ def test_training_sample_by_sample_is_told(caplog: pytest.LogCaptureFixture) -> 
     caplog.clear()
     trainer.evaluate(problem.x, problem.y)
     assert caplog.text == ""
+
+
+def test_the_device_is_told_of_a_fixed_batch(tmp_path: Path) -> None:
+    generate_artifacts(
+        norm_model(2), loss="cross_entropy", batch_norm="inference", artifact_directory=tmp_path
+    )
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    with pytest.raises(
+        InputError, match=r"axis 0 must be 2. If this is the batch: .*make_batch_dynamic\(model\)"
+    ):
+        module(np.ones((3, 4), np.float32), np.zeros(3, np.int64))
+    with pytest.raises(InputError, match=r"axis 1 must be 4\.$"):
+        module(np.ones((2, 5), np.float32), np.zeros(2, np.int64))
 
 
 def test_nothing_to_switch_is_an_error() -> None:

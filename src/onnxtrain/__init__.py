@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from onnxtrain.dynamic_batch import make_batch_dynamic
     from onnxtrain.errors import OnnxTrainError
     from onnxtrain.gradient_check import check_gradients
+    from onnxtrain.surgery import replace_head, restore_dropout
     from onnxtrain.trainer import (
         Callback,
         CSVLogger,
@@ -52,6 +53,8 @@ __all__ = [
     "differentiate",
     "generate_artifacts",
     "make_batch_dynamic",
+    "replace_head",
+    "restore_dropout",
 ]
 
 _HOME = {
@@ -75,6 +78,8 @@ _HOME = {
     "differentiate": "autodiff",
     "generate_artifacts": "artifacts",
     "make_batch_dynamic": "dynamic_batch",
+    "replace_head": "surgery",
+    "restore_dropout": "surgery",
 }
 
 

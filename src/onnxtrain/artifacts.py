@@ -23,6 +23,7 @@ from onnxtrain import losses, onnxblock, optimizers
 from onnxtrain.autodiff import straight_through_rules
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
+from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
 from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model, write_model
@@ -30,7 +31,8 @@ from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
-from onnxtrain.training_graph import BatchNormMode, TrainingGraphs, build_training_graphs
+from onnxtrain.selection import expand_names
+from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
 
@@ -97,17 +99,19 @@ def generate_artifacts(
 ) -> None:
     """Writes the files that the on-device API trains from.
 
-    They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}checkpoint`,
-    `{prefix}manifest.json`, and on request `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and
-    `.ort` files of the models. `docs/architecture.md` describes each.
+    They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (the outputs of
+    `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
+    `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models.
+    `docs/architecture.md` describes each.
 
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.
-        requires_grad: names of the parameters to train. None trains every floating-point parameter that is
-            not in `frozen_params`, no BatchNorm running statistic, and not only a setting of ops (the bounds
-            of Clip, the scales of Resize). In files of PyTorch's Dynamo exporter, which tell them, buffers and
-            constants are no parameters.
-        frozen_params: names of parameters that the checkpoint holds, but that are not trained.
+        requires_grad: names of the parameters to train, or patterns such as "fc.*". None trains every
+            floating-point parameter that is not in `frozen_params`, no BatchNorm running statistic, and not only a
+            setting of ops (the bounds of Clip, the scales of Resize). In files of PyTorch's Dynamo exporter, which
+            tell them, buffers and constants are no parameters.
+        frozen_params: names or patterns of parameters that the checkpoint holds, but that are not trained. Where
+            patterns of both match, the parameter is frozen; a name counts more than a pattern.
         loss: a :class:`LossType`, a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), or
             an onnxblock block. None: the model's first output is the loss, a scalar.
         optimizer: an :class:`OptimType`, an optimizer of `onnxtrain.optimizers` or its name, a block of
@@ -124,7 +128,9 @@ def generate_artifacts(
             a model that has one only. A block is called with all outputs by default. Without a loss: the name
             of the loss; default: the first output.
         batch_norm: what BatchNormalization and Dropout do in the training model: what the model says
-            ("as_exported"), or what they do in "training" or "inference".
+            ("as_exported"), or what they do in "training" or "inference". For each layer by patterns of the names of
+            its module, its node or its scale, of which the first that matches decides:
+            `{"backbone.*": "inference", "*": "training"}`.
         straight_through: whether gradients pass through rounding and quantisation as if these did nothing, as in
             quantisation-aware training.
 
@@ -135,7 +141,7 @@ def generate_artifacts(
         NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         TypeError: `loss`, `optimizer` or a list of names is of no known kind.
-        ValueError: `batch_norm` is none of its three values.
+        ValueError: `batch_norm` is, or maps to, none of its three values.
     """
     for option, names in (
         ("requires_grad", requires_grad),
@@ -147,7 +153,9 @@ def generate_artifacts(
     optimizer_ = _optimizer_for(optimizer)
     library = _library(custom_op_library)
     parameters = [*(requires_grad or ()), *(frozen_params or ())]
-    forward, loss_name, extra = _with_loss(model, loss, loss_input_names, parameters)
+    loaded = load_model(model)
+    own = [str(value.name) for value in loaded.graph.outputs]
+    forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters)
     with straight_through_rules(straight_through):
         graphs = build_training_graphs(
             forward,
@@ -156,6 +164,7 @@ def generate_artifacts(
             requires_grad=requires_grad,
             frozen=frozen_params,
             batch_norm=batch_norm,
+            inference_outputs=[name for name in own if name != loss_name],
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
@@ -199,19 +208,22 @@ def _library(path: str | bytes | os.PathLike[Any] | None) -> Path | None:
 
 
 def _with_loss(
-    source: ModelSource, spec: LossSpec, loss_input_names: Sequence[str] | None, parameters: Sequence[str]
+    source: ModelSource,
+    loaded: ir.Model,
+    spec: LossSpec,
+    loss_input_names: Sequence[str] | None,
+    parameters: Sequence[str],
 ) -> tuple[ir.Model, str, list[str]]:
-    """Loads the model and appends the loss.
+    """Appends the loss to the model that was loaded from a source.
 
     Returns:
         The canonical model, the name of the loss, and further outputs that a block asked for.
     """
-    loaded = load_model(source)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
     if isinstance(spec, onnxblock.Block):
         return _with_block_loss(source, loaded, spec, names, parameters)
-    model = canonicalize(loaded, parameters)
+    model = _canonical(loaded, parameters)
     if spec is None:
         if len(names) != 1:
             raise GraphBuildError(
@@ -252,7 +264,15 @@ def _with_block_loss(
     else:
         proto = source if isinstance(source, onnx.ModelProto) else ir.to_proto(loaded)
     model, outputs = build_forward(block, proto, names, model_path=path)
-    return canonicalize(model, parameters), outputs[0], outputs[1:]
+    return _canonical(model, parameters), outputs[0], outputs[1:]
+
+
+def _canonical(model: ir.Model, parameters: Sequence[str]) -> ir.Model:
+    """Returns the canonical form; nothing is computed from parameters that are named or match a pattern."""
+    known = {str(value.name) for node in model.graph for value in node.outputs} | {*model.graph.initializers}
+    if known.issuperset(parameters):
+        return canonicalize(model, parameters)
+    return canonicalize(model, [*parameters, *expand_names(canonicalize(model), parameters)])
 
 
 def _write(
@@ -267,6 +287,8 @@ def _write(
     manifest = graphs.manifest | {"optimizer": None}
     if optimizer is not None:
         models["optimizer_model"], manifest["optimizer"] = _optimizer_model(graphs, optimizer)
+    if graphs.inference is not None:
+        models["inference_model"] = graphs.inference
     names = [*models, "checkpoint", *(["nominal_checkpoint"] if nominal_checkpoint else [])]
     manifest["files"] = {name: files.path(name).name for name in names}
     text = json.dumps(manifest, indent=2)

@@ -10,7 +10,6 @@ import onnx_ir as ir
 from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import TorchSignature, is_training_batch_norm, lost_detaches
-from onnxtrain.selection import batch_norms
 
 __all__ = ["check_training_mode", "warn_of_export"]
 
@@ -18,7 +17,11 @@ _log = logging.getLogger("onnxtrain")
 
 
 def warn_of_export(
-    model: ir.Model, trainable: Sequence[str], active: Collection[ir.Value], *, fixed_mode: bool
+    model: ir.Model,
+    trainable: Sequence[str],
+    active: Collection[ir.Value],
+    *,
+    as_exported: Collection[ir.Node],
 ) -> None:
     """Logs a warning for each way in which training the model would differ from training the network it was.
 
@@ -26,10 +29,9 @@ def warn_of_export(
         model: canonical model with its loss.
         trainable: names of the parameters to train.
         active: the values between these and the loss.
-        fixed_mode: whether BatchNormalization and Dropout stay in the mode they were exported in.
+        as_exported: the BatchNormalization and Dropout nodes that stay in the mode they were exported in.
     """
-    if fixed_mode:
-        _warn_of_inference_mode(model)
+    _warn_of_inference_mode(as_exported)
     _warn_of_lost_parameters(model)
     _warn_of_shared_weights(model, trainable)
     _warn_of_lost_detaches(model, active)
@@ -54,8 +56,8 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
             "building the training graph: batch_norm='training' has nothing to switch, as the model has no "
             "BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
             "dropped them: export it in training mode (torch.onnx.export(..., "
-            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Else leave "
-            "batch_norm out"
+            "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Dropout can be put "
+            "back by onnxtrain.restore_dropout(model, p). Else leave batch_norm out"
         )
     if asked and not norms:
         _log.warning(
@@ -73,8 +75,8 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
             )
 
 
-def _warn_of_inference_mode(model: ir.Model) -> None:
-    norms = sum(1 for _, training in batch_norms(model) if not training)
+def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
+    norms = sum(node.op_type == "BatchNormalization" and not is_training_batch_norm(node) for node in nodes)
     if norms:
         _log.warning(
             "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay "
@@ -82,7 +84,7 @@ def _warn_of_inference_mode(model: ir.Model) -> None:
             "statistics, or batch_norm='inference' to confirm.",
             norms,
         )
-    dropouts = sum(1 for node in model.graph if node.op_type == "Dropout" and len(node.inputs) < 3)
+    dropouts = sum(node.op_type == "Dropout" and len(node.inputs) < 3 for node in nodes)
     if dropouts:
         _log.warning(
             "%d Dropout node(s) were exported in inference mode and drop nothing. Pass "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -11,7 +12,17 @@ import onnx_ir as ir
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.passes import TorchSignature, is_float_parameter, is_training_batch_norm
 
-__all__ = ["Selection", "batch_norms", "float_initializers", "is_float", "select_parameters"]
+__all__ = [
+    "Selection",
+    "batch_norms",
+    "expand_names",
+    "float_initializers",
+    "is_float",
+    "is_generated_name",
+    "match_names",
+    "select_parameters",
+    "some_names",
+]
 
 # Inputs that configure an op: nobody means to train the bounds of a ReLU6 or the scale factors of an
 # upsampling.
@@ -52,38 +63,73 @@ class Selection:
         return {*self.trainable, *self.frozen}
 
 
+def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:
+    """Returns what each pattern stands for: the name that it is, else the names that match it.
+
+    `*` is any text, also with dots in it, `?` one character, `[...]` one of several; upper and lower case differ.
+
+    >>> match_names(["conv.*", "fc[0].w"], ["conv.w", "conv.b", "fc[0].w", "fc0.w"])
+    {'conv.*': ['conv.w', 'conv.b'], 'fc[0].w': ['fc[0].w']}
+    """
+    return {
+        pattern: [pattern]
+        if pattern in names
+        else [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        for pattern in patterns
+    }
+
+
+def some_names(names: Collection[str], limit: int = 20) -> str:
+    """Returns names for a message, the first ones where there are many."""
+    shown = ", ".join(list(names)[:limit])
+    return f"{shown}, ... ({len(names)} in all)" if len(names) > limit else shown or "none"
+
+
+def expand_names(model: ir.Model, given: Iterable[str]) -> list[str]:
+    """Returns the names that names and patterns stand for in a canonical model; names first, as they were given.
+
+    A pattern stands for parameters: not for running statistics, nor for what only sets up ops or, where the file
+    tells, is a buffer or a constant. It may match none.
+    """
+    given = list(given)
+    known = [name for name in given if name in model.graph.initializers]
+    patterns = [name for name in given if name not in model.graph.initializers]
+    matched = match_names(patterns, _parameter_names(model)) if patterns else {}
+    return list(dict.fromkeys([*known, *(name for names in matched.values() for name in names)]))
+
+
 def select_parameters(
     model: ir.Model, requires_grad: Iterable[str] | None, frozen: Iterable[str] | None
 ) -> Selection:
     """Sorts the initializers of a model into trainable ones, frozen ones and BatchNorm statistics.
 
+    Names may be patterns (:func:`match_names`). What a pattern of `requires_grad` matches is not trained where
+    `frozen` names or matches it; what `requires_grad` names is trained though a pattern of `frozen` matches it.
+
     Raises:
-        GraphBuildError: a name is unknown, not floating point, or in both lists.
+        GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing.
         NothingToTrain: nothing is left to train.
     """
     floats = dict(float_initializers(model))
     running = _statistics_in_training(model)
     statistics = [name for name in floats if name in running]
-    frozen_names = list(frozen or ())
-    requested = list(requires_grad) if requires_grad is not None else None
-    _check_names(model, requested or [], frozen_names, set(statistics))
+    given = list(requires_grad) if requires_grad is not None else None, list(frozen or ())
+    named = [{name for name in group or () if name in model.graph.initializers} for group in given]
+    requested = None if given[0] is None else expand_names(model, given[0])
+    frozen_names = {name for name in expand_names(model, given[1]) if name not in named[0] - named[1]}
+    _check_names(model, given[0] or [], given[1], set(statistics))
     if requested is None:
-        fixed = {*frozen_names, *statistics, *_statistics_in_inference(model)}
-        signature = TorchSignature(model)
-        trainable = [
-            name
-            for name, value in floats.items()
-            if name not in fixed and not _is_setting(value) and _is_parameter(value, signature)
-        ]
+        trainable = [name for name in _parameter_names(model) if name not in frozen_names]
     else:
-        trainable = [name for name in model.graph.initializers if name in set(requested)]
+        wanted = {name for name in requested if name in named[0] or name not in frozen_names}
+        trainable = [name for name in model.graph.initializers if name in wanted]
     if not trainable:
         raise NothingToTrain(
             "building the training graph: no parameter is left to train; the model has "
             f"{len(floats)} floating-point initializers, of which {len(frozen_names)} are frozen. "
             "Name the parameters to train in requires_grad, or freeze fewer."
         )
-    kept = [name for name in model.graph.initializers if name in set(frozen_names) - set(statistics)]
+    kept = [name for name in model.graph.initializers if name in frozen_names - set(statistics)]
     return Selection(trainable, kept, statistics)
 
 
@@ -98,10 +144,8 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
         for name in names:
             value = model.graph.initializers.get(name)
             if value is None:
-                known = ", ".join([name for name, _ in float_initializers(model)][:20])
-                raise GraphBuildError(
-                    f"selecting parameters: {role} names {name!r}; the parameters are {known}{_hint(model)}"
-                )
+                _check_pattern(model, role, name)
+                continue
             if role == "requires_grad" and not is_float(value):
                 raise GraphBuildError(
                     f"selecting parameters: {name!r} is {value.dtype}; only floats can be trained"
@@ -111,6 +155,30 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
                     f"selecting parameters: {name!r} is a running statistic of a BatchNormalization in "
                     "training mode; it is updated by every training step and has no gradient"
                 )
+
+
+def _check_pattern(model: ir.Model, role: str, pattern: str) -> None:
+    """Raises GraphBuildError for what is no name and matches none."""
+    parameters = _parameter_names(model)
+    if match_names([pattern], parameters)[pattern]:
+        return
+    if set(pattern) & set("*?["):
+        problem = f"no parameter matches {pattern!r} of {role}; the parameters are {some_names(parameters)}"
+    else:
+        known = some_names([name for name, _ in float_initializers(model)])
+        problem = f"{role} names {pattern!r}; the parameters are {known}"
+    raise GraphBuildError(f"selecting parameters: {problem}{_hint(model)}")
+
+
+def _parameter_names(model: ir.Model) -> list[str]:
+    """Returns the names of the initializers that are trained where nothing else is asked for."""
+    fixed = _statistics_in_training(model) | _statistics_in_inference(model)
+    signature = TorchSignature(model)
+    return [
+        name
+        for name, value in float_initializers(model)
+        if name not in fixed and not _is_setting(value) and _is_parameter(value, signature)
+    ]
 
 
 def _hint(model: ir.Model) -> str:
@@ -130,13 +198,18 @@ def is_float(value: ir.Value) -> bool:
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
+def is_generated_name(name: str) -> bool:
+    """Returns whether PyTorch's exporters have made up the name of a value."""
+    return _GENERATED_NAME.fullmatch(name) is not None
+
+
 def _is_parameter(value: ir.Value, signature: TorchSignature) -> bool:
     """Whether a value is a parameter: as the file says or, where it does not, unless it looks like a constant."""
     told = signature.is_parameter(value)
     if told is not None:
         return told
     size = value.const_value.size if value.const_value is not None else None
-    return not ((size == 1 or signature) and _GENERATED_NAME.fullmatch(value.name or ""))
+    return not ((size == 1 or signature) and is_generated_name(value.name or ""))
 
 
 def _is_setting(value: ir.Value) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import onnx_ir as ir
 
@@ -14,6 +14,8 @@ from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
 from onnxtrain.fusion import NORMS, ConvolutionalPass, FusionPass, RecurrentPass
+from onnxtrain.inference_graph import build_inference_model, inference_entry
+from onnxtrain.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
@@ -30,8 +32,6 @@ from onnxtrain.selection import batch_norms, float_initializers, is_float, selec
 
 __all__ = ["BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
 
-BatchNormMode = Literal["as_exported", "training", "inference"]
-
 
 @dataclass(frozen=True)
 class TrainingGraphs:
@@ -44,6 +44,7 @@ class TrainingGraphs:
         manifest: the manifest, without `files` and `optimizer`.
         parameters: all parameters, trainable and frozen, in graph order: their values before training.
         statistics: all BatchNorm running statistics, in graph order: their values before training.
+        inference: the outputs of the original model from its inputs and the parameters; None if not asked for.
     """
 
     training: ir.Model
@@ -51,6 +52,7 @@ class TrainingGraphs:
     manifest: dict[str, Any]
     parameters: dict[str, ir.TensorProtocol]
     statistics: dict[str, ir.TensorProtocol]
+    inference: ir.Model | None = None
 
     @property
     def trainable(self) -> list[str]:
@@ -67,6 +69,7 @@ def build_training_graphs(
     frozen: Iterable[str] | None = None,
     batch_norm: BatchNormMode = "as_exported",
     input_gradients: Sequence[str] = (),
+    inference_outputs: Sequence[str] = (),
 ) -> TrainingGraphs:
     """Returns the training and eval models of a canonical model that computes the scalar `loss`.
 
@@ -80,8 +83,9 @@ def build_training_graphs(
             Resize, ...), nor a buffer or constant of a PyTorch module where the file tells.
         frozen: names of parameters that are inputs of the training model but not trained.
         batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to
-            training or inference mode in the training model.
+            training or inference mode in the training model; for each layer by a mapping of patterns to modes.
         input_gradients: names of floating-point inputs of which the training model returns the gradients too.
+        inference_outputs: names of what an inference model returns; none for no such model.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
@@ -98,12 +102,11 @@ def build_training_graphs(
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)
     ReluAfterMaxPoolPass()(forward)
-    if batch_norm != "as_exported":
-        TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(forward)
+    unsaid = switch_modes(forward, batch_norm)
     check_training_mode(forward, asked=batch_norm == "training")
     selection = select_parameters(forward, requires_grad, frozen)
     active = _active_values(forward, selection.trainable)
-    warn_of_export(forward, selection.trainable, active, fixed_mode=batch_norm == "as_exported")
+    warn_of_export(forward, selection.trainable, active, as_exported=unsaid)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
 
     # From here on nothing can rely on the values that parameters and statistics have now: they are inputs.
@@ -132,6 +135,9 @@ def build_training_graphs(
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
     manifest["loss_mean"] = mean
+    inference = build_inference_model(model, inference_outputs, order, selection.statistics)
+    held = [*order, *selection.statistics]
+    manifest["inference"] = None if inference is None else inference_entry(inference, held)
     _name_input_gradients(manifest, training, input_gradients)
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
@@ -141,6 +147,7 @@ def build_training_graphs(
         manifest,
         {name: values[name] for name in order},
         {name: values[name] for name in statistics},
+        inference,
     )
 
 

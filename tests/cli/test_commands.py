@@ -34,7 +34,7 @@ def test_python_m_is_the_command_line() -> None:
 def test_help_lists_the_commands(run: Any) -> None:
     result = run("--help")
     assert result.code == 0
-    for command in ("demo", "artifacts", "train", "ops", "check", "inspect"):
+    for command in ("demo", "artifacts", "train", "evaluate", "predict", "export", "ops", "check", "inspect"):
         assert f" {command} " in result.out
 
 
@@ -194,6 +194,7 @@ def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
     assert names == {
         "training_model.onnx",
         "eval_model.onnx",
+        "inference_model.onnx",
         "optimizer_model.onnx",
         "checkpoint",
         "nominal_checkpoint",
@@ -398,3 +399,49 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
     process.stdout.close()
     _, err = process.communicate(timeout=60)
     assert b"Traceback" not in err
+
+
+def test_batch_norm_by_layer(run: Any, tmp_path: Path) -> None:
+    onnx.save(models.conv_bn(training=False), tmp_path / "net.onnx")
+    arguments = (
+        "artifacts",
+        tmp_path / "net.onnx",
+        "--loss",
+        "cross_entropy",
+        "-o",
+        tmp_path / "a",
+        "--json",
+    )
+    shown = run(*arguments, "--batch-norm", "b?=training", "--batch-norm", "*=inference").json()
+    roles = {row["name"]: row["role"] for row in shown["parameters"]}
+    assert {name for name, role in roles.items() if role == "statistic"} == {"bn.mean", "bn.var"}
+    assert "=training" not in run(*arguments, "--batch-norm", "training").err
+    wrong = run(*arguments, "--batch-norm", "b?=on")
+    assert (
+        "--batch-norm is 'b?=on'; choose from as_exported, training, inference, or give PATTERN=MODE"
+        in wrong.err
+    )
+
+
+def test_artifacts_of_a_prepared_model(run: Any, tmp_path: Path) -> None:
+    model = models.conv_bn(training=False)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "net.onnx")
+    arguments = (
+        "artifacts",
+        tmp_path / "net.onnx",
+        "--loss",
+        "cross_entropy",
+        "-o",
+        tmp_path / "a",
+        "--json",
+    )
+    refused = run(*arguments, "--batch-norm", "training")
+    assert (
+        "by the exporter's dynamic_shapes or --dynamic-batch, or pass --batch-norm inference" in refused.err
+    )
+    shown = run(*arguments, "--batch-norm", "training", "--dynamic-batch", "--replace-head", 5)
+    assert shown.code == 0, shown.err
+    session = ort.InferenceSession(tmp_path / "a" / "inference_model.onnx")
+    assert [value.shape for value in session.get_outputs()] == [["batch", 5]]

@@ -351,6 +351,7 @@ def test_resume_finds_the_files_by_the_manifest(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "b").iterdir()} == {
         "my_training_model.onnx",
         "my_eval_model.onnx",
+        "my_inference_model.onnx",
         "my_optimizer_model.onnx",
         "my_checkpoint",
         "my_manifest.json",

@@ -25,6 +25,23 @@ app = typer.Typer(
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.")]
 
+BatchNormOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODE|PATTERN=MODE",
+        help="as_exported (default), training or inference; for layers like body.*=inference, the first match decides.",
+    ),
+]
+
+DynamicBatchOption = Annotated[
+    bool,
+    typer.Option("--dynamic-batch", help="Make the batch of a model that was exported for one size dynamic."),
+]
+ReplaceHeadOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="CLASSES", help="Give the model a new last linear layer first."),
+]
+
 
 def _version(show: bool) -> None:
     if show:
@@ -80,14 +97,17 @@ def artifacts(
     freeze: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
-    batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
+    batch_norm: BatchNormOption = None,
+    dynamic_batch: DynamicBatchOption = False,
+    replace_head: ReplaceHeadOption = None,
     nominal: Annotated[bool, typer.Option("--nominal", help="Also write a checkpoint without data.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Write the files that a device trains from."""
-    from onnxtrain.cli._artifacts import run_command
+    from onnxtrain.cli._artifacts import prepared, run_command
 
-    run_command(model, loss, optimizer, output, train, freeze, batch_norm, nominal, json)
+    source = prepared(model, dynamic_batch=dynamic_batch, classes=replace_head, seed=0)
+    run_command(source, loss, optimizer, output, train, freeze, batch_norm, nominal, json)
 
 
 @app.command()
@@ -100,11 +120,32 @@ def train(
     data: Annotated[
         Path,
         typer.Option(
-            help=".npz file with arrays named as the inputs and targets, or x and y.", show_default=False
+            help=".npz file with arrays named as the inputs and targets, or x and y; or a .csv or .parquet table.",
+            show_default=False,
         ),
     ],
+    target: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="Of a table: the column to learn.")
+    ] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMNS", help="Of a table: columns such as age,weight. Default: all others."),
+    ] = None,
+    impute: Annotated[
+        str | None,
+        typer.Option(help="Of a table: fill missing values by mean or median (of texts the most frequent)."),
+    ] = None,
+    one_hot: Annotated[
+        bool, typer.Option("--one-hot", help="Of a table: a number for each category of a column of texts.")
+    ] = False,
+    ordinal: Annotated[
+        bool, typer.Option("--ordinal", help="Of a table: the place of the category among the sorted ones.")
+    ] = False,
+    scale: Annotated[
+        bool, typer.Option("--scale", help="Of a table: numbers minus their mean, over their deviation.")
+    ] = False,
     validation: Annotated[
-        str | None, typer.Option(help="A fraction such as 0.1, or another .npz file.")
+        str | None, typer.Option(help="A fraction such as 0.1, or another file like --data.")
     ] = None,
     loss: Annotated[
         str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")
@@ -152,13 +193,9 @@ def train(
     freeze: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
-    batch_norm: Annotated[str, typer.Option(help="as_exported, training or inference.")] = "as_exported",
-    dynamic_batch: Annotated[
-        bool,
-        typer.Option(
-            "--dynamic-batch", help="Make the batch of a model that was exported for one size dynamic."
-        ),
-    ] = False,
+    batch_norm: BatchNormOption = None,
+    dynamic_batch: DynamicBatchOption = False,
+    replace_head: ReplaceHeadOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of shuffling, splitting and Dropout.")] = 0,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Threads of each operation; default: all cores.")
@@ -172,7 +209,7 @@ def train(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a model on arrays; Ctrl-C saves, and training the directory goes on.
+    """Train a model on arrays or a table; Ctrl-C saves, and training the directory goes on.
 
     A run that goes on keeps the options that it was started with: leave them out. Of one that has finished, epochs,
     batch size, learning rate, validation and patience can be given anew.
@@ -206,6 +243,13 @@ def train(
         freeze=freeze,
         batch_norm=batch_norm,
         dynamic_batch=dynamic_batch,
+        replace_head=replace_head,
+        target=target,
+        inputs=inputs,
+        impute=impute,
+        one_hot=one_hot,
+        ordinal=ordinal,
+        scale=scale,
         seed=seed,
         threads=threads,
         overwrite=overwrite,
@@ -213,6 +257,54 @@ def train(
         json=json,
     )
     run_command(chosen, given_options(context))
+
+
+@app.command()
+def evaluate(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    data: Annotated[Path, typer.Option(help="Data like that of training.", show_default=False)],
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure the loss and the metrics of a run on data."""
+    from onnxtrain.cli._use import evaluate_run
+
+    evaluate_run(directory, data, batch_size, json)
+
+
+@app.command()
+def predict(
+    source: Annotated[
+        Path, typer.Argument(metavar="MODEL|RUN", help="An .onnx file, or the directory of a run.")
+    ],
+    data: Annotated[
+        Path, typer.Option(help="Data like that of training; targets are not needed.", show_default=False)
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help=".npz, .csv or .parquet file to write.")
+    ] = Path("predictions.npz"),
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the outputs for each sample, and where a run knows classes, the class."""
+    from onnxtrain.cli._use import write_predictions
+
+    write_predictions(source, data, output, batch_size, json)
+
+
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file to write.")],
+    outputs: Annotated[
+        list[str] | None, typer.Option("--outputs", metavar="NAME", help="Other values to return.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the trained model of a run as an ordinary .onnx file."""
+    from onnxtrain.cli._use import export_run
+
+    export_run(directory, output, outputs, json)
 
 
 @app.command()

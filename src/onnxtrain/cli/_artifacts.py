@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._inspect import run_command as inspect
-from onnxtrain.cli._select import float_parameters, match
+from onnxtrain.dynamic_batch import make_batch_dynamic
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
-from onnxtrain.training_graph import BatchNormMode
+from onnxtrain.surgery import replace_head
 
-__all__ = ["batch_norm_mode", "check_loss", "run_command"]
+__all__ = ["batch_norm_mode", "check_loss", "prepared", "run_command"]
 
 
-def batch_norm_mode(text: str) -> BatchNormMode:
-    """Returns `text` if it is one of the modes.
+_MODES = ("as_exported", "training", "inference")
+
+
+def batch_norm_mode(texts: Sequence[str] | None) -> BatchNormMode:
+    """Returns the mode that is given alone, or a mapping for `PATTERN=MODE`.
 
     Raises:
-        GraphBuildError: it is not.
+        GraphBuildError: it is neither.
     """
-    for mode in get_args(BatchNormMode):
-        if text == mode:
-            return mode  # type: ignore[no-any-return]
-    raise GraphBuildError(f"--batch-norm is {text!r}; choose from {', '.join(get_args(BatchNormMode))}")
+    modes: dict[str, Any] = {}
+    for text in texts or ():
+        pattern, equals, mode = text.rpartition("=")
+        if mode not in _MODES or (equals and not pattern):
+            raise GraphBuildError(
+                f"--batch-norm is {text!r}; choose from {', '.join(_MODES)}, or give PATTERN=MODE for each layer"
+            )
+        modes[pattern if equals else "*"] = mode
+    if modes.keys() == {"*"}:
+        only: BatchNormMode = modes["*"]
+        return only
+    return modes or "as_exported"
 
 
 def check_loss(model: ir.Model, loss: str | None) -> None:
@@ -41,26 +53,35 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
         )
 
 
+def prepared(path: Path, *, dynamic_batch: bool, classes: int | None, seed: int) -> ir.Model:
+    """Returns the model of a file, with a batch of any size and a new head where they are asked for."""
+    model = load_model(path)
+    if dynamic_batch:
+        model = make_batch_dynamic(model)
+    if classes is not None:
+        model = replace_head(model, classes, seed=seed)
+    return model
+
+
 def run_command(
-    model: Path,
+    model: ir.Model,
     loss: str | None,
     optimizer: str,
     output: Path,
     train: Sequence[str] | None,
     freeze: Sequence[str] | None,
-    batch_norm: str,
+    batch_norm: Sequence[str] | None,
     nominal: bool,
     json: bool,
 ) -> None:
     """Writes the artifacts, and shows them as `onnxtrain inspect` does."""
-    loaded = canonicalize(load_model(model))
+    loaded = canonicalize(model)
     check_loss(loaded, loss)
-    names = float_parameters(loaded)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     generate_artifacts(
         model,
-        requires_grad=match(names, train),
-        frozen_params=match(names, freeze),
+        requires_grad=list(train) if train else None,
+        frozen_params=list(freeze) if freeze else None,
         loss=loss,
         optimizer=optimizer,
         artifact_directory=output,

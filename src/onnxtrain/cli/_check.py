@@ -9,9 +9,8 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxtrain.cli._data import Arrays, load_arrays
 from onnxtrain.cli._output import print_json, print_table, table
-from onnxtrain.cli._select import match
-from onnxtrain.cli._train import Arrays, load_arrays
 from onnxtrain.errors import InputError
 from onnxtrain.gradient_check import GradientCheck, check_gradients
 from onnxtrain.passes import TrainingModePass, canonicalize, load_model
@@ -32,11 +31,9 @@ def run_command(
     """Checks the gradients and prints one row per parameter; exit code 1 if any differs."""
     loaded = canonicalize(load_model(model))
     TrainingModePass(dropout="inference")(loaded)
-    names = select_parameters(loaded, None, None).trainable
+    names = select_parameters(loaded, only or None, None).trainable
     inputs = _inputs(loaded, data) if data is not None else None
-    results = check_gradients(
-        loaded, of=of, wrt=match(names, only) or names, inputs=inputs, dims=_dims(dim or ()), seed=seed
-    )
+    results = check_gradients(loaded, of=of, wrt=names, inputs=inputs, dims=_dims(dim or ()), seed=seed)
     wrong = sum(1 for result in results if not result.passed)
     if json:
         rows = [asdict(result) | {"passed": result.passed} for result in results]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxtrain.cli._tables import TableOptions
+
 __all__ = ["TrainOptions"]
 
 
@@ -35,10 +37,22 @@ class TrainOptions:
     keep: int | None
     train: list[str] | None
     freeze: list[str] | None
-    batch_norm: str
+    batch_norm: list[str] | None
     dynamic_batch: bool
+    replace_head: int | None
     seed: int
     threads: int | None
     overwrite: bool
     output: Path | None
     json: bool
+    target: list[str] | None = None
+    inputs: list[str] | None = None
+    impute: str | None = None
+    one_hot: bool = False
+    ordinal: bool = False
+    scale: bool = False
+
+    @property
+    def table(self) -> TableOptions:
+        """What is said of a table."""
+        return TableOptions(self.target, self.inputs, self.impute, self.one_hot, self.ordinal, self.scale)

@@ -104,7 +104,7 @@ _WORDS = [
     (re.compile(pattern), words)
     for pattern, words in (
         (r"Go on with Trainer\.resume\('(.*?)'\)", r"Go on with: onnxtrain train \1 --data FILE"),
-        (r"make it so: Trainer\(onnxtrain\.make_batch_dynamic\(model\), \.\.\.\)", "pass --dynamic-batch"),
+        (r"make it so: \w+\(onnxtrain\.make_batch_dynamic\(model\), \.\.\.\)", "pass --dynamic-batch"),
         (r"onnxtrain\.make_batch_dynamic\(model\)", "--dynamic-batch"),
         (r"\bbatch_norm='?(\w+)'?", r"--batch-norm \1"),
         (r"\bclip_grad_norm=([\d.]+)", r"--clip-norm \1"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -13,23 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._artifacts import batch_norm_mode, check_loss
+from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared
+from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._options import TrainOptions
-from onnxtrain.cli._output import INTERRUPTED, info, print_json, print_table, summary_table
-from onnxtrain.cli._remember import digest, recall, remember
-from onnxtrain.cli._select import float_parameters, match
-from onnxtrain.dynamic_batch import make_batch_dynamic
+from onnxtrain.cli._output import INTERRUPTED, print_json, print_table, summary_table
+from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
+from onnxtrain.cli._tables import PROPERTY as ENCODING
+from onnxtrain.cli._tables import Encoding, Table
 from onnxtrain.errors import CheckpointError, InputError
-from onnxtrain.passes import canonicalize, load_model
-from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.passes import canonicalize
 from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.trainer import Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
 
-__all__ = ["load_arrays", "run_command"]
-
-Arrays = dict[str, np.ndarray[Any, Any]]
+__all__ = ["run_command"]
 
 
 def run_command(options: TrainOptions, given: frozenset[str]) -> None:
@@ -39,21 +36,27 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         options: what to do; of a run that goes on, what it was started with takes the place of defaults.
         given: names of the options that were given.
     """
-    arrays = load_arrays(options.data)
+    data = load_data(options.data)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
     with nullcontext() if resuming else _removed_on_failure(directory):
         if resuming:
             trainer = Trainer.resume(options.source, threads=options.threads)
+            encoding = saved_encoding(trainer, options.source)
+            arrays = to_arrays(data, encoding, trainer.manifest)
             options = recall(trainer, options, given, digest(arrays))
         callbacks = _callbacks(options)
         held_out = _held_out(options.validation)  # before the models are built, which takes longer
         if not resuming:
+            options.table.check()
             trainer = _begin(options, directory)
+            encoding = _encoding(trainer, data, options)
+            arrays = to_arrays(data, encoding, trainer.manifest)
         x, y = _assign(trainer, arrays, options.data)
         validation: Any = held_out
-        if isinstance(held_out, dict):
-            validation = _assign(trainer, held_out, Path(str(options.validation)))
+        if isinstance(held_out, dict | Table):
+            others = to_arrays(held_out, encoding, trainer.manifest)
+            validation = _assign(trainer, others, Path(str(options.validation)))
         trainer.check_data(x, y, batch_size=options.batch_size, validation=validation)
     if not trainer.resumes_fit:
         trainer.learning_rate = options.learning_rate
@@ -74,6 +77,10 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
     if history.stopped == "interrupted":
         sys.exit(INTERRUPTED)
     _finish(trainer, options)
+
+
+def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
+    return assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
 
 
 def _callbacks(options: TrainOptions) -> list[Callback]:
@@ -150,19 +157,17 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 def _begin(options: TrainOptions, directory: Path) -> Trainer:
     """Begins a new run for a model."""
-    model = load_model(options.source)
-    if options.dynamic_batch:
-        model = make_batch_dynamic(model)
-    canonical = canonicalize(model)
-    check_loss(canonical, options.loss)
-    names = float_parameters(canonical)
+    model = prepared(
+        options.source, dynamic_batch=options.dynamic_batch, classes=options.replace_head, seed=options.seed
+    )
+    check_loss(canonicalize(model), options.loss)
     return Trainer(
         model,
         options.loss,
         options.optimizer,
         options.learning_rate,
-        requires_grad=match(names, options.train),
-        frozen_params=match(names, options.freeze),
+        requires_grad=options.train or None,
+        frozen_params=options.freeze or None,
         metrics=options.metric,
         scheduler=_schedule(options),
         warmup_steps=options.warmup,
@@ -212,53 +217,21 @@ def _number(text: str) -> int | float | str:
     return text
 
 
-def _held_out(text: str | None) -> float | Arrays | None:
+def _held_out(text: str | None) -> float | Arrays | Table | None:
     if text is None:
         return None
     try:
         return float(text)
     except ValueError:
-        return load_arrays(Path(text))
+        return load_data(Path(text))
 
 
-def load_arrays(path: Path) -> Arrays:
-    """Returns the arrays of an .npz file.
-
-    Raises:
-        InputError: it is missing, no .npz file, or holds Python objects, which are not loaded.
-    """
-    if not path.is_file():
-        raise InputError(f"Reading the data '{path}': there is no such file.")
-    remedy = "Write it with numpy.savez(path, x=..., y=...)."
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"Reading the data '{path}': it is no .npz file. {remedy}")
-    try:
-        with np.load(path, allow_pickle=False) as content:
-            return {name: content[name] for name in content.files}
-    except Exception as error:  # numpy lets errors of zipfile and of its own parsers through
-        objects = "allow_pickle" in str(error)
-        problem = "an array holds Python objects instead of numbers" if objects else error
-        raise InputError(f"Reading the data '{path}': {problem}. {remedy}") from error
-
-
-def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
-    """Returns inputs and targets of the model from arrays that have their names, or `x` and `y`."""
-    manifest = trainer.manifest
-    names = {spec.name for spec in (*manifest.inputs, *manifest.targets)}
-    if unused := sorted(set(arrays) - names - {"x", "y"}):
-        info(f"Not used from '{path}': {', '.join(unused)}")
-    x = _pick(arrays, manifest.inputs, "x", path)
-    return x, (_pick(arrays, manifest.targets, "y", path) if manifest.targets else None)
-
-
-def _pick(arrays: Arrays, specs: tuple[InputSpec, ...], short: str, path: Path) -> Mapping[str, Any]:
-    if len(specs) == 1 and specs[0].name not in arrays and short in arrays:
-        return {specs[0].name: arrays[short]}
-    missing = [spec.name for spec in specs if spec.name not in arrays]
-    if missing:
-        alternative = f" (or {short})" if len(specs) == 1 else ""
-        raise InputError(
-            f"The data '{path}' lacks {', '.join(missing)}{alternative}; it holds "
-            f"{', '.join(arrays) or 'nothing'}."
-        )
-    return {spec.name: arrays[spec.name] for spec in specs}
+def _encoding(trainer: Trainer, data: Arrays | Table, options: TrainOptions) -> Encoding | None:
+    """Returns how tables become arrays in a new run, which keeps it."""
+    if not isinstance(data, Table):
+        if given := options.table.given():
+            raise InputError(f"{', '.join(given)} are for tables (.csv, .parquet); '{options.data}' is none.")
+        return None
+    encoding = Encoding.learn(data, options.table, trainer.manifest.targets)
+    trainer.state.properties[ENCODING] = encoding.to_json()
+    return encoding

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.selection import match_names, some_names
 
 from ._base import MomentSpec, Optimizer, ParameterGroup
 
@@ -82,11 +82,11 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
         GraphBuildError: a group names no parameter, or gives a setting that the optimizer has not; a parameter has
             a shape that its optimizer cannot update.
     """
-    _check_names(optimizer.groups, [parameter.name for parameter in parameters])
+    members = _members(optimizer.groups, [parameter.name for parameter in parameters])
     names_of_values: dict[str, float] = {}
     updates = []
     for parameter in parameters:
-        own, scale = _settings(optimizer, parameter.name)
+        own, scale = _settings(optimizer, parameter.name, members)
         refusal = own.refusal(parameter.shape)
         if refusal is not None:
             raise GraphBuildError(
@@ -111,15 +111,11 @@ def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, 
     )
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
-
-
-def _settings(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
+def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> tuple[Optimizer, float]:
     """Returns the optimizer of a parameter, without groups and clipping, and the factor of its learning rate."""
     own, decay, scale = optimizer, None, 1.0
-    for group in optimizer.groups:
-        if any(_matches(name, pattern) for pattern in group.parameters):
+    for group, names in zip(optimizer.groups, members, strict=True):
+        if name in names:
             own = group.optimizer or own
             decay = decay if group.weight_decay is None else group.weight_decay
             scale = scale if group.learning_rate_scale is None else group.learning_rate_scale
@@ -131,11 +127,16 @@ def _settings(optimizer: Optimizer, name: str) -> tuple[Optimizer, float]:
     return dataclasses.replace(own, clip_grad=None, groups=(), **changes), scale
 
 
-def _check_names(groups: Sequence[ParameterGroup], names: Sequence[str]) -> None:
+def _members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[set[str]]:
+    """Returns the names of the parameters of each group."""
+    members = []
     for group in groups:
-        for pattern in group.parameters:
-            if not any(_matches(name, pattern) for name in names):
-                raise GraphBuildError(
-                    f"building the optimizer model: no trained parameter matches {pattern!r} of a group; they are "
-                    f"{', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
-                )
+        matched = match_names(group.parameters, names)
+        nothing = next((pattern for pattern, found in matched.items() if not found), None)
+        if nothing is not None:
+            raise GraphBuildError(
+                f"building the optimizer model: no trained parameter matches {nothing!r} of a group; they are "
+                f"{some_names(names)}"
+            )
+        members.append({name for found in matched.values() for name in found})
+    return members

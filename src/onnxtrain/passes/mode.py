@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -32,15 +32,21 @@ class TrainingModePass(ir.passes.InPlacePass):
     Names of graph outputs stay. The other attributes and inputs (momentum, epsilon, ratio, seed) stay too.
     """
 
-    def __init__(self, batch_norm: Mode = "as_exported", dropout: Mode = "as_exported") -> None:
-        """Choose a mode for each of the two ops.
+    def __init__(
+        self,
+        batch_norm: Mode | Mapping[ir.Node, Mode] = "as_exported",
+        dropout: Mode | Mapping[ir.Node, Mode] = "as_exported",
+    ) -> None:
+        """Choose a mode for each of the two ops, for all its nodes or for some.
 
         Raises:
             ValueError: A mode is none of "as_exported", "training", "inference".
         """
         super().__init__()
-        for name, mode in (("batch_norm", batch_norm), ("dropout", dropout)):
-            if mode not in _MODES:
+        for name, given in (("batch_norm", batch_norm), ("dropout", dropout)):
+            for mode in given.values() if isinstance(given, Mapping) else (given,):
+                if mode in _MODES:
+                    continue
                 raise ValueError(f"{name}={mode!r}: choose one of {', '.join(map(repr, _MODES))}.")
         self.batch_norm = batch_norm
         self.dropout = dropout
@@ -64,6 +70,8 @@ class TrainingModePass(ir.passes.InPlacePass):
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             mode = wanted.get(node.op_type) if node.domain == "" else None
+            if isinstance(mode, Mapping):
+                mode = mode.get(node)
             switch = switches.get((node.op_type, mode)) if mode is not None else None
             if switch is not None:
                 modified |= switch(model, node)

@@ -13,6 +13,11 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
 from onnxtrain.runtime.store import alias
 
+_DYNAMIC_REMEDY = (
+    " If this is the batch: export the model with a dynamic batch axis, or make it so: "
+    "generate_artifacts(onnxtrain.make_batch_dynamic(model), ...)."
+)
+
 
 def _show(spec: InputSpec) -> str:
     shape = (
@@ -37,7 +42,8 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
     for axis, (size, expected) in enumerate(zip(shape, spec.shape, strict=True)):
         if isinstance(expected, int):
             if size != expected:
-                raise InputError(f"{_mismatch(spec, shape)}; axis {axis} must be {expected}.")
+                remedy = _DYNAMIC_REMEDY if axis == 0 else ""
+                raise InputError(f"{_mismatch(spec, shape)}; axis {axis} must be {expected}.{remedy}")
         elif expected:
             first, owner = symbols.setdefault(expected, (size, spec.name))
             if size != first:

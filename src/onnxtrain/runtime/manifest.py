@@ -119,7 +119,10 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A parsed manifest; `loss_mean` is None when the loss is a sum."""
+    """A parsed manifest; `loss_mean` is None when the loss is a sum.
+
+    `inference_outputs` are those of the inference model, none where there is no such model.
+    """
 
     fingerprint: str
     inputs: tuple[InputSpec, ...]
@@ -129,6 +132,7 @@ class Manifest:
     statistics: tuple[StatisticSpec, ...]
     optimizer: OptimizerSpec | None
     loss_mean: LossMean | None = LossMean()
+    inference_outputs: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> tuple[InputSpec, ...]:
@@ -247,6 +251,11 @@ def parse_manifest(text: str, source: str) -> Manifest:
             statistics=tuple(statistics),
             optimizer=None if raw["optimizer"] is None else _optimizer(raw["optimizer"]),
             loss_mean=_loss_mean(raw.get("loss_mean", {}), inputs + targets),
+            inference_outputs=tuple(
+                list_of_texts(
+                    (raw.get("inference") or {"outputs": []})["outputs"], "the inference model's outputs"
+                )
+            ),
         )
         names = [s.name for group in (inputs, targets) for s in group] + [p.name for p in manifest.parameters]
         list_of_texts(names + [spec.name for spec in manifest.statistics], "what the model takes")

@@ -10,11 +10,11 @@ import onnx_ir as ir
 
 from onnxtrain.artifacts import LossSpec, LossType, OptimizerSpec, OptimType, generate_artifacts
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import make_loss
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
-from onnxtrain.training_graph import BatchNormMode
 
 __all__ = ["build_run", "loss_name", "name_list", "random_ops", "with_clipping"]
 

@@ -16,7 +16,9 @@ _DEFAULTS = {
     "eval_model": "eval_model.onnx",
     "optimizer_model": "optimizer_model.onnx",
     "checkpoint": "checkpoint",
+    "inference_model": "inference_model.onnx",
 }
+_OPTIONAL = {"optimizer_model", "inference_model"}  # artifacts may be older than the second
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Files:
     eval_model: str
     optimizer_model: str
     checkpoint: str
+    inference_model: str | None = None
 
 
 def find_files(directory: Path) -> Files:
@@ -79,7 +82,7 @@ def _read(path: Path) -> dict[str, str]:
         files = parse_json(path.read_bytes())["files"]
         named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
         wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
-        if wrong or not _DEFAULTS.keys() - {"optimizer_model"} <= named.keys():
+        if wrong or not _DEFAULTS.keys() - _OPTIONAL <= named.keys():
             raise ValueError(f"files {files}")
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelLoadError(

@@ -24,7 +24,7 @@ from onnxtrain.runtime.export import export_inference_model
 from onnxtrain.runtime.external_data import external_files
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec, Manifest
-from onnxtrain.runtime.session import default_session_options, open_session
+from onnxtrain.runtime.session import default_session_options, open_session, require_values
 from onnxtrain.runtime.store import Store
 from onnxtrain.trainer._data import Dataset
 from onnxtrain.trainer._files import find_files
@@ -74,6 +74,7 @@ class Run:
         module: training and evaluation steps.
         optimizer: parameter updates.
         outputs: the model's own outputs that the training and eval models return after the loss.
+        predicted: those that :meth:`predict` returns.
 
     Raises:
         CheckpointError: The checkpoint is missing, corrupt, or of another model.
@@ -96,6 +97,9 @@ class Run:
         )
         self.optimizer = Optimizer(directory / self.files.optimizer_model, self.module)
         self.outputs = self.module.output_names()[1:]
+        inference = directory / self.files.inference_model if self.files.inference_model else None
+        self._inference = inference if inference is not None and inference.is_file() else None
+        self.predicted = list(self.manifest.inference_outputs) if self._inference else self.outputs
         self._device = parse_device(device)
         self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
 
@@ -167,15 +171,21 @@ class Run:
 
     @cached_property
     def _predictor(self) -> tuple[list[InputSpec], Binding]:
-        """The part of the eval model that needs no targets, bound to the parameters."""
+        """The inference model, or in older artifacts that part of the eval model, bound to the parameters."""
         outputs = self.require_outputs()
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            path = Path(folder) / "model.onnx"
-            export_inference_model(self.eval_model, {}, path, outputs)
-            session = open_session(path, "inference part of the eval model", self._device, self._options)
+        if self._inference is not None:
+            session = open_session(self._inference, "inference model", self._device, self._options)
+        else:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+                path = Path(folder) / "model.onnx"
+                export_inference_model(self.eval_model, {}, path, outputs)
+                session = open_session(path, "inference part of the eval model", self._device, self._options)
         names = {value.name for value in session.get_inputs()}
         specs = [spec for spec in self.manifest.inputs if spec.name in names]
         buffers = {**self.store.parameters, **self.store.statistics}
+        if self._inference is not None:
+            source = f"inference model '{self._inference}'"
+            require_values(session, source, {*buffers, *(spec.name for spec in specs)}, set(outputs))
         return specs, Binding(
             session,
             self._device,
@@ -187,18 +197,29 @@ class Run:
         )
 
     def require_outputs(self) -> list[str]:
-        """Returns :attr:`outputs`.
+        """Returns :attr:`predicted`.
 
         Raises:
             TrainingStateError: There are none.
         """
-        if not self.outputs:
+        if not self.predicted:
             raise TrainingStateError(
                 f"The models in '{self.directory}' return the loss only, so there is nothing to predict or "
                 "export. "
                 "Generate them with additional_output_names=[names of the model's outputs]."
             )
-        return self.outputs
+        return self.predicted
+
+    def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None) -> None:
+        """Writes a model with the parameters inside that computes outputs; by default :attr:`predicted`."""
+        names = self.require_outputs() if outputs is None else outputs
+        if self._inference is None or not set(names) <= set(self.predicted):
+            self.module.export_model_for_inferencing(path, names)
+            return
+        self.store.require_defined("Exporting for inference")
+        export_inference_model(
+            self._inference, {**self.store.parameters, **self.store.statistics}, path, names
+        )
 
     def save(
         self,
@@ -241,7 +262,8 @@ class Run:
     def _model_files(self) -> list[list[Path]]:
         """The manifest, and each model with the files of its external data."""
         names = (self.files.training_model, self.files.eval_model, self.files.optimizer_model)
-        groups = [[*external_files(self.directory / name), self.directory / name] for name in names]
+        models = [*(self.directory / name for name in names), *([self._inference] if self._inference else [])]
+        groups = [[*external_files(path), path] for path in models]
         manifest = self.directory / self.files.manifest
         return [*groups, *([[manifest]] if manifest.is_file() else [])]
 

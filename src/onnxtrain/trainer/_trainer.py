@@ -32,8 +32,8 @@ from onnxtrain.trainer._workspace import Workspace
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
+    from onnxtrain.layer_modes import BatchNormMode
     from onnxtrain.passes import ModelSource
-    from onnxtrain.training_graph import BatchNormMode
 
 __all__ = ["Trainer"]
 
@@ -47,8 +47,10 @@ class Trainer(TrainerView):
             onnxblock block; None when the model's first output is the loss.
         optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...).
         learning_rate: the rate, or the highest one of a schedule.
-        requires_grad: names of the parameters to train; None trains all that are not frozen.
-        frozen_params: names of parameters that stay as they are; here and above a single name may stand alone.
+        requires_grad: names of the parameters to train, or patterns such as "fc.*"; None trains all that are not
+            frozen.
+        frozen_params: names or patterns of parameters that stay as they are; here and above a single one may stand
+            alone.
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
             `(prediction, target) -> float` of the arrays of a whole data set; None chooses what suits the loss, `[]`
             means none.
@@ -65,7 +67,8 @@ class Trainer(TrainerView):
         clip_grad_value: clip each element of the gradients to plus or minus this value.
         batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
             for inference (an error where the exporter has left none of them), "inference" keeps the statistics
-            fixed, "as_exported" does what the model says.
+            fixed, "as_exported" does what the model says. For each layer by patterns, of which the first that matches
+            decides: `{"backbone.*": "inference", "*": "training"}`.
         straight_through: whether gradients pass through rounding and quantisation as if these did nothing.
         loss_input_names: the output that is the prediction, where the model has several.
         directory: where the files of the run live; the state is saved there after every epoch. Default: a
@@ -399,9 +402,10 @@ class Trainer(TrainerView):
             path: the file to write.
             outputs: names of other values to return; by default the original model's outputs.
         """
-        names = list(outputs) if outputs is not None else self._state.run.require_outputs()
         with self.averaged():
-            self._state.run.module.export_model_for_inferencing(path, names)
+            self._state.run.export(
+                path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
+            )
 
 
 def _positive(name: str, value: int) -> int:

@@ -48,7 +48,7 @@ class TrainerView:
     @property
     def outputs(self) -> list[str]:
         """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
-        return list(self._state.run.outputs)
+        return list(self._state.run.predicted)
 
     @property
     def resumes_fit(self) -> bool:

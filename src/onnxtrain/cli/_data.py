@@ -1,0 +1,94 @@
+"""Data that commands are given: arrays of an .npz file, or tables, as arrays by the names of inputs and targets."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.cli._output import info
+from onnxtrain.cli._tables import TABLE_SUFFIXES, Encoding, Table, read_table
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.manifest import InputSpec, Manifest
+
+__all__ = ["Arrays", "assign", "load_arrays", "load_data", "to_arrays"]
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+def load_data(path: Path) -> Arrays | Table:
+    """Returns the arrays of an .npz file, or the table of a .csv or .parquet file.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
+    if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
+        return read_table(path)
+    return load_arrays(path)
+
+
+def load_arrays(path: Path) -> Arrays:
+    """Returns the arrays of an .npz file.
+
+    Raises:
+        InputError: it is missing, no .npz file, or holds Python objects, which are not loaded.
+    """
+    if not path.is_file():
+        raise InputError(f"Reading the data '{path}': there is no such file.")
+    remedy = "Write it with numpy.savez(path, x=..., y=...)."
+    if not zipfile.is_zipfile(path):
+        raise InputError(
+            f"Reading the data '{path}': it is no .npz file. {remedy} Tables are .csv or .parquet files."
+        )
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return {name: content[name] for name in content.files}
+    except Exception as error:  # numpy lets errors of zipfile and of its own parsers through
+        objects = "allow_pickle" in str(error)
+        problem = "an array holds Python objects instead of numbers" if objects else error
+        raise InputError(f"Reading the data '{path}': {problem}. {remedy}") from error
+
+
+def to_arrays(
+    data: Arrays | Table, encoding: Encoding | None, manifest: Manifest, *, targets: bool = True
+) -> Arrays:
+    """Returns arrays as they are, and a table as the encoding of the run makes arrays of it.
+
+    Raises:
+        InputError: the table does not fit the encoding, or there is none.
+    """
+    if not isinstance(data, Table):
+        return data
+    if encoding is None:
+        raise InputError(
+            f"The run was not trained on a table, so it is not known how to make arrays of '{data.path}'. Give an .npz "
+            "file."
+        )
+    return encoding.arrays(data, manifest.inputs, manifest.targets if targets else ())
+
+
+def assign(
+    inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
+) -> tuple[Any, Any]:
+    """Returns inputs and targets of the model from arrays that have their names, or `x` and `y`."""
+    names = {spec.name for spec in (*inputs, *targets)}
+    if unused := sorted(set(arrays) - names - {"x", "y"}):
+        info(f"Not used from '{path}': {', '.join(unused)}")
+    x = _pick(arrays, inputs, "x", path)
+    return x, (_pick(arrays, targets, "y", path) if targets else None)
+
+
+def _pick(arrays: Arrays, specs: Sequence[InputSpec], short: str, path: Path) -> Mapping[str, Any]:
+    if len(specs) == 1 and specs[0].name not in arrays and short in arrays:
+        return {specs[0].name: arrays[short]}
+    missing = [spec.name for spec in specs if spec.name not in arrays]
+    if missing:
+        alternative = f" (or {short})" if len(specs) == 1 else ""
+        raise InputError(
+            f"The data '{path}' lacks {', '.join(missing)}{alternative}; it holds "
+            f"{', '.join(arrays) or 'nothing'}."
+        )
+    return {spec.name: arrays[spec.name] for spec in specs}

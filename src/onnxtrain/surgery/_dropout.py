@@ -1,0 +1,140 @@
+"""`restore_dropout`: Dropout where the network had it, or where it is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.errors import InputError, ModelError
+from onnxtrain.passes import ModelSource, TrainingModePass, canonicalize, load_model, mark_constant
+from onnxtrain.passes.mode import fresh_name
+from onnxtrain.selection import match_names, some_names
+from onnxtrain.surgery._linear import Linear, read_linear
+
+__all__ = ["restore_dropout"]
+
+_CLASSES = "pkg.torch.onnx.class_hierarchy"
+_DROPOUT_CLASS = "torch.nn.modules.dropout."
+_LOST = (
+    "Restoring Dropout: there is no trace of it in the file. In inference mode exporters drop it: TorchScript's "
+    "always, the Dynamo exporter's optimizer too, of which optimize=False leaves a trace. Name the layers that are to "
+    "get Dropout in front of them, before=['fc'], or export in training mode."
+)
+
+
+def restore_dropout(
+    model: ModelSource, p: float | None = None, *, before: str | Sequence[str] = ()
+) -> ir.Model:
+    """Returns the model with its Dropout in training mode, so that it is trained with; `model` stays as it is.
+
+    Of Dropout in a file there may be left: a node in inference mode, which has its ratio; with PyTorch's Dynamo
+    exporter and `optimize=False` an Identity that says it was Dropout, whose ratio is then `p`; or nothing. Evaluation,
+    prediction and export of a trainer leave it out as ever.
+
+    Args:
+        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+        p: the ratio; None keeps that of the nodes.
+        before: names or patterns of layers (of a Gemm's, MatMul's or Conv's node, weight or module) that get Dropout in
+            front of them, whatever is left in the file.
+
+    Returns:
+        The model in canonical form (opset 21 or newer).
+
+    Raises:
+        ModelError: there is no trace of Dropout and `before` names nothing; the ratio is not known; no layer matches.
+        InputError: `p` is no number from 0 up to 1.
+    """
+    if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1):
+        raise InputError(f"Restoring Dropout: p must be a number from 0 up to 1, received {p!r}.")
+    result = canonicalize(load_model(model))
+    nodes = list(result.graph)
+    dropouts = [node for node in nodes if node.op_type == "Dropout" and node.domain == ""]
+    traces = [
+        node
+        for node in nodes
+        if node.op_type == "Identity" and _DROPOUT_CLASS in node.metadata_props.get(_CLASSES, "")
+    ]
+    layers = _layers(nodes, [before] if isinstance(before, str) else before)
+    if not (dropouts or traces or layers):
+        raise ModelError(_LOST)
+    if p is None and (traces or layers):
+        raise ModelError(
+            "Restoring Dropout: its ratio is not in the file. Pass it: restore_dropout(model, p=0.5)."
+        )
+    if p is not None:
+        for node in dropouts:
+            node.resize_inputs(max(2, len(node.inputs)))
+            node.replace_input_with(1, _ratio(result, p))
+        for node in traces:
+            dropouts.append(_dropout(result, node, p))
+            _take_place(node, dropouts[-1])
+        for node in layers:
+            dropouts.append(_dropout(result, node, p))
+            node.replace_input_with(0, dropouts[-1].outputs[0])
+    TrainingModePass(dropout=dict.fromkeys(dropouts, "training"))(result)
+    return result
+
+
+def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
+    """Returns the nodes of the linear layers of these names.
+
+    Raises:
+        ModelError: a name or pattern matches none.
+    """
+    if not names:
+        return []
+    called: dict[str, list[ir.Node]] = {}
+    for node in nodes:
+        layer = read_linear(node, any_kernel=True) if node.op_type != "Add" else None
+        if isinstance(layer, Linear):
+            for name in layer.names:
+                called.setdefault(name, []).append(node)
+    matched = match_names(names, called)
+    nothing = next((name for name, found in matched.items() if not found), None)
+    if nothing is not None:
+        raise ModelError(
+            f"Restoring Dropout: no Gemm, MatMul or Conv with a weight of its own matches {nothing!r} of before; there "
+            f"are {some_names(list(called))}."
+        )
+    found = {node for group in matched.values() for name in group for node in called[name]}
+    return [node for node in nodes if node in found]
+
+
+def _dropout(model: ir.Model, node: ir.Node, p: float) -> ir.Node:
+    """Returns a Dropout of the first input of a node, written in front of it."""
+    value = node.inputs[0]
+    assert value is not None
+    dropout = ir.node(
+        "Dropout", [value, _ratio(model, p)], name=f"{node.name or node.outputs[0].name}.dropout"
+    )
+    result = dropout.outputs[0]
+    result.name = fresh_name(model, f"{value.name}.dropout")
+    result.type, result.shape = value.type, value.shape
+    dropout.metadata_props.update(node.metadata_props if node.op_type == "Identity" else {})
+    node.prepend(dropout)
+    return dropout
+
+
+def _take_place(node: ir.Node, dropout: ir.Node) -> None:
+    """Lets a node take the place of another, whose output keeps its name where it is one of the graph."""
+    old, new = node.outputs[0], dropout.outputs[0]
+    name, output = old.name, old.is_graph_output()
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+    if output:
+        new.name = name
+
+
+def _ratio(model: ir.Model, p: float) -> ir.Value:
+    """Returns the initializer with a ratio, which is no parameter."""
+    name = f"onnxtrain.dropout_ratio_{p:g}"
+    value = model.graph.initializers.get(name)
+    if value is None:
+        tensor = ir.tensor(np.array(p, np.float32), name=name)
+        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([]), const_value=tensor)
+        mark_constant(value)
+        model.graph.register_initializer(value)
+    return value

@@ -1,0 +1,236 @@
+"""The last linear layer of a model: found from an output backwards."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import static_dims
+from onnxtrain.errors import ModelError
+from onnxtrain.passes import is_float_parameter
+from onnxtrain.surgery._tail import TAIL_OPS, data_input
+
+__all__ = ["Linear", "find_head", "op_name"]
+
+_DOING = "Replacing the head"
+_PASSED_ON = ("Cast", "Identity", "Transpose")
+_SHOWN = 6
+
+
+@dataclass
+class Linear:
+    """A linear layer, and what is between it and an output.
+
+    Attributes:
+        node: Gemm, MatMul or Conv.
+        weight: the initializer; `through` are the nodes between it and `node`, the one that reads it first.
+        rows: whether the classes are axis 0 of the weight, else axis 1.
+        bias: the initializer, None if there is none; `add` is the node that adds it where `node` does not.
+        tail: the nodes behind, up to `output`.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    through: list[ir.Node]
+    rows: bool
+    bias: ir.Value | None
+    add: ir.Node | None = None
+    tail: list[ir.Node] = field(default_factory=list)
+    output: ir.Value | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the weight."""
+        assert self.weight.const_value is not None
+        return tuple(self.weight.const_value.shape.numpy())
+
+    @property
+    def classes(self) -> int:
+        """The number of outputs."""
+        return self.shape[0 if self.rows else 1]
+
+    @property
+    def fan_in(self) -> int:
+        """The number of inputs of each output."""
+        return math.prod(self.shape) // self.classes
+
+    @property
+    def last(self) -> ir.Value:
+        """The value that the layer computes."""
+        return (self.add or self.node).outputs[0]
+
+    @property
+    def axis(self) -> int:
+        """The axis of the classes in what the layer computes."""
+        if self.node.op_type == "Conv":
+            return 1
+        return -1 if self.last.shape is None else len(self.last.shape) - 1
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the node, its output, its weight, and what comes before `.weight`."""
+        weight = str(self.weight.name)
+        names = (self.node.name, self.node.outputs[0].name, self.last.name, weight, weight.rpartition(".")[0])
+        return [name for name in dict.fromkeys(names) if name]
+
+    def is_called(self, name: str) -> bool:
+        """Whether this is one of the names."""
+        return name in self.names
+
+
+def op_name(node: ir.Node) -> str:
+    """Returns op and name of a node, for messages."""
+    return f"{node.op_type} '{node.name or node.outputs[0].name}'"
+
+
+def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
+    """Returns the linear layer in front of an output.
+
+    Args:
+        model: canonical model.
+        output: name of the output; None for the only one, or the only one that has `head`.
+        head: name of the layer; None for the last one.
+
+    Raises:
+        ModelError: there is none, or there are several outputs to choose from.
+    """
+    outputs = [value for value in model.graph.outputs if output in (None, value.name)]
+    names = ", ".join(str(value.name) for value in model.graph.outputs)
+    if not outputs:
+        raise ModelError(f"{_DOING}: the model has no output {output!r}; its outputs are {names}.")
+    if head is None and len(outputs) > 1:
+        ends = "; ".join(f"'{value.name}' behind {_last_ops(value)}" for value in outputs)
+        raise ModelError(
+            f"{_DOING}: the model has several outputs ({ends}). Choose one by output=NAME, or the layer by head=NAME."
+        )
+    refusals = []
+    for value in outputs:
+        found = _trace(value, head)
+        if isinstance(found, Linear):
+            return found
+        refusals.append(
+            f"the output '{value.name}' comes from {_last_ops(value)} (last one first), and {found}"
+        )
+    wanted = "no linear layer that can be replaced" if head is None else f"no linear layer {head!r}"
+    raise ModelError(
+        f"{_DOING}: there is {wanted} at the end of the model: {'; '.join(refusals)}. Name another output (output=; "
+        f"there are {names}) or layer (head=; the last ones are {_layers(model)})."
+    )
+
+
+def _trace(output: ir.Value, head: str | None) -> Linear | str:
+    """Returns the layer in front of an output, or why there is none."""
+    tail: list[ir.Node] = []
+    value = output
+    while True:
+        node = value.producer()
+        if node is None:
+            return f"'{value.name}' is no result of a node"
+        linear = read_linear(node, any_kernel=head is not None)
+        if isinstance(linear, Linear):
+            if head is not None and not linear.is_called(head):
+                return (
+                    f"its last linear layer is {op_name(linear.node)} with the weight '{linear.weight.name}'"
+                )
+            linear.tail, linear.output = tail, output
+            return linear
+        source = data_input(node) if node.domain == "" and node.op_type in TAIL_OPS else None
+        if source is None:
+            return linear
+        tail.insert(0, node)
+        value = source
+
+
+def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
+    """Returns the linear layer that ends with a node, or why it is none."""
+    if node.domain == "" and node.op_type == "Add":
+        for index in (0, 1):
+            bias, product = node.inputs[index], node.inputs[1 - index]
+            producer = product.producer() if product is not None else None
+            layer = read_linear(producer) if producer is not None else ""
+            if (
+                isinstance(layer, Linear)
+                and layer.bias is None
+                and layer.node is producer
+                and layer.node.op_type != "Conv"
+                and _is_bias(bias, layer.classes)
+                and len(producer.outputs[0].uses()) == 1
+            ):
+                layer.bias, layer.add = bias, node
+                return layer
+    problem = f"{op_name(node)} is neither a linear layer nor known to keep classes apart"
+    if any(word in node.op_type for word in ("Quantize", "quantize", "QLinear", "Integer", "NBits", "QGemm")):
+        return (
+            f"{op_name(node)} is quantised: replace the head of the float model, and quantise after training"
+        )
+    if node.domain != "" or node.op_type not in ("Gemm", "MatMul", "Conv"):
+        return problem
+    found = _weight(node.inputs[1])
+    if isinstance(found, str):
+        return f"the weight of {op_name(node)} {found}"
+    weight, through = found
+    dims = tuple(weight.const_value.shape.numpy()) if weight.const_value is not None else ()
+    rows = node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1
+    rows ^= sum(step.op_type == "Transpose" for step in through) % 2 == 1
+    if node.op_type == "Conv":
+        small = any_kernel or all(size == 1 for size in dims[2:])
+        if node.attributes.get_int("group", 1) != 1 or not small:
+            return f"{op_name(node)} has a kernel of {list(dims[2:])} and is taken for no head unless head= names it"
+    elif len(dims) != 2:
+        return f"the weight of {op_name(node)} has the shape {list(dims)}"
+    bias = node.inputs[2] if node.op_type != "MatMul" and len(node.inputs) > 2 else None
+    layer = Linear(node, weight, through, rows, bias)
+    if bias is not None and not _is_bias(bias, layer.classes):
+        return f"what {op_name(node)} adds, '{bias.name}', is no bias of {layer.classes} numbers in the file"
+    return layer
+
+
+def _weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | str:
+    """Returns the initializer behind a value and the nodes between, or why there is none."""
+    through: list[ir.Node] = []
+    while value is not None and not value.is_initializer():
+        node = value.producer()
+        if node is None or node.domain != "" or node.op_type not in _PASSED_ON:
+            kind = f"comes from {op_name(node)}" if node is not None else "is an input"
+            quantised = node is not None and "Dequantize" in node.op_type
+            return f"{kind}" + (
+                ", so it is quantised: replace the head of the float model" if quantised else ""
+            )
+        through.insert(0, node)
+        value = node.inputs[0]
+    if (
+        value is None
+        or value.const_value is None
+        or value.dtype is None
+        or not value.dtype.is_floating_point()
+    ):
+        return "is no floating-point tensor in the file"
+    if any(node.op_type == "Transpose" and len(static_dims(node.outputs[0]) or ()) != 2 for node in through):
+        return "is transposed in more than two axes"
+    return value, through
+
+
+def _is_bias(value: ir.Value | None, classes: int) -> bool:
+    if value is None or not value.is_initializer() or value.const_value is None:
+        return False
+    dims = tuple(value.const_value.shape.numpy())
+    floating = is_float_parameter(value) or (value.dtype is not None and value.dtype.is_floating_point())
+    return floating and bool(dims) and dims[-1] == classes and math.prod(dims) == classes
+
+
+def _last_ops(value: ir.Value) -> str:
+    ops: list[str] = []
+    node = value.producer()
+    while node is not None and len(ops) < _SHOWN:
+        ops.append(op_name(node))
+        source = next((v for v in node.inputs if v is not None and not v.is_initializer()), None)
+        node = source.producer() if source is not None else None
+    return ", ".join(ops) or "no op"
+
+
+def _layers(model: ir.Model) -> str:
+    layers = [read_linear(node, any_kernel=True) for node in model.graph]
+    names = [str(layer.weight.name) for layer in layers if isinstance(layer, Linear)]
+    return ", ".join(list(dict.fromkeys(names))[-5:]) or "none"

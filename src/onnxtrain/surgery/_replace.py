@@ -1,0 +1,258 @@
+"""`replace_head`: the same model with a new last linear layer."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from onnxtrain.errors import InputError, ModelError
+from onnxtrain.passes import ModelSource, canonicalize, load_model
+from onnxtrain.passes.mode import fresh_name
+from onnxtrain.selection import is_generated_name
+from onnxtrain.surgery._linear import Linear, find_head, op_name
+from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
+
+__all__ = ["replace_head"]
+
+_log = logging.getLogger("onnxtrain")
+
+
+def replace_head(
+    model: ModelSource,
+    classes: int,
+    *,
+    seed: int = 0,
+    output: str | None = None,
+    head: str | None = None,
+    bias: bool | None = None,
+    logits: bool = True,
+) -> ir.Model:
+    """Returns the model with its last linear layer replaced by a new one of `classes` outputs; `model` stays as it is.
+
+    The layer is a Gemm, a MatMul (with an Add) or a 1x1 Conv, of any layout of the weight, behind which there may be
+    Softmax, Sigmoid, LogSoftmax, Relu, pooling, Reshape and the like. It starts as PyTorch's `nn.Linear` and
+    `nn.Conv2d` do: weight and bias uniform in `[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]`, drawn by
+    `numpy.random.default_rng(seed)`, the weight first, in the layout `[classes, ...]`. Weight and bias keep their
+    names; in the place of names that an exporter has made up, and of a weight that also serves elsewhere, they are
+    `head.weight` and `head.bias`. Data type, batch and the names of inputs and of the output stay.
+
+    Args:
+        model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
+        classes: number of outputs of the new layer.
+        seed: of the initial values.
+        output: name of the output whose head it is, where the model has several.
+        head: name of the layer (of its node, its weight, or its module), where it is not to be looked for.
+        bias: whether the new layer has a bias; None if the old one has.
+        logits: whether a Softmax or Sigmoid behind the layer is left out, as losses want logits.
+
+    Returns:
+        The model in canonical form (opset 21 or newer). Other outputs that were computed from the head are gone.
+
+    Raises:
+        ModelError: there is no such layer, or what is behind it cannot be followed; the message names the last ops.
+        InputError: `classes` is no positive integer.
+
+    Example:
+        >>> import onnx
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   net (float[n, 2] x) => (float[n, 3] y) <float[2, 3] w = {1., 2., 3., 4., 5., 6.}>
+        ...   { y = MatMul(x, w) }''')
+        >>> new = replace_head(model, 5)
+        >>> [str(size) for size in new.graph.outputs[0].shape], new.graph.initializers["w"].const_value.shape
+        (['n', '5'], Shape([2, 5]))
+    """
+    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
+        raise InputError(f"Replacing the head: classes must be a positive integer, received {classes!r}.")
+    result = canonicalize(load_model(model))
+    layer = find_head(result, output, head)
+    assert layer.output is not None
+    name = str(layer.output.name)
+    _resize(result, layer, int(classes), name)
+    rng = np.random.default_rng(seed)
+    bound = 1 / math.sqrt(layer.fan_in)
+    shape = layer.shape if layer.rows else layer.shape[::-1]
+    weight = rng.uniform(-bound, bound, (classes, *shape[1:]))
+    old = layer.weight
+    shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
+    new_weight = _new(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
+    _rewire(layer, old, new_weight)
+    if layer.bias is not None if bias is None else bias:
+        _set_bias(result, layer, rng.uniform(-bound, bound, classes))
+    elif layer.bias is not None:
+        _drop_bias(layer)
+    if logits:
+        _drop_probabilities(layer, name)
+    _keep_outputs(result, layer, name)
+    _remove_unread(result, [old, layer.bias])
+    for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
+        node.metadata_props.clear()  # of the exporter, about parameters that are no more
+    return result
+
+
+def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
+    """Follows the classes to the output, and writes their number into the shapes on the way."""
+    axis, old, at = layer.axis, layer.classes, layer.node
+    if old == classes:
+        return
+    try:
+        if axis < 0:
+            raise Refusal("the rank of what it computes is not known")
+        for value in dict.fromkeys([layer.node.outputs[0], layer.last]):
+            _set_size(value, axis, classes)
+        for at in layer.tail:
+            axis = follow(model, at, axis, old, classes)
+            _set_size(at.outputs[0], axis, classes)
+    except Refusal as refusal:
+        raise ModelError(
+            f"Replacing the head: behind {op_name(layer.node)}, on the way to the output '{name}', {op_name(at)} is "
+            f"not for another number of classes: {refusal}. Export the model without it."
+        ) from None
+
+
+def _set_size(value: ir.Value, axis: int, size: int) -> None:
+    if value.shape is not None:
+        value.shape = ir.Shape([size if index == axis else dim for index, dim in enumerate(value.shape)])
+
+
+def _new(
+    model: ir.Model, like: ir.Value, array: npt.NDArray[np.float64], made_up: str, *, shared: bool
+) -> ir.Value:
+    """Returns an initializer in the place of another, of its dtype, under its name where it can have it."""
+    assert like.dtype is not None
+    name = fresh_name(model, made_up) if shared or is_generated_name(str(like.name)) else str(like.name)
+    tensor = ir.Tensor(np.ascontiguousarray(array.astype(like.dtype.numpy())), dtype=like.dtype, name=name)
+    value = ir.Value(
+        name=name, type=ir.TensorType(like.dtype), shape=ir.Shape(array.shape), const_value=tensor
+    )
+    if name == like.name:
+        order = list(model.graph.initializers.values())
+        model.graph.initializers.clear()
+        for initializer in order:
+            model.graph.initializers.add(value if initializer is like else initializer)
+    else:
+        model.graph.register_initializer(value)
+    return value
+
+
+def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
+    """Lets the layer read a new weight, through nodes of its own where it is transposed or cast."""
+    value = new
+    for node in layer.through:
+        shape = None if node.op_type == "Transpose" and value.shape is None else value.shape
+        if node.op_type == "Transpose" and shape is not None:
+            shape = ir.Shape(list(shape)[::-1])
+        own = ir.node(node.op_type, [value], dict(node.attributes), name=None)
+        own.outputs[0].type, own.outputs[0].shape = node.outputs[0].type, shape
+        own.outputs[0].name = f"{layer.node.outputs[0].name}.{new.name}.{node.op_type}"
+        layer.node.prepend(own)
+        value = own.outputs[0]
+    layer.node.replace_input_with(1, value)
+    layer.weight = new
+
+
+def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> None:
+    old = layer.bias
+    if old is not None:
+        rank = len(old.shape) if old.shape is not None else 1
+        column = array.reshape((1,) * (rank - 1) + array.shape)
+        new = _new(model, old, column, "head.bias", shared=len(old.uses()) > 1)
+        reader = layer.add or layer.node
+        reader.replace_input_with(list(reader.inputs).index(old), new)
+        return
+    new = _new_bias(model, layer, array)
+    if layer.node.op_type in ("Gemm", "Conv"):
+        layer.node.resize_inputs(3)
+        layer.node.replace_input_with(2, new)
+        return
+    before = layer.node.outputs[0]
+    add = ir.node("Add", [before, new])
+    sum_ = add.outputs[0]
+    sum_.type, sum_.shape = before.type, before.shape
+    layer.node.append(add)
+    name, output = before.name, before.is_graph_output()
+    before.replace_all_uses_with(sum_, replace_graph_outputs=True)
+    add.replace_input_with(0, before)
+    if output:
+        before.name, sum_.name = f"{name}.product", name
+    if layer.output is before:
+        layer.output = sum_
+    layer.add = add
+
+
+def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> ir.Value:
+    weight = str(layer.weight.name)
+    name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else "head.bias"
+    name = fresh_name(model, name)
+    dtype = layer.node.outputs[0].dtype or layer.weight.dtype
+    assert dtype is not None
+    tensor = ir.Tensor(array.astype(dtype.numpy()), dtype=dtype, name=name)
+    value = ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def _drop_bias(layer: Linear) -> None:
+    if layer.add is None:
+        layer.node.resize_inputs(2)
+        return
+    product, total = layer.node.outputs[0], layer.add.outputs[0]
+    name = total.name
+    if total.is_graph_output():
+        total.name, product.name = None, name
+    total.replace_all_uses_with(product, replace_graph_outputs=True)
+    if layer.output is total:
+        layer.output = product
+    layer.add = None
+
+
+def _drop_probabilities(layer: Linear, name: str) -> None:
+    """Takes Softmax and Sigmoid out of the tail; the output keeps its name."""
+    for node in [node for node in layer.tail if node.op_type in PROBABILITIES]:
+        before, after = node.inputs[0], node.outputs[0]
+        assert before is not None
+        if after.is_graph_output():
+            after.name = f"{name}.{node.op_type}"
+            before.name = name
+        after.replace_all_uses_with(before, replace_graph_outputs=True)
+        layer.tail.remove(node)
+        if after is layer.output:
+            layer.output = before
+        _log.warning(
+            "The %s at the end of the model is left out: its output '%s' are now the logits, which losses want. Pass "
+            "logits=False to keep it.",
+            op_name(node),
+            name,
+        )
+
+
+def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:
+    """Drops the other outputs that are computed from the head."""
+    behind: set[ir.Value] = {layer.node.outputs[0]}
+    for node in model.graph:
+        if any(value in behind for value in node.inputs if value is not None):
+            behind.update(node.outputs)
+    kept: list[ir.Value] = []
+    dropped: list[ir.Value] = []
+    for value in dict.fromkeys(model.graph.outputs):
+        (kept if value is layer.output or value not in behind else dropped).append(value)
+    if dropped:
+        _log.warning(
+            "The outputs %s were computed from the head that is replaced, and are left out.",
+            ", ".join(f"'{value.name}'" for value in dropped),
+        )
+    model.graph.outputs.clear()
+    model.graph.outputs.extend(kept)
+
+
+def _remove_unread(model: ir.Model, initializers: list[ir.Value | None]) -> None:
+    for node in reversed(tuple(model.graph)):
+        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
+            model.graph.remove(node, safe=True)
+    for value in initializers:
+        if value is not None and not value.uses() and model.graph.initializers.get(str(value.name)) is value:
+            del model.graph.initializers[str(value.name)]

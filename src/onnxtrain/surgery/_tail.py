@@ -1,0 +1,183 @@
+"""The ops between a head and an output: where the classes are behind each, and what has their number in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.emitter import static_dims
+from onnxtrain.passes import mark_constant
+from onnxtrain.passes.mode import fresh_name
+
+__all__ = ["PROBABILITIES", "TAIL_OPS", "Refusal", "data_input", "follow"]
+
+PROBABILITIES = ("Softmax", "Sigmoid")
+"""Ops that make probabilities of the logits that losses want."""
+
+Dims = Sequence[int | None]
+
+
+class Refusal(Exception):
+    """Why the classes cannot be followed through a node."""
+
+
+def data_input(node: ir.Node) -> ir.Value | None:
+    """Returns the input of an op of the tail that comes from the head, None if it has two that may."""
+    if node.op_type not in _WITH_A_NUMBER:
+        return node.inputs[0]
+    numbers = [
+        v for v in node.inputs if v is not None and v.const_value is not None and v.const_value.size == 1
+    ]
+    others = [v for v in node.inputs if v not in numbers]
+    return others[0] if len(others) == 1 else None
+
+
+def follow(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    """Returns the axis of the classes behind a node, of which there are now `new`; rewrites sizes in the node.
+
+    Raises:
+        Refusal: it is not known.
+    """
+    return TAIL_OPS[node.op_type](model, node, axis, old, new)
+
+
+def _same(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    return axis
+
+
+def _pool(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    if axis != 1:
+        raise Refusal("it pools over the classes")
+    return axis
+
+
+def _resize(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    if len(node.inputs) > 3 and node.inputs[3] is not None and "axes" not in node.attributes:
+        raise Refusal("it gives the number of classes as a size")
+    return axis
+
+
+def _mean(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    axes = _axes(node, _rank(node))
+    if axes is None or axis in axes:
+        raise Refusal("it takes the mean over the classes")
+    keeps = node.attributes.get_int("keepdims", 1) == 1
+    return axis if keeps else axis - sum(a < axis for a in axes)
+
+
+def _squeeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    axes = _axes(node, _rank(node))
+    if axes is None or axis in axes:
+        raise Refusal("it removes the axis of the classes" + (" if there is one" if axes is None else ""))
+    return axis - sum(a < axis for a in axes)
+
+
+def _unsqueeze(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    added = _axes(node, _rank(node) + len(_constant(node.inputs[1]) or ()))
+    if added is None:
+        raise Refusal("its axes are computed")
+    for position in sorted(added):
+        axis += position <= axis
+    return axis
+
+
+def _transpose(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    perm = node.attributes.get_ints("perm") or list(range(_rank(node)))[::-1]
+    return list(perm).index(axis)
+
+
+def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    dims = _dims(node.inputs[0])
+    start = node.attributes.get_int("axis", 1) % max(1, len(dims))
+    group = dims[:start] if axis < start else dims[start:]
+    position = axis if axis < start else axis - start
+    if any(dim != 1 for index, dim in enumerate(group) if index != position):
+        raise Refusal(f"it merges the classes with other axes of {list(dims)}")
+    return 0 if axis < start else 1
+
+
+def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    """The target in which the classes are an axis of their own, with the same numbers before and behind."""
+    dims, target = _dims(node.inputs[0]), _constant(node.inputs[1])
+    if target is None or (0 in target and node.attributes.get_int("allowzero", 0) == 1):
+        raise Refusal("its shape is computed")
+    sizes: list[int | None] = [
+        (dims[i] if i < len(dims) else None) if size == 0 else int(size) for i, size in enumerate(target)
+    ]
+    behind = math.prod(dim or 0 for dim in dims[axis + 1 :])
+    for position in reversed(range(len(target))):
+        own = target[position]
+        classes = own in (old, -1) or (own == 0 and position == axis)
+        rest = sizes[position + 1 :]
+        if not classes or -1 in rest or math.prod(dim or 0 for dim in rest) != behind or behind == 0:
+            continue
+        before, wanted = sizes[:position], list(dims[:axis])
+        if (own != -1 and -1 in before) or (before == wanted and None not in before):
+            known = True
+        else:  # symbolic sizes, copied by zeros
+            known = position == axis and all(size == 0 for size in target[:position])
+        if known:
+            if own == old and own > 0:
+                _set(model, node, position, new)
+            return position
+    raise Refusal(
+        f"it makes {list(target)} of {list(dims)}, in which the {old} classes are no axis of their own"
+    )
+
+
+def _set(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
+    """Writes a size into the target of a Reshape, in a constant of its own."""
+    target = _constant(node.inputs[1])
+    assert target is not None
+    sizes = np.array(target, np.int64)
+    sizes[position] = size
+    name = fresh_name(model, f"{node.outputs[0].name}.shape")
+    tensor = ir.tensor(sizes, name=name)
+    value = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([len(sizes)]), const_value=tensor
+    )
+    mark_constant(value)
+    model.graph.register_initializer(value)
+    node.replace_input_with(1, value)
+
+
+def _constant(value: ir.Value | None) -> list[int] | None:
+    if value is None or value.const_value is None:
+        return None
+    return [int(number) for number in value.const_value.numpy().reshape(-1)]
+
+
+def _axes(node: ir.Node, rank: int) -> set[int] | None:
+    axes = _constant(node.inputs[1]) if len(node.inputs) > 1 else None
+    return None if axes is None else {axis % rank for axis in axes}
+
+
+def _dims(value: ir.Value | None) -> Dims:
+    dims = static_dims(value) if value is not None else None
+    if dims is None:
+        raise Refusal("its shape is not known")
+    return dims
+
+
+def _rank(node: ir.Node) -> int:
+    return len(_dims(node.inputs[0]))
+
+
+_WITH_A_NUMBER = ("Add", "Sub", "Mul", "Div")
+
+TAIL_OPS: dict[str, Callable[[ir.Model, ir.Node, int, int, int], int]] = {
+    **dict.fromkeys(("Identity", "Dropout", "Cast", "Relu", "LogSoftmax", *PROBABILITIES), _same),
+    **dict.fromkeys(_WITH_A_NUMBER, _same),
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool"), _pool),
+    "Resize": _resize,
+    "ReduceMean": _mean,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Transpose": _transpose,
+    "Flatten": _flatten,
+    "Reshape": _reshape,
+}
+"""What may stand between a head and an output, and where the classes are behind it."""

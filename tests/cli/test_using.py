@@ -1,0 +1,133 @@
+"""`evaluate`, `predict` and `export`: the same numbers as those of the trainer and of a plain session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pandas as pd
+import pytest
+
+import models
+from onnxtrain import Trainer
+
+
+@pytest.fixture
+def trained(run: Any, mlp: Path, data: Path, tmp_path: Path) -> Path:
+    result = run(
+        "train", mlp, "--data", data, "--loss", "cross_entropy", "--epochs", 2, "-o", tmp_path / "run"
+    )
+    assert result.code == 0, result.err
+    return tmp_path / "run"
+
+
+def test_evaluate_is_trainer_evaluate(run: Any, trained: Path, data: Path) -> None:
+    arrays = np.load(data)
+    expected = Trainer.resume(trained).evaluate(arrays["x"], arrays["y"], batch_size=64)
+    document = run("evaluate", trained, "--data", data, "--batch-size", 64, "--json").json()
+    assert {key: document[key] for key in expected} == expected
+    shown = run("evaluate", trained, "--data", data).out
+    assert f"{expected['accuracy']:.6g}" in shown
+    logits = ort.InferenceSession(trained / "trained.onnx").run(None, {"x": arrays["x"]})[0]
+    assert expected["accuracy"] == pytest.approx((logits.argmax(1) == arrays["y"]).mean())
+
+
+@pytest.mark.parametrize("suffix", ["npz", "csv", "parquet"])
+@pytest.mark.parametrize("of", ["run", "model"])
+def test_predictions_are_those_of_a_plain_session(
+    run: Any, trained: Path, data: Path, tmp_path: Path, suffix: str, of: str
+) -> None:
+    source = trained if of == "run" else trained / "trained.onnx"
+    output = tmp_path / f"predictions.{suffix}"
+    result = run("predict", source, "--data", data, "-o", output, "--batch-size", 7, "--json")
+    assert result.code == 0, result.err
+    assert result.json()["samples"] == 200
+    x = np.load(data)["x"]
+    logits = ort.InferenceSession(trained / "trained.onnx").run(None, {"x": x})[0]
+    if suffix == "npz":
+        got = dict(np.load(output))
+        values, best = got["logits"], got.get("class")
+    else:
+        frame = pd.read_csv(output) if suffix == "csv" else pd.read_parquet(output)
+        values = frame[["logits_0", "logits_1", "logits_2"]].to_numpy()
+        best = frame.get("class")
+    np.testing.assert_allclose(values, logits, rtol=1e-5, atol=1e-6)
+    if of == "run":
+        np.testing.assert_array_equal(best, logits.argmax(1))
+    else:
+        assert best is None
+
+
+def test_predict_needs_no_targets(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.load(data)["x"][:5])
+    result = run("predict", trained, "--data", tmp_path / "x.npz", "-o", tmp_path / "p.npz")
+    assert result.code == 0, result.err
+    assert np.load(tmp_path / "p.npz")["logits"].shape == (5, 3)
+
+
+def test_predict_fills_a_fixed_batch(run: Any, tmp_path: Path) -> None:
+    model = models.mlp()
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 4
+    onnx.save(model, tmp_path / "fixed.onnx")
+    x = np.random.default_rng(0).standard_normal((10, 4)).astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=x)
+    arguments = ("predict", tmp_path / "fixed.onnx", "--data", tmp_path / "x.npz", "-o", tmp_path / "p.npz")
+    assert run(*arguments).code == 0
+    expected = ort.InferenceSession(models.mlp().SerializeToString()).run(None, {"x": x})[0]
+    np.testing.assert_allclose(np.load(tmp_path / "p.npz")["logits"], expected, rtol=1e-5, atol=1e-6)
+    refused = run(*arguments, "--batch-size", 3)
+    assert "--batch-size is 3, but the model takes exactly 4 samples. Leave it out." in refused.err
+
+
+def test_export_writes_the_trained_model(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    document = run("export", trained, "-o", tmp_path / "out.onnx", "--json").json()
+    assert document["outputs"] == ["logits"]
+    x = np.load(data)["x"]
+    got, expected = (
+        ort.InferenceSession(path).run(None, {"x": x})[0]
+        for path in (tmp_path / "out.onnx", trained / "trained.onnx")
+    )
+    np.testing.assert_array_equal(got, expected)
+    run("export", trained, "-o", tmp_path / "hidden.onnx", "--outputs", "a")
+    hidden = ort.InferenceSession(tmp_path / "hidden.onnx").run(None, {"x": x})[0]
+    assert hidden.shape == (200, 8)
+
+
+def test_what_cannot_be_used_is_one_message(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:
+    for arguments, message in (
+        (("evaluate", tmp_path / "none", "--data", data), "there is no file 'checkpoint'"),
+        (("predict", trained, "--data", data, "-o", "p.txt"), "choose an .npz, .csv or .parquet file"),
+        (("predict", trained, "--data", tmp_path / "none.csv"), "there is no such file"),
+    ):
+        result = run(*arguments)
+        assert result.code == 1
+        assert message in result.err
+        assert len(result.err.splitlines()) == 1
+
+
+def test_replace_head(run: Any, mlp: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((300, 4)).astype(np.float32)
+    np.savez(tmp_path / "four.npz", x=x, y=x.argmax(axis=1))
+    arguments = (
+        "train",
+        mlp,
+        "--data",
+        tmp_path / "four.npz",
+        "--loss",
+        "cross_entropy",
+        "-o",
+        tmp_path / "run",
+    )
+    assert "class labels must be 0 .. 2" in run(*arguments).err
+    result = run(*arguments, "--replace-head", 4, "--epochs", 15, "--lr", 0.02, "--json")
+    assert result.code == 0, result.err
+    document = result.json()
+    assert document["epochs"][-1]["accuracy"] > 0.8
+    assert ort.InferenceSession(document["model"]).run(None, {"x": x})[0].shape == (300, 4)
+    again = run("train", tmp_path / "run", "--data", tmp_path / "four.npz", "--replace-head", 5)
+    assert "--replace-head 5 (it was 4)" in again.err

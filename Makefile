@@ -50,7 +50,7 @@ test-newest: $(NEWEST_VENV)/.installed
 $(OLDEST_VENV)/.installed: pyproject.toml hatch_build.py tests/oldest.txt tests/oldest-ortmodule.txt | check-python
 	$(PYTHON) -m venv --clear $(OLDEST_VENV)
 	$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -c tests/oldest.txt
-	$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,data]' $(TESTING) -c tests/oldest.txt
+	$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch,demo,data,plots,tensorboard]' $(TESTING) -c tests/oldest.txt
 	$(OLDEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(ORTMODULE_SITE) -r tests/oldest-ortmodule.txt
 	touch $@
 
@@ -58,7 +58,7 @@ $(OLDEST_VENV)/.installed: pyproject.toml hatch_build.py tests/oldest.txt tests/
 $(NEWEST_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(PYTHON) -m venv --clear $(NEWEST_VENV)
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[build,demo,data]' onnxscript $(TESTING)
+	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[build,demo,data,plots,tensorboard]' onnxscript $(TESTING)
 	touch $@
 
 $(DEMO_VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL_SOURCES) | check-python

@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 
 import onnxtrain
-from bad_input import building, files, running, training
+from bad_input import building, changing, files, running, training
 from bad_input.bench import CASES
 
 ROOT = Path(__file__).parents[1]
-MODULES = (building, files, running, training)
+MODULES = (building, changing, files, running, training)
 
 RUN = """
 import logging, sys
-from bad_input import bench, building, files, running, training
+from bad_input import bench, building, changing, files, running, training
 logging.disable(logging.WARNING)  # what is reported is the exception
 bench.main(sys.argv[1], sys.argv[2:])
 """

@@ -193,8 +193,9 @@ def _loss_model(
     dtype: type = np.float32,
     labels: ir.DataType | None = None,
     opset: int = 21,
+    weighted: bool = False,
 ) -> onnx.ModelProto:
-    """A model of inputs `scores` and `target` and output `loss`."""
+    """A model of inputs `scores`, `target` and possibly `weight`, and output `loss`."""
     scores = ir.Value(
         name="scores", shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.from_numpy(np.dtype(dtype)))
     )
@@ -203,7 +204,13 @@ def _loss_model(
     if labels is not None:
         target.type = ir.TensorType(labels)
     graph = ir.Graph([scores, target], [], nodes=[], opset_imports={"": opset}, name="loss")
-    value = loss.build(Emitter(graph), scores, target)
+    if weighted:
+        kind = ir.DataType.DOUBLE if dtype is np.float64 else ir.DataType.FLOAT
+        weight = ir.Value(name="weight", shape=ir.Shape(shape[:1]), type=ir.TensorType(kind))
+        graph.inputs.append(weight)
+        value = loss.build_weighted(Emitter(graph), scores, target, weight)
+    else:
+        value = loss.build(Emitter(graph), scores, target)
     value.name = "loss"
     assert value.dtype == scores.dtype
     assert value.shape is not None
@@ -255,6 +262,42 @@ def test_value_and_gradient_match_torch(case: LossCase, reduction: str, symbolic
             assert got.dtype == dtype
             assert got.shape == expected.shape
             assert norm_relative_error(got, expected) <= NORM_RELATIVE[np.dtype(dtype)]
+
+
+SAMPLE_WEIGHTS = np.array([2, 0, 1, 3, 1, 2, 1])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.name)
+def test_weight_of_a_sample_is_how_often_torch_sees_it(form: LossCase, reduction: str) -> None:
+    scores, target = form.arrays()
+    weights = SAMPLE_WEIGHTS[: len(scores)]
+    leaf = _tensor(scores).requires_grad_()
+    times = _tensor(weights)
+    repeated = leaf.repeat_interleave(times, 0), _tensor(target).repeat_interleave(times, 0)
+    value = form.twin(*repeated, reduction=reduction)
+    value.backward()
+    loss = form.loss(reduction=reduction, **form.options)
+    model = _loss_model(loss, _symbolic(form.shape), np.float64, weighted=True)
+    feeds = {"scores": scores, "target": target, "weight": weights.astype(np.float64)}
+    step = differentiate(model, of="loss", wrt=["scores"])
+    results = _fetch(step, feeds, "loss", "scores_grad")
+    for got, expected in zip(results, (value.detach().numpy(), leaf.grad.numpy()), strict=True):
+        assert got.shape == expected.shape
+        assert norm_relative_error(got, expected) <= NORM_RELATIVE[np.dtype(np.float64)]
+
+
+def test_weighted_loss_of_float16_scores_is_computed_in_float32() -> None:
+    scores = np.zeros((40_000, 2), np.float16)
+    scores[:, 1] = 8
+    feeds = {
+        "scores": scores,
+        "target": np.zeros(40_000, np.int64),
+        "weight": np.full(40_000, 3.0, np.float32),
+    }
+    got = _run(_loss_model(CrossEntropyLoss(), ("n", 2), np.float16, weighted=True), feeds)
+    assert got.dtype == np.float16
+    assert got == pytest.approx(8.0, rel=2**-11)
 
 
 @pytest.mark.parametrize("form", _FORMS, ids=lambda form: form.name)

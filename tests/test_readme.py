@@ -12,7 +12,14 @@ import pytest
 import models
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/fine-tuning.md", "docs/callbacks.md", "docs/ortmodule.md", "docs/layer-norms.md"]
+PAGES = [
+    "README.md",
+    "docs/fine-tuning.md",
+    "docs/data.md",
+    "docs/callbacks.md",
+    "docs/ortmodule.md",
+    "docs/layer-norms.md",
+]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
@@ -38,7 +45,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, obje
 
 @pytest.mark.parametrize(("text", "page"), blocks())
 def test_block_runs(text: str, page: str, workplace: dict[str, object]) -> None:
-    with_data = page in ("docs/fine-tuning.md", "docs/callbacks.md")
+    with_data = page in ("docs/fine-tuning.md", "docs/data.md", "docs/callbacks.md")
     namespace = {"x": workplace["x"], "y": workplace["y"]} if with_data else {}
     if 'resume("run")' in text:
         workplace["Trainer"]("model.onnx", "cross_entropy", directory="run")  # type: ignore[operator]

@@ -96,6 +96,7 @@ def generate_artifacts(
     *,
     batch_norm: BatchNormMode = "as_exported",
     straight_through: bool = False,
+    sample_weight: bool = False,
 ) -> None:
     """Writes the files that the on-device API trains from.
 
@@ -133,6 +134,8 @@ def generate_artifacts(
             `{"backbone.*": "inference", "*": "training"}`.
         straight_through: whether gradients pass through rounding and quantisation as if these did nothing, as in
             quantisation-aware training.
+        sample_weight: whether the models take a weight for each sample, as a last target `sample_weight` of shape
+            [N]: the loss is then the weighted mean, sum(w·l) / sum(w).
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
@@ -155,7 +158,7 @@ def generate_artifacts(
     parameters = [*(requires_grad or ()), *(frozen_params or ())]
     loaded = load_model(model)
     own = [str(value.name) for value in loaded.graph.outputs]
-    forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters)
+    forward, loss_name, extra = _with_loss(model, loaded, loss, loss_input_names, parameters, sample_weight)
     with straight_through_rules(straight_through):
         graphs = build_training_graphs(
             forward,
@@ -213,6 +216,7 @@ def _with_loss(
     spec: LossSpec,
     loss_input_names: Sequence[str] | None,
     parameters: Sequence[str],
+    sample_weight: bool,
 ) -> tuple[ir.Model, str, list[str]]:
     """Appends the loss to the model that was loaded from a source.
 
@@ -221,6 +225,11 @@ def _with_loss(
     """
     outputs = [str(value.name) for value in loaded.graph.outputs]
     names = list(loss_input_names or (outputs[:1] if spec is None else outputs))
+    if sample_weight and (spec is None or isinstance(spec, onnxblock.Block)):
+        raise GraphBuildError(
+            "generate_artifacts: sample weights need a loss of onnxtrain.losses, which is told to weigh its samples; a "
+            "loss inside the model or an onnxblock block has to take the weights as an input of its own"
+        )
     if isinstance(spec, onnxblock.Block):
         return _with_block_loss(source, loaded, spec, names, parameters)
     model = _canonical(loaded, parameters)
@@ -246,7 +255,7 @@ def _with_loss(
             f"its target), received {', '.join(names)}; name them in loss_input_names"
         )
     op = Emitter(model.graph, functions=model.functions)
-    value = losses.attach_loss(op, loss, *names)
+    value = losses.attach_loss(op, loss, *names, sample_weight=sample_weight)
     return model, str(value.name), []
 
 

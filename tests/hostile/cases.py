@@ -63,6 +63,12 @@ def resume(folder: Path) -> None:
     trainer.fit(X, Y, epochs=1, verbose=False)
 
 
+def predict(folder: Path) -> None:
+    trainer = Trainer.resume(folder)
+    trainer.predict(X)
+    trainer.export(folder / "trained.onnx")
+
+
 def generate(folder: Path) -> None:
     generate_artifacts(
         folder / "source.onnx", loss="cross_entropy", optimizer="adamw", artifact_directory=folder / "made"
@@ -94,6 +100,11 @@ def legacy(rng: Rng, folder: Path) -> Callable[[], object]:
 def run_model(rng: Rng, folder: Path) -> Callable[[], object]:
     _change(folder / choose(rng, MODELS), choose(rng, [damage, mutations.edit_model]), rng)
     return partial(train, folder)
+
+
+def inference_model(rng: Rng, folder: Path) -> Callable[[], object]:
+    _change(folder / "inference_model.onnx", choose(rng, [damage, mutations.edit_model]), rng)
+    return partial(predict, folder)
 
 
 def external_data(rng: Rng, folder: Path) -> Callable[[], object]:
@@ -153,7 +164,7 @@ def run_folder(rng: Rng, folder: Path) -> Callable[[], object]:
 
 KINDS: list[Callable[[Rng, Path], Callable[[], object]]] = [
     checkpoint, checkpoint, delta, legacy, run_model, run_model, external_data, external_data, source_model,
-    source_data, run_folder,
+    source_data, run_folder, inference_model,
 ]  # fmt: skip
 
 

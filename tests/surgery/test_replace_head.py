@@ -295,6 +295,18 @@ def test_bias_is_added_or_dropped(bias: bool, names: set[str], product: str) -> 
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_a_bias_of_zeros_that_the_exporter_has_dropped_is_back(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    nn.init.zeros_(net[2].bias)
+    path = export(net, (4,), tmp_path / "net.onnx", "dynamo", "1")
+    model = onnx.load(path)
+    assert not [t.name for t in model.graph.initializer if list(t.dims) == [3]]
+    values = head_values(replace_head(path, 5))
+    assert values["2.bias"].shape == (5,)
+    assert "2.bias" not in head_values(replace_head(path, 5, bias=False))
+
+
 def test_softmax_is_kept_if_asked_for() -> None:
     model = replace_head(gemm(tail="s = Softmax(z) y = Identity(s)"), 5, logits=False)
     got = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(
@@ -357,6 +369,17 @@ def test_a_quantised_weight_is_refused() -> None:
     )
     with pytest.raises(ModelError, match="so it is quantised: replace the head of the float model"):
         replace_head(model, 5)
+
+
+def test_a_dynamically_quantised_head_is_refused(tmp_path: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    onnx.save(gemm(), tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx")
+    with pytest.raises(
+        ModelError, match=r"MatMulInteger '.*' is quantised: replace the head of the float model"
+    ):
+        replace_head(tmp_path / "int8.onnx", 5)
 
 
 def test_no_head_names_the_last_ops_and_the_layers() -> None:

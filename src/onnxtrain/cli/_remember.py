@@ -27,29 +27,25 @@ _OF_THE_RUN = (
     "loss",
     "optimizer",
     "schedule",
+    "schedule_option",
     "warmup",
+    "warmup_ratio",
+    "metric",
+    "ema_decay",
     "clip_norm",
     "train",
     "freeze",
     "batch_norm",
     "dynamic_batch",
     "seed",
+    "replace_head",
+    "target",
+    "inputs",
+    "impute",
+    "one_hot",
+    "ordinal",
+    "scale",
 )
-_SINCE: dict[str, Any] = {
-    "replace_head": None,
-    "target": None,
-    "inputs": None,
-    "impute": None,
-    "one_hot": False,
-    "ordinal": False,
-    "scale": False,
-    "schedule_option": None,
-    "warmup_ratio": 0.0,
-    "metric": None,
-    "ema_decay": None,
-}
-"""Further options of the run, and what they are in a record that was written before there were any."""
-_FIXED = (*_OF_THE_RUN, *_SINCE)
 _BESIDE = ("log", "save_every", "keep")
 """What is written besides; it can always be given anew."""
 _OF_A_FIT = (
@@ -61,6 +57,24 @@ _OF_A_FIT = (
     "validation",
     "schedule_epochs",
 )
+_ADDED: dict[str, Any] = {
+    "schedule_option": None,
+    "schedule_epochs": None,
+    "warmup_ratio": 0.0,
+    "metric": None,
+    "ema_decay": None,
+    "replace_head": None,
+    "target": None,
+    "inputs": None,
+    "impute": None,
+    "one_hot": False,
+    "ordinal": False,
+    "scale": False,
+    "log": None,
+    "save_every": None,
+    "keep": None,
+}
+"""Options that records of earlier versions do not have, and what their runs were started with."""
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
@@ -75,7 +89,7 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
     """Puts the options into the trainer's properties; `data` is the fingerprint of what is trained on."""
-    values = {name: getattr(options, name) for name in (*_FIXED, *_OF_A_FIT, *_BESIDE)}
+    values = {name: getattr(options, name) for name in (*_OF_THE_RUN, *_OF_A_FIT, *_BESIDE)}
     values["log"] = None if options.log is None else str(options.log.resolve())
     trainer.state.properties[PROPERTY] = json.dumps({"version": 1, "options": values, "data": data})
 
@@ -99,7 +113,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             "train the copy."
         )
     saved, saved_data = _saved(trainer, options)
-    fixed = (*_FIXED, *_OF_A_FIT) if trainer.resumes_fit else _FIXED
+    fixed = (*_OF_THE_RUN, *_OF_A_FIT) if trainer.resumes_fit else _OF_THE_RUN
     contradictions = [
         f"{_flag(name)} {_show(getattr(options, name))} (it was {_show(saved[name])})"
         for name in fixed
@@ -111,7 +125,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             f"The run in '{options.source}' {state} been started with other options than {', '.join(contradictions)}. "
             "Leave them out to go on with it, or start a new run with --output DIR."
         )
-    unknown = [_flag(name) for name in _FIXED if name in given and name not in saved]
+    unknown = [_flag(name) for name in _OF_THE_RUN if name in given and name not in saved]
     if unknown:
         raise InputError(
             f"The run in '{options.source}' was not started from the command line, so {', '.join(unknown)} cannot be "
@@ -137,12 +151,11 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
             record = parse_json(str(text))
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
-            saved = _SINCE | dict.fromkeys(("schedule_epochs", *_BESIDE)) | dict(record["options"])
-            data = str(record["data"])
+            saved, data = _ADDED | dict(record["options"]), str(record["data"])
             saved["log"] = saved["log"] and Path(saved["log"])
             if isinstance(saved.get("batch_norm"), str):  # as one mode was written before there were several
                 saved["batch_norm"] = [saved["batch_norm"]]
-            if saved.keys() != {*_FIXED, *_OF_A_FIT, *_BESIDE}:
+            if saved.keys() != {*_OF_THE_RUN, *_OF_A_FIT, *_BESIDE}:
                 raise ValueError(f"options {', '.join(saved)}")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(

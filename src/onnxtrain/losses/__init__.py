@@ -23,7 +23,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
 
-from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, ClassLabels, Loss, Reduction, TargetSpec
+from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
 from ._elementwise import BCEWithLogitsLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
 from ._mean import loss_mean
@@ -33,6 +33,7 @@ __all__ = [
     "LOSSES",
     "MEAN_KEY",
     "TARGET_KEY",
+    "WEIGHT_NAME",
     "BCEWithLogitsLoss",
     "ClassLabels",
     "CrossEntropyLoss",
@@ -95,6 +96,7 @@ def attach_loss(
     *,
     new_target: str | None = None,
     origin: ir.Graph | None = None,
+    sample_weight: bool = False,
 ) -> ir.Value:
     """Appends a loss, and new graph inputs for its targets.
 
@@ -106,6 +108,7 @@ def attach_loss(
         new_target: name for the input that is added; default: `target` or `labels`. With a number behind it when the
             name is taken.
         origin: the model's graph, where `op` writes into one that will become part of it.
+        sample_weight: whether to add an input of a weight for each sample too (see :meth:`Loss.build_weighted`).
 
     Returns:
         The loss, named `loss` unless that name is taken; its metadata says what it is the mean over.
@@ -123,10 +126,34 @@ def attach_loss(
         value = source = spec.as_input()
         value.name = op.unique_name(new_target or str(value.name))
         op.graph.inputs.append(value)
-    result = loss.build(op, judged, value)
+    mean = loss.mean_over(source.name if source else None)
+    if sample_weight:
+        weight = _add_weight(op, judged, loss)
+        result = loss.build_weighted(op, judged, value, weight)
+        mean = mean if mean is None else mean | {"sample_weight": weight.name}
+    else:
+        result = loss.build(op, judged, value)
     result.name = op.unique_name("loss")
-    result.metadata_props[MEAN_KEY] = json.dumps(loss.mean_over(source.name if source else None))
+    result.metadata_props[MEAN_KEY] = json.dumps(mean)
     return result
+
+
+def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
+    """Adds a graph input for the weights of the samples, behind the targets."""
+    if not static_dims(scores):
+        raise GraphBuildError(
+            f"attaching {type(loss).__name__}: the scores {scores.name!r} of shape {scores.shape} have no axis for the "
+            "samples, which sample weights need"
+        )
+    assert scores.shape is not None
+    first = scores.shape[0]
+    size = first if isinstance(first, int) else first.value
+    dtype = ir.DataType.DOUBLE if scores.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    weight = TargetSpec(WEIGHT_NAME, dtype, (size,)).as_input()
+    weight.name = op.unique_name(WEIGHT_NAME)
+    weight.metadata_props[TARGET_KEY] = json.dumps({"sample_weight": True})
+    op.graph.inputs.append(weight)
+    return weight
 
 
 def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,7 @@ __all__ = [
     "LABELS_KEY",
     "MEAN_KEY",
     "TARGET_KEY",
+    "WEIGHT_NAME",
     "ClassLabels",
     "Loss",
     "Reduction",
@@ -38,6 +39,9 @@ LABELS_KEY = "onnxtrain.class_labels"
 
 MEAN_KEY = "onnxtrain.loss_mean"
 """Metadata of a loss: JSON of what :meth:`Loss.mean_over` returns."""
+
+WEIGHT_NAME = "sample_weight"
+"""Suggested name of the graph input with a weight for each sample."""
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -123,6 +127,48 @@ class Loss(ABC):
             GraphBuildError: dtypes or static shapes of scores, target and weights do not fit together.
         """
 
+    def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:
+        """Appends the loss with a weight for each sample to a graph.
+
+        The mean is sum(w[i]·l[i]) / sum(w[i]·c[i]) over the samples i, with l[i] the sum of the terms of a sample
+        and c[i] what they count: PyTorch's mean of a loss with class weights, Keras' `mean_with_sample_weight`. A
+        sample of weight 0 is as if it were not there, one of weight 2 as if it were there twice. Where all terms of
+        a sample count 1, l[i] is their mean and c[i] is 1. Without "mean" it is sum(w[i]·l[i]).
+
+        Args:
+            op: writes into the graph of the others.
+            scores: as for :meth:`build`.
+            target: as for :meth:`build`.
+            weight: not negative, of the scores' dtype (float32 for half precision), of shape [N].
+
+        Returns:
+            The loss, in the dtype of the scores, of shape [].
+
+        Raises:
+            GraphBuildError: as :meth:`build`; the reduction is "none".
+        """
+        if self.reduction == "none":
+            raise self._error("sample weights need the reduction 'mean' or 'sum'")
+        wide = widen(op, scores)
+        target = widen(op, target)
+        terms = replace(self, reduction="none").build(op, wide, target)
+        counts = self._counts(op, wide, target) if self.reduction == "mean" else None
+        share = self.reduction == "mean" and counts is None
+        loss = _weighted_sum(op, _of_each(op, terms, mean=share), weight)
+        if self.reduction == "mean":
+            total = (
+                op.ReduceSum(weight, keepdims=0)
+                if counts is None
+                else _weighted_sum(op, _of_each(op, counts, mean=False), weight)
+            )
+            loss = op.Div(loss, total)
+        loss.shape = ir.Shape(())
+        return narrow(op, loss, scores)
+
+    def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
+        """What each term counts in the mean, of the shape of the terms; None where each counts 1."""
+        return None
+
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
         """Returns what the loss of a batch is the mean over, as the manifest says it.
 
@@ -171,6 +217,21 @@ def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
     )
     loss.shape = ir.Shape(())
     return loss
+
+
+def _of_each(op: Emitter, terms: ir.Value, *, mean: bool) -> ir.Value:
+    """Returns the sum or the mean of the terms of each sample: shape [N]."""
+    axes = list(range(1, len(static_dims(terms) or (None,))))
+    if not axes:
+        return terms
+    each: ir.Value = op.ReduceMean(terms, axes, keepdims=0) if mean else op.ReduceSum(terms, axes, keepdims=0)
+    return each
+
+
+def _weighted_sum(op: Emitter, terms: ir.Value, weight: ir.Value) -> ir.Value:
+    total: ir.Value = op.ReduceSum(op.Mul(terms, weight), keepdims=0)
+    total.shape = ir.Shape(())
+    return total
 
 
 def widen(op: Emitter, value: ir.Value) -> ir.Value:

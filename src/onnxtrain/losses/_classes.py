@@ -62,6 +62,28 @@ class _ClassLoss(Loss):
         weight = None if self.weight is None else numbers(self, "weight", self.weight).tolist()
         return {"labels": labels, "ignore_index": self.ignore_index, "weight": weight}
 
+    def _ignored(self, op: Emitter, labels: ir.Value) -> ir.Value | None:
+        """Which labels do not count; None where all do."""
+        if self.ignore_index is None:
+            return None
+        ignored: ir.Value = op.Equal(labels, op.const(self.ignore_index, labels.dtype))
+        return ignored
+
+    def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
+        """The weights of the classes of the labels, 0 for those that do not count."""
+        weight, ignored = self._class_weights(op, scores, scores), self._ignored(op, target)
+        counts: ir.Value | None = None
+        if weight is None:
+            counts = None if ignored is None else op.Cast(op.Not(ignored), to=scores.dtype)
+        elif ignored is None:
+            counts = op.Gather(weight, target)
+        else:
+            safe = op.Where(ignored, op.const(0, target.dtype), target)
+            counts = op.Where(ignored, 0.0, op.Gather(weight, safe))
+        if counts is not None:
+            counts.shape = target.shape
+        return counts
+
     def _class_weights(self, op: Emitter, scores: ir.Value, like: ir.Value) -> ir.Value | None:
         if self.weight is None:
             return None
@@ -163,36 +185,20 @@ class CrossEntropyLoss(_ClassLoss):
         )
         spread = op.Mul(_class_sum(op, log_p, weight, like=scores), self._share(op, scores))
         terms: ir.Value = op.Add(op.Mul(own, 1 - self.label_smoothing), spread)
-        ignored = None
-        if self.ignore_index is not None:
-            ignored = op.Equal(labels, op.const(self.ignore_index, labels.dtype))
+        ignored = self._ignored(op, labels)
+        if ignored is not None:
             terms = op.Where(ignored, 0.0, terms)
         terms.shape = positions
         if self.reduction != "mean" or (ignored is None and weight is None):
             return reduce(op, terms, self.reduction)
         total = op.ReduceSum(terms, keepdims=0)
-        loss: ir.Value = op.Div(total, self._counted(op, labels, ignored, weight, like=terms))
+        counts = self._counts(op, scores, labels)
+        loss: ir.Value = op.Div(total, op.ReduceSum(counts, keepdims=0))
         loss.shape = ir.Shape(())
         return loss
 
-    def _counted(
-        self,
-        op: Emitter,
-        labels: ir.Value,
-        ignored: ir.Value | None,
-        weight: ir.Value | None,
-        *,
-        like: ir.Value,
-    ) -> ir.Value:
-        """The sum of the weights of the labels that count; their number without weights."""
-        if weight is None:
-            counts = op.Cast(op.Not(ignored), to=like.dtype)
-        elif ignored is None:
-            counts = op.Gather(weight, labels)
-        else:
-            safe = op.Where(ignored, op.const(0, labels.dtype), labels)
-            counts = op.Where(ignored, 0.0, op.Gather(weight, safe))
-        return op.ReduceSum(counts, keepdims=0)
+    def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
+        return None if self.probabilities else super()._counts(op, scores, target)
 
     def _share(self, op: Emitter, scores: ir.Value) -> ir.Value:
         """label_smoothing / C, as a tensor of one element."""

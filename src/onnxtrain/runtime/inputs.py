@@ -53,7 +53,7 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
                 )
 
 
-def _check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
+def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
     """Rejects labels that are no class: the graph would index out of range, or give a loss of garbage."""
     if labels.size == 0:
         return
@@ -74,6 +74,13 @@ def _check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:
         f"Input '{name}': class labels must be {classes}{ignored}; received {labels[position]} at index "
         f"{list(position)} ({int(wrong.sum())} such labels)."
     )
+
+
+def check_shapes(specs: Sequence[InputSpec], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raises InputError unless ranks and sizes fit; equal symbolic dimensions must have equal sizes."""
+    symbols: dict[str, tuple[int, str]] = {}
+    for spec, shape in zip(specs, shapes, strict=True):
+        _check_shape(spec, shape, symbols)
 
 
 def _from_array(spec: InputSpec, array: Array) -> Array:
@@ -129,7 +136,7 @@ def check_arguments(specs: Sequence[InputSpec], arguments: Sequence[object]) -> 
         _check_shape(spec, shape, symbols)
         if spec.class_labels is not None:
             labels = value if isinstance(value, np.ndarray) else value.numpy()
-            _check_labels(spec.name, labels, spec.class_labels)
+            check_labels(spec.name, labels, spec.class_labels)
         # numpy cannot tell onnxruntime that its uint16 are bfloat16
         raw_bits = isinstance(value, np.ndarray) and spec.dtype.name == "bfloat16"
         values.append(alias(value, spec.dtype) if raw_bits else value)

@@ -59,20 +59,40 @@ class LossMean:
         labels: name of the input or target with the labels; None for a mean over samples.
         ignore_index: label that does not count.
         weight: what a label of each class counts; None for 1.
+        sample_weight: name of the input with the weights of the samples, by which all of this is multiplied; None
+            for 1.
     """
 
     labels: str | None = None
     ignore_index: int | None = None
     weight: tuple[float, ...] | None = None
+    sample_weight: str | None = None
 
     def count(self, specs: Sequence[InputSpec], arrays: Sequence[Array]) -> float:
         """Returns what the loss of a batch counts in a mean over batches; 0 where the batch has no loss."""
-        if self.labels is None:
+        if self.labels is None and self.sample_weight is None:
             return float(len(arrays[0]))
+        if self.sample_weight is not None:
+            named = {spec.name: array for spec, array in zip(specs, arrays, strict=True)}
+            return self._weighted(named, named[self.sample_weight])
         labels = next(a for spec, a in zip(specs, arrays, strict=True) if spec.name == self.labels)
+        if self.weight is None:
+            return float(
+                labels.size if self.ignore_index is None else np.count_nonzero(labels != self.ignore_index)
+            )
         if self.ignore_index is not None:
             labels = labels[labels != self.ignore_index]
-        return float(labels.size if self.weight is None else np.asarray(self.weight)[labels].sum())
+        return float(np.asarray(self.weight)[labels].sum())
+
+    def _weighted(self, named: Mapping[str, Array], weights: Array) -> float:
+        if self.labels is None or (self.ignore_index is None and self.weight is None):
+            return float(weights.sum(dtype=np.float64))
+        labels = named[self.labels]
+        counted = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
+        of_class = np.ones(1) if self.weight is None else np.asarray(self.weight)
+        index = np.where(counted, labels, 0) if self.weight is not None else np.zeros(labels.shape, int)
+        counts = np.where(counted, of_class[index], 0.0).reshape(len(labels), -1).sum(axis=1)
+        return float(counts @ weights.astype(np.float64))
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,8 @@ class InputSpec:
     dtype: DType
     shape: tuple[Dim, ...] | None
     class_labels: ClassLabels | None = None
+    sample_weight: bool = False
+    """Whether it holds a weight for each sample."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +162,11 @@ class Manifest:
         return self.inputs + self.targets
 
     @property
+    def sample_weight(self) -> InputSpec | None:
+        """The target that holds a weight for each sample, if there is one."""
+        return next((spec for spec in self.targets if spec.sample_weight), None)
+
+    @property
     def trainable(self) -> tuple[ParameterSpec, ...]:
         """The trainable parameters in graph order."""
         return tuple(p for p in self.parameters if p.trainable)
@@ -173,7 +200,11 @@ def _dims(shape: object) -> tuple[Dim, ...] | None:
 
 
 def _input(entry: Mapping[str, Any]) -> InputSpec:
-    labels = entry.get("class_labels")
+    labels, weighs = entry.get("class_labels"), bool(entry.get("sample_weight"))
+    if weighs and (entry["dtype"] not in ("float32", "float64") or len(entry["shape"]) != 1):
+        raise ValueError(
+            f"the sample weights '{entry['name']}' are {entry['dtype']} of shape {entry['shape']}"
+        )
     return InputSpec(
         name=_text(entry, "name"),
         dtype=_dtype(entry["dtype"]),
@@ -184,6 +215,7 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
             _optional(int, labels.get("count"), "the number of classes"),
             _optional(int, labels.get("ignore_index"), "ignore_index"),
         ),
+        sample_weight=weighs,
     )
 
 
@@ -193,10 +225,14 @@ def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) 
     labels, weight = _optional(str, entry.get("labels"), "labels"), entry.get("weight")
     if labels is not None and labels not in {spec.name for spec in arguments}:
         raise ValueError(f"the labels {labels!r} that a loss is the mean over are no input")
+    samples = _optional(str, entry.get("sample_weight"), "sample_weight")
+    if samples is not None and samples not in {spec.name for spec in arguments if spec.sample_weight}:
+        raise ValueError(f"the weights {samples!r} of a loss are no input of sample weights")
     return LossMean(
         labels,
         _optional(int, entry.get("ignore_index"), "ignore_index"),
         None if weight is None else tuple(map(float, weight)),
+        samples,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -17,6 +18,7 @@ __all__ = ["Linear", "find_head", "op_name"]
 _DOING = "Replacing the head"
 _PASSED_ON = ("Cast", "Identity", "Transpose")
 _SHOWN = 6
+_QUANTISED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
 
 
 @dataclass
@@ -110,6 +112,9 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         found = _trace(value, head)
         if isinstance(found, Linear):
             return found
+        quantised = next((node for node in _behind(value) if _QUANTISED.search(node.op_type)), None)
+        if quantised is not None:
+            found = f"{op_name(quantised)} is quantised: replace the head of the float model, quantise after training"
         refusals.append(
             f"the output '{value.name}' comes from {_last_ops(value)} (last one first), and {found}"
         )
@@ -220,14 +225,19 @@ def _is_bias(value: ir.Value | None, classes: int) -> bool:
     return floating and bool(dims) and dims[-1] == classes and math.prod(dims) == classes
 
 
-def _last_ops(value: ir.Value) -> str:
-    ops: list[str] = []
+def _behind(value: ir.Value) -> list[ir.Node]:
+    """Returns the last nodes before an output, backwards along their first inputs that are no initializers."""
+    nodes: list[ir.Node] = []
     node = value.producer()
-    while node is not None and len(ops) < _SHOWN:
-        ops.append(op_name(node))
+    while node is not None and len(nodes) < _SHOWN:
+        nodes.append(node)
         source = next((v for v in node.inputs if v is not None and not v.is_initializer()), None)
         node = source.producer() if source is not None else None
-    return ", ".join(ops) or "no op"
+    return nodes
+
+
+def _last_ops(value: ir.Value) -> str:
+    return ", ".join(map(op_name, _behind(value))) or "no op"
 
 
 def _layers(model: ir.Model) -> str:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import ModelSource, canonicalize, load_model
+from onnxtrain.passes import ModelSource, TorchSignature, canonicalize, load_model
 from onnxtrain.passes.mode import fresh_name
 from onnxtrain.selection import is_generated_name
 from onnxtrain.surgery._linear import Linear, find_head, op_name
@@ -46,7 +46,8 @@ def replace_head(
         seed: of the initial values.
         output: name of the output whose head it is, where the model has several.
         head: name of the layer (of its node, its weight, or its module), where it is not to be looked for.
-        bias: whether the new layer has a bias; None if the old one has.
+        bias: whether the new layer has a bias; None if the old one has, also one of zeros that an exporter's optimizer
+            has dropped, where the file tells.
         logits: whether a Softmax or Sigmoid behind the layer is left out, as losses want logits.
 
     Returns:
@@ -81,7 +82,9 @@ def replace_head(
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
     new_weight = _new(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
-    if layer.bias is not None if bias is None else bias:
+    if bias is None:
+        bias = layer.bias is not None or _had_bias(result, layer)
+    if bias:
         _set_bias(result, layer, rng.uniform(-bound, bound, classes))
     elif layer.bias is not None:
         _drop_bias(layer)
@@ -92,6 +95,11 @@ def replace_head(
     for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
         node.metadata_props.clear()  # of the exporter, about parameters that are no more
     return result
+
+
+def _had_bias(model: ir.Model, layer: Linear) -> bool:
+    """Whether the layer had a bias in PyTorch of which the file has kept the name only."""
+    return any(name.endswith("bias") for name in TorchSignature(model).read(layer.node))
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:

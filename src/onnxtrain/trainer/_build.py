@@ -44,24 +44,29 @@ def build_run(
     Raises:
         OnnxTrainError: as `generate_artifacts`.
     """
-    loaded = load_model(model)
-    _forget_seeds(loaded)
-    outputs = [str(value.name) for value in loaded.graph.outputs]
-    if loss is None:  # the first output is the loss itself
-        outputs.remove((loss_input_names or outputs)[0])
-    generate_artifacts(
-        loaded,
-        requires_grad=None if requires_grad is None else list(requires_grad),
-        frozen_params=None if frozen_params is None else list(frozen_params),
-        loss=loss,
-        optimizer=with_clipping(optimizer, clip_grad_norm, clip_grad_value),
-        artifact_directory=directory,
-        additional_output_names=outputs,
-        loss_input_names=None if loss_input_names is None else list(loss_input_names),
-        batch_norm=batch_norm,
-        straight_through=straight_through,
-    )
-    return Run(directory, device, threads)
+
+    def write(directory: Path, *, sample_weight: bool) -> None:
+        loaded = load_model(model)
+        _forget_seeds(loaded)
+        outputs = [str(value.name) for value in loaded.graph.outputs]
+        if loss is None:  # the first output is the loss itself
+            outputs.remove((loss_input_names or outputs)[0])
+        generate_artifacts(
+            loaded,
+            requires_grad=None if requires_grad is None else list(requires_grad),
+            frozen_params=None if frozen_params is None else list(frozen_params),
+            loss=loss,
+            optimizer=with_clipping(optimizer, clip_grad_norm, clip_grad_value),
+            artifact_directory=directory,
+            additional_output_names=outputs,
+            loss_input_names=None if loss_input_names is None else list(loss_input_names),
+            batch_norm=batch_norm,
+            straight_through=straight_through,
+            sample_weight=sample_weight,
+        )
+
+    write(directory, sample_weight=False)
+    return Run(directory, device, threads, write)
 
 
 def _forget_seeds(model: ir.Model) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.trainer._data import Dataset
-from onnxtrain.trainer._snapshot import finite_gradients
+from onnxtrain.trainer._snapshot import FiniteCheck
 from onnxtrain.trainer._state import TrainingState
+from onnxtrain.trainer.data import Pass, Source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ class LearningRateRange:
 
 
 def find_range(
-    state: TrainingState, data: Dataset, start: float, stop: float, steps: int
+    state: TrainingState, data: Source, start: float, stop: float, steps: int
 ) -> LearningRateRange:
     """Trains with rates that rise, and puts everything back as it was.
 
@@ -77,11 +77,11 @@ def find_range(
     return LearningRateRange(rates[: len(losses)], losses, suggest(rates[: len(losses)], losses))
 
 
-def _losses(state: TrainingState, data: Dataset, rates: Sequence[float]) -> list[float]:
+def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[float]:
     """Returns the smoothed losses up to where they diverge; they are of the parameters before each step."""
     smoothed: list[float] = []
     average, lowest = 0.0, math.inf
-    batches = _batches(state, data)
+    batches, finite = _batches(state, data), FiniteCheck(state.run.store.gradients.values())
     for rate in rates:
         arrays = next(batches)
         state.run.module.lazy_reset_grad()
@@ -92,23 +92,24 @@ def _losses(state: TrainingState, data: Dataset, rates: Sequence[float]) -> list
             break
         lowest = min(lowest, value)
         smoothed.append(value)
-        if not finite_gradients(state.run.store):
+        if not finite():
             break
         state.run.optimizer.set_learning_rate(rate)
         state.run.optimizer.step()
     return smoothed
 
 
-def _batches(state: TrainingState, data: Dataset) -> Iterator[list[Array]]:
+def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
     """Yields batches in random orders without end, leaving out those whose loss is a mean over nothing."""
     epoch = 0
     while True:
-        order = data.order(state.position.seed, epoch, shuffle=True)
-        batches = [data.batch(index, order) for index in range(data.batches)]
-        counted = [arrays for arrays in batches if state.loss_count(arrays) != 0]
+        counted = 0
+        for arrays in data.read(Pass(state.position.seed, epoch, shuffle=True)):
+            if state.loss_count(arrays) != 0:
+                counted += 1
+                yield arrays
         if not counted:
             raise InputError("Finding a learning rate: no sample of the data has a label that counts.")
-        yield from counted
         epoch += 1
 
 

@@ -7,6 +7,8 @@ import math
 import struct
 import time
 from collections.abc import Sequence
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -14,19 +16,18 @@ import onnxruntime as ort
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer._callbacks import Events
-from onnxtrain.trainer._data import Dataset
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Step
 from onnxtrain.trainer._snapshot import (
+    FiniteCheck,
     StatisticsBackup,
-    finite_gradients,
     finite_parameters,
-    finite_statistics,
 )
 from onnxtrain.trainer._state import TrainingState
+from onnxtrain.trainer.data import Pass, Source
 
 __all__ = ["FitLoop"]
 
@@ -37,6 +38,10 @@ _REMEDY = (
 
 _SNAPSHOT_STEPS = 100
 """Steps between two snapshots: copying the state costs about as much as one step of a small model."""
+
+
+_SHOW_SECONDS = 0.05
+"""Between two updates of a progress bar, each of which costs as much as a step of a small model."""
 
 
 class FitLoop:
@@ -57,8 +62,8 @@ class FitLoop:
     def __init__(
         self,
         state: TrainingState,
-        data: Dataset,
-        validation: Dataset | None,
+        data: Source,
+        validation: Source | None,
         plan: Plan,
         events: Events,
         report: Report,
@@ -69,11 +74,18 @@ class FitLoop:
         self._validation = validation
         self._plan = plan
         position = state.position
+        self._resumed = position.unfinished
         self._last_epoch = (position.fit_start if position.unfinished else position.epoch) + plan.epochs
         self._events = events
         self._report = report
         self._statistics = StatisticsBackup(self._run.store)
+        self._finite = {
+            "gradients": FiniteCheck(self._run.store.gradients.values()),
+            "BatchNormalization statistics": FiniteCheck(self._run.store.statistics.values()),
+        }
         self._since_snapshot = 0
+        self._stepped = False
+        self._unshown = 0  # batches
         if plan.accumulate > 1 and any(
             b.dtype.name == "bfloat16" for b in self._run.store.gradients.values()
         ):
@@ -90,33 +102,48 @@ class FitLoop:
         """
         state, position = self._state, self._state.position
         with self._report, InterruptGuard() as guard:
-            self._begin()
+            before = self._begin()
             self._snapshot = state.snapshot()
-            while position.epoch < self._last_epoch and position.history.stopped is None:
-                if not self._epoch(guard) and position.history.stopped is None:
-                    position.history.stopped = "interrupted"
+            try:
+                while position.epoch < self._last_epoch and position.history.stopped is None:
+                    if not self._epoch(guard) and position.history.stopped is None:
+                        position.history.stopped = "interrupted"
+            except DivergenceError:
+                raise
+            except Exception:
+                if not self._stepped:  # the data is bad from the first batch on
+                    position.undo(before)
+                raise
             position.unfinished = position.history.stopped == "interrupted"
             self._events.fit_end(position.history)
             if position.unfinished:
                 where = state.save_and_keep()
+                of = "" if self._data.batches is None else f" of {self._data.batches}"
                 self._report.note(
-                    f"Interrupted in epoch {position.epoch + 1} after {position.batch} of "
-                    f"{self._data.batches} "
-                    f"batches. The state is saved in '{where}': {state.resume_hint.format(where)}"
+                    f"Interrupted in epoch {position.epoch + 1} after {position.batch}{of} batches. The state is saved "
+                    f"in '{where}': {state.resume_hint.format(where)}"
                 )
             elif not state.workspace.temporary:
                 state.save(state.directory)  # callbacks may have put back the best parameters
 
-    def _begin(self) -> None:
-        """Takes up the plan; where a callback or the model does not fit, the position is what it was."""
+    def _begin(self) -> dict[str, Any]:
+        """Takes up the plan; where a callback or the model does not fit, the position is what it was.
+
+        Returns:
+            What takes the plan back.
+        """
         position = self._state.position
         before = position.begin(self._plan)
         try:
+            self._data.begin(position.stream, resumed=self._resumed, epochs=self._plan.epochs)
+            if self._validation is not None:
+                self._validation.begin(None, resumed=False, epochs=self._plan.epochs)
             self._events.fit_begin()
             self._require_finite_start()
         except Exception:
             position.undo(before)
             raise
+        return before
 
     def _require_finite_start(self) -> None:
         if not finite_parameters(self._run.store):
@@ -127,23 +154,39 @@ class FitLoop:
 
     def _epoch(self, guard: InterruptGuard) -> bool:
         """Finishes the current epoch; returns False if it was interrupted."""
-        state, position, plan = self._state, self._state.position, self._plan
-        batches = self._data.batches
-        order = self._data.order(position.seed, position.epoch, plan.shuffle)
-        self._report.begin_epoch(position.epoch + 1, self._last_epoch, batches, position.batch)
+        position, plan = self._state.position, self._plan
+        epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True)
+        batches = self._data.read(epoch, position.batch)
+        self._report.begin_epoch(position.epoch + 1, self._last_epoch, self._data.batches, position.batch)
         start, samples = time.perf_counter(), 0
-        while position.batch < batches:
-            if guard.requested:
-                return False
-            count = min(plan.accumulate, batches - position.batch)
-            samples += self._step(range(position.batch, position.batch + count), order)
+        shown = start
+        while not guard.requested:
+            group = list(islice(batches, plan.accumulate))
+            if not group:
+                break
+            position.stream = self._data.mark()
+            samples += self._step(group)
             rate = samples / (time.perf_counter() - start)
-            self._report.step(count, position.averages.running(state.metrics), rate)
+            shown = self._show(group, shown, rate)
+        self._show((), -math.inf, samples / max(time.perf_counter() - start, 1e-9))
         rate = samples / max(time.perf_counter() - start, 1e-9)
         if guard.requested:
             return False
         self._finish_epoch(start, rate)
         return not (guard.requested and position.epoch < self._last_epoch)
+
+    def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
+        """Reports the progress where it was last shown long enough ago for eyes; returns when that was."""
+        if not self._report.shows_steps:
+            return shown
+        self._unshown += len(group)
+        now = time.perf_counter()
+        if now - shown < _SHOW_SECONDS:
+            return shown
+        position = self._state.position
+        self._report.step(self._unshown, position.averages.running(self._state.metrics), rate)
+        self._unshown = 0
+        return now
 
     def _finish_epoch(self, start: float, rate: float) -> None:
         state, position = self._state, self._state.position
@@ -152,6 +195,7 @@ class FitLoop:
             record |= state.evaluate(self._validation, "val_")
         record["learning_rate"] = self._run.optimizer.get_learning_rate()
         position.epoch, position.batch, position.averages = position.epoch + 1, 0, Averages()
+        position.stream = self._data.mark()
         history = position.history
         history.epochs.append(record)
         history.seconds.append(time.perf_counter() - start)
@@ -165,36 +209,36 @@ class FitLoop:
         if not ended and not state.workspace.temporary:  # else it is saved when callbacks have ended, too
             state.save(state.directory)
 
-    def _step(self, group: range, order: Array) -> int:
+    def _step(self, batches: Sequence[list[Array]]) -> int:
         """Runs one step on a group of batches and returns its number of samples."""
         state, position = self._state, self._state.position
         self._set_learning_rate()
         self._statistics.take()
         self._run.module.lazy_reset_grad()
-        batches = [self._data.batch(index, order) for index in group]
         done, mean = self._accumulate(batches)
         if done:
-            self._require_finite_results(done[-1].loss)
+            self._require_finite_results(done[-1][0].loss)
             self._run.optimizer.step()
             state.update_average()
-        for step in done:
-            state.add(position.averages, step)
+        for step, count in done:
+            state.add(position.averages, step, count)
         for _ in range(len(batches) - len(done)):
             position.averages.add_skipped(state.metrics)
-        position.batch, position.step = group.stop, position.step + 1
+        position.batch, position.step = position.batch + len(batches), position.step + 1
+        self._stepped = True
         if done:
             self._take_snapshot()
             self._events.step_end(mean)
         return sum(len(arrays[0]) for arrays in batches)
 
-    def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[Step], float]:
+    def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
         """Leaves the gradient of the loss of all batches together in the store.
 
         Returns:
-            The results of the batches that have a loss, and the loss of all together.
+            The results of the batches that have a loss, with what each counts, and the loss of all together.
         """
-        done: list[Step] = []
-        averages = Averages()
+        done: list[tuple[Step, float | None]] = []
+        losses = 0.0
         last = total = 0.0  # what the gradients of the last batch, and of all so far, count in the mean
         for index, arrays in enumerate(batches):
             count = self._state.loss_count(arrays)
@@ -209,11 +253,11 @@ class FitLoop:
             if not math.isfinite(loss):
                 self._require_labels(arrays)
                 self._diverge(f"the loss is {loss}")
-            averages.add_loss(loss, count)
-            done.append(Step(arrays, loss, outputs))
+            losses += loss if count is None else loss * count
+            done.append((Step(arrays, loss, outputs), count))
         if last != total:
             self._scale_gradients(last / total)
-        return done, averages.running([]).get("loss", math.nan)
+        return done, losses / total if total else losses if done else math.nan
 
     def _seed(self, index: int) -> None:
         """Makes the random numbers of the next batch, those of Dropout, depend on seed and position alone."""
@@ -235,16 +279,13 @@ class FitLoop:
 
     def _require_finite_results(self, loss: float) -> None:
         """Looks at what the step has computed beside its loss."""
-        for what, finite in (
-            ("gradients", finite_gradients(self._run.store)),
-            ("BatchNormalization statistics", finite_statistics(self._run.store)),
-        ):
-            if not finite:
+        for what, finite in self._finite.items():
+            if not finite():
                 self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
 
     def _set_learning_rate(self) -> None:
-        state, position = self._state, self._state.position
-        per_epoch = -(-self._data.batches // self._plan.accumulate)
+        state, position, batches = self._state, self._state.position, self._data.batches
+        per_epoch = None if batches is None else -(-batches // self._plan.accumulate)
         progress = position.progress(self._plan, per_epoch, state.settings.total_steps)
         self._run.optimizer.set_learning_rate(position.learning_rate * state.schedule(*progress))
 

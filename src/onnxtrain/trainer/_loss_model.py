@@ -22,7 +22,7 @@ from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Buffer
-from onnxtrain.trainer._data import DYNAMIC_REMEDY
+from onnxtrain.trainer.data import DYNAMIC_REMEDY
 
 __all__ = ["LossModel"]
 

@@ -31,6 +31,8 @@ def in_notebook() -> bool:
 class NotebookReport(Report):
     """One output of the cell, which changes while the fit runs; it needs nothing but IPython."""
 
+    shows_steps = True
+
     def __init__(self) -> None:
         self._display = importlib.import_module("IPython.display")
         self._handle: Any = None
@@ -49,10 +51,10 @@ class NotebookReport(Report):
     ) -> None:
         self._show(now=True)
 
-    def begin_epoch(self, epoch: int, epochs: int, batches: int, done: int) -> None:
+    def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
         """Starts the bar anew."""
         self._title, self._values = f"epoch {epoch}/{epochs}", ""
-        self._total, self._done = batches, done
+        self._total, self._done = batches or 0, done
         self._show()
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
@@ -83,7 +85,7 @@ class NotebookReport(Report):
         body = "".join(f"<tr>{''.join(_cell(row, key) for key in keys)}</tr>" for row in self._rows)
         bar = f'<progress value="{self._done}" max="{max(1, self._total)}"></progress>'
         return (
-            f"<div>{html.escape(self._title)} {bar} {self._done}/{self._total} {html.escape(self._values)}</div>"
+            f"<div>{html.escape(self._title)} {bar} {self._done}/{self._total or '?'} {html.escape(self._values)}</div>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
             + "".join(f"<p>{html.escape(text)}</p>" for text in self._notes)
         )

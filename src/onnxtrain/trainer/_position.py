@@ -60,15 +60,20 @@ class Settings:
 class Plan:
     """What a fit was asked to do; a fit that was cut off means something for the same plan only."""
 
-    samples: int
-    batch_size: int
+    samples: int | None
+    """None for a stream, whose batches are its own."""
+    batch_size: int | None
     accumulate: int
     shuffle: bool
     epochs: int
     validation: float | int | None
-    """The fraction that was split off, or the number of samples; None for no validation."""
+    """The fraction that was split off, or the number of samples (0 if unknown); None for no validation."""
     schedule_epochs: int | None = None
     """Epochs of the schedule, counted from the trainer's first; None for a schedule of this fit alone."""
+    steps_per_epoch: int | None = None
+    drop_last: bool = False
+    weighted: bool = False
+    transform: bool = False
 
     def differences(self, other: Plan) -> str:
         """Returns what `other` has in place of what this one has, for messages; empty if they are equal."""
@@ -99,6 +104,7 @@ class Position:
         fit_start_step: value of `step` then.
         unfinished: whether that fit was cut off.
         plan: of that fit.
+        stream: where the generators of a stream were when what is being read began, as its source gives it.
         averages: sums over the current epoch.
         history: of all epochs.
     """
@@ -113,6 +119,7 @@ class Position:
     fit_start_step: int = 0
     unfinished: bool = False
     plan: Plan | None = None
+    stream: str | None = None
     averages: Averages = field(default_factory=Averages)
     history: History = field(default_factory=History)
 
@@ -245,5 +252,5 @@ def _check(position: Position, settings: Settings) -> None:
     if any(len(entry) != 2 for entry in position.averages.sums.values()):
         raise ValueError("a sum is no pair of total and count")
     plan = position.plan
-    if plan is not None and min(plan.samples, plan.batch_size, plan.accumulate, plan.epochs) < 1:
+    if plan is not None and min(plan.samples or 1, plan.batch_size or 1, plan.accumulate, plan.epochs) < 1:
         raise ValueError(f"its plan is {plan}")

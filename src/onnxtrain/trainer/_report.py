@@ -18,7 +18,13 @@ __all__ = ["BarReport", "PlainReport", "Report", "describe_epoch", "format_value
 
 
 class Report:
-    """Receives the progress of a fit; this base class shows nothing."""
+    """Receives the progress of a fit; this base class shows nothing.
+
+    Attributes:
+        shows_steps: whether :meth:`step` is to be called.
+    """
+
+    shows_steps = False
 
     def __enter__(self) -> Report:
         return self
@@ -28,8 +34,8 @@ class Report:
     ) -> None:
         pass
 
-    def begin_epoch(self, epoch: int, epochs: int, batches: int, done: int) -> None:
-        """An epoch begins, `done` of whose batches were run before an interruption."""
+    def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
+        """An epoch of so many batches, if that is known, begins; `done` of them were run before an interruption."""
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
         """`batches` further batches are done; running averages, and samples per second so far."""
@@ -97,6 +103,8 @@ class PlainReport(Report):
 class BarReport(PlainReport):
     """A progress bar for the epoch under way below one line for each epoch before it."""
 
+    shows_steps = True
+
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._progress = Progress(
@@ -120,7 +128,7 @@ class BarReport(PlainReport):
     ) -> None:
         self._progress.stop()
 
-    def begin_epoch(self, epoch: int, epochs: int, batches: int, done: int) -> None:
+    def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
         """Starts the bar anew."""
         if self._task is not None:
             self._progress.remove_task(self._task)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import filecmp
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime as ort
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
-from onnxtrain.errors import CheckpointError, InputError, TrainingStateError
+from onnxtrain.errors import CheckpointError, GraphBuildError, InputError, TrainingStateError
 from onnxtrain.runtime.atomic import FileSet, finish_interrupted
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.checkpoint import encode_checkpoint
@@ -23,13 +23,13 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.export import export_inference_model
 from onnxtrain.runtime.external_data import external_files
 from onnxtrain.runtime.inputs import check_arguments
-from onnxtrain.runtime.manifest import InputSpec, Manifest
+from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.session import default_session_options, open_session, require_values
 from onnxtrain.runtime.store import Store
-from onnxtrain.trainer._data import Dataset
 from onnxtrain.trainer._files import find_files
 from onnxtrain.trainer._loss_model import LossModel
 from onnxtrain.trainer._position import saved_threads
+from onnxtrain.trainer.data import fill, static_batch
 
 __all__ = ["CHECKPOINT", "Run", "Step"]
 
@@ -43,6 +43,12 @@ class Step(NamedTuple):
     arrays: list[Array]
     loss: float
     outputs: list[Array]
+
+
+class WriteArtifacts(Protocol):
+    """Writes the artifacts of a run's model again, to another directory."""
+
+    def __call__(self, directory: Path, *, sample_weight: bool) -> None: ...
 
 
 Stamp = tuple[int, int, int]
@@ -76,12 +82,23 @@ class Run:
         outputs: the model's own outputs that the training and eval models return after the loss.
         predicted: those that :meth:`predict` returns.
 
+    Args:
+        directory: where the artifacts are.
+        device: where to open them.
+        write: writes them again, with weights for the samples; None for a run whose model is not at hand.
+
     Raises:
         CheckpointError: The checkpoint is missing, corrupt, or of another model.
         ModelLoadError: A model is missing or corrupt.
     """
 
-    def __init__(self, directory: Path, device: str, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        device: str,
+        threads: int | None = None,
+        write: WriteArtifacts | None = None,
+    ) -> None:
         try:
             finish_interrupted(directory / CHECKPOINT)
         except OSError as error:
@@ -92,16 +109,65 @@ class Run:
         self.eval_model = directory / self.files.eval_model
         self.training_model = directory / self.files.training_model
         self._options = _session_options(threads or saved_threads(self.state.properties))
+        self._device = parse_device(device)
+        self._write = write
+        self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
+        self._open()
+
+    def _open(self) -> None:
+        """Opens the models over the state."""
         self.module = Module(
-            self.training_model, self.state, self.eval_model, device=device, session_options=self._options
+            self.training_model,
+            self.state,
+            self.eval_model,
+            device=str(self._device),
+            session_options=self._options,
         )
-        self.optimizer = Optimizer(directory / self.files.optimizer_model, self.module)
+        self.optimizer = Optimizer(self.directory / self.files.optimizer_model, self.module)
         self.outputs = self.module.output_names()[1:]
-        inference = directory / self.files.inference_model if self.files.inference_model else None
+        inference = self.directory / self.files.inference_model if self.files.inference_model else None
         self._inference = inference if inference is not None and inference.is_file() else None
         self.predicted = list(self.manifest.inference_outputs) if self._inference else self.outputs
-        self._device = parse_device(device)
-        self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the models take a weight for each sample."""
+        return self.manifest.sample_weight is not None
+
+    def weigh(self) -> None:
+        """Makes the models take a weight for each sample, if they do not yet; parameters stay as they are.
+
+        Raises:
+            InputError: The loss cannot weigh samples, or the model is not at hand any more.
+        """
+        if self.weighted:
+            return
+        if self._write is None:
+            raise InputError(
+                "The models of this run, which was begun without sample weights, take none. Begin it with them: "
+                "Trainer(model, ...).fit(..., sample_weight=...)."
+            )
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            source = Path(folder)
+            try:
+                self._write(source, sample_weight=True)
+            except GraphBuildError as error:
+                raise InputError(f"Training with sample weights: {error}.") from error
+            made = parse_manifest(
+                (source / self.files.manifest).read_text(encoding="utf-8"), "the new models"
+            )
+            if made.fingerprint != self.manifest.fingerprint:
+                raise InputError(
+                    "Training with sample weights: the model has been changed since the trainer was made. Make a new "
+                    "trainer."
+                )
+            with FileSet(self.directory) as files:
+                for path in source.iterdir():
+                    if path.name != self.files.checkpoint:
+                        files.copy(path, path.name)
+        for name in ("loss_model", "_predictor"):
+            self.__dict__.pop(name, None)
+        self._open()
 
     @property
     def manifest(self) -> Manifest:
@@ -120,22 +186,32 @@ class Run:
         loss, *outputs = results if isinstance(results, tuple) else (results,)
         return float(np.asarray(loss)), [np.asarray(output) for output in outputs]
 
-    def evaluate(self, data: Dataset) -> Iterator[Step]:
-        """Yields the batches of a data set with loss and outputs, in inference mode.
+    @cached_property
+    def batch_size(self) -> int | None:
+        """Samples that the models take at a time; None if any."""
+        return static_batch(self.manifest.arguments)
 
-        An incomplete last batch of a model with a fixed batch is filled up; what belongs to the filling is dropped.
+    def _filled(self, arrays: Sequence[Array]) -> tuple[list[Array], int]:
+        """Returns a batch, filled up where the model's batch is fixed, and the number of samples that are its own."""
+        count = len(arrays[0])
+        missing = 0 if self.batch_size is None else self.batch_size - count
+        return (list(arrays) if missing <= 0 else [fill(array, missing) for array in arrays]), count
+
+    def evaluate(self, batches: Iterable[Sequence[Array]]) -> Iterator[Step]:
+        """Yields batches with loss and outputs, in inference mode.
+
+        An incomplete batch of a model with a fixed batch is filled up; what belongs to the filling is dropped.
 
         Raises:
             InputError: The loss of an incomplete batch cannot be computed.
         """
-        for arrays in data:
+        for batch in batches:
+            arrays, count = self._filled(batch)
             loss, outputs = self.step(arrays, training=False)
-            yield Step(arrays, loss, outputs)
-        if data.left_out:
-            arrays, count = data.incomplete()
-            loss, outputs = self.step(arrays, training=False)
-            loss = self.loss_model.loss_of_first(count, loss, outputs, arrays)
-            yield Step([array[:count] for array in arrays], loss, [output[:count] for output in outputs])
+            if len(arrays[0]) > count:
+                loss = self.loss_model.loss_of_first(count, loss, outputs, arrays)
+                outputs = [output[:count] for output in outputs]
+            yield Step(list(batch), loss, outputs)
 
     @cached_property
     def loss_model(self) -> LossModel:
@@ -147,16 +223,17 @@ class Run:
         buffers = {**self.store.parameters, **self.store.statistics}
         return LossModel(self.eval_model, self.manifest, buffers, self._device, self._options)
 
-    def predict(self, data: Dataset) -> dict[str, Array]:
-        """Returns each of the model's outputs, in inference mode, for all samples of its inputs.
+    def predict(self, batches: Iterable[Sequence[Array]]) -> dict[str, Array]:
+        """Returns each of the model's outputs, in inference mode, for all samples of batches of its inputs.
 
         Raises:
             InputError: An output has no axis for the samples.
         """
         specs, binding = self._predictor
-        wanted = [data.specs.index(spec) for spec in specs]
+        wanted = [self.manifest.inputs.index(spec) for spec in specs]
         parts: dict[str, list[Array]] = {name: [] for name in self.require_outputs()}
-        for arrays in data:
+        for batch in batches:
+            arrays, count = self._filled(batch)
             values = binding.run(check_arguments(specs, [arrays[index] for index in wanted]))
             for name, value in zip(parts, values, strict=True):
                 part = value.numpy()
@@ -166,8 +243,8 @@ class Run:
                         "sample. "
                         "Export the model and run it instead."
                     )
-                parts[name].append(part)
-        return {name: np.concatenate(batches)[: data.samples] for name, batches in parts.items()}
+                parts[name].append(part[:count])
+        return {name: np.concatenate(values) for name, values in parts.items()}
 
     @cached_property
     def _predictor(self) -> tuple[list[InputSpec], Binding]:

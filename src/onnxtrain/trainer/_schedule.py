@@ -49,7 +49,8 @@ class Curve:
         if total is None and (self.warmup_ratio or self._needs_total):
             raise InputError(
                 "The schedule depends on the number of all steps, which is not known for data without a length. Pass "
-                "total_steps=... to the Trainer, or a schedule that does not ('constant', 'step', 'exponential')."
+                "steps_per_epoch=... to fit, total_steps=... to the Trainer, or a schedule that does not ('constant', "
+                "'step', 'exponential')."
             )
         warmup = self.warmup_steps or math.ceil(self.warmup_ratio * (total or 0))
         rise = min(1.0, (step + 1) / warmup) if warmup else 1.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,11 @@ from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.trainer._position import Position
 
 __all__ = [
+    "FiniteCheck",
     "Snapshot",
     "StatisticsBackup",
     "all_finite",
-    "finite_gradients",
     "finite_parameters",
-    "finite_statistics",
 ]
 
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
@@ -36,19 +36,35 @@ def all_finite(buffer: Buffer) -> bool:
     return bool(np.isfinite(quick)) or bool(np.isfinite(flat).all())
 
 
-def finite_gradients(store: Store) -> bool:
-    """Returns whether all gradients are finite."""
-    return all(all_finite(buffer) for buffer in store.gradients.values())
-
-
 def finite_parameters(store: Store) -> bool:
     """Returns whether all trainable parameters are finite."""
     return all(all_finite(store.parameters[name]) for name in store.trainable)
 
 
-def finite_statistics(store: Store) -> bool:
-    """Returns whether all BatchNorm statistics are finite."""
-    return all(all_finite(buffer) for buffer in store.statistics.values())
+class FiniteCheck:
+    """Tells whether tensors are finite, step after step: they are bound to memory that does not move.
+
+    Args:
+        buffers: floating-point tensors.
+    """
+
+    def __init__(self, buffers: Iterable[Buffer]) -> None:
+        given = list(buffers)
+        direct = {"float32", "float64"}
+        self._others = [b for b in given if b.device.type != "cpu" or b.dtype.name not in direct]
+        self._flat = [b.read().reshape(-1) for b in given if all(b is not other for other in self._others)]
+
+    def __call__(self) -> bool:
+        """Returns whether all of them are."""
+        if not self._flat and not self._others:
+            return True
+        total = 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            for flat in self._flat:  # a sum of squares, which stays NaN or infinite
+                total += float(flat.dot(flat))
+        # An overflowing sum settles nothing.
+        finite = math.isfinite(total) or all(np.isfinite(flat).all() for flat in self._flat)
+        return finite and all(map(all_finite, self._others))
 
 
 class StatisticsBackup:
@@ -92,7 +108,7 @@ class Snapshot:
         return cls(
             [(buffer, buffer.read().copy()) for buffer in buffers],
             dict(vars(store.optimizer)) if store.optimizer is not None else {},
-            copy.deepcopy(position),
+            _copied(position),
         )
 
     def restore(self, store: Store) -> Position:
@@ -101,4 +117,19 @@ class Snapshot:
             buffer.write(value)
         for key, number in self.optimizer.items():
             setattr(store.optimizer, key, number)
-        return copy.deepcopy(self.position)
+        return _copied(self.position)
+
+
+def _copied(position: Position) -> Position:
+    """A copy that further steps and epochs do not change; entries of the history are never changed."""
+    history = position.history
+    return replace(
+        position,
+        averages=copy.deepcopy(position.averages),
+        history=replace(
+            history,
+            epochs=list(history.epochs),
+            seconds=list(history.seconds),
+            samples_per_second=list(history.samples_per_second),
+        ),
+    )

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.trainer._data import ArrayLike, Dataset, split
 from onnxtrain.trainer._ema import AVERAGE, MovingAverage
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
 from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
@@ -23,15 +22,38 @@ from onnxtrain.trainer._schedule import Curve, ScheduleSpec, describe_schedule, 
 from onnxtrain.trainer._snapshot import Snapshot
 from onnxtrain.trainer._whole_metrics import Task
 from onnxtrain.trainer._workspace import Workspace
+from onnxtrain.trainer.data import (
+    Layout,
+    Options,
+    Pass,
+    Source,
+    TransformFunction,
+    open_source,
+    split,
+)
 
-__all__ = ["BEST", "TrainingState", "Validation", "scheduler_settings"]
+__all__ = ["BEST", "Data", "TrainingState", "Validation", "scheduler_settings"]
 
-Validation = tuple[ArrayLike, ArrayLike] | float | None
+Validation = Any
+"""`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or what :meth:`Trainer.fit` takes as data."""
 
 BEST = "best"
 """File of the trainer's directory with the parameters of the best epoch."""
 
 _log = logging.getLogger("onnxtrain")
+
+
+class Data(NamedTuple):
+    """What a fit is given: see :meth:`Trainer.fit`."""
+
+    inputs: Any
+    targets: Any = None
+    weights: Any = None
+    batch_size: int | None = None
+    validation: Validation = None
+    transform: TransformFunction | None = None
+    drop_last: bool = False
+    limit: int | None = None
 
 
 def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
@@ -217,9 +239,9 @@ class TrainingState:
         mean = self.run.manifest.loss_mean
         return None if mean is None else mean.count(self.run.manifest.arguments, arrays)
 
-    def add(self, averages: Averages, step: Step) -> None:
-        """Adds loss and metrics of one batch to averages."""
-        averages.add_loss(step.loss, self.loss_count(step.arrays))
+    def add(self, averages: Averages, step: Step, count: float | None) -> None:
+        """Adds loss and metrics of one batch to averages; `count` is what :meth:`loss_count` gives for it."""
+        averages.add_loss(step.loss, count)
         if any(metric.looks_at_predictions for metric in self.metrics):
             averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
 
@@ -234,39 +256,77 @@ class TrainingState:
         prediction = step.outputs[self.run.outputs.index(self.settings.prediction)]
         return prediction, step.arrays[len(self.run.manifest.inputs)]
 
-    def datasets(
-        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, validation: Validation
-    ) -> tuple[Dataset, Dataset | None]:
+    def datasets(self, data: Data) -> tuple[Source, Source | None]:
         """Returns the checked data to train on and to validate with; see :meth:`Trainer.fit`."""
-        data = self.dataset(inputs, targets, batch_size, training=True)
+        options = Options(data.batch_size, True, data.drop_last, data.limit)
+        source = self.source(data.inputs, data.targets, data.weights, options, data.transform)
+        validation = data.validation
         if validation is None:
-            return data, None
+            return source, None
         if isinstance(validation, float):
-            data, held_out = split(data, validation, self.position.seed)
-        elif not isinstance(validation, tuple | list) or len(validation) != 2:
+            source, held_out = split(source, validation, self.position.seed)
+        else:
+            try:
+                held_out = self._validation_source(validation, data.batch_size)
+            except InputError as error:
+                raise InputError(f"Validation data: {error}") from error
+        self._require_loss_of_incomplete(held_out)
+        return source, held_out
+
+    def _validation_source(self, validation: Any, batch_size: int | None) -> Source:
+        pair = isinstance(validation, tuple) or (isinstance(validation, list) and len(validation) == 2)
+        if isinstance(validation, list) and all(isinstance(entry, tuple | dict) for entry in validation):
+            pair = False
+        if pair and len(validation) not in (2, 3):
+            raise InputError(
+                f"validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data that "
+                f"brings its targets, received {type(validation).__name__} of {len(validation)}."
+            )
+        if isinstance(validation, str | int):
             raise InputError(
                 f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
             )
-        else:
-            try:
-                held_out = self.dataset(validation[0], validation[1], batch_size, training=False)
-            except InputError as error:
-                raise InputError(f"Validation data: {error}") from error
-        if held_out.left_out:
-            try:
-                next(self.run.evaluate(held_out.last()))
-            except InputError as error:
-                raise InputError(f"Validation data: {error}") from error
-        return data, held_out
+        inputs, targets, weights = [*validation, None][:3] if pair else (validation, None, None)
+        return self.source(inputs, targets, weights, Options(batch_size))
 
-    def dataset(
-        self, inputs: ArrayLike, targets: ArrayLike | None, batch_size: int | None, *, training: bool
-    ) -> Dataset:
-        """Returns the checked data; `training` is whether it is to be trained on."""
-        if targets is not None and not self.run.manifest.targets:
+    def _require_loss_of_incomplete(self, held_out: Source) -> None:
+        """Raises InputError where the model's batch is fixed and the loss of an incomplete one cannot be computed."""
+        arrays = held_out.last() if self.run.batch_size is not None else None
+        if arrays is not None and (self.run.weighted or not held_out.weighted):
+            try:
+                next(self.run.evaluate([arrays]))
+            except InputError as error:
+                raise InputError(f"Validation data: {error}") from error
+
+    def source(
+        self,
+        inputs: Any,
+        targets: Any,
+        weights: Any,
+        options: Options,
+        transform: TransformFunction | None = None,
+    ) -> Source:
+        """Returns what reads the checked data."""
+        layout, position = Layout.of(self.run.manifest), self.position
+        if targets is not None and not layout.targets:
             raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
-        groups = [("input", self.run.manifest.inputs, inputs), ("target", self.run.manifest.targets, targets)]
-        return Dataset.check(groups, batch_size, training=training)
+        start = position.fit_start if position.unfinished else position.epoch
+        at = Pass(position.seed, position.epoch, start) if options.training else Pass()
+        return open_source(layout, inputs, targets, weights, options, transform, at)
+
+    def weigh(self, *sources: Source | None) -> None:
+        """Makes the models take weights for the samples if any of the sources has some, and all of them give some."""
+        given = [source for source in sources if source is not None]
+        if any(source.weighted for source in given):
+            self.run.weigh()
+        if self.run.weighted:
+            for source in given:
+                source.layout = source.layout.with_weights()
+
+    def inputs(self, data: Any, batch_size: int | None) -> Source:
+        """Returns what reads the checked inputs for a prediction."""
+        layout = Layout.of(self.run.manifest, predicting=True)
+        return open_source(layout, data, options=Options(batch_size))
 
     def update_average(self) -> None:
         """Takes up what a step has trained in the moving averages, if there are any."""
@@ -285,12 +345,12 @@ class TrainingState:
         averages = self.average.buffers.values() if self.average is not None else ()
         return Snapshot.take(self.run.store, self.position, averages)
 
-    def evaluate(self, data: Dataset, prefix: str = "") -> dict[str, float]:
+    def evaluate(self, data: Source, prefix: str = "") -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode."""
         averages = Averages()
         with self.averaged():
-            for step in self.run.evaluate(data):
-                self.add(averages, step)
+            for step in self.run.evaluate(data.read(Pass())):
+                self.add(averages, step, self.loss_count(step.arrays))
         return averages.values(self.metrics, prefix)
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
-from onnxtrain.trainer._data import ArrayLike, Dataset, warn_of_fixed_batch
 from onnxtrain.trainer._ema import check_decay
 from onnxtrain.trainer._finder import LearningRateRange, find_range
 from onnxtrain.trainer._history import History
@@ -25,10 +24,11 @@ from onnxtrain.trainer._metrics import MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
-from onnxtrain.trainer._state import TrainingState, Validation, scheduler_settings
+from onnxtrain.trainer._state import Data, TrainingState, Validation, scheduler_settings
 from onnxtrain.trainer._view import TrainerView
 from onnxtrain.trainer._whole_metrics import confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
+from onnxtrain.trainer.data import Options, Pass, TransformFunction, warn_of_fixed_batch
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -210,8 +210,8 @@ class Trainer(TrainerView):
 
     def fit(
         self,
-        inputs: ArrayLike,
-        targets: ArrayLike | None = None,
+        inputs: Any,
+        targets: Any = None,
         *,
         epochs: int = 1,
         batch_size: int | None = None,
@@ -221,6 +221,10 @@ class Trainer(TrainerView):
         accumulate: int = 1,
         schedule_epochs: int | None = None,
         verbose: bool = True,
+        sample_weight: Any = None,
+        transform: TransformFunction | None = None,
+        steps_per_epoch: int | None = None,
+        drop_last: bool = False,
     ) -> History:
         """Trains, and returns the record of all epochs so far.
 
@@ -230,14 +234,17 @@ class Trainer(TrainerView):
 
         Args:
             inputs: samples along axis 0; for several inputs a list in the model's order or a dict by name.
-                Floating-point data is cast to the model's type.
-            targets: as many samples; integers for class labels. None if the model needs none.
+                Floating-point data is cast to the model's type. Or a frame of pandas or polars; a data set that gives
+                samples by index (PyTorch's, Hugging Face's); a DataLoader; an iterable of batches
+                `(inputs, targets)`, `(inputs, targets, sample_weight)` or dicts by name; a function that returns one.
+            targets: as many samples; integers for class labels. None if the model needs none, or the data brings them.
+                Of a frame also names of columns.
             epochs: passes over the data, further ones if the trainer has been fitted before.
             batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was
                 exported with a fixed batch takes that, and the samples beyond the last full batch are left
                 out of an epoch, with a warning; they are others in each epoch if shuffled.
-            validation: `(inputs, targets)` to evaluate after each epoch, or the fraction of the samples to
-                split off for it, at random.
+            validation: `(inputs, targets)` to evaluate after each epoch, with weights as a third entry if there are
+                some, other data that brings its targets, or the fraction of the samples to split off, at random.
             callbacks: see :class:`Callback`.
             shuffle: whether to take the samples in a new random order in each epoch.
             accumulate: batches per optimizer step; the gradient is that of the loss of all their samples
@@ -245,24 +252,47 @@ class Trainer(TrainerView):
             schedule_epochs: how many epochs the schedule is of, counted from the trainer's first one, where several
                 fits share one: two of 5 epochs with `schedule_epochs=10` are one of 10. Default: those of this fit.
             verbose: whether to show a progress bar (or a line per epoch where standard error is no terminal).
+            sample_weight: a weight for each sample: the loss is sum(w·l) / sum(w), over all batches of a step. Metrics
+                count each sample once.
+            transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of the arrays of a batch,
+                which is called in training only; a third argument, or one named `rng`, is a numpy Generator.
+            steps_per_epoch: optimizer steps that make an epoch; needed where a stream does not end.
+            drop_last: whether to leave out an incomplete last batch of each epoch.
 
         Raises:
             InputError: data or arguments do not fit; nothing has been trained.
             DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
         """
         epochs, accumulate = _positive("epochs", epochs), _positive("accumulate", accumulate)
+        if steps_per_epoch is not None:
+            steps_per_epoch = _positive("steps_per_epoch", steps_per_epoch)
         called = callback_list(callbacks)
-        data, held_out = self._state.datasets(inputs, targets, batch_size, validation)
-        self._state.validating = held_out is not None
+        limit = None if steps_per_epoch is None else steps_per_epoch * int(accumulate)
+        given = Data(
+            inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
+        )
+        data, held_out = self._state.datasets(given)
         of_validation = None
         if held_out is not None:
-            of_validation = validation if isinstance(validation, float) else len(held_out)
+            of_validation = validation if isinstance(validation, float) else held_out.samples or 0
         plan = Plan(
-            len(data), data.batch_size, accumulate, bool(shuffle), epochs, of_validation, schedule_epochs
+            data.samples,
+            data.batch_size,
+            accumulate,
+            bool(shuffle),
+            epochs,
+            of_validation,
+            schedule_epochs,
+            steps_per_epoch,
+            bool(drop_last),
+            weighted=data.weighted,
+            transform=transform is not None,
         )
         self._state.position.check(plan)
-        self._state.check_schedule(plan, -(-data.batches // accumulate))
-        warn_of_fixed_batch(data)
+        self._state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
+        self._state.weigh(data, held_out)
+        self._state.validating = held_out is not None
+        warn_of_fixed_batch(self._state.run.batch_size, data.samples)
         events = Events(called, self)
         try:
             FitLoop(self._state, data, held_out, plan, events, make_report(verbose)).run()
@@ -273,19 +303,29 @@ class Trainer(TrainerView):
 
     def check_data(
         self,
-        inputs: ArrayLike,
-        targets: ArrayLike | None = None,
+        inputs: Any,
+        targets: Any = None,
         *,
         batch_size: int | None = None,
         validation: Validation = None,
+        sample_weight: Any = None,
+        transform: TransformFunction | None = None,
+        drop_last: bool = False,
     ) -> None:
-        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing."""
-        self._state.datasets(inputs, targets, batch_size, validation)
+        """Raises the InputError that :meth:`fit` would raise for this data; changes nothing.
+
+        Of streams the first batch is looked at; of an iterator, which can be read once, nothing.
+        """
+        if isinstance(inputs, Iterator):
+            return
+        self._state.datasets(
+            Data(inputs, targets, sample_weight, batch_size, validation, transform, drop_last)
+        )
 
     def find_learning_rate(
         self,
-        inputs: ArrayLike,
-        targets: ArrayLike | None = None,
+        inputs: Any,
+        targets: Any = None,
         *,
         start: float = 1e-7,
         stop: float = 10.0,
@@ -308,11 +348,17 @@ class Trainer(TrainerView):
         Raises:
             InputError: the data or the rates do not fit.
         """
-        data = self._state.dataset(inputs, targets, batch_size, training=True)
+        data = self._state.source(inputs, targets, None, Options(batch_size, training=True))
+        self._state.weigh(data)
         return find_range(self._state, data, start, stop, steps)
 
     def evaluate(
-        self, inputs: ArrayLike, targets: ArrayLike | None = None, *, batch_size: int | None = None
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
     ) -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode.
 
@@ -324,24 +370,25 @@ class Trainer(TrainerView):
             InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
                 cannot be told apart by samples.
         """
-        return self._state.evaluate(self._state.dataset(inputs, targets, batch_size, training=False))
+        data = self._state.source(inputs, targets, sample_weight, Options(batch_size))
+        self._state.weigh(data)
+        return self._state.evaluate(data)
 
-    def predict(self, inputs: ArrayLike, *, batch_size: int | None = None) -> Array | dict[str, Array]:
+    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Array | dict[str, Array]:
         """Returns the model's output for each sample, in inference mode; several outputs as a dict.
 
-        A model with a fixed batch is run on a padded last batch, and the padding's results are dropped.
+        A model with a fixed batch is run on a padded last batch, and the padding's results are dropped. Of data that
+        brings targets these are left out.
 
         Raises:
             InputError: the inputs do not fit, or an output has no axis for the samples.
         """
-        data = Dataset.for_prediction(self.manifest.inputs, inputs, batch_size)
+        data = self._state.inputs(inputs, batch_size)
         with self.averaged():
-            result = self._state.run.predict(data)
+            result = self._state.run.predict(data.read(Pass()))
         return result if len(result) > 1 else next(iter(result.values()))
 
-    def confusion_matrix(
-        self, inputs: ArrayLike, targets: ArrayLike, *, batch_size: int | None = None
-    ) -> Array:
+    def confusion_matrix(self, inputs: Any, targets: Any = None, *, batch_size: int | None = None) -> Array:
         """Returns how often each class (rows) is predicted as each (columns), by scikit-learn.
 
         `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
@@ -351,9 +398,11 @@ class Trainer(TrainerView):
             MissingPackageError: scikit-learn is not installed.
         """
         state = self._state
-        data = state.dataset(inputs, targets, batch_size, training=False)
+        data = state.source(inputs, targets, None, Options(batch_size))
+        state.weigh(data)
         with self.averaged():
-            parts = [tuple(array.copy() for array in state.judged(step)) for step in state.run.evaluate(data)]
+            steps = state.run.evaluate(data.read(Pass()))
+            parts = [tuple(array.copy() for array in state.judged(step)) for step in steps]
         prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return confusion_matrix(state.task, prediction, target)
 

@@ -1,0 +1,178 @@
+"""Arrays to train on: looked at as a whole before training starts, then cut into batches and cast batch by batch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer.data._batch_size import DYNAMIC_REMEDY, check_batch_size
+from onnxtrain.trainer.data._layout import Layout, Raw
+from onnxtrain.trainer.data._source import SPLIT, Options, Pass, count_batches, order_of
+from onnxtrain.trainer.data._transform import Transform
+
+__all__ = ["ArraySource", "require_batch", "split_order"]
+
+
+@dataclass
+class ArraySource:
+    """Arrays, one per argument of the model, all with the samples along axis 0. They are never copied as a whole.
+
+    The values of arrays in memory are looked at once, before training. Those of a file (`np.memmap`), and what a
+    transform makes, are looked at batch by batch.
+
+    Attributes:
+        layout: what the arrays are.
+        arrays: as they were given.
+        batch_size: samples per step.
+        drop: whether an incomplete last batch is left out.
+        trusted: whether the values have been looked at.
+        weighted: whether the user gave weights.
+        limit: batches of an epoch; None for all there are.
+        transform: augmentation.
+        chosen: the samples that belong to the data set; None for all.
+    """
+
+    layout: Layout
+    arrays: tuple[Array, ...]
+    batch_size: int
+    drop: bool
+    trusted: bool
+    weighted: bool = False
+    limit: int | None = None
+    transform: Transform | None = None
+    chosen: Array | None = None
+
+    @classmethod
+    def open(cls, layout: Layout, raw: Raw, options: Options, transform: Transform | None) -> ArraySource:
+        """Returns the checked data.
+
+        Raises:
+            InputError: It does not fit.
+        """
+        on_disk = any(isinstance(entry, np.memmap) for entry in (*raw.inputs, *raw.targets, raw.weights))
+        weighted = raw.weights is not None
+        if weighted:
+            layout = layout.with_weights()
+        arrays = layout.flat(layout.arrays(raw))
+        size, fixed = check_batch_size(layout.specs, options.batch_size)
+        if transform is None:
+            layout.check(arrays, values=not on_disk)
+        else:  # the transform's results have to fit, not what goes in
+            _require_samples(arrays)
+        if weighted and not arrays[-1].any():
+            raise InputError("All sample weights are 0: there is nothing to train on.")
+        drop = (fixed and options.training) or options.drop_last
+        trusted = not on_disk and transform is None
+        source = cls(layout, tuple(arrays), size, drop, trusted, weighted, options.limit, transform)
+        if options.training:
+            require_batch(source.samples, size, drop=drop, fixed=fixed)
+        _ = source.batches  # refuses a limit that is too high
+        return source
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.arrays[0]) if self.chosen is None else len(self.chosen)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in an epoch."""
+        return count_batches(self.samples, self.batch_size, drop=self.drop, limit=self.limit)
+
+    def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
+        """Does nothing: arrays can be read from anywhere."""
+
+    def mark(self) -> None:
+        """Nothing needs to be kept."""
+        return
+
+    def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
+        """Yields the batches of an epoch."""
+        order = order_of(self.samples, epoch) if epoch.shuffle else None
+        for index in range(start, self.batches):
+            part = slice(index * self.batch_size, (index + 1) * self.batch_size)
+            yield self._batch(self._select(part, order), epoch, index)
+
+    def _select(self, part: slice, order: Array | None) -> slice | Array:
+        if order is None:
+            return part if self.chosen is None else self.chosen[part]
+        return order[part] if self.chosen is None else self.chosen[order[part]]
+
+    def _batch(self, selection: slice | Array, epoch: Pass, index: int) -> list[Array]:
+        arrays = [np.asarray(array[selection]) for array in self.arrays]
+        if self.trusted:
+            return self.layout.cast(arrays)
+        try:
+            if self.transform is not None:
+                raw = self.transform(self.layout, self._raw(arrays), epoch, index)
+                return self.layout.convert(raw)
+            self.layout.check(arrays)
+        except InputError as error:
+            raise InputError(f"{epoch.place(index)}: {error}") from error
+        return self.layout.cast(arrays)
+
+    def _raw(self, arrays: list[Array]) -> Raw:
+        first, last = len(self.layout.inputs), len(self.layout.inputs) + len(self.layout.targets)
+        weights = arrays[last] if self.layout.weighted else None
+        return Raw(arrays[:first], arrays[first:last], weights)
+
+    def last(self) -> list[Array] | None:
+        """Returns the incomplete last batch, if there is one."""
+        whole = self.samples // self.batch_size * self.batch_size
+        if whole == self.samples:
+            return None
+        return self._batch(self._select(slice(whole, None), None), Pass(), self.batches - 1)
+
+    def take(self, samples: Array) -> ArraySource:
+        """Returns the data set of some samples; nothing is copied."""
+        chosen = samples if self.chosen is None else self.chosen[samples]
+        return dataclasses.replace(self, chosen=chosen)
+
+    def held_out(self, samples: Array) -> ArraySource:
+        """Returns the data set of some samples to evaluate on."""
+        if self.transform is not None:
+            self.layout.check([array[samples] for array in self.arrays])
+        return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=None)
+
+
+def _require_samples(arrays: list[Array]) -> None:
+    lengths = [len(array) if array.ndim else 0 for array in arrays]
+    if len(set(lengths)) > 1 or lengths[0] == 0:
+        raise InputError(
+            f"The arrays hold different numbers of samples ({', '.join(map(str, lengths))}), or none."
+        )
+
+
+def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
+    """Raises InputError if samples to train on do not fill one batch, where they have to."""
+    if not drop or samples >= size:
+        return
+    if fixed:
+        raise InputError(
+            f"The model takes exactly {size} samples at a time, received {samples} to train on. {DYNAMIC_REMEDY}"
+        )
+    raise InputError(
+        f"drop_last=True leaves nothing of {samples} samples, which do not fill a batch of {size}. Lower batch_size."
+    )
+
+
+def split_order(samples: int, fraction: float, seed: int) -> tuple[Array, Array]:
+    """Returns the samples to train on and a random `fraction` of them to validate with; the seed says which.
+
+    Raises:
+        InputError: The fraction leaves one of the two empty.
+    """
+    count = round(samples * fraction)
+    if not 0 < fraction < 1 or count == 0 or count == samples:
+        raise InputError(
+            f"Splitting off validation data: a fraction of {fraction} of {samples} samples leaves "
+            f"nothing to {'validate with' if count == 0 else 'train on'}; choose one between 0 and 1, or pass (inputs, "
+            "targets)."
+        )
+    order = np.random.default_rng([seed, SPLIT]).permutation(samples)
+    return np.sort(order[count:]), np.sort(order[:count])

@@ -1,0 +1,71 @@
+"""How many samples a model takes at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer.data._convert import names_of
+
+__all__ = ["DYNAMIC_REMEDY", "check_batch_size", "static_batch", "warn_of_fixed_batch"]
+
+_log = logging.getLogger("onnxtrain")
+
+DYNAMIC_REMEDY = (
+    "Export it with a dynamic batch axis, or make it so: Trainer(onnxtrain.make_batch_dynamic(model), ...)."
+)
+"""What to do about a fixed batch."""
+
+
+def static_batch(specs: Sequence[InputSpec]) -> int | None:
+    """Returns the number of samples that a model takes at a time, None when it takes any."""
+    sizes = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
+    if len(sizes) > 1:
+        raise InputError(
+            f"The inputs and targets have different sizes along axis 0 ({sorted(sizes)}), where samples "
+            f"should lie: {names_of(specs)}. Train such a model through onnxtrain.api.Module."
+        )
+    return sizes.pop() if sizes else None
+
+
+def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int, bool]:
+    """Returns the batch size to use, and whether the model fixes it.
+
+    Raises:
+        InputError: It is not a positive integer, or the model takes another one.
+    """
+    if asked is not None and (
+        isinstance(asked, bool) or not isinstance(asked, int | np.integer) or asked < 1
+    ):
+        raise InputError(f"batch_size must be a positive integer, received {asked!r}.")
+    fixed = static_batch(specs)
+    if fixed is None:
+        return int(asked or 32), False
+    if asked is not None and asked != fixed:
+        raise InputError(
+            f"batch_size is {asked}, but the model was exported with a fixed batch of {fixed}. "
+            f"{DYNAMIC_REMEDY} Or leave batch_size out."
+        )
+    return fixed, True
+
+
+def warn_of_fixed_batch(size: int | None, samples: int | None) -> None:
+    """Logs a warning where a fixed batch of `size` makes training on so many samples other than it looks."""
+    if size == 1 and samples != 1:
+        _log.warning(
+            "The model was exported for one sample at a time: each step of the optimizer sees a single one. %s Or pass "
+            "accumulate=32.",
+            DYNAMIC_REMEDY,
+        )
+    if size is not None and samples is not None and samples % size:
+        _log.warning(
+            "%d of %d samples are left out of each epoch: the model takes exactly %d at a time. %s",
+            samples % size,
+            samples,
+            size,
+            DYNAMIC_REMEDY,
+        )

@@ -1,0 +1,213 @@
+"""From what a user passes to arrays that a model takes: converted where no meaning is lost, refused elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.inputs import check_labels, check_shapes
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer.data._frames import frame_values, is_frame, is_series, series_values
+
+__all__ = [
+    "ArrayLike",
+    "arrange",
+    "cast",
+    "check_form",
+    "check_lengths",
+    "check_values",
+    "fill",
+    "names_of",
+    "relaxed",
+    "to_array",
+]
+
+ArrayLike = npt.ArrayLike | Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
+"""One array; for several inputs or targets a list in the model's order, or a mapping by name."""
+
+_CHUNK = 1 << 22
+"""Elements that are looked at together: what a check needs beside an array stays small."""
+
+
+def names_of(specs: Sequence[InputSpec]) -> str:
+    """Returns the names, for messages."""
+    return ", ".join(spec.name for spec in specs)
+
+
+def relaxed(specs: Sequence[InputSpec]) -> list[InputSpec]:
+    """Returns the specifications for any number of samples."""
+    return [s if s.shape is None else dataclasses.replace(s, shape=(None, *s.shape[1:])) for s in specs]
+
+
+def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = False) -> list[Any]:
+    """Returns one entry per specification, in order.
+
+    Args:
+        word: "input" or "target", for messages.
+        specs: what the model takes.
+        data: one array, a list, a mapping by name, or a frame.
+        loose: whether names that the model does not know are left out of a mapping instead of refused.
+
+    Raises:
+        InputError: Number or names do not fit.
+    """
+    if is_frame(data):
+        return frame_values(word, specs, data)
+    if isinstance(data, Mapping):
+        missing = [spec.name for spec in specs if spec.name not in data]
+        unknown = [str(name) for name in data if name not in {spec.name for spec in specs}]
+        if missing or (unknown and not loose):
+            raise InputError(
+                f"The model's {word}s are {names_of(specs)}; received {', '.join(map(str, data))} "
+                f"(missing: {', '.join(missing) or 'none'}; unknown: {', '.join(unknown) or 'none'})."
+            )
+        return [data[spec.name] for spec in specs]
+    if len(specs) == 1:
+        single = isinstance(data, list | tuple) and len(data) == 1 and hasattr(data[0], "__array__")
+        return [data[0] if single else data]
+    if not isinstance(data, list | tuple) or len(data) != len(specs):
+        received = f"{len(data)} arrays" if isinstance(data, list | tuple) else type(data).__name__
+        raise InputError(
+            f"The model has {len(specs)} {word}s ({names_of(specs)}); received {received}. Pass a list in "
+            "this order, or a dict by name."
+        )
+    return list(data)
+
+
+def to_array(word: str, spec: InputSpec, data: Any) -> Array:
+    """Returns data as a numpy array, a tensor of another library too; nothing is copied that need not be.
+
+    Raises:
+        InputError: It is no array of one shape.
+    """
+    if is_series(data):
+        return series_values(word, spec, data)
+    if hasattr(data, "detach"):  # PyTorch
+        data = data.detach().cpu()
+    try:
+        return np.asarray(data)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"The {word} '{spec.name}' is no array of one shape: {error}.") from error
+
+
+def check_form(word: str, spec: InputSpec, array: Array) -> None:
+    """Raises InputError for a dtype that is not converted, and for labels that are not one integer each."""
+    _check_label_form(spec, array)
+    wanted = spec.dtype.name
+    same = array.dtype.name == wanted or (wanted == "bfloat16" and array.dtype == np.uint16)
+    floats = array.dtype.kind == "f" and wanted in ("float16", "float32", "float64")
+    integers = (
+        array.dtype.kind in "iu" and spec.dtype.storage.kind in "iu" and wanted not in ("bfloat16", "bool")
+    )
+    if not (same or floats or integers):
+        raise InputError(_dtype_message(word, spec, array))
+
+
+def check_values(word: str, spec: InputSpec, array: Array) -> None:
+    """Raises InputError for NaN, labels that are no class, and values that the model's dtype does not hold."""
+    kind = array.dtype.kind
+    if kind == "f" or (kind in "iu" and array.dtype != spec.dtype.storage):
+        for first, part in _chunks(array):
+            _check_part(word, spec, part, first)
+    if spec.class_labels is not None and kind in "iu":
+        check_labels(spec.name, array, spec.class_labels)
+
+
+def _chunks(array: Array) -> Iterator[tuple[int, Array]]:
+    """Yields parts of an array, and the index of the first sample of each."""
+    if array.size <= _CHUNK:
+        yield 0, array
+        return
+    step = max(1, _CHUNK * len(array) // array.size)
+    for first in range(0, len(array), step):
+        yield first, array[first : first + step]
+
+
+def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
+    wanted = spec.dtype.name
+    if part.dtype.kind in "iu":
+        if not np.array_equal(part.astype(spec.dtype.storage), part):
+            raise InputError(f"The {word} '{spec.name}' holds values that do not fit into {wanted}.")
+        return
+    missing = np.isnan(part)
+    if missing.any():
+        sample = first + int(np.argwhere(missing)[0][0]) if part.ndim else 0
+        raise InputError(
+            f"The {word} '{spec.name}' contains NaN (first in sample {sample}); remove or fill such samples."
+        )
+    if part.dtype.itemsize > spec.dtype.storage.itemsize:
+        with np.errstate(over="ignore"):
+            overflown = np.isinf(part.astype(spec.dtype.storage)).any() and not np.isinf(part).any()
+        if overflown:
+            raise InputError(
+                f"The {word} '{spec.name}' holds values too large for {wanted} (largest: {np.abs(part).max():g}); "
+                "scale the data."
+            )
+
+
+def cast(spec: InputSpec, array: Array) -> Array:
+    """Returns an array that was found good in the model's dtype, C-contiguous; itself where it is so."""
+    if spec.dtype.name == "bfloat16":
+        return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array, spec.dtype.storage)
+
+
+def _check_label_form(spec: InputSpec, array: Array) -> None:
+    """Raises InputError for class labels in a form that other libraries take: one-hot, or in a column."""
+    labels = spec.class_labels
+    if labels is None or spec.shape is None or array.ndim != len(spec.shape) + 1:
+        return
+    form = f"The labels '{spec.name}' should be one integer per sample, received shape {list(array.shape)}"
+    if array.ndim == 2 and array.shape[1] == 1:
+        raise InputError(f"{form}. Take them out of their column: labels[:, 0].")
+    classes = array.dtype.kind in "iufb" and labels.count in (None, array.shape[1])
+    if classes and np.isin(array, (0, 1)).all() and (array.sum(axis=1) == 1).all():
+        raise InputError(
+            f"{form}: they are one-hot. Pass labels.argmax(axis=1), or train with "
+            "CrossEntropyLoss(probabilities=True)."
+        )
+
+
+def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
+    wanted = spec.dtype.name
+    message = f"The {word} '{spec.name}' should be {wanted}, received dtype {array.dtype}"
+    if array.dtype == object:
+        return f"{message}: it is no rectangular array of numbers."
+    if spec.class_labels is not None and array.dtype.kind == "f":
+        return f"{message}. Class labels are integers: .astype('int64'), or choose a regression loss."
+    if wanted.startswith("float") and array.dtype.kind in "iub" and word == "target":
+        return (
+            f"{message}. If they are quantities, convert with .astype('{wanted}'); if they are classes, choose a loss "
+            "for classes (cross_entropy)."
+        )
+    if wanted.startswith("float") and array.dtype.kind in "iu":
+        return f"{message}. Convert with .astype('{wanted}'), scaled as the model expects (often / 255)."
+    return f"{message}. Convert it with .astype('{wanted}') if that is what is meant."
+
+
+def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
+    """Raises InputError unless all arrays have as many samples, one or more, and are of the model's shapes."""
+    for spec, array in zip(specs, arrays, strict=True):
+        if array.ndim == 0 or (spec.shape is not None and len(spec.shape) == 0):
+            raise InputError(
+                f"'{spec.name}' has no axis along which samples could lie. Train such a model through "
+                "onnxtrain.api.Module."
+            )
+    lengths = [len(array) for array in arrays]
+    if len(set(lengths)) > 1:
+        listed = ", ".join(f"{spec.name}: {length}" for spec, length in zip(specs, lengths, strict=True))
+        raise InputError(f"The arrays hold different numbers of samples ({listed}); they must be equal.")
+    if not lengths or lengths[0] == 0:
+        raise InputError(f"There are no samples: {names_of(specs) or 'the model has no inputs'}.")
+    check_shapes(relaxed(specs), [array.shape for array in arrays])
+
+
+def fill(array: Array, copies: int) -> Array:
+    """Returns an array with copies of its last sample at the end."""
+    return np.concatenate([array, np.repeat(array[-1:], copies, axis=0)])

@@ -1,0 +1,158 @@
+"""Tables of pandas and polars as arrays: columns by name or in order, numbers only, nothing missing.
+
+Neither package is imported: an object of theirs is told by the module that its class is from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import InputSpec
+
+__all__ = ["column_names", "frame_values", "is_frame", "is_series", "series_values", "without"]
+
+
+def _library(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
+
+
+def is_frame(value: object) -> bool:
+    """Returns whether a value is a DataFrame of pandas or polars; raises InputError for a LazyFrame."""
+    if _library(value) not in ("pandas", "polars"):
+        return False
+    if type(value).__name__ == "LazyFrame":
+        raise InputError("A LazyFrame has no rows yet; pass frame.collect().")
+    return hasattr(value, "columns")
+
+
+def is_series(value: object) -> bool:
+    """Returns whether a value is a Series of pandas or polars."""
+    return _library(value) in ("pandas", "polars") and type(value).__name__ == "Series"
+
+
+def column_names(frame: Any) -> list[str]:
+    """Returns the names of the columns."""
+    return [str(name) for name in frame.columns]
+
+
+def without(frame: Any, names: Sequence[str]) -> Any:
+    """Returns a frame without some of its columns."""
+    wanted = [name for name in frame.columns if str(name) not in names]
+    return frame[wanted]
+
+
+def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Array]:
+    """Returns one array per specification: columns of their names, or for a single one all columns in order.
+
+    Raises:
+        InputError: Columns are missing or too many, hold no numbers, or lack values.
+    """
+    names = list(frame.columns)
+    texts = column_names(frame)
+    missing = [spec.name for spec in specs if spec.name not in texts]
+    if not missing:
+        return [series_values(word, spec, frame[names[texts.index(spec.name)]]) for spec in specs]
+    wide = len(specs) == 1 and specs[0].shape is not None and len(specs[0].shape) == 2
+    if not wide and not (len(specs) == 1 and len(names) == 1):
+        raise InputError(
+            f"The model's {word}s are {', '.join(spec.name for spec in specs)}, and the frame has no column "
+            f"{', '.join(missing)}: it has {_listed(texts)}. Rename its columns, or pass a dict of arrays by name."
+        )
+    spec = specs[0]
+    if not wide:
+        return [series_values(word, spec, frame[names[0]])]
+    width = spec.shape[1] if spec.shape is not None else None
+    if isinstance(width, int) and width != len(names):
+        raise InputError(
+            f"The {word} '{spec.name}' takes {width} columns, and the frame has {len(names)}: {_listed(texts)}. Choose "
+            "the columns in the model's order: frame[[...]]."
+        )
+    dtype = spec.dtype.storage
+    table = np.empty((len(frame), len(names)), dtype if dtype.kind in "fiu" else np.float32)
+    for index, name in enumerate(names):
+        column = _numbers(frame[name], f"column '{name}'")
+        with np.errstate(over="ignore"):
+            table[:, index] = column
+        if not np.array_equal(np.isinf(table[:, index]), np.isinf(column)):
+            raise InputError(f"The column '{name}' holds values too large for {table.dtype}; scale the data.")
+    return [table]
+
+
+def series_values(word: str, spec: InputSpec, series: Any) -> Array:
+    """Returns a column as an array; of rank 2 where the model takes one of a single column.
+
+    Raises:
+        InputError: It holds no numbers, or lacks values.
+    """
+    label = f"column '{series.name}'" if series.name is not None else f"{word} '{spec.name}'"
+    values = _numbers(series, label)
+    wanted = spec.dtype.storage
+    if wanted.kind == "f" and values.dtype.kind in "iub" and spec.dtype.name != "bfloat16":
+        values = values.astype(wanted)
+    if spec.shape is not None and len(spec.shape) == 2 and spec.shape[1] in (1, None) and values.ndim == 1:
+        values = values[:, None]
+    return values
+
+
+def _numbers(series: Any, label: str) -> Array:
+    """Returns the numbers of a column of either library.
+
+    Raises:
+        InputError: There are none, or some are missing.
+    """
+    polars = _library(series) == "polars"
+    missing = np.asarray(series.is_null() if polars else series.isna())
+    if polars and series.dtype.is_float():
+        missing = missing | np.asarray(series.is_nan().fill_null(False))
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0])
+        index = None if polars else series.index[row]
+        where = f"row {row}" if index is None or index == row else f"row {row} (index {index!r})"
+        raise InputError(
+            f"The {label} has no value in {where} ({int(missing.sum())} missing). Fill them "
+            f"({'frame.fill_null(...)' if polars else 'frame.fillna(...)'}) or leave such rows out "
+            f"({'frame.drop_nulls()' if polars else 'frame.dropna()'})."
+        )
+    kind = str(series.dtype)
+    numeric = (
+        series.dtype.is_numeric() or kind == "Boolean"
+        if polars
+        else getattr(series.dtype, "kind", "O") in "iufb"
+    )
+    if not numeric:
+        raise InputError(_encoding(series, label, kind, polars))
+    values = series.to_numpy()
+    if values.dtype == object:  # nullable types of pandas
+        values = values.astype(np.float64 if getattr(series.dtype, "kind", "f") == "f" else np.int64)
+    return np.asarray(values)
+
+
+_OF_POLARS = (
+    "frame.to_dummies('name') makes a column for each value, frame['name'].cast(polars.Categorical).to_physical() a "
+    "number"
+)
+_OF_PANDAS = (
+    "pandas.get_dummies(frame, columns=['name'], dtype='float32') makes a column for each value, "
+    "pandas.factorize(frame['name'])[0] a number"
+)
+
+
+def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
+    """The message for a column that holds no numbers."""
+    shown = f" such as {series[0]!r}" if polars and len(series) else ""
+    if not polars and len(series):
+        shown = f" such as {series.iloc[0]!r}"
+    if "date" in kind.lower() or "time" in kind.lower() or kind.lower().startswith("duration"):
+        return f"The {label} holds times ({kind}{shown}), not numbers. Turn it into such, as seconds since a day."
+    how = _OF_POLARS if polars else _OF_PANDAS
+    return f"The {label} holds categories or texts ({kind}{shown}), not numbers. Encode it first: {how} for each."
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:20])
+    return f"{shown}, ... ({len(names)} columns)" if len(names) > 20 else shown

@@ -1,0 +1,267 @@
+"""What a model takes for one batch, and how it is found in what a user or a loader passes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import InputSpec, Manifest
+from onnxtrain.trainer.data._convert import (
+    arrange,
+    cast,
+    check_form,
+    check_lengths,
+    check_values,
+    names_of,
+    to_array,
+)
+from onnxtrain.trainer.data._frames import column_names, is_frame, is_series, without
+
+__all__ = ["WEIGHT", "Layout", "Raw"]
+
+WEIGHT = "sample_weight"
+"""Name of the weights in batches by name, and in frames."""
+
+
+class Raw(NamedTuple):
+    """A batch, or all the data, as it was passed, one entry per input and target."""
+
+    inputs: list[Any]
+    targets: list[Any]
+    weights: Any = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arguments of a model.
+
+    Attributes:
+        inputs: user inputs.
+        targets: what the loss compares with.
+        weight: what a weight for each sample has to be.
+        weighted: whether batches end with such weights; they are 1 where none are given.
+        predicting: whether targets and weights are left out of what comes with the inputs.
+        unused: names of these, then.
+    """
+
+    inputs: tuple[InputSpec, ...]
+    targets: tuple[InputSpec, ...]
+    weight: InputSpec
+    weighted: bool = False
+    predicting: bool = False
+    unused: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, predicting: bool = False) -> Layout:
+        """Returns the layout of a run's models."""
+        weight = manifest.sample_weight
+        targets = tuple(spec for spec in manifest.targets if not spec.sample_weight)
+        weighted = weight is not None
+        if weight is None:
+            first = (targets or manifest.inputs)[0].shape if manifest.inputs or targets else None
+            weight = InputSpec(WEIGHT, dtypes.BY_NAME["float32"], (first[0] if first else None,))
+        if predicting:
+            unused = (*(spec.name for spec in targets), WEIGHT)
+            return cls(manifest.inputs, (), weight, predicting=True, unused=unused)
+        return cls(manifest.inputs, targets, weight, weighted)
+
+    @property
+    def specs(self) -> tuple[InputSpec, ...]:
+        """The specifications of the arrays of a batch."""
+        return (*self.inputs, *self.targets, *([self.weight] if self.weighted else []))
+
+    def with_weights(self) -> Layout:
+        """Returns the layout of batches with weights."""
+        return dataclasses.replace(self, weighted=True)
+
+    def whole(self, inputs: Any, targets: Any, weights: Any) -> Raw:
+        """Returns the entries of data that is passed as a whole."""
+        if is_frame(inputs) and not self.predicting:
+            inputs, targets, weights = self._of_frame(inputs, targets, weights)
+        elif is_frame(inputs):
+            inputs = without(inputs, self.unused)
+        elif isinstance(inputs, Mapping) and self.predicting:
+            inputs = {name: entry for name, entry in inputs.items() if name not in self.unused}
+        elif targets is None and self.targets and self._brings_targets(inputs):
+            raw = self._of_names(inputs)
+            return raw if weights is None else raw._replace(weights=weights)
+        if targets is None and self.targets:
+            raise InputError(f"The model needs targets ({names_of(self.targets)}), received None.")
+        given = [] if targets is None else arrange("target", self.targets, targets)
+        return Raw(arrange("input", self.inputs, inputs), given, weights)
+
+    def _brings_targets(self, inputs: Any) -> bool:
+        return isinstance(inputs, Mapping) and all(spec.name in inputs for spec in self.targets)
+
+    def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
+        """Takes the targets out of the frame with the inputs: by the names that are given, or by the model's."""
+        names = column_names(frame)
+        if weights is None and targets is None and WEIGHT in names:
+            weights = WEIGHT
+        if isinstance(weights, str):
+            weights, frame, names = self._taken(frame, names, [weights])[0], *self._rest(frame, [weights])
+        if targets is None and self.targets:
+            wanted = [spec.name for spec in self.targets]
+        elif isinstance(targets, str):
+            wanted = [targets]
+        elif isinstance(targets, list | tuple) and targets and all(isinstance(name, str) for name in targets):
+            wanted = list(targets)
+        else:
+            return frame, targets, weights
+        columns = self._taken(frame, names, wanted)
+        if len(wanted) != len(self.targets):
+            table = frame[[name for name in frame.columns if str(name) in wanted]]
+            return without(frame, wanted), table, weights
+        by_name = {spec.name: column for spec, column in zip(self.targets, columns, strict=True)}
+        return without(frame, wanted), by_name, weights
+
+    def _taken(self, frame: Any, names: Sequence[str], wanted: Sequence[str]) -> list[Any]:
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            raise InputError(
+                f"The model needs targets ({names_of(self.targets)}): the frame has no column {', '.join(missing)}; it "
+                f"has {', '.join(names[:20])}. Pass them as the second argument: a column's name, a Series or an array."
+            )
+        return [frame[frame.columns[names.index(name)]] for name in wanted]
+
+    def _rest(self, frame: Any, taken: Sequence[str]) -> tuple[Any, list[str]]:
+        rest = without(frame, taken)
+        return rest, column_names(rest)
+
+    def batch(self, batch: Any) -> Raw:
+        """Returns the entries of a batch that a loader gives.
+
+        It is a mapping or frame with the names of inputs and targets, (inputs, targets), (inputs, targets, weights),
+        the inputs and targets one after the other, or the inputs alone where there are no targets.
+
+        Raises:
+            InputError: It is none of these.
+        """
+        if isinstance(batch, Mapping):
+            return self._of_names(batch)
+        if is_frame(batch):
+            return self.whole(batch, None, None)
+        if not isinstance(batch, list | tuple):
+            return self._without_targets(batch)
+        parts = list(batch)
+        flat = not any(isinstance(part, list | tuple | Mapping) or is_frame(part) for part in parts)
+        count = len(self.inputs) + len(self.targets)
+        if flat and len(self.inputs) > 1 and self.predicting and len(parts) >= len(self.inputs):
+            return Raw(parts[: len(self.inputs)], [])
+        if flat and count > 2 and len(parts) in (count, count + 1):
+            weights = parts[count] if len(parts) > count else None
+            return Raw(parts[: len(self.inputs)], parts[len(self.inputs) : count], weights)
+        if not 1 <= len(parts) <= 3:
+            raise InputError(
+                f"a batch should be (inputs, targets), (inputs, targets, sample_weight) or a dict by name; received a "
+                f"{type(batch).__name__} of {len(parts)}."
+            )
+        if len(parts) == 1 and not self.targets:
+            return self._without_targets(parts[0])
+        if self.predicting:
+            return Raw(arrange("input", self.inputs, parts[0], loose=True), [])
+        inputs, targets, weights = [*parts, None, None][:3]
+        if targets is not None and not self.targets:
+            raise InputError(
+                "the model computes its loss from its inputs alone; leave the targets out of the batch."
+            )
+        raw = self.whole(inputs, targets, weights)
+        return raw if weights is None or isinstance(weights, str) else raw._replace(weights=weights)
+
+    def _without_targets(self, inputs: Any) -> Raw:
+        if self.targets:
+            shown = type(inputs).__name__
+            raise InputError(
+                f"a batch should be (inputs, targets) or a dict by name, as the model needs targets "
+                f"({names_of(self.targets)}); received {shown}."
+            )
+        return Raw(arrange("input", self.inputs, inputs, loose=True), [])
+
+    def _of_names(self, batch: Mapping[str, Any]) -> Raw:
+        wanted = [spec.name for spec in (*self.inputs, *self.targets)]
+        missing = [name for name in wanted if name not in batch]
+        if missing:
+            raise InputError(
+                f"the model takes {', '.join(wanted)}, and the batch has {', '.join(map(str, batch))} (missing: "
+                f"{', '.join(missing)}). Rename them."
+            )
+        weights = batch.get(self.weight.name, batch.get(WEIGHT))
+        entries = [batch[name] for name in wanted]
+        return Raw(
+            entries[: len(self.inputs)],
+            entries[len(self.inputs) :],
+            None if self.predicting else weights,
+        )
+
+    def arrays(self, raw: Raw) -> Raw:
+        """Returns the entries as arrays, not checked."""
+        return Raw(
+            [to_array("input", spec, entry) for spec, entry in zip(self.inputs, raw.inputs, strict=True)],
+            [to_array("target", spec, entry) for spec, entry in zip(self.targets, raw.targets, strict=True)],
+            None if raw.weights is None else to_array("weights", self.weight, raw.weights),
+        )
+
+    def flat(self, raw: Raw) -> list[Array]:
+        """Returns the arrays in the model's order; weights of 1 where none are given and some are needed."""
+        arrays = [*raw.inputs, *raw.targets]
+        if self.weighted:
+            missing = raw.weights is None
+            arrays.append(np.ones(len(arrays[0]), self.weight.dtype.storage) if missing else raw.weights)
+        return arrays
+
+    def check(self, arrays: Sequence[Array], *, values: bool = True) -> None:
+        """Raises InputError unless arrays in the model's order can be trained on.
+
+        Args:
+            arrays: with any number of samples.
+            values: whether to look at the values; dtypes and shapes are looked at in any case.
+        """
+        words = ["input"] * len(self.inputs) + ["target"] * len(self.targets)
+        for word, spec, array in zip(words, self.specs, arrays, strict=False):
+            check_form(word, spec, array)
+        check_lengths(self.specs, arrays)
+        if values:
+            for word, spec, array in zip(words, self.specs, arrays, strict=False):
+                check_values(word, spec, array)
+        if self.weighted:
+            _check_weights(self.weight, arrays[-1])
+
+    def cast(self, arrays: Sequence[Array]) -> list[Array]:
+        """Returns arrays that have been checked in the model's dtypes."""
+        return [cast(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
+
+    def convert(self, raw: Raw) -> list[Array]:
+        """Returns the checked arrays of a batch.
+
+        Raises:
+            InputError: Something does not fit.
+        """
+        if raw.weights is not None and not self.weighted:
+            raise InputError(
+                "it has sample weights, and the first batch had none; give weights to all of them."
+            )
+        arrays = self.flat(self.arrays(raw))
+        self.check(arrays)
+        return self.cast(arrays)
+
+
+def _check_weights(spec: InputSpec, weights: Array) -> None:
+    """Raises InputError for weights that weigh nothing, or less than nothing."""
+    if is_series(weights) or weights.dtype.kind not in "iufb":
+        raise InputError(f"The sample weights should be numbers, received dtype {weights.dtype}.")
+    with np.errstate(invalid="ignore"):
+        good = np.isfinite(weights) & (weights >= 0)
+    if not good.all():
+        sample = int(np.flatnonzero(~good)[0])
+        raise InputError(
+            f"The sample weights should be finite and not negative, received {weights[sample]} for sample {sample}."
+        )
+    if float(np.abs(weights).max()) > float(np.finfo(spec.dtype.storage).max):
+        raise InputError(f"The sample weights hold values too large for {spec.dtype.name}.")

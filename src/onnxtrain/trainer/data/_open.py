@@ -1,0 +1,171 @@
+"""Which source reads what a user passes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.trainer.data._arrays import ArraySource, require_batch, split_order
+from onnxtrain.trainer.data._batch_size import static_batch
+from onnxtrain.trainer.data._convert import names_of
+from onnxtrain.trainer.data._frames import is_frame, is_series
+from onnxtrain.trainer.data._layout import Layout
+from onnxtrain.trainer.data._samples import SampleSource, collate
+from onnxtrain.trainer.data._source import Options, Pass, Source
+from onnxtrain.trainer.data._stream import StreamSource
+from onnxtrain.trainer.data._transform import Transform
+
+__all__ = ["TransformFunction", "open_source", "split"]
+
+TransformFunction = Callable[..., Any]
+"""`(inputs, targets) -> (inputs, targets)`, or with a numpy Generator as a third argument."""
+
+
+def open_source(
+    layout: Layout,
+    inputs: Any,
+    targets: Any = None,
+    weights: Any = None,
+    options: Options = Options(),  # noqa: B008 it is immutable
+    transform: TransformFunction | None = None,
+    at: Pass = Pass(),  # noqa: B008
+) -> Source:
+    """Returns what reads the data; as much of it is checked as can be without reading it all.
+
+    Args:
+        layout: what the model takes.
+        inputs: arrays, a frame, a data set, or a stream of batches, which brings its targets.
+        targets: of arrays and frames.
+        weights: one for each sample; of arrays and frames.
+        options: how to read it.
+        transform: augmentation.
+        at: the epoch that will be read first.
+
+    Raises:
+        InputError: The data does not fit the model.
+    """
+    augment = None if transform is None else Transform(transform)
+    if _is_whole(layout, inputs, targets):
+        return ArraySource.open(layout, layout.whole(inputs, targets, weights), options, augment)
+    for name, value in (("targets", targets), ("sample_weight", weights)):
+        if value is not None:
+            raise InputError(
+                f"{name} are given beside a {type(inputs).__name__}, which brings its own: its batches (or samples) "
+                "are (inputs, targets) or (inputs, targets, sample_weight)."
+            )
+    if _gives_samples_by_index(inputs):
+        return SampleSource.open(layout, inputs, options, augment)
+    if _is_iterable_dataset(inputs):
+        inputs = _Grouped(layout, inputs, options.batch_size or 32)
+        options = options._replace(batch_size=None)
+    if not isinstance(inputs, Iterable) and not callable(inputs):
+        raise InputError(
+            f"The data is a {type(inputs).__name__}. Pass arrays, a frame, a data set, a DataLoader, an iterable of "
+            f"batches or a function that returns one; the model's inputs are {names_of(layout.inputs)}."
+        )
+    source = StreamSource(layout, inputs, options, augment)
+    source.look(at)
+    return source
+
+
+def _is_array(data: object) -> bool:
+    return hasattr(data, "__array__") or is_frame(data) or is_series(data) or np.isscalar(data)
+
+
+def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
+    """Whether data is all the samples at once."""
+    if inputs is None or isinstance(inputs, Mapping) or _is_array(inputs):
+        if isinstance(inputs, Mapping) and any(_gives_samples_by_index(entry) for entry in inputs.values()):
+            raise InputError(
+                f"The data is a dict of data sets ({', '.join(map(str, inputs))}). Choose one: data['train']."
+            )
+        return True
+    if isinstance(inputs, list | tuple):
+        alone = targets is None and (layout.predicting or bool(layout.targets))
+        frames = len(layout.inputs) == 1 and all(map(is_frame, inputs))
+        return not (alone and inputs and (frames or all(_is_batch(entry) for entry in inputs)))
+    return False
+
+
+def _is_batch(entry: Any) -> bool:
+    """Whether an entry of a list is a batch of its own, and no array or row of numbers."""
+    if isinstance(entry, tuple):
+        return bool(entry) and not np.isscalar(entry[0])
+    several = isinstance(entry, list) and bool(entry)
+    return isinstance(entry, Mapping) or (several and all(hasattr(part, "__array__") for part in entry))
+
+
+def _is_loader(data: object) -> bool:
+    return hasattr(data, "batch_sampler") and isinstance(data, Iterable)
+
+
+def _gives_samples_by_index(data: object) -> bool:
+    """Whether data is a map-style data set."""
+    sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return (
+        sized
+        and not isinstance(data, Mapping | list | tuple | str)
+        and not (
+            _is_array(data) or _is_loader(data) or isinstance(data, Iterator) or _is_iterable_dataset(data)
+        )
+    )
+
+
+def _is_iterable_dataset(data: object) -> bool:
+    """Whether iterating gives samples instead of batches: the IterableDataset of PyTorch or Hugging Face."""
+    for module, name in (("torch.utils.data", "IterableDataset"), ("datasets", "IterableDataset")):
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type) and isinstance(data, kind):
+            return True
+    return False
+
+
+def split(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
+    """Returns the data without a random `fraction` of its samples, and these; the seed says which.
+
+    Raises:
+        InputError: The fraction leaves one of the two empty, or no batch to train on; the data is a stream.
+    """
+    if not isinstance(source, ArraySource | SampleSource):
+        raise InputError(
+            f"validation={fraction} cannot be split off a stream of batches, of which only the end tells how many "
+            "there are. Pass data to validate with: validation=(inputs, targets), or another stream."
+        )
+    training, held_out = split_order(source.samples, fraction, seed)
+    rest = source.take(training)
+    fixed = static_batch(source.layout.specs) is not None
+    require_batch(rest.samples, rest.batch_size, drop=rest.drop, fixed=fixed)
+    _ = rest.batches
+    return rest, source.held_out(held_out)
+
+
+class _Grouped:
+    """Batches of a data set that gives sample after sample; of one that gives batches, these."""
+
+    def __init__(self, layout: Layout, dataset: Any, size: int) -> None:
+        self.dataset = dataset
+        self._layout = layout
+        self._size = size
+
+    def __iter__(self) -> Iterator[Any]:
+        samples: list[Any] = []
+        for sample in self.dataset:
+            if not samples and self._is_batch(sample):
+                yield sample
+                continue
+            samples.append(sample)
+            if len(samples) == self._size:
+                yield collate(samples)
+                samples = []
+        if samples:
+            yield collate(samples)
+
+    def _is_batch(self, sample: Any) -> bool:
+        """Whether the first input has the axis of samples already."""
+        shape = self._layout.inputs[0].shape
+        first = self._layout.batch(sample).inputs[0]
+        return shape is not None and np.ndim(first) == len(shape)

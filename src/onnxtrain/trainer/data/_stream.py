@@ -1,0 +1,291 @@
+"""Streams of batches: loaders, generators, and whatever else is read from the front."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer.data._batch_size import DYNAMIC_REMEDY, static_batch
+from onnxtrain.trainer.data._layout import Layout, Raw
+from onnxtrain.trainer.data._random import OwnNumbers
+from onnxtrain.trainer.data._source import STREAM, Options, Pass
+from onnxtrain.trainer.data._transform import Transform
+
+__all__ = ["StreamSource"]
+
+_REMEDY = (
+    "Pass something that can be read again: a DataLoader, a list of batches, or a function that returns a new "
+    "iterator."
+)
+
+
+class _Reading:
+    """One pass over the data, under way: it draws random numbers of its own, and can be looked ahead."""
+
+    def __init__(self, make: Callable[[], Iterable[Any]], numbers: OwnNumbers | None) -> None:
+        self._numbers = numbers
+        self._ahead: list[Any] = []
+        self.delivered = 0
+        self._size: int | None = None
+        if numbers is None:
+            self._iterator = iter(make())
+        else:
+            with numbers:
+                self._iterator = iter(make())
+
+    def _next(self) -> Any:
+        if self._numbers is None:
+            return next(self._iterator)
+        with self._numbers:
+            return next(self._iterator)
+
+    def peek(self) -> Any:
+        """Returns the next batch without taking it; raises StopIteration at the end."""
+        if not self._ahead:
+            self._ahead.append(self._next())
+        return self._ahead[0]
+
+    def take(self) -> Any:
+        """Returns the next batch; raises StopIteration at the end."""
+        batch = self._ahead.pop() if self._ahead else self._next()
+        self.delivered += 1
+        return batch
+
+    def is_incomplete(self, raw: Raw, size: int | None) -> bool:
+        """Returns whether a batch is the last one, and smaller than the first (or `size`)."""
+        count = len(raw.inputs[0])
+        self._size = self._size or size or count
+        if count >= self._size:
+            return False
+        try:
+            self.peek()
+        except StopIteration:
+            return True
+        return False
+
+
+class StreamSource:
+    """Batches that come one after the other.
+
+    An epoch is a pass over the stream. With a `limit` it is so many batches: passes follow one another, and an epoch
+    begins where the one before has ended. Code that prepares the batches draws random numbers (random, numpy.random,
+    torch) that follow the trainer's seed and the pass, so that an epoch can be read again up to where training stopped.
+
+    Args:
+        layout: what the arrays of a batch are.
+        stream: an iterable, a function that returns one, or an iterator, which can be read once.
+        options: how to read it; the batches are cut already.
+        transform: augmentation.
+    """
+
+    batch_size = None
+    samples = None
+
+    def __init__(self, layout: Layout, stream: Any, options: Options, transform: Transform | None) -> None:
+        if options.training and options.batch_size is not None:
+            raise InputError(
+                "batch_size is given, but the data comes in batches already. Leave it out, and set it where they are "
+                "made (DataLoader(..., batch_size=...))."
+            )
+        self.layout = layout
+        self._stream = stream
+        self._once = isinstance(stream, Iterator)
+        self._options = options
+        self._transform = transform
+        self._size = static_batch(layout.specs)
+        self._drop = options.drop_last or (options.training and self._size is not None)
+        self._reading: _Reading | None = None
+        self._number = 0  # of the pass under way, from the beginning of the fit
+        self._taken: int | None = None  # batches since then, or in this pass where a pass is an epoch
+        self._generators = _own_generators(stream)
+        self._mark: str | None = None
+        self.weighted = False
+
+    @property
+    def batches(self) -> int | None:
+        """Batches of an epoch, where they are known."""
+        if self._options.limit is not None:
+            return self._options.limit
+        try:
+            return len(self._stream)
+        except (TypeError, AttributeError, NotImplementedError):
+            return None
+
+    def look(self, epoch: Pass) -> None:
+        """Looks at the first batch of what :meth:`read` gives next: whether it has weights.
+
+        Raises:
+            InputError: It does not fit the model, or there is none.
+        """
+        self._mark = self._states()
+        self._reading = self._open(epoch, 0)
+        try:
+            batch = self._reading.peek()
+        except StopIteration:
+            raise InputError(self._nothing(0)) from None
+        try:
+            raw = self.layout.batch(batch)
+            self.weighted = raw.weights is not None
+            if self.weighted:
+                self.layout = self.layout.with_weights()
+            if self._transform is None:
+                self._require_size(self.layout.convert(raw))
+        except InputError as error:
+            raise InputError(f"The first batch: {error}") from error
+
+    def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
+        """Refuses what cannot be read again, and puts the stream's own generators where they were."""
+        if self._once and resumed:
+            raise InputError(
+                "The fit was interrupted, and an iterator cannot be taken to the batch where it stopped. "
+                f"{_REMEDY} Or start a new fit from here: abandon_fit()."
+            )
+        if self._once and epochs > 1 and self._options.limit is None:
+            raise InputError(
+                f"epochs={epochs}, but the data is an iterator, which can be read once. {_REMEDY} Or say how many "
+                "steps of it are an epoch: steps_per_epoch."
+            )
+        if resumed and mark is not None and self._generators:
+            self._reading, self._mark = None, mark
+            self._restore(mark)
+
+    def last(self) -> None:
+        """Nothing: what a stream ends with is seen when it ends."""
+        return
+
+    def mark(self) -> str | None:
+        """Returns the states of the stream's own generators at the beginning of what has to be read again."""
+        return self._mark
+
+    def _restore(self, mark: str) -> None:
+        """Puts the stream's own generators where they were.
+
+        Raises:
+            InputError: They are others than before, or the record is damaged.
+        """
+        try:
+            for generator, state in zip(self._generators, mark.split(), strict=True):
+                tensor = generator.get_state()
+                tensor.numpy()[:] = np.frombuffer(base64.b64decode(state, validate=True), np.uint8)
+                generator.set_state(tensor)
+        except (ValueError, RuntimeError) as error:
+            raise InputError(
+                f"Going on with an interrupted fit: the saved states of {len(mark.split())} generators do not fit the "
+                f"{len(self._generators)} of this data ({error}). Give the same data, or call abandon_fit() first."
+            ) from error
+
+    def _states(self) -> str | None:
+        if not self._generators:
+            return None
+        states = (generator.get_state().numpy().tobytes() for generator in self._generators)
+        return " ".join(base64.b64encode(state).decode() for state in states)
+
+    def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
+        """Yields the batches of an epoch; those before `start` are read and left."""
+        limit = self._options.limit
+        wanted = start + (0 if limit is None else (epoch.epoch - epoch.fit_start) * limit)
+        if limit is None or self._taken is None or self._taken > wanted:
+            if self._taken is not None:
+                self._reading = None
+            self._taken = self._number = 0
+        while self._taken < wanted:
+            if self._next(epoch, wanted - start) is None:
+                raise InputError(
+                    f"The fit was interrupted after {start} batches of epoch {epoch.epoch + 1}, and this data has "
+                    f"{self._taken}. Give the same data to go on with it, or call abandon_fit() first."
+                )
+        index = start
+        while limit is None or index < limit:
+            raw = self._next(epoch, index)
+            if raw is None:
+                break
+            yield self._convert(raw, epoch, index)
+            index += 1
+        if index == 0:
+            raise InputError(self._nothing(epoch.epoch))
+        if limit is None:
+            self._mark = self._states()
+
+    def _next(self, epoch: Pass, index: int) -> Raw | None:
+        """Returns the next batch that is not to be dropped; None at the end of an epoch that is a pass."""
+        while True:
+            if self._reading is None:
+                self._reading = self._open(epoch, self._number)
+            try:
+                raw = self.layout.batch(self._reading.take())
+            except StopIteration:
+                if self._options.limit is None:
+                    return None
+                self._end_pass(epoch, index)
+                continue
+            except InputError as error:
+                raise InputError(f"{epoch.place(index)}: {error}") from error
+            if self._drop and self._reading.is_incomplete(raw, self._size):
+                continue
+            assert self._taken is not None
+            self._taken += 1
+            return raw
+
+    def _end_pass(self, epoch: Pass, index: int) -> None:
+        """Makes the next pass begin, within an epoch.
+
+        Raises:
+            InputError: There can be none.
+        """
+        assert self._reading is not None
+        if self._once:
+            raise InputError(
+                f"The iterator ended after {index} of the {self._options.limit} batches of epoch {epoch.epoch + 1} "
+                f"that steps_per_epoch asks for, and can be read once. {_REMEDY}"
+            )
+        if not self._reading.delivered:
+            raise InputError(self._nothing(epoch.epoch))
+        self._number += 1
+        self._reading = None
+
+    def _open(self, epoch: Pass, number: int) -> _Reading:
+        """Begins a pass."""
+        if self._once:
+            return _Reading(lambda: self._stream, None)
+        count = epoch.fit_start + number if self._options.limit else epoch.epoch
+        for part in (self._stream, *(getattr(self._stream, name, None) for name in ("sampler", "dataset"))):
+            if callable(getattr(part, "set_epoch", None)):
+                part.set_epoch(count)
+        make = self._stream if callable(self._stream) and not isinstance(self._stream, Iterable) else None
+        return _Reading(make or (lambda: self._stream), OwnNumbers(epoch.seed, STREAM, count))
+
+    def _require_size(self, arrays: list[Array]) -> None:
+        size, count = self._size, len(arrays[0])
+        if size is not None and (count > size or (count < size and self._options.training)):
+            raise InputError(f"it has {count} samples, and the model takes exactly {size}. {DYNAMIC_REMEDY}")
+
+    def _convert(self, raw: Raw, epoch: Pass, index: int) -> list[Array]:
+        try:
+            if self._transform is not None:
+                raw = self._transform(self.layout, self.layout.arrays(raw), epoch, index)
+            arrays = self.layout.convert(raw)
+            self._require_size(arrays)
+            return arrays
+        except InputError as error:
+            raise InputError(f"{epoch.place(index)}: {error}") from error
+
+    def _nothing(self, epoch: int) -> str:
+        what = "The iterator is exhausted: it" if self._once else f"The data ({type(self._stream).__name__})"
+        return f"{what} gave no batch in epoch {epoch + 1}. {_REMEDY if self._once else ''}".rstrip()
+
+
+def _own_generators(stream: Any) -> list[Any]:
+    """The generators of PyTorch that a DataLoader and its samplers draw from instead of the process's."""
+    batches = getattr(stream, "batch_sampler", None)
+    owners = (stream, getattr(stream, "sampler", None), batches, getattr(batches, "sampler", None))
+    found: list[Any] = []
+    for owner in owners:
+        generator = getattr(owner, "generator", None)
+        if hasattr(generator, "get_state") and all(generator is not other for other in found):
+            found.append(generator)
+    return found

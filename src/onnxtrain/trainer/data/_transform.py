@@ -1,0 +1,94 @@
+"""Augmentation: a user's function of a batch, with random numbers that follow the trainer's seed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer.data._convert import arrange
+from onnxtrain.trainer.data._layout import Layout, Raw
+from onnxtrain.trainer.data._random import seeded
+from onnxtrain.trainer.data._source import TRANSFORM, Pass
+
+__all__ = ["Transform"]
+
+_GENERATORS = ("rng", "generator")
+
+
+class Transform:
+    """A function `(inputs, targets) -> (inputs, targets)`, or one that takes a numpy Generator as well.
+
+    Args:
+        function: called with an array for a single input, a dict by name for several, and the same for the targets
+            (None if there are none). The Generator is its third argument, or the one named `rng` or `generator`.
+
+    Raises:
+        InputError: it is no function of two or three arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        if not callable(function):
+            raise InputError(
+                f"transform must be a function (inputs, targets) -> (inputs, targets), received {function!r}."
+            )
+        self._function = function
+        self._third, self._named = _generator_argument(function)
+
+    def __call__(self, layout: Layout, raw: Raw, epoch: Pass, batch: int) -> Raw:
+        """Returns a batch transformed, not checked.
+
+        Raises:
+            InputError: What the function returns are no inputs and targets.
+        """
+        key = (epoch.seed, TRANSFORM, epoch.epoch, batch)
+        arguments: list[Any] = [_shown(layout.inputs, raw.inputs), _shown(layout.targets, raw.targets)]
+        named: dict[str, Any] = {}
+        if self._third:
+            arguments.append(np.random.default_rng(key))
+        elif self._named is not None:
+            named[self._named] = np.random.default_rng(key)
+        with seeded(*key):
+            result = self._function(*arguments, **named)
+        if not layout.targets and not isinstance(result, tuple):
+            result = (result, None)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise InputError(
+                f"transform must return (inputs, targets), received {type(result).__name__}"
+                f"{f' of {len(result)}' if isinstance(result, tuple | list) else ''}."
+            )
+        inputs = arrange("input", layout.inputs, result[0])
+        targets = arrange("target", layout.targets, result[1]) if layout.targets else []
+        return layout.arrays(Raw(inputs, targets, raw.weights))
+
+
+def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> Any:
+    """What the function sees: arrays that it may write to."""
+    own = [array if array.flags.owndata and array.flags.writeable else array.copy() for array in arrays]
+    if len(specs) > 1:
+        return {spec.name: array for spec, array in zip(specs, own, strict=True)}
+    return own[0] if own else None
+
+
+def _generator_argument(function: Callable[..., Any]) -> tuple[bool, str | None]:
+    """Returns whether the third argument is a Generator, else the name of the one that is."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # a built-in function does not tell
+        return False, None
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    required = [p for p in places if p.default is p.empty]
+    if (len(places) < 2 and not several) or len(required) > 3:
+        raise InputError(
+            "transform must take (inputs, targets), or (inputs, targets, rng); received a function of "
+            f"({', '.join(p.name for p in parameters)})."
+        )
+    if len(required) == 3:
+        return True, None
+    return False, next((p.name for p in parameters if p.name in _GENERATORS), None)

@@ -1,0 +1,258 @@
+"""One clear error for bad data of each container, before anything is trained where that can be known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas
+import polars
+import pytest
+import torch
+
+from onnxtrain import Trainer
+from onnxtrain.errors import InputError
+from trainer import problems
+
+PROBLEM = problems.classes(samples=24)
+X, Y = PROBLEM.x, PROBLEM.y
+NAN = np.where(np.arange(96).reshape(24, 4) == 41, np.nan, X).astype(np.float32)
+COLUMNS = list("abcd")
+
+
+def table(library: Any, **columns: Any) -> Any:
+    return library.DataFrame({name: X[:, i] for i, name in enumerate(COLUMNS)} | columns)
+
+
+def loader(x: Any, y: Any, size: int = 8) -> Any:
+    return torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.tensor(x), torch.tensor(y)), batch_size=size
+    )
+
+
+def hugging_face(**columns: Any) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({name: list(values) for name, values in columns.items()})
+
+
+def exhausted() -> Iterator[Any]:
+    iterator = iter([(X, Y)])
+    next(iterator)
+    return iterator
+
+
+class Ragged(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return X[index][: 4 - (index == 17)], Y[index]
+
+
+class Empty(Ragged):
+    def __len__(self) -> int:
+        return 0
+
+
+Make = Callable[[], Any]
+MISSING = X[:, 1].copy()
+MISSING[7] = np.nan
+CASES: dict[str, tuple[Make, Any, str]] = {
+    # frames
+    "pandas: too few columns": (
+        lambda: table(pandas)[["a", "b"]],
+        Y,
+        "'x' takes 4 columns, and the frame has 2: a, b",
+    ),
+    "polars: too many columns": (
+        lambda: table(polars, e=X[:, 0]),
+        Y,
+        "takes 4 columns, and the frame has 5: a, b, c, d, e",
+    ),
+    "pandas: no target column": (lambda: table(pandas), None, "the frame has no column labels; it has a, b"),
+    "pandas: unknown target": (lambda: table(pandas), "kind", "the frame has no column kind"),
+    "pandas: missing": (
+        lambda: table(pandas, b=MISSING),
+        Y,
+        r"column 'b' has no value in row 7 \(1 missing\). Fill them \(frame.fillna",
+    ),
+    "pandas: missing, other index": (
+        lambda: table(pandas, b=MISSING).set_index(pandas.Index([f"r{i}" for i in range(24)])),
+        Y,
+        r"column 'b' has no value in row 7 \(index 'r7'\)",
+    ),
+    "pandas: missing, nullable": (
+        lambda: table(pandas, c=pandas.array([None, *range(23)], "Int64")),
+        Y,
+        "column 'c' has no value in row 0",
+    ),
+    "polars: null": (
+        lambda: table(polars, b=[None if i == 7 else 1.0 for i in range(24)]),
+        Y,
+        r"column 'b' has no value in row 7 \(1 missing\). Fill them \(frame.fill_null",
+    ),
+    "polars: NaN": (lambda: table(polars, b=MISSING), Y, "column 'b' has no value in row 7"),
+    "pandas: text": (
+        lambda: table(pandas, a=["red"] * 24),
+        Y,
+        r"column 'a' holds categories or texts \(.*'red'\), not numbers. Encode it first: pandas.get_dummies",
+    ),
+    "pandas: category": (
+        lambda: table(pandas, a=pandas.Categorical(["u", "v"] * 12)),
+        Y,
+        r"column 'a' holds categories or texts \(category such as 'u'\)",
+    ),
+    "pandas: time": (
+        lambda: table(pandas, a=pandas.date_range("2020-01-01", periods=24)),
+        Y,
+        r"column 'a' holds times \(datetime64",
+    ),
+    "polars: text": (
+        lambda: table(polars, a=["red"] * 24),
+        Y,
+        r"Encode it first: frame.to_dummies\('name'\)",
+    ),
+    "polars: lazy": (lambda: table(polars).lazy(), Y, r"pass frame.collect\(\)"),
+    "pandas: labels are text": (
+        lambda: table(pandas),
+        pandas.Series(["u", "v", "w"] * 8, name="kind"),
+        r"column 'kind' holds categories or texts.*pandas.factorize",
+    ),
+    "pandas: labels are floats": (
+        lambda: table(pandas),
+        pandas.Series(Y.astype(float)),
+        "'labels' should be int64, received dtype float64. Class labels are integers",
+    ),
+    "polars: length": (lambda: table(polars), polars.Series(Y[:5]), r"\(x: 24, labels: 5\)"),
+    # loaders and streams
+    "DataLoader: NaN": (
+        lambda: loader(NAN, Y),
+        None,
+        r"Batch 2 of epoch 1: The input 'x' contains NaN \(first in sample 2\)",
+    ),
+    "DataLoader: labels of another type": (
+        lambda: loader(X, Y.astype(float)),
+        None,
+        "The first batch: The target 'labels' should be int64, received dtype float64",
+    ),
+    "DataLoader: label out of range": (lambda: loader(X, Y + 1), None, "class labels must be 0 .. 2"),
+    "DataLoader: wrong width": (lambda: loader(X[:, :3], Y), None, "axis 1 must be 4"),
+    "DataLoader: beside targets": (lambda: loader(X, Y), Y, "targets are given beside a DataLoader"),
+    "dict: names": (lambda: [{"x": X, "y": Y}], None, r"has x, y \(missing: labels\). Rename"),
+    "stream: no targets": (lambda: lambda: iter([X, X]), None, "needs targets"),
+    "stream: lengths": (
+        lambda: [(X[:8], Y[:8]), (X[:8], Y[:7])],
+        None,
+        r"Batch 2 of epoch 1: .*different numbers of samples \(x: 8, labels: 7\)",
+    ),
+    "stream: ragged": (
+        lambda: [(X[:8], Y[:8]), ([[1.0, 2.0], [3.0]], Y[:2])],
+        None,
+        "Batch 2 of epoch 1: The input 'x' is no array of one shape",
+    ),
+    "stream: four entries": (
+        lambda: [(X, Y, Y, Y)],
+        None,
+        "should be .inputs, targets.*received a tuple of 4",
+    ),
+    "stream: empty": (lambda: lambda: iter([]), None, "gave no batch"),
+    "stream: empty batch": (lambda: [(X[:0], Y[:0])], None, "There are no samples"),
+    "stream: weights come later": (
+        lambda: [(X[:8], Y[:8]), (X[:8], Y[:8], np.ones(8))],
+        None,
+        "Batch 2 of epoch 1: it has sample weights, and the first batch had none",
+    ),
+    "iterator: exhausted": (exhausted, None, "The iterator is exhausted"),
+    # data sets
+    "Dataset: ragged": (
+        Ragged,
+        None,
+        r"sample 17 has shape \[3\], and sample \d+ has \[4\].*cannot be stacked",
+    ),
+    "Dataset: empty": (Empty, None, r"The data set \(Empty\) has no samples"),
+    "Hugging Face: names": (
+        lambda: hugging_face(x=X.tolist(), label=Y),
+        None,
+        r"has x, label \(missing: labels\)",
+    ),
+    "Hugging Face: text": (
+        lambda: hugging_face(x=["a"] * 24, labels=Y),
+        None,
+        "'x' should be float32, received dtype <U1",
+    ),
+    "Hugging Face: splits": (
+        lambda: datasets.DatasetDict({"train": hugging_face(x=X.tolist(), labels=Y)}),
+        None,
+        r"a dict of data sets \(train\). Choose one: data\['train'\]",
+    ),
+    "an object beside targets": (object, Y, "targets are given beside a object"),
+    "an object": (object, None, "The data is a object. Pass arrays, a frame"),
+}
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Trainer:
+    return Trainer(PROBLEM.model, "cross_entropy")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_clear_error(name: str, trainer: Trainer) -> None:
+    make, targets, message = CASES[name]
+    before = {key: p.data.copy() for key, p in trainer.parameters}
+    with pytest.raises(InputError, match=message):
+        trainer.fit(make(), targets, shuffle="ragged" in name, verbose=False)
+    if trainer.resumes_fit:  # found in a later batch: those before it have been trained on
+        trainer.abandon_fit()
+        assert "Batch 2" in message or "stacked" in message
+    else:
+        assert all(np.array_equal(p.data, before[key]) for key, p in trainer.parameters)
+    with pytest.raises(InputError, match=message.replace(" of epoch 1", "")):
+        trainer.evaluate(make(), targets)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 2}, "epochs=2, but the data is an iterator, which can be read once"),
+        (
+            {"epochs": 3, "steps_per_epoch": 1},
+            r"ended after 0 of the 1 batches of epoch 3 that steps_per_epoch asks for",
+        ),
+        ({"batch_size": 8}, "batch_size is given, but the data comes in batches"),
+        ({"validation": 0.5}, "validation=0.5 cannot be split off a stream"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch must be a positive integer"),
+        ({"sample_weight": np.ones(24)}, "sample_weight are given beside a generator"),
+    ],
+)
+def test_iterator(options: dict[str, Any], message: str, trainer: Trainer) -> None:
+    with pytest.raises(InputError, match=message):
+        trainer.fit(((X, Y) for _ in range(2)), verbose=False, **options)
+    trainer.abandon_fit()
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (3, "transform must be a function"),
+        (lambda x: x, r"must take \(inputs, targets\).*received a function of \(x\)"),
+        (lambda x, y: x, r"transform must return \(inputs, targets\), received ndarray"),
+        (lambda x, y: (x[:, :2], y), r"Batch 1 of epoch \d: .*axis 1 must be 4"),
+        (lambda x, y: (x[:-1], y), r"Batch 1 of epoch \d: .*\(x: 23, labels: 24\)"),
+        (lambda x, y: (x * np.float32("nan"), y), r"Batch 1 of epoch \d: The input 'x' contains NaN"),
+    ],
+)
+def test_transform(transform: Any, message: str, trainer: Trainer) -> None:
+    with pytest.raises(InputError, match=message):
+        trainer.fit(X, Y, transform=transform, verbose=False)
+    assert not trainer.resumes_fit
+
+
+def test_user_errors_are_not_hidden(trainer: Trainer) -> None:
+    def broken() -> Iterator[Any]:
+        yield X, Y
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        trainer.fit(broken, verbose=False)
+    trainer.abandon_fit()

@@ -30,6 +30,7 @@ from onnxtrain.runtime import export
 from onnxtrain.trainer import _trainer  # noqa: F401  # imported before the forks
 
 SIZE = 60
+LONG = int(os.environ.get("ONNXTRAIN_KILLS", "12")) >= 100
 X = np.ones((8, SIZE), np.float32)
 
 
@@ -63,6 +64,8 @@ class Kind:
     """One way to save; `saves` yields the number of each save that has returned."""
 
     other_files: tuple[str, ...] = ()
+    stride = 1
+    """Which steps on the disk are killed at, of a kind that has many: every so many; all in long runs."""
 
     def prepare(self, directory: Path) -> None:
         raise NotImplementedError
@@ -99,18 +102,24 @@ class Marker(Callback):
 
     def on_epoch_end(self, trainer: Trainer, history: Any) -> None:
         mark(trainer.state, len(history))
+        if trainer._state.average is not None:
+            trainer._state.average.update(first=True)  # marked as well
 
 
 def look_at_run(trainer: Trainer) -> int:
     k = marked(trainer.state)
+    with trainer.averaged():
+        assert marked(trainer.state) == k
     width = trainer.parameters["v"].data.shape[1]
     loss = trainer.evaluate(X, X[:, :1])["loss"]
     np.testing.assert_allclose(loss, (SIZE * width * float(k) ** 2 + k - 1) ** 2, rtol=1e-5)
     return k
 
 
-def run_in(directory: Path, hidden: int = 3) -> Trainer:
-    return Trainer(model(hidden), loss="mse", optimizer="adamw", learning_rate=1e-4, directory=directory)
+def run_in(directory: Path, hidden: int = 3, **options: Any) -> Trainer:
+    return Trainer(
+        model(hidden), loss="mse", optimizer="adamw", learning_rate=1e-4, directory=directory, **options
+    )
 
 
 class Fit(Kind):
@@ -160,10 +169,14 @@ class Checkpoints(Fit):
 
 
 class KeptCheckpoints(Fit):
-    """`ModelCheckpoint` that keeps the two newest, each in a directory of its own."""
+    """`ModelCheckpoint` that keeps the two newest, each in a directory of its own, with averages of the weights."""
+
+    stride = 4
 
     def prepare(self, directory: Path) -> None:
-        super().prepare(directory)
+        trainer = run_in(directory, ema_decay=0.9)
+        mark(trainer.state, 0)
+        trainer.save(directory)
         saves = self.saves(directory, 0)
         for _ in range(2):
             next(saves)
@@ -176,16 +189,12 @@ class KeptCheckpoints(Fit):
             yield len(trainer.history)
 
     def look(self, directory: Path) -> int:
-        super().look(directory)
-        numbers = []
-        for path in ModelCheckpoint(directory / "kept", keep=2).saved():
-            trainer = Trainer.resume(path)
-            numbers.append(look_at_run(trainer))
-            assert path.name == f"epoch-{len(trainer.history):08d}" == f"epoch-{numbers[-1]:08d}"
-        assert numbers in (
-            list(range(numbers[-1] - 1, numbers[-1] + 1)),
-            list(range(numbers[-1] - 2, numbers[-1] + 1)),
-        )
+        saves = ModelCheckpoint(directory / "kept", keep=2).saved()
+        numbers = [marked(CheckpointState.load_checkpoint(path / "checkpoint")) for path in saves]
+        assert [path.name for path in saves] == [f"epoch-{number:08d}" for number in numbers]
+        assert numbers in (list(range(numbers[-1] - size, numbers[-1] + 1)) for size in (1, 2))
+        newest = Trainer.resume(saves[-1])
+        assert look_at_run(newest) == len(newest.history)
         return numbers[-1]
 
 
@@ -425,7 +434,7 @@ def at_each_step(name: str, directory: str) -> None:
     while True:
         where = Path(directory) / str(found["steps"])
         shutil.copytree(prepared, where)
-        step = found["steps"] + 1
+        step = found["steps"] * (1 if LONG else kind.stride) + 1
 
         process, pipe = forked(partial(_save_killed_at, step, kind, where))
         with open(pipe, "rb") as file:

@@ -15,7 +15,7 @@ VERSIONED := tests/runtime tests/passes tests/autodiff tests/trainer tests/onnxb
 ORTMODULE := tests/ortmodule/test_aten_lowerings.py tests/ortmodule/test_engine.py
 # Of onnxruntime ORTModule needs a newer version than the rest: its own lies before the other.
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule
-TESTING := pytest pytest-xdist hypothesis psutil hatchling tensorboard
+TESTING := pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "datasets>=3"
 
 # Native kernels are built where there is a C++ compiler, into the environment $(1).
 CXX ?= c++

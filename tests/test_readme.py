@@ -77,3 +77,15 @@ def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def test_every_schedule_and_metric_is_in_the_guide() -> None:
+    from onnxtrain.trainer import METRICS, SCHEDULES
+
+    page = (ROOT / "docs" / "fine-tuning.md").read_text(encoding="utf-8")
+    whole = {
+        name.split("_")[0] if name.startswith(("f1", "precision", "recall")) else name for name in METRICS
+    }
+    assert [name for name in [*SCHEDULES, *whole] if f"`{name}`" not in page] == []
+    for name, kind in SCHEDULES.items():
+        assert f"| `{kind.__name__}(" in page or f", `{kind.__name__}(" in page, name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import shutil
 import signal
@@ -362,6 +364,7 @@ def test_a_run_in_the_directory_is_replaced_when_asked_for(
         (["--schedule", "sine"], "'sine' is unknown; choose from constant"),
         (["--metric", "f2"], "'f2' is unknown; choose from accuracy"),
         (["--warmup", 2, "--warmup-ratio", 0.1], "pass --warmup or --warmup-ratio, not both"),
+        (["--keep", 2], "--keep is given without --save-every"),
         (["--ema-decay", 1.0], "--ema-decay must be a number such as 0.999"),
     ],
 )
@@ -372,3 +375,56 @@ def test_options_that_do_not_fit_leave_nothing(
     assert result.code == 1
     assert message in " ".join(result.err.split())
     assert not (tmp_path / "run").exists()
+
+
+def test_log_and_saves_of_a_run_that_goes_on(
+    run: Any, interrupt: Any, net: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 samples of which 160 are trained on, in 10 batches, two per step: 5 steps an epoch, 30 in all."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--log", "log.csv", "--save-every", 4, "--keep", 2]
+    interrupt(13)
+    assert run("train", net, "--data", data, *flat(OPTIONS), *options, "-o", tmp_path / "run").code == 130
+    interrupt(10**9)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = run("train", tmp_path / "run", "--data", data, "--json")
+    assert again.code == 0, again.err
+    epochs = again.json()["epochs"]
+    with open(tmp_path / "log.csv", newline="") as file:
+        assert [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)] == epochs
+    with open(tmp_path / "log.steps.csv", newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == list(range(1, 1 + 5 * len(epochs)))
+    saves = tmp_path / "run" / "checkpoints"
+    last = 5 * len(epochs) // 4 * 4
+    assert sorted(path.name for path in saves.iterdir()) == [
+        f"step-{number:08d}" for number in (last - 4, last)
+    ]
+    from_save = run("train", saves / f"step-{last - 4:08d}", "--data", data, "--json")
+    assert from_save.json()["epochs"] == epochs
+
+
+def test_a_record_of_an_earlier_version(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    """Which has none of the options that came later."""
+    options = ["--data", data, "--loss", "cross_entropy", "--epochs", 2, "-o", tmp_path / "run"]
+    assert run("train", mlp, *options).code == 0
+    trainer = Trainer.resume(tmp_path / "run")
+    record = json.loads(str(trainer.state.properties["onnxtrain.cli"]))
+    for name in (
+        "schedule_option",
+        "schedule_epochs",
+        "warmup_ratio",
+        "metric",
+        "ema_decay",
+        "log",
+        "save_every",
+        "keep",
+    ):
+        del record["options"][name]
+    trainer.state.properties["onnxtrain.cli"] = json.dumps(record)
+    trainer.save(tmp_path / "run")
+    more = run("train", tmp_path / "run", "--data", data, "--json")
+    assert more.code == 0, more.err
+    assert len(more.json()["epochs"]) == 4
+    other = run("train", tmp_path / "run", "--data", data, "--ema-decay", 0.9)
+    assert "--ema-decay 0.9 (it was not given)" in " ".join(other.err.split())

@@ -180,6 +180,13 @@ def train(
     patience: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many epochs without improvement.")
     ] = None,
+    log: Annotated[
+        Path | None, typer.Option(metavar="FILE.csv", help="Write the epochs there, and the steps beside it.")
+    ] = None,
+    save_every: Annotated[
+        int | None, typer.Option(min=1, help="Save to DIR/checkpoints after so many steps.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="How many of these to keep; default: 3.")] = None,
     only: Annotated[
         list[str] | None, typer.Option("--train", metavar="PATTERN", help="Train only parameters like fc.*")
     ] = None,
@@ -229,6 +236,9 @@ def train(
         ema_decay=ema_decay,
         clip_norm=clip_norm,
         patience=patience,
+        log=log,
+        save_every=save_every,
+        keep=keep,
         train=only,
         freeze=freeze,
         batch_norm=batch_norm,

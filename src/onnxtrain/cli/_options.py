@@ -32,6 +32,9 @@ class TrainOptions:
     ema_decay: float | None
     clip_norm: float | None
     patience: int | None
+    log: Path | None
+    save_every: int | None
+    keep: int | None
     train: list[str] | None
     freeze: list[str] | None
     batch_norm: list[str] | None

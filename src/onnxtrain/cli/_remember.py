@@ -46,6 +46,8 @@ _OF_THE_RUN = (
     "ordinal",
     "scale",
 )
+_BESIDE = ("log", "save_every", "keep")
+"""What is written besides; it can always be given anew."""
 _OF_A_FIT = (
     "learning_rate",
     "epochs",
@@ -68,6 +70,9 @@ _ADDED: dict[str, Any] = {
     "one_hot": False,
     "ordinal": False,
     "scale": False,
+    "log": None,
+    "save_every": None,
+    "keep": None,
 }
 """Options that records of earlier versions do not have, and what their runs were started with."""
 
@@ -84,7 +89,8 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
     """Puts the options into the trainer's properties; `data` is the fingerprint of what is trained on."""
-    values = {name: getattr(options, name) for name in (*_OF_THE_RUN, *_OF_A_FIT)}
+    values = {name: getattr(options, name) for name in (*_OF_THE_RUN, *_OF_A_FIT, *_BESIDE)}
+    values["log"] = None if options.log is None else str(options.log.resolve())
     trainer.state.properties[PROPERTY] = json.dumps({"version": 1, "options": values, "data": data})
 
 
@@ -146,9 +152,10 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
             saved, data = _ADDED | dict(record["options"]), str(record["data"])
+            saved["log"] = saved["log"] and Path(saved["log"])
             if isinstance(saved.get("batch_norm"), str):  # as one mode was written before there were several
                 saved["batch_norm"] = [saved["batch_norm"]]
-            if saved.keys() != {*_OF_THE_RUN, *_OF_A_FIT}:
+            if saved.keys() != {*_OF_THE_RUN, *_OF_A_FIT, *_BESIDE}:
                 raise ValueError(f"options {', '.join(saved)}")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(

@@ -22,7 +22,7 @@ from onnxtrain.cli._tables import Encoding, Table
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.schedules import SCHEDULES, Schedule
-from onnxtrain.trainer import Callback, EarlyStopping, Trainer
+from onnxtrain.trainer import Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
 
@@ -45,6 +45,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
             encoding = saved_encoding(trainer, options.source)
             arrays = to_arrays(data, encoding, trainer.manifest)
             options = recall(trainer, options, given, digest(arrays))
+        callbacks = _callbacks(options)
         held_out = _held_out(options.validation)  # before the models are built, which takes longer
         if not resuming:
             options.table.check()
@@ -68,7 +69,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         epochs=options.epochs,
         batch_size=options.batch_size,
         validation=validation,
-        callbacks=_callbacks(options),
+        callbacks=callbacks,
         shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
         accumulate=options.accumulate,
         schedule_epochs=options.schedule_epochs,
@@ -83,10 +84,18 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
 
 
 def _callbacks(options: TrainOptions) -> list[Callback]:
-    if options.patience is None:
-        return []
-    monitor = "loss" if options.validation is None else "val_loss"
-    return [EarlyStopping(monitor, options.patience, restore_best=True)]
+    callbacks: list[Callback] = []
+    if options.patience is not None:
+        monitor = "loss" if options.validation is None else "val_loss"
+        callbacks.append(EarlyStopping(monitor, options.patience, restore_best=True))
+    if options.log is not None:
+        callbacks.append(CSVLogger(options.log))
+    if options.save_every is not None:
+        where = _directory(options) / "checkpoints"
+        callbacks.append(ModelCheckpoint(where, every_n_steps=options.save_every, keep=options.keep or 3))
+    elif options.keep is not None:
+        raise InputError("--keep is given without --save-every.")
+    return callbacks
 
 
 def _finish(trainer: Trainer, options: TrainOptions) -> None:
@@ -108,13 +117,20 @@ def _finish(trainer: Trainer, options: TrainOptions) -> None:
     )
 
 
+def _directory(options: TrainOptions) -> Path:
+    """Returns the directory of the run."""
+    if options.source.is_dir():
+        return options.source
+    return options.output or options.source.with_name(f"{options.source.stem}-trained")
+
+
 def _new_directory(options: TrainOptions) -> Path:
     """Returns the directory of a new run.
 
     Raises:
         CheckpointError: There is a run in it already.
     """
-    directory = options.output or options.source.with_name(f"{options.source.stem}-trained")
+    directory = _directory(options)
     if (directory / CHECKPOINT).exists() and not options.overwrite:
         raise CheckpointError(
             f"The directory '{directory}' holds a training run already. Go on with it: onnxtrain train "

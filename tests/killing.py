@@ -146,6 +146,8 @@ class Fit(Kind):
 class Checkpoints(Fit):
     """`ModelCheckpoint` into another directory, which starts with a run of another model."""
 
+    stride = 4
+
     def prepare(self, directory: Path) -> None:
         super().prepare(directory)
         run_in(directory / "unused", 4).save(directory / "copy")
@@ -200,6 +202,8 @@ class KeptCheckpoints(Fit):
 
 class Save(Kind):
     """`Trainer.save` of two models in turn to one directory: everything in it changes each time."""
+
+    stride = 4
 
     def prepare(self, directory: Path) -> None:
         for hidden in (3, 4):
@@ -264,6 +268,8 @@ class SmallExport(Export):
 
 class Artifacts(Kind):
     """`generate_artifacts` of two models in turn into one directory."""
+
+    stride = 4
 
     def prepare(self, directory: Path) -> None:
         next(self.saves(directory, -1))
@@ -424,6 +430,12 @@ def _save_killed_at(step: int, kind: Kind, where: Path, write: int) -> None:
     next(saves)
 
 
+def _look_and_save(kind: Kind, where: Path) -> None:
+    kind.look(where)
+    _save_once(kind, where)  # and the next save is a whole one again
+    kind.look(where)
+
+
 def at_each_step(name: str, directory: str) -> None:
     """Kills a save at each of its steps on the disk, one process per step; prints what was found."""
     kind = AT_EACH_STEP[name]()
@@ -444,9 +456,7 @@ def at_each_step(name: str, directory: str) -> None:
             raise AssertionError(text.decode())
         found["in the middle"] += leftovers(where) > 0
         try:
-            in_process(partial(kind.look, where))
-            in_process(partial(_save_once, kind, where))  # and the next save is a whole one again
-            in_process(partial(kind.look, where))
+            in_process(partial(_look_and_save, kind, where))
             assert not leftovers(where), sorted(p.name for p in where.rglob("*"))
         except AssertionError as error:
             found["unreadable"] += 1

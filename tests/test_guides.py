@@ -74,3 +74,15 @@ def test_tabular_data(play: Any) -> None:
     predictions = pd.read_csv("predictions.csv")
     accuracy = (predictions["class"].to_numpy() == names["fates"]).mean()
     assert accuracy == pytest.approx(evaluated["accuracy"])
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")  # of the exporter
+def test_text_classification(play: Any) -> None:
+    names, _ = play("docs/text-classification.md")
+    found = names["trainer"].evaluate(names["unseen"])
+    assert found["f1"] == pytest.approx(names["f1"], rel=1e-9)
+    assert found["auroc"] == pytest.approx(names["auroc"], rel=1e-9)
+    assert names["history"]["val_f1"][-1] == pytest.approx(names["f1"], rel=1e-9)
+    assert names["f1"] > 0.8
+    assert len({batch[0].shape[1] for batch in names["unseen"]}) > 1  # padded to different lengths

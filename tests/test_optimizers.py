@@ -40,6 +40,8 @@ from onnxtrain.optimizers import (
     moment_dtype,
 )
 from onnxtrain.optimizers._base import bias_correction
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.session import open_session
 from runtimes import needs_opset
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -284,7 +286,7 @@ def _session(model: ir.Model) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 1
-    return ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return open_session(proto.SerializeToString(), "model", parse_device("cpu"), options)
 
 
 def _state(optimizer: Optimizer, dtype: type, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Arrays:

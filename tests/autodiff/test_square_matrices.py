@@ -12,6 +12,8 @@ import torch
 from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import cholesky, inverse
+from onnxtrain.runtime.device import parse_device
+from onnxtrain.runtime.session import open_session
 from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
 
 TWINS = {inverse: torch.linalg.inv, cholesky: torch.linalg.cholesky}
@@ -34,7 +36,7 @@ def session(composite, shape, dtype, symbolic: bool) -> ort.InferenceSession:
     append_outputs(joint, ["a"], gradients)
     proto = ir.to_proto(joint)
     onnx.checker.check_model(proto)
-    return ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    return open_session(proto.SerializeToString(), "model", parse_device("cpu"), None)
 
 
 def sampled(composite, shape):

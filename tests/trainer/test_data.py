@@ -91,7 +91,14 @@ def test_refused(classifier: Trainer, x: Any, y: Any, message: str) -> None:
     ids=["float64", "float16", "fortran", "negative-stride", "list", "list-of-arrays", "dict", "big-endian"],
 )
 @pytest.mark.parametrize(
-    "y", [LABELS, LABELS.astype(np.uint8), LABELS.tolist(), {"labels": LABELS.astype(np.int32)}]
+    "y",
+    [
+        LABELS,
+        LABELS.astype(np.uint8),
+        LABELS.tolist(),
+        {"labels": LABELS.astype(np.int32)},
+        LABELS.astype(object),
+    ],
 )
 def test_accepted(classifier: Trainer, x: Any, y: Any) -> None:
     assert classifier.evaluate(x, y) == classifier.evaluate(X, LABELS)

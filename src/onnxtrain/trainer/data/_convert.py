@@ -91,9 +91,19 @@ def to_array(word: str, spec: InputSpec, data: Any) -> Array:
     if hasattr(data, "detach"):  # PyTorch
         data = data.detach().cpu()
     try:
-        return np.asarray(data)
+        array = np.asarray(data)
     except (ValueError, TypeError) as error:
         raise InputError(f"The {word} '{spec.name}' is no array of one shape: {error}.") from error
+    return _as_numbers(array) if array.dtype == object else array
+
+
+def _as_numbers(array: Array) -> Array:
+    """Returns an array of Python's numbers, as some data sets give labels, as one of numpy's; others as they are."""
+    try:
+        numbers = np.asarray(array.tolist())
+    except (ValueError, TypeError):
+        return array
+    return numbers if numbers.dtype.kind in "biuf" else array
 
 
 def check_form(word: str, spec: InputSpec, array: Array) -> None:

@@ -32,7 +32,7 @@ def all_finite(buffer: Buffer) -> bool:
         return not ((flat & _BFLOAT16_EXPONENT) == _BFLOAT16_EXPONENT).any()
     # One pass without a temporary array settles nearly every case; an overflowing sum settles nothing.
     with np.errstate(over="ignore", invalid="ignore"):
-        quick = flat.dot(flat) if flat.dtype != np.float16 else flat.sum()
+        quick = np.add.reduce(flat)
     return bool(np.isfinite(quick)) or bool(np.isfinite(flat).all())
 
 
@@ -60,8 +60,8 @@ class FiniteCheck:
             return True
         total = 0.0
         with np.errstate(over="ignore", invalid="ignore"):
-            for flat in self._flat:  # a sum of squares, which stays NaN or infinite
-                total += float(flat.dot(flat))
+            for flat in self._flat:  # of NaN or infinity it stays so; BLAS would wake threads of its own
+                total += float(np.add.reduce(flat))
         # An overflowing sum settles nothing.
         finite = math.isfinite(total) or all(np.isfinite(flat).all() for flat in self._flat)
         return finite and all(map(all_finite, self._others))

@@ -79,10 +79,9 @@ class FitLoop:
         self._events = events
         self._report = report
         self._statistics = StatisticsBackup(self._run.store)
-        self._finite = {
-            "gradients": FiniteCheck(self._run.store.gradients.values()),
-            "BatchNormalization statistics": FiniteCheck(self._run.store.statistics.values()),
-        }
+        gradients, statistics = self._run.store.gradients.values(), self._run.store.statistics.values()
+        self._finite = FiniteCheck([*gradients, *statistics])
+        self._finite_gradients = FiniteCheck(gradients)
         self._since_snapshot = 0
         self._stepped = False
         self._unshown = 0  # batches
@@ -279,9 +278,9 @@ class FitLoop:
 
     def _require_finite_results(self, loss: float) -> None:
         """Looks at what the step has computed beside its loss."""
-        for what, finite in self._finite.items():
-            if not finite():
-                self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
+        if not self._finite():
+            what = "BatchNormalization statistics" if self._finite_gradients() else "gradients"
+            self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
 
     def _set_learning_rate(self) -> None:
         state, position, batches = self._state, self._state.position, self._data.batches

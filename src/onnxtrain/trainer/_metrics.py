@@ -68,23 +68,23 @@ def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float,
     hits = prediction.argmax(axis=1) == target
     ignored = spec.class_labels.ignore_index if spec.class_labels else None
     if ignored is None:
-        return float(hits.sum()), float(hits.size)
+        return float(np.count_nonzero(hits)), float(hits.size)
     counted = target != ignored
-    return float((hits & counted).sum()), float(counted.sum())
+    return float(np.count_nonzero(hits & counted)), float(np.count_nonzero(counted))
 
 
 def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     """Scores and class probabilities, both [N, C, d1, ...]."""
     _require_shape("probability_accuracy", prediction, target, prediction.shape)
     hits = prediction.argmax(axis=1) == target.argmax(axis=1)
-    return float(hits.sum()), float(hits.size)
+    return float(np.count_nonzero(hits)), float(hits.size)
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     """Logits (positive means yes) against 0 and 1."""
     _require_shape("binary_accuracy", prediction, target, prediction.shape)
     hits = (prediction > 0) == (target > 0.5)
-    return float(hits.sum()), float(hits.size)
+    return float(np.count_nonzero(hits)), float(hits.size)
 
 
 def _absolute_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:

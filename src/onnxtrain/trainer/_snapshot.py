@@ -24,6 +24,9 @@ __all__ = [
 
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
 
+_SMALL = 10_000
+"""Elements of a tensor that are summed in less time than it takes to call for it."""
+
 
 def all_finite(buffer: Buffer) -> bool:
     """Returns whether a floating-point buffer holds neither NaN nor infinity."""
@@ -52,18 +55,28 @@ class FiniteCheck:
         given = list(buffers)
         direct = {"float32", "float64"}
         self._others = [b for b in given if b.device.type != "cpu" or b.dtype.name not in direct]
-        self._flat = [b.read().reshape(-1) for b in given if all(b is not other for other in self._others)]
+        flat = [b.read().reshape(-1) for b in given if all(b is not other for other in self._others)]
+        self._flat = flat
+        self._large = [array for array in flat if array.size > _SMALL]
+        small = [array for array in flat if array.size <= _SMALL]
+        # Small ones are gathered first: a call costs more than copying them.
+        self._small = [
+            [array for array in small if array.dtype == dtype] for dtype in {array.dtype for array in small}
+        ]
+        self._gathered = [np.empty(sum(map(len, group)), group[0].dtype) for group in self._small]
 
     def __call__(self) -> bool:
         """Returns whether all of them are."""
         if not self._flat and not self._others:
             return True
         total = 0.0
-        with np.errstate(over="ignore", invalid="ignore"):
-            for flat in self._flat:  # of NaN or infinity it stays so; BLAS would wake threads of its own
-                total += float(np.add.reduce(flat))
+        with np.errstate(over="ignore", invalid="ignore"):  # of NaN or infinity a sum stays so
+            for group, gathered in zip(self._small, self._gathered, strict=True):
+                total += float(np.add.reduce(np.concatenate(group, out=gathered)))
+            for array in self._large:  # BLAS would wake threads of its own
+                total += float(np.add.reduce(array))
         # An overflowing sum settles nothing.
-        finite = math.isfinite(total) or all(np.isfinite(flat).all() for flat in self._flat)
+        finite = math.isfinite(total) or all(np.isfinite(array).all() for array in self._flat)
         return finite and all(map(all_finite, self._others))
 
 

@@ -2,9 +2,9 @@
 
 Each engine runs in a process of its own; they take short turns, so that a machine that is slower for a while is slower
 for all. Compared are the least time of a step in any turn, and the median over the turns. The bare loop takes batches
-out of the arrays in a random order, runs the step, reads the loss, and updates the parameters. The trainer also counts
-what the loss is the mean over, looks whether loss and gradients are finite, keeps a copy to go back to, seeds the random
-numbers of the step, and sums up loss and accuracy.
+out of the arrays in a random order, runs the step, reads the loss, and updates the parameters. The trainer also
+counts what the loss is the mean over, looks whether loss and gradients are finite, keeps a copy to go back to, seeds
+the random numbers of the step, and sums up loss and accuracy.
 
 Usage: python benchmarks/trainer_overhead.py [NET ...] [--rounds 40] [--seconds 0.3]
 Prints a table; --json PATH writes it.

@@ -20,8 +20,14 @@ TAGGED_BUT_CONSTANT = {
 CONTROL_FLOW = {"If", "Loop", "Scan"}
 """Ops that are no case of one node: `test_control_flow.py`."""
 
-PIECEWISE_CONSTANT = {"CastLike": {"target_type"}, "Range": {"limit"}}
-"""Inputs to which a rule never gives a gradient, because the result is (piecewise) constant in them."""
+PIECEWISE_CONSTANT = {
+    "CastLike": {"target_type"},
+    "MaxRoiPool": {"rois"},
+    "Range": {"limit"},
+    "RoiAlign": {"rois"},
+}
+"""Inputs to which a rule never gives a gradient: the result is (piecewise) constant in them, or, as the regions of
+RoiAlign, they are by convention."""
 
 
 def _schemas(op_type: str) -> list[onnx.defs.OpSchema]:

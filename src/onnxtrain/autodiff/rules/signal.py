@@ -109,14 +109,15 @@ def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         length = op.dim(n.signal, 1) if n.frame_length is None else op.Reshape(n.frame_length, [1])
     along = op.const([0, 0, 1, 0]) if n.attr("onesided") else None
     frames = _transform_adjoint(op, ct, length, op.const(-2), along)  # [batch, frames, length, 2]
-    (parts,) = n.static(n.signal, [2])
-    frames = frames if parts == 2 else op.Slice(frames, [0], [1], [3])
+    frames = op.Slice(
+        frames, [0], op.dim(n.signal, 2), [3]
+    )  # without imaginary parts where the signal is real
     first = op.Mul(op.Range(0, op.Reshape(op.dim(ct, 1), []), 1), op.Cast(n.frame_step, to=ir.DataType.INT64))
     places = op.Add(op.Unsqueeze(first, [1]), op.Range(0, op.Reshape(length, []), 1))  # [frames, length]
     ct_signal = ct_window = None
     if n.needs("signal"):
         weighted = frames if n.window is None else op.Mul(frames, op.Unsqueeze(n.window, [1]))
-        shape = op.Concat(op.dim(n.signal, 1), op.dim(n.signal, 0), [parts], axis=0)
+        shape = op.Concat(op.dim(n.signal, 1), op.dim(n.signal, 0), op.dim(n.signal, 2), axis=0)
         updates = op.Transpose(weighted, perm=[1, 2, 0, 3])
         total = scatter_nd(op, shape, op.Unsqueeze(places, [2]), updates)
         ct_signal = op.Transpose(total, perm=[1, 0, 2])

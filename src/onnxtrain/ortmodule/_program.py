@@ -11,6 +11,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes import common
 
+from onnxtrain._building import without_collection
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.autodiff._activity import captured_values
 from onnxtrain.emitter import Emitter
@@ -168,6 +169,7 @@ class Program:
         model.graph.outputs.extend(gradient for gradient in gradients if gradient is not None)
         return model
 
+    @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
         joint, cotangents, gradients = self._joint(needs, self.seeds)
         inputs, outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
@@ -199,6 +201,7 @@ class Program:
             keeper=own[0] if own else len(saved),
         )
 
+    @without_collection()
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
         """What leads from the cotangents of some outputs to the gradients of what these depend on."""
         step = self.training_step(needs)
@@ -219,6 +222,7 @@ class Program:
         takes = tuple(step.saved.index(str(value.name)) for value in saved)
         return Backward(session, takes, received, slots)
 
+    @without_collection()
     def _vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
     ) -> tuple[Program, tuple[int | None, ...]]:

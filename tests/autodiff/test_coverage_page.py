@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from onnxtrain.autodiff import coverage
+from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, RULES
 from onnxtrain.passes import BODIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
@@ -17,16 +19,28 @@ STATUS = {
 }
 
 
+def _names(table: Iterable[tuple[str, str]], domain: str) -> str:
+    return ", ".join(sorted(op for of, op in table if of == domain))
+
+
 def _contrib() -> list[str]:
-    """What is said of the ops of onnxruntime's own domain."""
-    names = sorted(op for domain, op in BODIES if domain == "com.microsoft")
+    """What is said of the ops of other domains."""
+    microsoft, learnt = "com.microsoft", "ai.onnx.ml"
     return [
         "",
         "## com.microsoft",
         "",
         "On the path of a gradient these ops, as onnxruntime's optimizer leaves them, become the standard ops that",
-        "they are made of; elsewhere they stay: " + ", ".join(names) + ".",
+        f"they are made of; elsewhere they stay: {_names(BODIES, microsoft)}.",
         "So does SimplifiedLayerNormalization, which it writes into the standard domain.",
+        f"A rule, beside onnxruntime's own kernel: {_names(RULES, microsoft)}.",
+        f"Refused, because their results are tokens that were chosen: {_names(NOT_YET, microsoft)}.",
+        "",
+        "## ai.onnx.ml",
+        "",
+        f"Gradients pass to the input of {_names(BODIES, learnt)} and, through its scores, {_names(RULES, learnt)};",
+        "their parameters are attributes, which nothing trains.",
+        f"No gradient flows through {_names(NON_DIFFERENTIABLE, learnt)}.",
     ]
 
 

@@ -13,7 +13,7 @@ from onnxtrain.passes import BODIES
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 STATUS = {
     "rule": "gradient rule",
-    "function": "through its ONNX function body",
+    "function": "through the ops that it is made of",
     "nondifferentiable": "no gradient flows",
     "not yet": "not yet",
 }
@@ -32,9 +32,10 @@ def _contrib() -> list[str]:
         "",
         "On the path of a gradient these ops, as onnxruntime's optimizer leaves them, become the standard ops that",
         f"they are made of; elsewhere they stay: {_names(BODIES, microsoft)}.",
+        "Those on quantized numbers let gradients pass with `straight_through=True`.",
         "So does SimplifiedLayerNormalization, which it writes into the standard domain.",
         f"A rule, beside onnxruntime's own kernel: {_names(RULES, microsoft)}.",
-        f"Refused, because their results are tokens that were chosen: {_names(NOT_YET, microsoft)}.",
+        f"Refused with a reason: {_names(NOT_YET, microsoft)}.",
         "",
         "## ai.onnx.ml",
         "",
@@ -53,7 +54,8 @@ def render() -> str:
         f"All {len(rows)} ops of the standard domain in opsets 21 to 26: {counts}.",
         "",
         "This page follows from the rule table. `onnxtrain ops` prints it; `onnxtrain ops MODEL` says what stops a",
-        "model from being trained.",
+        "model from being trained. Through ops on integers (QLinearConv, QLinearMatMul) gradients pass where asked:",
+        "`straight_through=True`, which MatMulInteger, ConvInteger, Round, Ceil and Floor take, too.",
         "",
         "| op | gradient | with respect to | why not |",
         "|---|---|---|---|",

@@ -24,14 +24,29 @@ def attention(op: Emitter, n: NodeView) -> ir.Value:
         raise refused(n, "a cache or rotary embeddings")
     joint = op.MatMul(n.input, n.weights)
     joint = joint if n.bias is None else op.Add(joint, n.bias)
-    sizes = n.attr("qkv_hidden_sizes") or None
+    return attention_of(
+        op, n, joint, [n.attention_bias] if n.attention_bias is not None else [], n.attr("qkv_hidden_sizes")
+    )
+
+
+def attention_of(
+    op: Emitter, n: NodeView, joint: ir.Value, bias: list[ir.Value], sizes: Sequence[int] | None = None
+) -> ir.Value:
+    """Returns the attention of queries, keys and values that lie beside each other, by the mask of a node.
+
+    Args:
+        op: emitter.
+        n: the node.
+        joint: `[batch, sequence, hidden]`.
+        bias: what is added to the scores.
+        sizes: how many of the last axis are queries, keys and values; by default a third each.
+    """
     if sizes:
         q, k, v = op.Split(joint, list(sizes), axis=-1, _outputs=3)
     else:
         q, k, v = op.Split(joint, axis=-1, num_outputs=3, _outputs=3)
-    bias = [n.attention_bias] if n.attention_bias is not None else []
     if n.mask_index is not None:
-        bias.append(_mask(op, n, n.mask_index, op.Shape(n.input, start=1, end=2)))
+        bias = [*bias, _mask(op, n, n.mask_index, op.Shape(joint, start=1, end=2), joint)]
     return _attention(op, n, (q, k, v), bias)
 
 
@@ -54,11 +69,11 @@ def multi_head_attention(op: Emitter, n: NodeView) -> ir.Value:
         values = [op.Add(value, part) for value, part in zip(values, parts, strict=True)]
     bias = [n.attention_bias] if n.attention_bias is not None else []
     if n.key_padding_mask is not None:
-        bias.append(_mask(op, n, n.key_padding_mask, op.Shape(n.key, start=1, end=2)))
+        bias.append(_mask(op, n, n.key_padding_mask, op.Shape(n.key, start=1, end=2), n.key))
     return _attention(op, n, values, bias)
 
 
-def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value) -> ir.Value:
+def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Value) -> ir.Value:
     """What is added to the scores `[batch, heads, queries, keys]`.
 
     A mask is 1 where a key counts; of rank 1 it says how many do.
@@ -72,8 +87,6 @@ def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value) -> ir.Value:
         counts = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2] if rank == 2 else [1])
     else:
         raise refused(n, f"a mask of rank {rank}")
-    like = n.inputs[0]
-    assert like is not None
     out = op.const(n.attr("mask_filter_value"), like=like)
     return op.Where(counts, op.const(0.0, like=like), out)
 

@@ -75,6 +75,34 @@ def computes_float64(op_type: str) -> bool:
     return True
 
 
+@functools.cache
+def has_deform_conv() -> bool:
+    """Whether there is a kernel of DeformConv; not in onnxruntime 1.20."""
+    ones = np.ones((1, 1, 1, 1), np.float32)
+    return _succeeds(
+        helper.make_node("DeformConv", ["x", "w", "offset"], ["y"]),
+        {"x": ones, "w": ones, "offset": np.zeros((1, 2, 1, 1), np.float32)},
+        "Could not find an implementation",
+    )
+
+
+@functools.cache
+def makes_reals_of_spectra() -> bool:
+    """Whether the inverse DFT of half a spectrum is real, as onnx has it; onnxruntime 1.20 refuses it."""
+    node = helper.make_node("DFT", ["x"], ["y"], inverse=1, onesided=1)
+    return _succeeds(node, {"x": np.ones((1, 3, 2), np.float32)}, "cannot be enabled at the same time")
+
+
+def _succeeds(node: onnx.NodeProto, feeds: dict[str, np.ndarray], refusal: str) -> bool:
+    try:
+        _run(node, feeds)
+    except Exception as error:
+        if refusal in str(error):
+            return False
+        raise
+    return True
+
+
 def _run(node: onnx.NodeProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [None] * array.ndim)

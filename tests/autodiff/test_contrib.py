@@ -14,9 +14,11 @@ import pytest
 import torch
 from onnx import helper, numpy_helper
 
+from autodiff import test_quantized_ops
 from onnxtrain import differentiate
 from onnxtrain.errors import NoGradientRule
 from onnxtrain.passes import BODIES
+from runtimes import makes_reals_of_spectra, runs_opset
 
 _RNG = np.random.default_rng(0)
 
@@ -209,8 +211,16 @@ def _run(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.n
     return dict(zip(names, session.run(names, feeds), strict=True))
 
 
+def _skip_what_is_older(case: Op) -> None:
+    if case.op == "Irfft" and not makes_reals_of_spectra():
+        pytest.skip(f"onnxruntime {ort.__version__} makes no real numbers of half a spectrum")
+    if case.op == "GroupQueryAttention" and case.name == "window" and not runs_opset(22):
+        pytest.skip(f"onnxruntime {ort.__version__} sees one key more in a window")
+
+
 @pytest.mark.parametrize("case", OPS, ids=lambda case: case.id)
 def test_gradients_of_what_the_kernel_computes(case: Op) -> None:
+    _skip_what_is_older(case)
     proto, feeds = _model(case), _feeds(case)
     step = differentiate(proto, "loss", [f"x{k}" for k in case.wrt])
     left = [node.op_type for node in step.graph.node if node.domain == case.domain]
@@ -242,7 +252,9 @@ def test_gradients_of_what_the_kernel_computes(case: Op) -> None:
 
 
 def test_every_body_has_a_case() -> None:
-    assert set(BODIES) <= {(case.domain, case.op) for case in OPS}
+    quantized = {(case.domain, case.op) for case in test_quantized_ops.CASES}
+    twins = {("com.microsoft", op) for op in ("QLinearConv", "QuantizeLinear")}  # as the standard ops
+    assert set(BODIES) <= {(case.domain, case.op) for case in OPS} | quantized | twins
 
 
 @pytest.mark.parametrize(
@@ -293,6 +305,7 @@ WITHOUT_A_KERNEL: dict[str, Callable[..., np.ndarray]] = {
 @pytest.mark.parametrize("op", WITHOUT_A_KERNEL)
 def test_what_has_no_kernel_for_the_cpu_computes_what_it_says(op: str) -> None:
     (case,) = (case for case in OPS if case.op == op)
+    _skip_what_is_older(case)
     got = _run(differentiate(_model(case), "loss", ["x0"]), _feeds(case))["y"]
     want = WITHOUT_A_KERNEL[op](*(value for value in case.inputs if value is not None))
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)

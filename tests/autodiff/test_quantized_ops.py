@@ -43,6 +43,7 @@ W, BYTES, KERNEL, BIAS = (
     _weights(3, 2, 2, 2),
     np.array([50, -80, 20], np.int32),
 )
+BYTE_KERNEL = (KERNEL + 120).astype(np.uint8)
 WIDE, FLOATS = _weights(8, 24), _RNG.uniform(-1, 1, 24).astype(np.float32)
 COLUMNS = np.linspace(0.01, 0.02, 5, dtype=np.float32)
 IN, OUT = ["q", XS, XZ], [YS, YZ]
@@ -108,7 +109,7 @@ CASES = [
     ),
     Quantized("MatMulInteger", ["q", W, XZ, WZ], lambda x: x @ _real(W, 1, WZ) / XS, domain="", floats=True),
     Quantized(
-        "ConvInteger", ["q", KERNEL, XZ], lambda x: fn.conv2d(x, _real(KERNEL, 1, 0), stride=2) / XS,
+        "ConvInteger", ["q", BYTE_KERNEL, XZ, XZ], lambda x: fn.conv2d(x, _real(BYTE_KERNEL, 1, XZ), stride=2) / XS,
         {"strides": [2, 2]}, domain="", x=IMAGE, floats=True,
     ),
 ]  # fmt: skip

@@ -19,7 +19,7 @@ from autodiff.reference import ReferenceEvaluator
 from onnxtrain.autodiff import differentiate
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.session import open_session
-from runtimes import broadcasts_scales, keeps_nothing, needs_opset
+from runtimes import broadcasts_scales, has_deform_conv, keeps_nothing, makes_reals_of_spectra, needs_opset
 from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
 
 
@@ -139,6 +139,10 @@ def _cannot_run(case: Case, symbolic: bool) -> str | None:
         x, *scales = (a for a in case.arrays(np.dtype(np.float32)) if a is not None)
         if {scale.size for scale in scales} != {math.prod(x.shape[case.attrs.get("axis", -1) :])}:
             return "does not broadcast scale and bias"
+    if case.op == "DeformConv" and not has_deform_conv():
+        return "has no DeformConv"
+    if (case.op, *case.attrs) == ("DFT", "inverse", "onesided") and not makes_reals_of_spectra():
+        return "makes no real numbers of half a spectrum"
     if symbolic and ("nothing" in case.id or "empty" in case.id) and not keeps_nothing():
         return "does not keep the shape of a sum over no axes of no elements"
     return None

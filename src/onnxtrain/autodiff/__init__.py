@@ -3,9 +3,17 @@
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from . import rules as _rules  # registers every rule
-from ._activity import active_values
+from ._activity import active_values, captured_values
 from ._coverage import OpCoverage, coverage, coverage_of
-from ._differentiate import add_gradients, append_outputs, differentiate, expand_path
+from ._differentiate import (
+    add_gradients,
+    append_outputs,
+    check_names,
+    check_scalar,
+    differentiable_values,
+    differentiate,
+    expand_path,
+)
 from ._driver import pull_back
 from ._node import NodeView, Signature
 from ._registry import defbody, defvjp, local_rules, nondifferentiable, not_yet, vjp
@@ -18,10 +26,14 @@ __all__ = [
     "active_values",
     "add_gradients",
     "append_outputs",
+    "captured_values",
+    "check_names",
+    "check_scalar",
     "coverage",
     "coverage_of",
     "defbody",
     "defvjp",
+    "differentiable_values",
     "differentiate",
     "expand_path",
     "local_rules",

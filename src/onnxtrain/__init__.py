@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         Trainer,
         WandbLogger,
     )
+    from onnxtrain.training_ops import lower_training_ops
 
 __version__ = "0.1.0"
 
@@ -55,6 +56,7 @@ __all__ = [
     "generate_artifacts",
     "hessian_vector_product",
     "jvp",
+    "lower_training_ops",
     "make_batch_dynamic",
     "per_sample_gradients",
     "replace_head",
@@ -84,6 +86,7 @@ _HOME = {
     "generate_artifacts": "artifacts",
     "hessian_vector_product": "functional",
     "jvp": "functional",
+    "lower_training_ops": "training_ops",
     "make_batch_dynamic": "dynamic_batch",
     "per_sample_gradients": "functional",
     "replace_head": "surgery",

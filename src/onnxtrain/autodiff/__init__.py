@@ -3,7 +3,7 @@
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from . import rules as _rules  # registers every rule
-from ._activity import active_values, captured_values
+from ._activity import active_values, reads
 from ._coverage import OpCoverage, coverage, coverage_of
 from ._differentiate import (
     add_gradients,
@@ -13,6 +13,7 @@ from ._differentiate import (
     differentiable_values,
     differentiate,
     expand_path,
+    find_values,
 )
 from ._driver import pull_back
 from ._node import NodeView, Signature
@@ -26,7 +27,6 @@ __all__ = [
     "active_values",
     "add_gradients",
     "append_outputs",
-    "captured_values",
     "check_names",
     "check_scalar",
     "coverage",
@@ -36,10 +36,12 @@ __all__ = [
     "differentiable_values",
     "differentiate",
     "expand_path",
+    "find_values",
     "local_rules",
     "nondifferentiable",
     "not_yet",
     "pull_back",
+    "reads",
     "straight_through_rules",
     "vjp",
 ]

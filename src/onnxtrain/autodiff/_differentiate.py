@@ -121,7 +121,7 @@ def add_gradients(
     if cotangent is None:
         check_scalar(target)
     model = expand_path(model, [of], wrt)
-    target, leaves = _find(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
+    target, leaves = _find(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     op = Emitter(model.graph, functions=model.functions)
     if cotangent is None:
         seed = op.ones_like(target)
@@ -144,7 +144,7 @@ def append_outputs(
 ) -> None:
     """Makes what :func:`add_gradients` returned the last outputs of `model`, named `<name>_grad` where free."""
     writer = Emitter(model.graph)
-    primals = _find_all(model.graph, wrt, "wrt")
+    primals = find_values(model.graph, wrt, "wrt")
     for name, primal, gradient in zip(wrt, primals, gradients, strict=True):
         if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
             gradient = writer.Identity(gradient)
@@ -155,7 +155,7 @@ def append_outputs(
 
 def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
     """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies."""
-    targets, leaves = _find_all(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
+    targets, leaves = find_values(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
     # Which values of a branch or body are active is found when the node around it is differentiated.
     active |= {value.name for graph in model.graph.subgraphs() for node in graph for value in node.outputs}
@@ -185,7 +185,7 @@ def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> l
     Raises:
         DifferentiationError: one is unknown, not floating point, or named twice.
     """
-    values = _find_all(graph, names, role)
+    values = find_values(graph, names, role)
     for value in values:
         if not is_differentiable_dtype(value):
             raise DifferentiationError(
@@ -213,10 +213,15 @@ def check_scalar(value: ir.Value) -> None:
 
 
 def _find(graph: ir.Graph, name: str, role: str) -> ir.Value:
-    return _find_all(graph, [name], role)[0]
+    return find_values(graph, [name], role)[0]
 
 
-def _find_all(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
+def find_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
+    """Returns the values of these names.
+
+    Raises:
+        DifferentiationError: one is unknown; `role` says what names it.
+    """
     values = values_by_name(graph)
     for name in names:
         if name not in values:

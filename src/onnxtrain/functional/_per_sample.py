@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.autodiff import add_gradients, captured_values, check_names, straight_through_rules
+from onnxtrain.autodiff import add_gradients, check_names, reads, straight_through_rules
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import RANDOM_OPS, CleanupPass, ModelSource, settle_shapes
@@ -226,20 +226,16 @@ def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.V
     """Returns the nodes that have to run for each sample: others give the same for all of them."""
     dependent, needed = set(samples), set(results)
     for node in graph:
-        if not dependent.isdisjoint(_reads(node)) or _draws(node):
+        if not dependent.isdisjoint(reads(node)) or _draws(node):
             dependent.update(node.outputs)
     for node in reversed(graph):
         if not needed.isdisjoint(node.outputs):
-            needed.update(_reads(node))
+            needed.update(reads(node))
     return [
         node
         for node in graph
         if not dependent.isdisjoint(node.outputs) and not needed.isdisjoint(node.outputs)
     ]
-
-
-def _reads(node: ir.Node) -> Iterable[ir.Value]:
-    return (*(value for value in node.inputs if value is not None), *captured_values(node))
 
 
 def _draws(node: ir.Node) -> bool:

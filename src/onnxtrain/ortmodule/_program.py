@@ -11,8 +11,7 @@ import onnx_ir as ir
 import torch
 from onnx_ir.passes import common
 
-from onnxtrain.autodiff import expand_path, pull_back
-from onnxtrain.autodiff._activity import captured_values
+from onnxtrain.autodiff import expand_path, pull_back, reads
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.fusion import ConvolutionalPass
@@ -176,7 +175,7 @@ class Program:
         results = [*outputs, *(value for value in residuals if value not in outputs)]
         saved = [*(value for value in inputs if value in read), *residuals]
         slots = _slots(needs, gradients)
-        behind = {value for node in _ancestors(present) for value in _reads(node)}
+        behind = {value for node in _ancestors(present) for value in reads(node)}
         indices = [results.index(value) for value in residuals]
         places = list(enumerate(indices, start=len(saved) - len(residuals)))
         own = [place for place, index in places if index >= len(outputs)]
@@ -294,11 +293,6 @@ def _slots(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tuple
     return tuple(next(of_needed) if need else None for need in needs)
 
 
-def _reads(node: ir.Node) -> list[ir.Value]:
-    """The inputs of a node, and what its subgraphs read from outside."""
-    return [*(value for value in node.inputs if value is not None), *captured_values(node)]
-
-
 def _ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
     """All nodes that the values are computed from."""
     nodes: set[ir.Node] = set()
@@ -308,7 +302,7 @@ def _ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
         if node is None or node in nodes:
             continue
         nodes.add(node)
-        stack += [value.producer() for value in _reads(node)]
+        stack += [value.producer() for value in reads(node)]
     return nodes
 
 
@@ -349,7 +343,7 @@ def _boundary(
         elif node is not None and node in forward and not _is_repeated(value, node, forward):
             residuals[value] = None
         elif node is not None:
-            stack += _reads(node)
+            stack += reads(node)
     return list(residuals), read
 
 

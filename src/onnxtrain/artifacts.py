@@ -20,6 +20,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain import losses, onnxblock, optimizers
+from onnxtrain._building import without_collection
 from onnxtrain.autodiff import straight_through_rules
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
@@ -80,6 +81,7 @@ class _Files:
         return self.directory / f"{self.prefix}{stem}{suffix}"
 
 
+@without_collection()
 def generate_artifacts(
     model: ModelSource,
     requires_grad: list[str] | None = None,

@@ -10,6 +10,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnxtrain._building import without_collection
 from onnxtrain.autodiff import differentiable_values, expand_path, find_values, pull_back, reads
 from onnxtrain.emitter import Emitter, schema_of, values_by_name
 from onnxtrain.errors import ModelError
@@ -31,6 +32,7 @@ __all__ = ["lower_training_ops"]
 _DOMAIN = "ai.onnx.preview.training"
 
 
+@without_collection()
 def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
     """Returns the model with standard ops in the place of Gradient, Adam, Adagrad and Momentum.
 

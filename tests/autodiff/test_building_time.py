@@ -1,7 +1,8 @@
-"""Building takes time in proportion to the number of nodes."""
+"""Building takes time in proportion to the number of nodes, and the collector does not look on."""
 
 from __future__ import annotations
 
+import gc
 import time
 
 import numpy as np
@@ -9,6 +10,8 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from onnxtrain.autodiff import _differentiate, differentiate
+from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.training_graph import build_training_graphs
 
@@ -43,3 +46,22 @@ def seconds(nodes: int, named: bool) -> float:
 @pytest.mark.parametrize("named", [True, False])
 def test_eight_times_the_nodes_take_about_eight_times_as_long(named: bool) -> None:
     assert seconds(1600, named) < 20 * seconds(200, named)  # 64 times where it is quadratic
+
+
+def test_the_collector_rests_while_a_graph_is_built_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 21]> square (float x) => (float y) { y = Mul(x, x) }'
+    )
+    seen = []
+    monkeypatch.setattr(_differentiate, "suit_runtime", lambda model: seen.append(gc.isenabled()) or model)
+    differentiate(model, of="y", wrt=["x"])
+    with pytest.raises(DifferentiationError):
+        differentiate(model, of="z", wrt=["x"])
+    assert gc.isenabled()
+    gc.disable()  # as the user wants it
+    try:
+        differentiate(model, of="y", wrt=["x"])
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    assert seen == [False, False]

@@ -10,6 +10,7 @@ from typing import overload
 import onnx
 import onnx_ir as ir
 
+from onnxtrain._building import without_collection
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import canonicalize, inline_schema_functions, load_model, mark_gradients, suit_runtime
@@ -50,6 +51,7 @@ def differentiate(
 ) -> onnx.ModelProto: ...
 
 
+@without_collection()
 def differentiate(
     model: str | Path | onnx.ModelProto | ir.Model,
     of: str,

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import onnx
 import onnx_ir as ir
 
+from onnxtrain._building import without_collection
 from onnxtrain.autodiff import add_gradients, check_names, reads, straight_through_rules
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
@@ -17,6 +18,7 @@ from ._products import finished, prepared
 __all__ = ["per_sample_gradients"]
 
 
+@without_collection()
 def per_sample_gradients(
     model: ModelSource,
     of: str,

@@ -8,6 +8,7 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnxtrain._building import without_collection
 from onnxtrain.autodiff import (
     append_outputs,
     check_names,
@@ -35,6 +36,7 @@ from onnxtrain.passes import (
 __all__ = ["finished", "hessian_vector_product", "jvp", "prepared", "vjp"]
 
 
+@without_collection()
 def vjp(
     model: ModelSource, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
 ) -> onnx.ModelProto | ir.Model:
@@ -80,6 +82,7 @@ def vjp(
     return finished(graph, model)
 
 
+@without_collection()
 def jvp(
     model: ModelSource, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
 ) -> onnx.ModelProto | ir.Model:
@@ -134,6 +137,7 @@ def jvp(
     return finished(graph, model)
 
 
+@without_collection()
 def hessian_vector_product(
     model: ModelSource, of: str, wrt: Sequence[str], *, straight_through: bool = False
 ) -> onnx.ModelProto | ir.Model:

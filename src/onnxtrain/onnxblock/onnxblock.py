@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import onnx
 import onnx_ir as ir
 
+from onnxtrain._building import without_collection
 from onnxtrain.errors import GraphBuildError, TrainingStateError
 from onnxtrain.onnxblock import _graft
 from onnxtrain.onnxblock._block import Block
@@ -94,6 +95,7 @@ class TrainingBlock(Block):
         """
         self._wanted[argument_name] = bool(value)
 
+    @without_collection()
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Builds the block and from it both models; returns what `build` returned.
 

@@ -10,6 +10,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
+from onnxtrain._building import without_collection
 from onnxtrain.autodiff import expand_path, pull_back, reads
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
@@ -193,6 +194,7 @@ class Program:
             ConvolutionalPass()(model)
         return suited(model, self.device, layouts)
 
+    @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
         joint, cotangents, gradients = self._joint(needs, self.seeds)
         halves = Halves(joint, len(needs), cotangents, gradients)
@@ -216,6 +218,7 @@ class Program:
             keeper=own[0] if own else len(saved),
         )
 
+    @without_collection()
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
         """What leads from the cotangents of some outputs to the gradients of what these depend on."""
         step = self.training_step(needs)
@@ -233,6 +236,7 @@ class Program:
         takes = tuple(map(step.saved.index, saved))
         return Backward(self._session(halves.backward()), takes, received, slots)
 
+    @without_collection()
     def _vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...]
     ) -> tuple[Program, tuple[int | None, ...]]:

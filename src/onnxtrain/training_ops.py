@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+import os
 from collections.abc import Callable, Sequence
+from typing import overload
 
 import onnx
 import onnx_ir as ir
@@ -30,6 +32,12 @@ from onnxtrain.passes import (
 __all__ = ["lower_training_ops"]
 
 _DOMAIN = "ai.onnx.preview.training"
+
+
+@overload
+def lower_training_ops(model: ir.Model) -> ir.Model: ...
+@overload
+def lower_training_ops(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto: ...
 
 
 @without_collection()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
+from typing import overload
 
 import onnx
 import onnx_ir as ir
@@ -16,6 +18,26 @@ from onnxtrain.passes import RANDOM_OPS, CleanupPass, ModelSource, settle_shapes
 from ._products import finished, prepared
 
 __all__ = ["per_sample_gradients"]
+
+
+@overload
+def per_sample_gradients(
+    model: ir.Model,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    batched: Sequence[str] | None = None,
+    straight_through: bool = False,
+) -> ir.Model: ...
+@overload
+def per_sample_gradients(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    batched: Sequence[str] | None = None,
+    straight_through: bool = False,
+) -> onnx.ModelProto: ...
 
 
 @without_collection()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from typing import overload
 
 import onnx
 import onnx_ir as ir
@@ -34,6 +36,20 @@ from onnxtrain.passes import (
 )
 
 __all__ = ["finished", "hessian_vector_product", "jvp", "prepared", "vjp"]
+
+
+@overload
+def vjp(
+    model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
+) -> ir.Model: ...
+@overload
+def vjp(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    of: Sequence[str],
+    wrt: Sequence[str],
+    *,
+    straight_through: bool = False,
+) -> onnx.ModelProto: ...
 
 
 @without_collection()
@@ -80,6 +96,20 @@ def vjp(
     _keep_outputs(graph, of)
     append_outputs(graph, wrt, products)
     return finished(graph, model)
+
+
+@overload
+def jvp(
+    model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
+) -> ir.Model: ...
+@overload
+def jvp(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    of: Sequence[str],
+    wrt: Sequence[str],
+    *,
+    straight_through: bool = False,
+) -> onnx.ModelProto: ...
 
 
 @without_collection()
@@ -135,6 +165,20 @@ def jvp(
     CleanupPass()(graph)
     common.TopologicalSortPass()(graph)  # zeros come last, and their readers before them
     return finished(graph, model)
+
+
+@overload
+def hessian_vector_product(
+    model: ir.Model, of: str, wrt: Sequence[str], *, straight_through: bool = False
+) -> ir.Model: ...
+@overload
+def hessian_vector_product(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    straight_through: bool = False,
+) -> onnx.ModelProto: ...
 
 
 @without_collection()

@@ -201,20 +201,24 @@ def test_op_without_a_rule_is_named() -> None:
         onnxtrain.jvp(model, ["y"], ["x"])
 
 
-def test_third_derivatives_of_differentiated_models() -> None:
+@pytest.mark.parametrize("name", NETS)
+def test_third_derivatives_of_differentiated_models(name: str) -> None:
     """`differentiate` of its own output, twice, beside autograd three times over."""
-    leaves = ["x", "w0", "w1"]
-    arrays = MLP.arrays(np.float64)
+    net = NETS[name]
+    leaves = list(net.shapes)
+    last = leaves[-1]
+    arrays = net.arrays(np.float64)
     given = tensors(arrays)
-    v1, v2 = normal(5, arrays["w0"], arrays["w0"])
-    model = onnxtrain.differentiate(MLP.model(np.float64), "loss", ["w0"])
-    model = onnxtrain.differentiate(model, "w0_grad", ["w0"], cotangent="v1")
-    model = onnxtrain.differentiate(model, "w0_grad_1", leaves, cotangent="v2")
-    names = [output.name for output in model.graph.output][-3:]
+    v1, v2 = normal(5, arrays[last], arrays[last])
+    model = onnxtrain.differentiate(net.model(np.float64), "loss", [last])
+    model = onnxtrain.differentiate(model, f"{last}_grad", [last], cotangent="v1")
+    model = onnxtrain.differentiate(model, f"{last}_grad_1", leaves, cotangent="v2")
+    names = [output.name for output in model.graph.output][-len(leaves) :]
     values = {leaf: given[leaf].clone().requires_grad_() for leaf in leaves}
-    loss = MLP.twin(given | values)[1]
-    (first,) = torch.autograd.grad(loss, values["w0"], create_graph=True)
-    (second,) = torch.autograd.grad((first * torch.from_numpy(v1)).sum(), values["w0"], create_graph=True)
-    third = torch.autograd.grad((second * torch.from_numpy(v2)).sum(), list(values.values()))
-    got = run(MLP, model, arrays | {"v1": v1, "v2": v2}, names)
+    result = net.twin(given | values)[1]
+    for vector in (v1, v2):
+        (slope,) = torch.autograd.grad(result, values[last], create_graph=True)
+        result = (slope * torch.from_numpy(vector)).sum()
+    third = torch.autograd.grad(result, list(values.values()))
+    got = run(net, model, arrays | {"v1": v1, "v2": v2}, names)
     agree(got, third, np.float64)

@@ -28,7 +28,7 @@ define install_kernels
 endef
 KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
 
-.PHONY: demo test test-oldest test-newest clean check-python
+.PHONY: demo test test-oldest test-newest test-sanitized clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -46,6 +46,15 @@ test-oldest: $(OLDEST_VENV)/.installed
 
 test-newest: $(NEWEST_VENV)/.installed
 	$(NEWEST_VENV)/bin/python -m pytest -n 2 $(VERSIONED) $(ORTMODULE)
+
+# The kernels under AddressSanitizer and UBSan, which stop at the first finding.
+SANITIZED := build/sanitized
+test-sanitized: $(TEST_VENV)/.installed
+	$(TEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(SANITIZED) \
+		--config-settings build-dir=build/sanitized --config-settings cmake.define.ONNXTRAIN_SANITIZE=ON ./kernels
+	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+		$(TEST_VENV)/bin/python -m pytest -p no:cacheprovider tests/kernels
 
 $(OLDEST_VENV)/.installed: pyproject.toml hatch_build.py tests/oldest.txt tests/oldest-ortmodule.txt | check-python
 	$(PYTHON) -m venv --clear $(OLDEST_VENV)

@@ -330,6 +330,54 @@ class MaxRoiPool(OpRun):
         return (out,)
 
 
+class DeformConv(OpRun):
+    """DeformConv; onnx's rounds positions to float32."""
+
+    op_domain = ""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        w: np.ndarray,
+        offset: np.ndarray,
+        b: np.ndarray | None = None,
+        mask: np.ndarray | None = None,
+        dilations: list[int] | None = None,
+        group: int | None = None,
+        kernel_shape: list[int] | None = None,
+        offset_group: int | None = None,
+        pads: list[int] | None = None,
+        strides: list[int] | None = None,
+    ) -> tuple[np.ndarray]:
+        groups, deform = group or 1, offset_group or 1
+        (batch, channels), counts, kernel = x.shape[:2], offset.shape[2:], w.shape[2:]
+        moves = offset.reshape(batch, deform, -1, 2, *counts)
+        factors = (
+            np.ones(moves[:, :, :, 0].shape) if mask is None else mask.reshape(batch, deform, -1, *counts)
+        )
+        strides, dilations, pads = strides or [1, 1], dilations or [1, 1], pads or [0] * 4
+        wide = np.pad(x, [(0, 0), (0, 0), (1, 1), (1, 1)])  # zeros around: those further away are the same
+        taken = np.zeros((batch, channels, *kernel, *counts))
+        for n, c, i, j, *window in np.ndindex(*taken.shape):
+            g, tap = c * deform // channels, i * kernel[1] + j
+            place = (
+                np.array([i, j]) * dilations
+                + np.array(window) * strides
+                - pads[:2]
+                + moves[(n, g, tap, ..., *window)]
+            )
+            low = np.floor(place)
+            for step in np.ndindex(2, 2):
+                pixel = np.clip(low + step, -1, x.shape[2:]).astype(int) + 1
+                weight = np.prod(1 - np.abs(place - low - step))
+                taken[(n, c, i, j, *window)] += weight * wide[(n, c, *pixel)] * factors[(n, g, tap, *window)]
+        taken = taken.reshape(batch, groups, -1, *counts)
+        y = np.einsum("gmk,ngk...->ngm...", w.reshape(groups, len(w) // groups, -1), taken).reshape(
+            batch, -1, *counts
+        )
+        return (y if b is None else y + b.reshape(-1, 1, 1),)
+
+
 class LpNormalization(OpRun):
     """LpNormalization; onnx's takes no absolute values for p = 1."""
 
@@ -383,6 +431,7 @@ CORRECTED = {
         Resize,
         GridSample,
         MaxRoiPool,
+        DeformConv,
         LpNormalization,
         MeanVarianceNormalization,
         Loop,

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from onnxtrain.autodiff import coverage
+from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, RULES
 from onnxtrain.passes import BODIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 STATUS = {
     "rule": "gradient rule",
-    "function": "through its ONNX function body",
+    "function": "through the ops that it is made of",
     "nondifferentiable": "no gradient flows",
     "not yet": "not yet",
 }
 
 
+def _names(table: Iterable[tuple[str, str]], domain: str) -> str:
+    return ", ".join(sorted(op for of, op in table if of == domain))
+
+
 def _contrib() -> list[str]:
-    """What is said of the ops of onnxruntime's own domain."""
-    names = sorted(op for domain, op in BODIES if domain == "com.microsoft")
+    """What is said of the ops of other domains."""
+    microsoft, learnt = "com.microsoft", "ai.onnx.ml"
     return [
         "",
         "## com.microsoft",
         "",
         "On the path of a gradient these ops, as onnxruntime's optimizer leaves them, become the standard ops that",
-        "they are made of; elsewhere they stay: " + ", ".join(names) + ".",
+        f"they are made of; elsewhere they stay: {_names(BODIES, microsoft)}.",
+        "Those on quantized numbers let gradients pass with `straight_through=True`.",
         "So does SimplifiedLayerNormalization, which it writes into the standard domain.",
+        f"A rule, beside onnxruntime's own kernel: {_names(RULES, microsoft)}.",
+        f"Refused with a reason: {_names(NOT_YET, microsoft)}.",
+        "",
+        "## ai.onnx.ml",
+        "",
+        f"Gradients pass to the input of {_names(BODIES, learnt)} and, through its scores, {_names(RULES, learnt)};",
+        "their parameters are attributes, which nothing trains.",
+        f"No gradient flows through {_names(NON_DIFFERENTIABLE, learnt)}.",
     ]
 
 
@@ -39,7 +54,8 @@ def render() -> str:
         f"All {len(rows)} ops of the standard domain in opsets 21 to 26: {counts}.",
         "",
         "This page follows from the rule table. `onnxtrain ops` prints it; `onnxtrain ops MODEL` says what stops a",
-        "model from being trained.",
+        "model from being trained. Through ops on integers (QLinearConv, QLinearMatMul) gradients pass where asked:",
+        "`straight_through=True`, which MatMulInteger, ConvInteger, Round, Ceil and Floor take, too.",
         "",
         "| op | gradient | with respect to | why not |",
         "|---|---|---|---|",

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as fn
 from onnx import helper
 
+from autodiff.cases.deform import deform_conv
 from onnxtrain.autodiff import differentiate
 from runtimes import newest_opset
 
@@ -113,6 +114,20 @@ KINKS += [
     ],
     # torch divides by at least 1e-12, which makes the gradient at zero 1e12 instead of the zero that we give.
     Kink("LpNormalization", [[[0.0, 0.0], [3.0, 4.0]]], lambda x: _zero_kept(fn.normalize, x)),
+]
+
+
+# What reads at positions that are data, and picks elements. Offsets are zeros where they begin to be learnt.
+KINKS += [
+    Kink(
+        "DeformConv",
+        [np.square(np.arange(16.0)).reshape(1, 1, 4, 4) / 7, [[[[2.0]]]], np.zeros((1, 2, 4, 4))],
+        deform_conv,
+    ),
+    Kink("Unique", [[3.0, 1.0, 3.0, 2.0, 1.0]], lambda x: x[[1, 3, 0]]),
+    Kink(
+        "Unique", [[[1.0, 2.0, 1.0], [0.0, 5.0, 0.0]]], lambda x: x[:, :2], {"axis": 1, "sorted": 0}, "axis"
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Sequences of known tensors become these tensors: values and gradients as before."""
+"""Sequences and optionals of known tensors become these tensors: values and gradients as before."""
 
 from __future__ import annotations
 
@@ -30,6 +30,15 @@ SEQUENCES = {
         q2 = SequenceInsert(q1, u, zero)  q3 = SequenceInsert(q2, v, last)  q4 = SequenceErase(q3, one)
         q5 = Identity(q4)  q6 = SequenceErase(q5)  a = SequenceAt(q5, zero)  b = SequenceAt(q5, one)
         n = SequenceLength(q6)  m = CastLike(n, x)  c = Mul(a, b)  z = Mul(c, m)""",
+    "optional tensor": """u = Sin(x)  o = Optional(u)  a = OptionalGetElement(o)  h = OptionalHasElement(o)
+        m = CastLike(h, x)  c = Mul(a, m)  z = Mul(c, x)""",
+    "optional that is a tensor": """a = OptionalGetElement(x)  h = OptionalHasElement(x)  m = CastLike(h, x)
+        e = OptionalHasElement()  f = CastLike(e, x)  c = Mul(a, m)  d = Mul(c, c)  z = Add(d, f)""",
+    "optional sequence": """q = SplitToSequence<axis = 1>(x)  o = Optional(q)  p = Identity(o)
+        r = OptionalGetElement(p)  a = SequenceAt(r, one)  z = Mul(a, x)""",
+    "optional that decides": """o = Optional(x)  h = OptionalHasElement(o)
+        z = If (h) <then_branch = t () => (tz) { ta = OptionalGetElement(o)  tz = Sin(ta) },
+                    else_branch = f () => (fz) { fz = Cos(x) }>""",
 }
 
 
@@ -51,7 +60,11 @@ def test_known_sequences_become_tensors(body: str) -> None:
     proto = model(body)
     canonical = to_proto(canonicalize(load_model(proto)))
     onnx.checker.check_model(canonical, full_check=True)
-    assert not [node.op_type for node in canonical.graph.node if "Sequence" in node.op_type]
+    assert not [
+        node.op_type
+        for node in canonical.graph.node
+        if "Sequence" in node.op_type or "Optional" in node.op_type
+    ]
     x = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
     (before,) = run(proto, x)
     np.testing.assert_allclose(run(canonical, x)[0], before, rtol=1e-6)
@@ -120,3 +133,13 @@ def test_parts_in_a_dynamo_export_are_trained_as_in_torch(tmp_path: Path) -> Non
     got, gradient = session.run(None, {name: x.numpy(), "ct": ct.numpy()})
     np.testing.assert_allclose(got, y.detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optional_of_a_branch_is_a_clear_error() -> None:
+    proto = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 4] x, bool c) => (float y) {
+            o = If (c) <then_branch = t () => (to) { to = Optional(x) },
+                        else_branch = f () => (fo) { s = Sin(x)  fo = Optional(s) }>
+            a = OptionalGetElement(o)  z = Mul(a, a)  y = ReduceSum<keepdims = 0>(z) }""")
+    with pytest.raises(NoGradientRule, match="comes from an input or a branch: give the tensor itself"):
+        differentiate(proto, "y", ["x"])

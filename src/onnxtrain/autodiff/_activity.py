@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-from onnxtrain.passes import is_stop_gradient
+from onnxtrain.passes import BODIES, is_stop_gradient
 
 from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, rule_for
 
@@ -20,15 +20,27 @@ def is_differentiable_dtype(value: ir.Value) -> bool:
 
 
 def _carries_gradient(value: ir.Value) -> bool:
-    """Whether a value must have a cotangent, be it only to find that its op has no rule (quantization to integers)."""
+    """Whether a value must have a cotangent, be it only to find that its op has no rule (quantization to integers).
+
+    Integers also of an op that becomes others which quantize: whether one of these has a rule is found then.
+    """
     producer = value.producer()
     return is_differentiable_dtype(value) or (
-        producer is not None and (reason_not_yet(producer) is not None or is_straight_through(producer))
+        producer is not None
+        and (
+            reason_not_yet(producer) is not None
+            or is_straight_through(value)
+            or (producer.domain, producer.op_type) in BODIES
+        )
     )
 
 
 def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:
-    """Returns the values that depend on one of `wrt` and that one of `of` depends on, through differentiable ops."""
+    """Returns the values that depend on one of `wrt` and that one of `of` depends on, through differentiable ops.
+
+    Integers that an op makes of others, moving or choosing them as Reshape and MaxPool do, carry a cotangent if these
+    do.
+    """
     leaves = set(wrt)
     dependent = set(leaves)
     passing = [
@@ -38,11 +50,14 @@ def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Valu
     ]
     for node in passing:
         if any(value in dependent for value in reads(node)):
-            dependent.update(value for value in node.outputs if _carries_gradient(value))
+            moved = {value.dtype for value in node.inputs if value in dependent}
+            dependent.update(
+                value for value in node.outputs if _carries_gradient(value) or value.dtype in moved
+            )
     reaching = set(of)
     for node in reversed(passing):
         if any(value in reaching for value in node.outputs):
-            reaching.update(value for value in reads(node) if _carries_gradient(value))
+            reaching.update(value for value in reads(node) if value in dependent)
     return dependent & reaching
 
 

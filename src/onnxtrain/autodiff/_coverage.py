@@ -24,9 +24,10 @@ class OpCoverage:
     Attributes:
         op_type: name of the op in the standard domain.
         since: oldest supported opset that has it.
-        status: `rule`: it has a VJP rule; `function`: it is replaced by its ONNX function body, whose ops are
-            differentiated; `nondifferentiable`: no gradient flows through it; `not yet`: a gradient that has
-            to flow through it is an error, as it is for `unknown`, which nothing is declared about.
+        status: `rule`: it has a VJP rule; `function`: it is replaced by its ONNX function body, or one that is
+            registered for it, whose ops are differentiated; `nondifferentiable`: no gradient flows through it;
+            `not yet`: a gradient that has to flow through it is an error, as it is for `unknown`, which nothing is
+            declared about.
         inputs: for a rule, the names of the inputs that get a gradient.
         reason: why it is `nondifferentiable` or `not yet`, else empty.
     """

@@ -268,10 +268,14 @@ def reason_not_yet(node: ir.Node) -> str | None:
     return None if _local(key) else NOT_YET.get(key)
 
 
-def is_straight_through(node: ir.Node) -> bool:
-    """Whether a node has a rule that passes cotangents through integers."""
-    rule = rule_for(node)
-    return isinstance(rule, Rule) and rule.straight_through
+def is_straight_through(output: ir.Value) -> bool:
+    """Whether a value is one whose cotangents its node has a rule for, though it be made of integers."""
+    node = output.producer()
+    rule = rule_for(node) if node is not None else None
+    if not isinstance(rule, Rule) or not rule.straight_through:
+        return False
+    names = rule.signature.outputs
+    return names[min(output.index() or 0, len(names) - 1)] in rule.outputs
 
 
 def _local(key: tuple[str, str]) -> Rule | None:

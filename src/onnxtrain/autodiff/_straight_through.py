@@ -12,6 +12,8 @@ from onnxtrain.errors import NoGradientRule
 
 from ._node import NodeView, where
 from ._registry import Cotangents, local_rules, vjp
+from .rules._windows import scatter_windows, windows_of
+from .rules.math import cast_back
 from .rules.quantized import scale_cotangent, sum_by_scale
 
 __all__ = ["straight_through_rules"]
@@ -23,7 +25,8 @@ def straight_through_rules(wanted: bool = True) -> Iterator[None]:
 
     Round, Ceil and Floor pass them on as they are. QuantizeLinear passes those of values in the range of its integers
     on, as PyTorch's fake quantisation does, and gives its scale the slope of Learned Step Size Quantization (Esser et
-    al., 2020); the range that DynamicQuantizeLinear finds is taken for a constant.
+    al., 2020); the range that DynamicQuantizeLinear finds is taken for a constant. Products of integers are those of
+    the numbers that they stand for.
 
     Args:
         wanted: False does nothing.
@@ -42,6 +45,9 @@ def _register() -> None:
         _quantize_dynamically
     )
     vjp("DequantizeLinear", wrt=("x", "x_scale"), straight_through=True)(_dequantize)
+    vjp("MatMulInteger", wrt=("A",), straight_through=True)(_matmul_integer)
+    vjp("ConvInteger", wrt=("x",), straight_through=True)(_conv_integer)
+    vjp("Cast", wrt=("input",))(_cast_from_integers)
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
@@ -75,6 +81,39 @@ def _dequantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Output (x - x_zero_point) * x_scale; the cotangent of an integer x is a floating-point number."""
     ct_x = op.Mul(ct, _spread(op, n, n.x_scale)) if n.needs("x") else None
     return {"x": ct_x, "x_scale": scale_cotangent(op, n, ct) if n.needs("x_scale") else None}
+
+
+def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Y = (A - a_zero_point) · (B - b_zero_point)."""
+    b = _shifted(op, n.B, n.b_zero_point, ct)
+    if n.rank(n.B) != 2:
+        raise NoGradientRule(
+            f"differentiating MatMulInteger ({where(n.node)}) straight through: {n.B.name!r} is no matrix"
+        )
+    return op.MatMul(ct, op.Transpose(b, perm=[1, 0]))
+
+
+def _conv_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """As Conv, of what lies between the integers and their zero points."""
+    shape = n.static(n.w)
+    zero = n.w_zero_point
+    if zero is not None and n.rank(zero) == 1:  # one for each output channel
+        zero = op.Reshape(zero, [-1] + [1] * (len(shape) - 1))
+    weight = _shifted(op, n.w, zero, ct)
+    windows = windows_of(op, n, n.x, shape[2:], n.out.y)
+    return scatter_windows(op, ct, weight, windows, n.x, n.attr("group"))
+
+
+def _shifted(op: Emitter, q: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
+    value: ir.Value = op.Cast(q, to=like.dtype)
+    value.shape = q.shape
+    return value if zero is None else op.Sub(value, op.Cast(zero, to=like.dtype))
+
+
+def _cast_from_integers(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """The cotangent of an integer is a floating-point number, too."""
+    integer = n.input.dtype is not None and not n.input.dtype.is_floating_point()
+    return ct if integer else cast_back(op, n, ct)
 
 
 def _spread(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:

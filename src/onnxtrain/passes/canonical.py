@@ -11,6 +11,7 @@ from onnx_ir.passes import common
 from onnxtrain.errors import ModelError, UnsupportedOpsetError
 from onnxtrain.passes.check_types import check_types
 from onnxtrain.passes.constants import lift_constants
+from onnxtrain.passes.defaults import DefaultsPass
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import inline_schema_functions
 from onnxtrain.passes.lean import BIG_ELEMENTS, lean_proto
@@ -59,6 +60,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     withheld = withhold(model, variable)
     model = inline_functions(model)
     VectorsPass()(model)
+    DefaultsPass()(model)
     # Now, lest checker and converter have to serialise them.
     lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]

@@ -11,7 +11,7 @@ __all__ = ["ImpliedRanksPass"]
 _SAME = frozenset(
     {
         *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos"),
-        *("Cosh", "CumProd", "CumSum", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
+        *("Cosh", "CumProd", "CumSum", "DFT", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
         *("HardSwish", "Identity", "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Log"),
         *("LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg", "Not", "Reciprocal"),
         *("Relu", "ReverseSequence", "RMSNormalization", "Round", "ScatterElements", "ScatterND", "Selu"),
@@ -151,6 +151,7 @@ _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "Concat": _concat,
     "Conv": _images(2),
     "ConvTranspose": _images(2),
+    "DeformConv": _images(3),
     "DepthToSpace": _fixed((4,), (4,)),
     "Einsum": _einsum,
     "GRU": _RECURRENT,
@@ -163,7 +164,9 @@ _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "Pad": _counted(1, per_axis=2, axes=3),
     "RNN": _RECURRENT,
     "Resize": _counted(2, 3),
+    "RoiAlign": _fixed((4, 2, 1), (4,)),
     "RotaryEmbedding": _rotary_embedding,
+    "STFT": _fixed((3,), (4,)),
     "SpaceToDepth": _fixed((4,), (4,)),
     "Tile": _counted(1),
     "Transpose": _transpose,

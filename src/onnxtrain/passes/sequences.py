@@ -1,9 +1,10 @@
-"""Replace sequences by the tensors in them, where these are known when the model is built."""
+"""Replace sequences and optionals by what is in them, where that is known when the model is built."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.constants import lift_constants, mark_constant
@@ -19,7 +20,8 @@ class KnownSequencesPass(ir.passes.InPlacePass):
 
     `chunk`, `split` and `unbind` leave PyTorch's Dynamo exporter as SplitToSequence and SequenceAt, at every opset.
     Known are the elements of SequenceConstruct and SequenceEmpty, what SequenceInsert and SequenceErase make of them at
-    constant positions, and the parts of a tensor whose sizes are static. It needs inferred shapes.
+    constant positions, and the parts of a tensor whose sizes are static. An optional is taken for a sequence of one
+    element or none: what Optional was given. It needs inferred shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -32,7 +34,7 @@ class KnownSequencesPass(ir.passes.InPlacePass):
             if node.op_type in _MAKERS:
                 known[node.outputs[0]] = _MAKERS[node.op_type](node, known)
             elif node.op_type in _READERS:
-                elements = known.get(node.inputs[0]) if node.inputs[0] is not None else None
+                elements = _elements(node, known)
                 result = None if elements is None else _READERS[node.op_type](node, elements)
                 if result is not None:
                     stand_in(node.outputs[0], result, node)
@@ -46,6 +48,17 @@ class KnownSequencesPass(ir.passes.InPlacePass):
                     maker.graph.remove(maker, safe=True)
             lift_constants(model)
         return ir.passes.PassResult(model, modified)
+
+
+def _elements(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+    """Return the elements of what a node reads, if they are known."""
+    read = node.inputs[0] if node.inputs else None
+    if node.op_type in _OPTIONAL:
+        if read is None:
+            return []
+        if isinstance(read.type, ir.TensorType | ir.SequenceType):  # allowed in the place of an optional
+            return [read]
+    return None if read is None else known.get(read)
 
 
 def _inserted(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
@@ -101,6 +114,7 @@ def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements 
 
 
 _MAKERS: dict[str, Callable[[ir.Node, dict[ir.Value, _Elements | None]], _Elements | None]] = {
+    "Optional": lambda node, known: [value for value in node.inputs if value is not None],
     "Identity": lambda node, known: known.get(node.inputs[0]) if node.inputs[0] is not None else None,
     "SequenceConstruct": lambda node, known: [value for value in node.inputs if value is not None],
     "SequenceEmpty": lambda node, known: [],
@@ -138,7 +152,10 @@ _READERS: dict[str, Callable[[ir.Node, _Elements], ir.Value | None]] = {
     "SequenceAt": _element,
     "SequenceLength": lambda node, elements: _constant(node, len(elements)),
     "ConcatFromSequence": _joined,
+    "OptionalGetElement": lambda node, elements: elements[0] if elements else None,
+    "OptionalHasElement": lambda node, elements: _constant(node, bool(elements)),
 }
+_OPTIONAL = frozenset({"OptionalGetElement", "OptionalHasElement"})
 
 
 def _number(value: ir.Value | None) -> int | None:
@@ -146,10 +163,10 @@ def _number(value: ir.Value | None) -> int | None:
     return None if tensor is None or tensor.size != 1 else int(tensor.numpy().item())
 
 
-def _constant(node: ir.Node, number: int | list[int]) -> ir.Value:
+def _constant(node: ir.Node, number: int | list[int] | bool) -> ir.Value:
     """Return a constant that is written before a node."""
-    attribute = {"value_int": number} if isinstance(number, int) else {"value_ints": number}
-    constant = ir.node("Constant", [], attributes=attribute)
+    attributes = [ir.AttrTensor("value", ir.tensor(np.asarray(number)))]
+    constant = ir.Node("", "Constant", [], attributes)
     mark_constant(constant.outputs[0])
     node.prepend([constant])
     return constant.outputs[0]
@@ -179,10 +196,10 @@ def _with_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
 def _is_wanted(sequence: ir.Value) -> bool:
     """Whether something reads a sequence, or what is made of it, that can be replaced where its elements are known."""
     for use in sequence.uses():
-        if use.node.op_type in _MAKERS:
+        if use.node.op_type in _MAKERS or use.node.op_type == "OptionalGetElement":
             if _is_wanted(use.node.outputs[0]):
                 return True
-        elif use.node.op_type in _READERS and (
+        elif use.node.op_type in _READERS.keys() - _OPTIONAL and (
             use.node.op_type != "SequenceAt" or _number(use.node.inputs[1]) is not None
         ):
             return True

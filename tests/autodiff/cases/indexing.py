@@ -209,3 +209,25 @@ CASES += [
     _tensor_scatter("linear", None),
     _tensor_scatter("linear", (1, 2), axis=1),
 ]
+
+
+def unique(x, axis=None, ordered=True):
+    """The first of equal elements or slices, by numpy."""
+    first = np.unique(x.detach().numpy(), return_index=True, axis=axis)[1]
+    first = torch.from_numpy(first if ordered else np.sort(first))
+    return x.flatten()[first] if axis is None else x.index_select(axis, first)
+
+
+CASES += [
+    Case("Unique", (F(2, 4),), unique, extra_outputs=1, name="flat"),
+    Case(
+        "Unique",
+        (F(4, 3),),
+        lambda x: unique(x, ordered=False),
+        {"sorted": 0},
+        name="unsorted",
+        evaluator="onnxruntime",  # the reference evaluator takes positions among the elements for ones of rows
+    ),
+    Case("Unique", (F(3, 4, 2),), lambda x: unique(x, 1), {"axis": 1}, extra_outputs=3, name="axis"),
+    Case("Unique", (F(3, 4),), lambda x: unique(x, 1), {"axis": -1}, name="negative-axis"),
+]

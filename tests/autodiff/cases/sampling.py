@@ -88,3 +88,71 @@ CASES += [
     )
     for scale in (1.0, 0.5)
 ]
+
+
+def between(where, size):
+    """The pixels around a position on one axis and their weights, none beyond a pixel from the image."""
+    if not -1 <= where <= size:
+        return [(0, 0.0), (0, 0.0)]
+    where = min(max(where, 0), size - 1)
+    low = int(where)
+    return [(low, 1 - where + low), (min(low + 1, size - 1), where - low)]
+
+
+def roi_align(x, rois, images, *, mode="avg", half=True, size=(1, 1), ratio=0, scale=1.0):
+    """Sample by sample."""
+    bins = []
+    for corners, image in zip((rois.numpy() * scale - 0.5 * half).tolist(), images.tolist(), strict=True):
+        begins, ends = corners[1::-1], corners[:1:-1]
+        steps = [(e - b if half else max(e - b, 1.0)) / s for b, e, s in zip(begins, ends, size, strict=True)]
+        numbers = [max(ratio or int(np.ceil(step)), 0) for step in steps]
+        for place in np.ndindex(*size):
+            products = []
+            for sample in np.ndindex(*numbers):
+                rows, columns = (
+                    between(b + (p + (k + 0.5) / count) * step, extent)
+                    for b, p, k, count, step, extent in zip(
+                        begins, place, sample, numbers, steps, x.shape[2:], strict=True
+                    )
+                )
+                products += [x[image, :, i, j] * (a * b) for i, a in rows for j, b in columns]
+            terms = torch.stack(products) if products else x[image, :, :1, 0].T * 0
+            bins.append(terms.amax(0) if mode == "max" else terms.sum(0) / max(np.prod(numbers), 1))
+    return torch.stack(bins).reshape(len(rois), *size, x.shape[1]).movedim(-1, 1)
+
+
+ALIGNED = [
+    [0.3, 0.2, 3.9, 4.2],
+    [1.1, 2.3, 9.7, 6.9],
+    [2.2, 2.1, 2.7, 2.6],
+    [5.1, 4.3, 12, 11.2],
+    [20, 20, 30, 30],
+]
+
+
+def roi_align_case(name, **given):
+    attrs = {
+        "mode": given.get("mode", "avg"),
+        "coordinate_transformation_mode": "half_pixel" if given.get("half", True) else "output_half_pixel",
+        "output_height": given["size"][0],
+        "output_width": given["size"][1],
+        "sampling_ratio": given.get("ratio", 0),
+        "spatial_scale": given.get("scale", 1.0),
+    }
+    images = R(np.array([0, 1, 1, 0, 1]))
+    return Case(
+        "RoiAlign",
+        (F(2, 3, 7, 6), R(np.array(ALIGNED)), images),
+        lambda x, rois, images: roi_align(x, rois, images, **given),
+        attrs,
+        name=name,
+    )
+
+
+CASES += [
+    roi_align_case("adaptive", size=(2, 3)),
+    roi_align_case("fixed", size=(3, 2), ratio=2, half=False, scale=0.5),
+    roi_align_case("adaptive-whole", size=(2, 2), half=False),
+    roi_align_case("max", size=(2, 2), mode="max", ratio=2),
+    roi_align_case("max-adaptive", size=(2, 1), mode="max", half=False, scale=0.75),
+]

@@ -9,15 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defbody, not_yet
+from onnxtrain.autodiff.rules._contrib import CONV, MS, refused
 from onnxtrain.emitter import Emitter
-from onnxtrain.errors import NoGradientRule
 
-_MS = "com.microsoft"
 _NCHWC = "com.microsoft.nchwc"
 
 not_yet(
@@ -28,24 +26,16 @@ not_yet(
     domain=_NCHWC,
 )
 
-_CONV = {
-    "auto_pad": "NOTSET",
-    "dilations": None,
-    "group": 1,
-    "kernel_shape": None,
-    "pads": None,
-    "strides": None,
-}
 
-
-@defbody("FusedMatMul", _MS, "A B", "Y", alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
+@defbody("FusedMatMul", MS, "A B", "Y", alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
 def fused_matmul(op: Emitter, n: NodeView) -> ir.Value:
     """alpha·op(A)·op(B); a transposed batch has its matrices along the first and the last axis."""
-    a, b = (
-        _transposed(op, n, value, n.attr(f"trans{side}"), n.attr(f"transBatch{side}"))
-        for value, side in ((n.A, "A"), (n.B, "B"))
-    )
-    product = op.MatMul(a, b)
+    return matrix_product(op, n, *((n.attr(f"trans{side}"), n.attr(f"transBatch{side}")) for side in "AB"))
+
+
+def matrix_product(op: Emitter, n: NodeView, a: tuple[int, int], b: tuple[int, int]) -> ir.Value:
+    """Returns alpha·op(A)·op(B); for each, whether its matrices and its batch are transposed."""
+    product = op.MatMul(_transposed(op, n, n.A, *a), _transposed(op, n, n.B, *b))
     return product if n.attr("alpha") == 1 else op.Mul(product, n.attr("alpha"))
 
 
@@ -62,7 +52,7 @@ def _transposed(op: Emitter, n: NodeView, value: ir.Value, matrix: int, batch: i
 
 
 @defbody(
-    "FusedGemm", _MS, "A B C", "Y", alpha=1.0, beta=1.0, transA=0, transB=0,
+    "FusedGemm", MS, "A B C", "Y", alpha=1.0, beta=1.0, transA=0, transB=0,
     activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
 )  # fmt: skip
 def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
@@ -73,10 +63,10 @@ def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
     return _activated(op, n, y, n.attr("activation"), [number for number in numbers if number is not None])
 
 
-@defbody("FusedConv", _MS, "X W B Z", "Y", activation="", activation_params=None, **_CONV)
+@defbody("FusedConv", MS, "X W B Z", "Y", activation="", activation_params=None, **CONV)
 def fused_conv(op: Emitter, n: NodeView) -> ir.Value:
     """A Conv, to whose result Z is added, with an activation behind it."""
-    y = op.Conv(n.X, n.W, n.B, **{name: n.attr(name) for name in _CONV})
+    y = op.Conv(n.X, n.W, n.B, **{name: n.attr(name) for name in CONV})
     y = y if n.Z is None else op.Add(y, n.Z)
     return _activated(op, n, y, n.attr("activation"), n.attr("activation_params") or [])
 
@@ -84,6 +74,7 @@ def fused_conv(op: Emitter, n: NodeView) -> ir.Value:
 def _activated(
     op: Emitter, n: NodeView, x: ir.Value, kind: str | bytes, numbers: Sequence[float]
 ) -> ir.Value:
+    """Returns an activation of `x`, by its name and its numbers in the order in which onnxruntime has them."""
     name = kind.decode() if isinstance(kind, bytes) else kind
     if name == "Clip":
         return op.Clip(x, *numbers)
@@ -94,35 +85,35 @@ def _activated(
     if name in ("Relu", "Sigmoid", "Tanh", "Softplus", "HardSwish"):
         return op.emit(name, x)
     if name:
-        raise _refused(n, f"the activation {name}")
+        raise refused(n, f"the activation {name}")
     return x
 
 
-@defbody("Gelu", _MS, "X", "Y")
+@defbody("Gelu", MS, "X", "Y")
 def gelu(op: Emitter, n: NodeView) -> ir.Value:
     """By the error function."""
     return op.Gelu(n.X)
 
 
-@defbody("BiasGelu", _MS, "A B", "C")
+@defbody("BiasGelu", MS, "A B", "C")
 def bias_gelu(op: Emitter, n: NodeView) -> ir.Value:
     """Gelu of a sum."""
     return op.Gelu(op.Add(n.A, n.B))
 
 
-@defbody("FastGelu", _MS, "X bias", "Y")
+@defbody("FastGelu", MS, "X bias", "Y")
 def fast_gelu(op: Emitter, n: NodeView) -> ir.Value:
     """By tanh, of a sum."""
     return op.Gelu(n.X if n.bias is None else op.Add(n.X, n.bias), approximate="tanh")
 
 
-@defbody("QuickGelu", _MS, "X", "Y", alpha=1.702)
+@defbody("QuickGelu", MS, "X", "Y", alpha=1.702)
 def quick_gelu(op: Emitter, n: NodeView) -> ir.Value:
     """x·sigmoid(alpha·x)."""
     return op.Mul(n.X, op.Sigmoid(op.Mul(n.X, n.attr("alpha"))))
 
 
-@defbody("BiasSoftmax", _MS, "data bias", "output", axis=1, is_inner_broadcast=None)
+@defbody("BiasSoftmax", MS, "data bias", "output", axis=1, is_inner_broadcast=None)
 def bias_softmax(op: Emitter, n: NodeView) -> ir.Value:
     """Softmax of a sum, over all axes from `axis` on together."""
     total = op.Add(n.data, n.bias)
@@ -134,7 +125,7 @@ def bias_softmax(op: Emitter, n: NodeView) -> ir.Value:
 
 
 @defbody(
-    "SkipLayerNormalization", _MS,
+    "SkipLayerNormalization", MS,
     "input skip gamma beta bias", "output mean inv_std_var input_skip_bias_sum", epsilon=1e-12,
 )  # fmt: skip
 def skip_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
@@ -147,7 +138,7 @@ def skip_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 @defbody(
-    "SkipSimplifiedLayerNormalization", _MS,
+    "SkipSimplifiedLayerNormalization", MS,
     "input skip gamma bias", "output mean inv_std_var input_skip_bias_sum", epsilon=1e-12,
 )  # fmt: skip
 def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
@@ -161,7 +152,7 @@ def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Val
 def simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
     """RMSNormalization over the last axis."""
     if n.attr("axis") != -1 and n.attr("axis") != n.rank(n.X) - 1:
-        raise _refused(n, f"axis {n.attr('axis')}")
+        raise refused(n, f"axis {n.attr('axis')}")
     return list(_rms(op, n.X, n.scale, n.attr("epsilon")))
 
 
@@ -179,7 +170,7 @@ def _rms(op: Emitter, x: ir.Value, scale: ir.Value, epsilon: float) -> tuple[ir.
 
 
 @defbody(
-    "EmbedLayerNormalization", _MS,
+    "EmbedLayerNormalization", MS,
     "input_ids segment_ids word_embedding position_embedding segment_embedding gamma beta mask position_ids",
     "output mask_index embedding_sum", epsilon=1e-12, mask_index_type=None,
 )  # fmt: skip
@@ -203,151 +194,37 @@ def embed_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
     return [y, lengths, total]
 
 
-@defbody(
-    "Attention", _MS, "input weights bias mask_index past attention_bias past_sequence_length", "output present",
-    num_heads=None, unidirectional=0, scale=None, qkv_hidden_sizes=None, mask_filter_value=-10000.0, do_rotary=0,
-    rotary_embedding_dim=0, past_present_share_buffer=0,
-)  # fmt: skip
-def attention(op: Emitter, n: NodeView) -> ir.Value:
-    """Self-attention, from the layer's input: input·weights + bias are queries, keys and values."""
-    if n.past is not None or n.past_sequence_length is not None or n.attr("do_rotary"):
-        raise _refused(n, "a cache or rotary embeddings")
-    joint = op.MatMul(n.input, n.weights)
-    joint = joint if n.bias is None else op.Add(joint, n.bias)
-    sizes = n.attr("qkv_hidden_sizes") or None
-    if sizes:
-        q, k, v = op.Split(joint, list(sizes), axis=-1, _outputs=3)
-    else:
-        q, k, v = op.Split(joint, axis=-1, num_outputs=3, _outputs=3)
-    bias = [n.attention_bias] if n.attention_bias is not None else []
-    if n.mask_index is not None:
-        bias.append(_mask(op, n, n.mask_index, op.Shape(n.input, start=1, end=2)))
-    return _attention(op, n, (q, k, v), bias)
-
-
-@defbody(
-    "MultiHeadAttention", _MS,
-    "query key value bias key_padding_mask attention_bias past_key past_value past_sequence_length cache_indirection",
-    "output present_key present_value qk",
-    num_heads=None, unidirectional=0, scale=None, mask_filter_value=-10000.0,
-)  # fmt: skip
-def multi_head_attention(op: Emitter, n: NodeView) -> ir.Value:
-    """Attention of queries, keys and values `[batch, sequence, hidden]`."""
-    if n.past_key is not None or n.past_value is not None or n.key is None or n.value is None:
-        raise _refused(n, "a cache or packed queries, keys and values")
-    if any(n.rank(value) != 3 for value in (n.query, n.key, n.value)):
-        raise _refused(n, "queries, keys or values that are not [batch, sequence, hidden]")
-    values = [n.query, n.key, n.value]
-    if n.bias is not None:
-        last = [op.Shape(value, start=-1) for value in values]
-        parts = op.Split(n.bias, op.Concat(*last, axis=0), axis=0, _outputs=3)
-        values = [op.Add(value, part) for value, part in zip(values, parts, strict=True)]
-    bias = [n.attention_bias] if n.attention_bias is not None else []
-    if n.key_padding_mask is not None:
-        bias.append(_mask(op, n, n.key_padding_mask, op.Shape(n.key, start=1, end=2)))
-    return _attention(op, n, values, bias)
-
-
-def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value) -> ir.Value:
-    """What is added to the scores `[batch, heads, queries, keys]`.
-
-    A mask is 1 where a key counts; of rank 1 it says how many do.
-    """
-    rank = n.rank(mask)
-    if rank == 1:
-        places = op.Range(0, op.Squeeze(keys, [0]), 1)
-        counts = op.Less(places, op.Unsqueeze(op.Cast(mask, to=ir.DataType.INT64), [1]))
-        counts = op.Unsqueeze(counts, [1, 2])
-    elif rank in (2, 3):
-        counts = op.Unsqueeze(op.Cast(mask, to=ir.DataType.BOOL), [1, 2] if rank == 2 else [1])
-    else:
-        raise _refused(n, f"a mask of rank {rank}")
-    like = n.inputs[0]
-    assert like is not None
-    out = op.const(n.attr("mask_filter_value"), like=like)
-    return op.Where(counts, op.const(0.0, like=like), out)
-
-
-def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Sequence[ir.Value]) -> ir.Value:
-    heads = n.attr("num_heads")
-    q, k, v = (op.Transpose(op.Reshape(x, [0, 0, heads, -1]), perm=[0, 2, 1, 3]) for x in values)
-    scores = op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
-    if n.attr("scale"):
-        scores = op.Mul(scores, n.attr("scale"))
-    else:
-        size = op.CastLike(op.Squeeze(op.Shape(q, start=-1), [0]), q)
-        scores = op.Div(scores, op.Sqrt(size))
-    for term in bias:
-        scores = op.Add(scores, term)
-    if n.attr("unidirectional"):
-        rows, columns = (op.Squeeze(op.Shape(scores, start=axis, end=axis + 1), [0]) for axis in (2, 3))
-        first = op.Sub(columns, rows)
-        row = op.Unsqueeze(op.Add(op.Range(0, rows, 1), first), [1])
-        later = op.Greater(op.Range(0, columns, 1), row)
-        scores = op.Where(later, op.const(float(np.finfo(np.float32).min), like=scores), scores)
-    y = op.MatMul(op.Softmax(scores, axis=-1), v)
-    return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
-
-
-@defbody(
-    "RotaryEmbedding", _MS, "input position_ids cos_cache sin_cache", "output",
-    interleaved=0, num_heads=0, rotary_embedding_dim=0, scale=1.0, is_packed_batching=0,
-)  # fmt: skip
-def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
-    """Pairs of features are turned by the angles of their positions."""
-    rank = n.rank(n.input)
-    if n.attr("rotary_embedding_dim") or n.attr("is_packed_batching") or n.attr("scale") not in (1.0, 0.0):
-        raise _refused(n, "part of the features, a scale or packed batches")
-    half = op.Shape(n.cos_cache, start=1)
-    if rank == 3:  # [batch, sequence, heads * size]
-        per_head = op.Concat([0], [0], [-1], op.Mul(half, [2]), axis=0)
-        x = op.Reshape(n.input, per_head)
-    else:  # [batch, heads, sequence, size]
-        x = op.Transpose(n.input, perm=[0, 2, 1, 3])
-    positions = n.position_ids
-    if n.rank(positions) == 1:  # where the sequence starts
-        length = op.Squeeze(op.Shape(x, start=1, end=2), [0])
-        positions = op.Unsqueeze(op.Add(op.Range(0, length, 1), positions), [0])
-    cos, sin = (op.Unsqueeze(op.Gather(cache, positions), [2]) for cache in (n.cos_cache, n.sin_cache))
-    if n.attr("interleaved"):
-        pairs = op.Reshape(x, op.Concat([0], [0], [0], half, [2], axis=0))
-        a, b = (op.Squeeze(part, [-1]) for part in op.Split(pairs, axis=-1, num_outputs=2, _outputs=2))
-    else:
-        a, b = op.Split(x, axis=-1, num_outputs=2, _outputs=2)
-    turned = [op.Sub(op.Mul(a, cos), op.Mul(b, sin)), op.Add(op.Mul(b, cos), op.Mul(a, sin))]
-    if n.attr("interleaved"):
-        y = op.Reshape(op.Concat(*(op.Unsqueeze(part, [-1]) for part in turned), axis=-1), op.Shape(x))
-    else:
-        y = op.Concat(*turned, axis=-1)
-    return op.Reshape(y, op.Shape(n.input)) if rank == 3 else op.Transpose(y, perm=[0, 2, 1, 3])
-
-
-@defbody("GroupNorm", _MS, "X gamma beta", "Y", activation=0, channels_last=1, epsilon=1e-5, groups=None)
+@defbody("GroupNorm", MS, "X gamma beta", "Y", activation=0, channels_last=1, epsilon=1e-5, groups=None)
 def group_norm(op: Emitter, n: NodeView) -> ir.Value:
     """GroupNormalization of images `[batch, height, width, channels]`, on request with SiLU behind it."""
+    return group_normalized(op, n, n.X)
+
+
+def group_normalized(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
+    """Returns what GroupNorm makes of `x`, with the parameters of a node."""
     last = n.attr("channels_last")
-    x = op.Transpose(n.X, perm=[0, 3, 1, 2]) if last else n.X
+    x = op.Transpose(x, perm=[0, 3, 1, 2]) if last else x
     scale, bias = (op.CastLike(value, x) for value in (n.gamma, n.beta))
     y = op.GroupNormalization(x, scale, bias, epsilon=n.attr("epsilon"), num_groups=n.attr("groups"))
     y = op.Mul(y, op.Sigmoid(y)) if n.attr("activation") else y
     return op.Transpose(y, perm=[0, 2, 3, 1]) if last else y
 
 
-@defbody("Trilu", _MS, "X k", "Y", upper=1)
+@defbody("Trilu", MS, "X k", "Y", upper=1)
 def trilu(op: Emitter, n: NodeView) -> ir.Value:
     """As the standard op."""
     return op.Trilu(n.X, *([n.k] if n.k is not None else []), upper=n.attr("upper"))
 
 
 @defbody(
-    "MatMulNBits", _MS, "A B scales zero_points g_idx bias", "Y",
+    "MatMulNBits", MS, "A B scales zero_points g_idx bias", "Y",
     K=None, N=None, accuracy_level=0, bits=4, block_size=None, weight_prepacked=0,
 )  # fmt: skip
 def matmul_nbits(op: Emitter, n: NodeView) -> ir.Value:
     """A·(scales·(B - zero_points))ᵀ, B packed in groups of `bits`; its gradient is that of A."""
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     if bits not in (2, 4, 8) or n.g_idx is not None or n.attr("weight_prepacked"):
-        raise _refused(n, f"{bits} bits, an order of groups or prepacked weights")
+        raise refused(n, f"{bits} bits, an order of groups or prepacked weights")
     blocks = math.ceil(columns / size)
     like = n.A
     codes = _unpacked(op, n.B, bits, [rows, blocks, size], like)
@@ -373,10 +250,3 @@ def _unpacked(op: Emitter, packed: ir.Value, bits: int, shape: Sequence[int], li
     divisors = op.const([2 ** (bits * k) for k in range(8 // bits)])
     parts = op.Mod(op.Div(whole, divisors), op.const(2**bits))
     return op.CastLike(op.Reshape(parts, list(shape)), like)
-
-
-def _refused(n: NodeView, what: str) -> NoGradientRule:
-    return NoGradientRule(
-        f"differentiating com.microsoft.{n.op_type}: {what} are not written in standard ops here. Freeze what lies "
-        "before it, or start from the model before onnxruntime's optimizer or builder"
-    )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff._registry import Cotangents, not_yet, vjp
+from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.autodiff.rules._windows import (
     Windows,
     pad,
@@ -265,6 +265,3 @@ def _concat(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
 def _sum_over_positions(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Sums over every axis but the channels."""
     return op.ReduceSum(ct, [0, *range(2, n.rank(n.X))], keepdims=0)
-
-
-not_yet("DeformConv", reason="its sampling positions are data; no user has asked for it")

@@ -7,14 +7,10 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff._registry import Cotangents, not_yet, vjp
+from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.autodiff.rules._scatter import positions, scatter_elements, scatter_nd, scatter_to
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import embedding_gradient
-
-not_yet(
-    "Unique", reason="which of several equal elements the gradient belongs to is not defined; torch has none"
-)
 
 
 @vjp("Gather", wrt=("data",))
@@ -82,6 +78,18 @@ def compress(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def top_k(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The cotangent at the elements that were chosen, zero elsewhere."""
     return op.ScatterElements(op.zeros_like(n.X), n.out.Indices, ct, axis=n.attr("axis"))
+
+
+@vjp("Unique", wrt=("X",), saves=("indices",))
+def unique(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """The cotangent at the first of equal elements (or slices along `axis`), which `indices` names; zero at the others.
+
+    PyTorch has no gradient here. Any of the equal ones could have it; their cotangents add up to the same.
+    """
+    places, axis = positions(op, n.X), n.attr("axis")
+    if axis is None:
+        places, axis = op.Reshape(places, [-1]), 0
+    return scatter_to(op, ct, op.Gather(places, n.out.indices, axis=axis), n.X)
 
 
 @vjp("OneHot", wrt=("values",))

@@ -196,7 +196,8 @@ def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.Mul(scale, op.Mul(op.Det(minors), sign))
 
 
-def _cast_back(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+def cast_back(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Returns the cotangent in the dtype of the node's input."""
     if n.input.dtype is None:
         return op.CastLike(ct, n.input)
     return ct if ct.dtype == n.input.dtype else op.Cast(ct, to=n.input.dtype)
@@ -204,8 +205,8 @@ def _cast_back(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 defvjp("Identity", input=lambda op, n, ct: ct)
 # Between floating-point types only: integers and booleans carry no cotangent.
-defvjp("Cast", input=_cast_back)
-defvjp("CastLike", input=_cast_back, target_type=lambda op, n, ct: None)
+defvjp("Cast", input=cast_back)
+defvjp("CastLike", input=cast_back, target_type=lambda op, n, ct: None)
 
 nondifferentiable(
     "Sign", "Floor", "Ceil", "Round", reason="piecewise constant: its derivative is zero almost everywhere"

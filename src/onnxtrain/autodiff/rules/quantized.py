@@ -16,12 +16,6 @@ not_yet(
     reason="it rounds: pass straight_through=True for gradients as if it did not, or train the model before it is "
     "quantized",
 )
-not_yet(
-    "QLinearConv",
-    "QLinearMatMul",
-    reason="its product is one of integers; train the model before it is quantized, or quantized with pairs of "
-    "QuantizeLinear and DequantizeLinear",
-)
 
 
 @vjp("DequantizeLinear", wrt=("x_scale",))

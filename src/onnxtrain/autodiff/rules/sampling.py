@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,25 +10,10 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.autodiff.rules._scatter import positions, scatter_to
+from onnxtrain.autodiff.rules._linear import Place, corners, pixel, place_at, product, slopes, weights
+from onnxtrain.autodiff.rules._scatter import positions, scatter_nd, scatter_to
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import DifferentiationError
-
-
-@dataclass(frozen=True)
-class _Axis:
-    """Where the samples lie on one axis of the image; values are `[batch, 1, samples]`, in the grid's dtype.
-
-    Attributes:
-        low: the pixel at or before each sample; `weight` how far the sample is on the way to the next one.
-        slope: derivative of the position of the sample in the grid's value.
-        last: index of the last pixel.
-    """
-
-    low: ir.Value
-    weight: ir.Value | None
-    slope: ir.Value
-    last: ir.Value
 
 
 @vjp("GridSample", wrt=("X", "grid"))
@@ -45,39 +28,44 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
             "yet; use 'linear'"
         )
     rank = n.rank(n.X) - 2
-    axes = [_axis(op, n, axis, rank) for axis in range(rank)]
+    places, slope = zip(*(_axis(op, n, axis, rank) for axis in range(rank)), strict=True)
     flat_ct, flat_x = op.merge_from(ct, 2), op.merge_from(n.X, 2)
-    corners = list(itertools.product((0, 1) if n.attr("mode") == "linear" else (0,), repeat=rank))
-    pixels = [_pixel(op, n, axes, corner) for corner in corners]
+    cell, zeros = corners(places), n.attr("padding_mode") == "zeros"
+    pixels = [pixel(op, places, corner, zeros=zeros) for corner in cell]
     full = op.Shape(flat_ct)
     ct_x = None
     if n.needs("X"):
         updates = []
-        for corner, (_, inside) in zip(corners, pixels, strict=True):
-            weight = _product(op, [*_weights(op, axes, corner), *([inside] if inside else [])])
+        for corner, (_, inside) in zip(cell, pixels, strict=True):
+            weight = product(op, [*weights(op, places, corner), *([inside] if inside else [])])
             updates.append(op.Mul(flat_ct, _as(op, weight, ct)) if weight is not None else flat_ct)
         where = [op.Expand(index, full) for index, _ in pixels]
-        zeros = op.merge_from(op.zeros_like(n.X), 2)
+        empty = op.merge_from(op.zeros_like(n.X), 2)
         total = op.ScatterElements(
-            zeros, op.Concat(*where, axis=2), op.Concat(*updates, axis=2), axis=2, reduction="add"
+            empty, op.Concat(*where, axis=2), op.Concat(*updates, axis=2), axis=2, reduction="add"
         )
         ct_x = op.reshape_like(total, n.X)
     if not n.needs("grid") or n.attr("mode") == "nearest":  # the nearest pixel is piecewise constant
         return {"X": ct_x, "grid": None}
     values = []
     for index, inside in pixels:
-        pixel = op.GatherElements(flat_x, op.Expand(index, full), axis=2)
-        value = _as(op, op.ReduceSum(op.Mul(flat_ct, pixel), [1], keepdims=1), n.grid)
+        read = op.GatherElements(flat_x, op.Expand(index, full), axis=2)
+        value = _as(op, op.ReduceSum(op.Mul(flat_ct, read), [1], keepdims=1), n.grid)
         values.append(value if inside is None else op.Mul(value, inside))
-    slopes = [_slope(op, axes, axis, corners, values) for axis in reversed(range(rank))]
-    ct_grid = op.Transpose(op.Concat(*slopes, axis=1), perm=[0, 2, 1])
+    moved = [op.Mul(*pair) for pair in zip(slopes(op, places, values), slope, strict=True)]
+    ct_grid = op.Transpose(op.Concat(*reversed(moved), axis=1), perm=[0, 2, 1])
     return {"X": ct_x, "grid": op.reshape_like(ct_grid, n.grid)}
 
 
-def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> _Axis:
-    """Locates the samples on spatial axis `axis`; the grid has the last axis first."""
+def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Value]:
+    """Locates the samples on spatial axis `axis`, `[batch, 1, samples]`; the grid has the last axis first.
+
+    Returns:
+        The place of each, and the derivative of its position in the grid's value.
+    """
     grid = op.Unsqueeze(op.merge_from(op.Gather(n.grid, rank - 1 - axis, axis=-1), 1), [1])
-    size = op.Cast(op.dim(n.X, 2 + axis), to=n.grid.dtype)
+    count = op.dim(n.X, 2 + axis)
+    size = op.Cast(count, to=n.grid.dtype)
     last = op.Sub(size, 1.0)
     # From -1 .. 1 to 0 .. size - 1 or, where that is the border of the border pixels, -1/2 .. size - 1/2.
     slope = op.Mul(last if n.attr("align_corners") else size, 0.5)
@@ -90,9 +78,8 @@ def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> _Axis:
         slope = op.Mul(op.Cast(inside, to=n.grid.dtype), slope)
         where = op.Min(op.Max(where, 0.0), last)
     if n.attr("mode") == "nearest":
-        return _Axis(op.Round(where), None, slope, last)
-    low = op.Floor(where)
-    return _Axis(low, op.Sub(where, low), slope, last)
+        return Place(op.Round(where), None, count, last), slope
+    return place_at(op, where, count), slope
 
 
 def _reflected(
@@ -108,52 +95,6 @@ def _reflected(
     inner = op.Add(op.Where(odd, op.Sub(span, rest), rest), begin)
     sign = op.Where(op.Less(offset, 0.0), op.const(-1.0, like=where), op.const(1.0, like=where))
     return inner, op.Where(odd, op.Neg(sign), sign)
-
-
-def _pixel(
-    op: Emitter, n: NodeView, axes: Sequence[_Axis], corner: Sequence[int]
-) -> tuple[ir.Value, ir.Value | None]:
-    """Returns the flat index of a pixel at each sample and, for zero padding, whether it exists (1 or 0)."""
-    flat, inside = None, []
-    for axis, (place, step) in enumerate(zip(axes, corner, strict=True)):
-        index = op.Add(place.low, float(step)) if step else place.low
-        if n.attr("padding_mode") == "zeros":
-            exists = op.And(op.GreaterOrEqual(index, 0.0), op.LessOrEqual(index, place.last))
-            inside.append(op.Cast(exists, to=n.grid.dtype))
-        index = op.Cast(op.Min(op.Max(index, 0.0), place.last), to=ir.DataType.INT64)
-        flat = index if flat is None else op.Add(op.Mul(flat, op.dim(n.X, 2 + axis)), index)
-    assert flat is not None
-    return flat, _product(op, inside)
-
-
-def _weights(op: Emitter, axes: Sequence[_Axis], corner: Sequence[int]) -> list[ir.Value]:
-    """Returns the weight of a pixel along each axis."""
-    return [
-        place.weight if step else op.Sub(1.0, place.weight)
-        for place, step in zip(axes, corner, strict=True)
-        if place.weight is not None
-    ]
-
-
-def _slope(
-    op: Emitter,
-    axes: Sequence[_Axis],
-    axis: int,
-    corners: Sequence[Sequence[int]],
-    values: Sequence[ir.Value],
-) -> ir.Value:
-    """Returns the derivative in the grid along one axis; `values` are those in the corners' weights."""
-    total = None
-    for corner, value in zip(corners, values, strict=True):
-        others = [w for i, w in enumerate(_weights(op, axes, corner)) if i != axis]
-        term = _product(op, [value, *others])
-        term = term if corner[axis] else op.Neg(term)
-        total = term if total is None else op.Add(total, term)
-    return op.Mul(total, axes[axis].slope)
-
-
-def _product(op: Emitter, values: Sequence[ir.Value]) -> ir.Value | None:
-    return functools.reduce(op.Mul, values) if values else None
 
 
 def _as(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
@@ -172,11 +113,12 @@ def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     return op.MatMul(op.Transpose(flat, perm=[0, 2, 1]), homogeneous)
 
 
-@vjp("MaxRoiPool", wrt=("X",))
-def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+@vjp("MaxRoiPool", wrt=("X", "rois"))
+def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Each bin of a region passes its cotangent to its maximum, of several to the first one.
 
-    Bins as in Girshick, "Fast R-CNN", 2015. Takes memory for every pixel of the image in every bin.
+    The regions are rounded: their derivative is zero almost everywhere. Bins as in Girshick, "Fast R-CNN", 2015. Takes
+    memory for every pixel of the image in every bin.
     """
     batch = op.Cast(op.Gather(n.rois, 0, axis=1), to=ir.DataType.INT64)
     pooled = n.attr("pooled_shape")
@@ -189,7 +131,7 @@ def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     places = op.merge_from(op.Gather(positions(op, n.X), batch, axis=0), 2)
     where = op.GatherElements(places, op.merge_from(first, 2), axis=2)
     some = op.ReduceMax(op.Cast(inside, to=ct.dtype), [4, 5], keepdims=0)
-    return scatter_to(op, op.Mul(ct, some), where, n.X)
+    return {"X": scatter_to(op, op.Mul(ct, some), where, n.X), "rois": None}
 
 
 def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir.Value:
@@ -208,3 +150,129 @@ def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir
     place = op.Cast(op.Range(0, op.Squeeze(op.dim(n.X, axis)), 1), to=first.dtype)
     after = op.GreaterOrEqual(place, op.Unsqueeze(low, [2]))
     return op.And(after, op.Less(place, op.Unsqueeze(high, [2])))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Where the samples of regions lie along one axis: `[regions, bins, samples]`.
+
+    Attributes:
+        place: of each sample, moved to the border if it is beyond.
+        counts: 1 for samples that the region has, else 0: regions have different numbers; `number` how many.
+        inside: 1 for those not more than a pixel away from the image, which weigh something, else 0.
+    """
+
+    place: Place
+    counts: ir.Value
+    number: ir.Value
+    inside: ir.Value
+
+
+@vjp("RoiAlign", wrt=("X", "rois"))
+def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Each bin is the mean of samples, interpolated between the pixels around them; He et al., "Mask R-CNN", 2017.
+
+    In mode `max`, it is the largest of the products of the pixels and their weights, as ONNX has it, and passes its
+    cotangent to that pixel, of several to the first one. The regions are taken for constants, as by torchvision.
+    """
+    rows, columns = _side(op, n, 0), _side(op, n, 1)
+    # From here on [regions, bins, samples, bins, samples], rows before columns, and then channels.
+    spread = ([3, 4], [1, 2])
+    places = [
+        Place(op.Unsqueeze(s.place.low, axes), op.Unsqueeze(s.place.weight, axes), s.place.size, s.place.last)
+        for s, axes in zip((rows, columns), spread, strict=True)
+    ]
+    counts, inside = (
+        op.Mul(op.Unsqueeze(down, [3, 4]), op.Unsqueeze(across, [1, 2]))
+        for down, across in ((rows.counts, columns.counts), (rows.inside, columns.inside))
+    )
+    area = op.Mul(rows.place.size, columns.place.size)
+    begin = op.Reshape(op.Mul(op.Cast(n.batch_indices, to=ir.DataType.INT64), area), [-1, 1, 1, 1, 1])
+    cell = corners(places)
+    indices = [op.Add(pixel(op, places, corner, zeros=False)[0], begin) for corner in cell]
+    kept = op.Mul(counts, inside)
+    factors = [op.Unsqueeze(product(op, [*weights(op, places, corner), kept]), [5]) for corner in cell]
+    pixels = op.Transpose(n.X, perm=[0, 2, 3, 1])
+    shape = op.Concat(op.Mul(op.dim(n.X, 0), area), op.dim(n.X, 1), axis=0)
+    last = op.Transpose(ct, perm=[0, 2, 3, 1])
+    if n.attr("mode") == "avg":
+        number = op.Max(op.Mul(rows.number, columns.number), 1.0)
+        share = op.Unsqueeze(op.Div(last, op.Reshape(number, [-1, 1, 1, 1])), [2, 4])
+        updates = op.Concat(*(op.Mul(share, factor) for factor in factors), axis=0)
+        total = scatter_nd(op, shape, op.Unsqueeze(op.Concat(*indices, axis=0), [5]), updates)
+    else:
+        image = op.Reshape(pixels, shape, allowzero=1)
+        total = _to_largest(op, last, image, indices, factors, op.Unsqueeze(counts, [5]))
+    back = op.Reshape(total, op.Shape(pixels), allowzero=1)
+    return {"X": op.Transpose(back, perm=[0, 3, 1, 2]), "rois": None}
+
+
+def _side(op: Emitter, n: NodeView, axis: int) -> _Side:
+    """Locates the samples of regions along the rows (axis 0) or the columns of the image."""
+    half = n.attr("coordinate_transformation_mode") == "half_pixel"
+    bins, ratio = n.attr(("output_height", "output_width")[axis]), n.attr("sampling_ratio")
+    begin, end = (
+        op.Sub(op.Mul(op.Gather(n.rois, [column], axis=1), n.attr("spatial_scale")), 0.5 if half else 0.0)
+        for column in (1 - axis, 3 - axis)
+    )
+    extent = op.Sub(end, begin)  # [regions, 1]
+    size = op.Div(extent if half else op.Max(extent, 1.0), float(bins))
+    like = op.Mul(size, 0.0)
+    number = op.Add(like, float(ratio)) if ratio else op.Ceil(size)
+    if ratio:
+        most = op.const(ratio)
+    else:  # as many as the largest region has, and one where there is none
+        some = op.ReduceMax(
+            op.Concat(op.Reshape(number, [-1]), op.const([1.0], like=number), axis=0), keepdims=0
+        )
+        most = op.Cast(some, to=ir.DataType.INT64)
+    sample = op.Cast(op.Range(0, most, 1), to=number.dtype)
+    step = op.Div(size, op.Max(number, 1.0))
+    first = op.Add(begin, op.Mul(size, op.const(np.arange(bins), like=size)))  # [regions, bins]
+    within = op.Mul(op.Add(sample, 0.5), step)  # [regions, samples]
+    where = op.Add(op.Unsqueeze(first, [2]), op.Unsqueeze(within, [1]))
+    count = op.dim(n.X, 2 + axis)
+    pixels = op.Cast(count, to=where.dtype)
+    near = op.And(op.GreaterOrEqual(where, -1.0), op.LessOrEqual(where, pixels))
+    place = place_at(op, op.Min(op.Max(where, 0.0), op.Sub(pixels, 1.0)), count)
+    counts = op.Unsqueeze(op.Cast(op.Less(sample, number), to=where.dtype), [1])
+    return _Side(place, counts, number, op.Cast(near, to=where.dtype))
+
+
+def _to_largest(
+    op: Emitter,
+    ct: ir.Value,
+    image: ir.Value,
+    indices: Sequence[ir.Value],
+    factors: Sequence[ir.Value],
+    counts: ir.Value,
+) -> ir.Value:
+    """Adds the cotangents of bins to the pixels of the largest products.
+
+    Args:
+        op: emitter.
+        ct: `[regions, rows, columns, channels]`.
+        image: its pixels, `[pixels, channels]`.
+        indices: of a pixel for each sample, `[regions, rows, samples, columns, samples]`, for each corner.
+        factors: their weights, `[regions, rows, samples, columns, samples, 1]`.
+        counts: which samples there are, likewise.
+    """
+
+    def together(values: Sequence[ir.Value]) -> ir.Value:
+        """`[regions, rows, columns, channels, corners * samples * samples]`."""
+        stack = op.Concat(*(op.Unsqueeze(value, [6]) for value in values), axis=6)
+        return op.merge_from(op.Transpose(stack, perm=[0, 1, 3, 5, 2, 4, 6]), 4)
+
+    values = [
+        op.Where(op.Greater(counts, 0.0), op.Mul(op.Gather(image, index, axis=0), factor), -np.inf)
+        for index, factor in zip(indices, factors, strict=True)
+    ]
+    found = together(values)
+    first = op.ArgMax(found, axis=4, keepdims=1)
+    weight, place = (
+        op.Squeeze(op.GatherElements(op.Expand(together(each), op.Shape(found)), first, axis=4), [4])
+        for each in (factors, [op.Unsqueeze(index, [5]) for index in indices])
+    )
+    channels = op.dim(image, 1)
+    where = op.Add(op.Mul(place, channels), op.Range(0, op.Reshape(channels, []), 1))
+    return scatter_to(op, op.Mul(ct, weight), where, image)

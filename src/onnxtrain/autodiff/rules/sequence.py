@@ -19,5 +19,8 @@ not_yet(
     "apart; this one's positions or sizes depend on the run: make them constant, or use Split and Concat",
 )
 not_yet(
-    "Optional", "OptionalGetElement", reason="cotangents are tensors, not optionals; export the model without"
+    "Optional",
+    "OptionalGetElement",
+    reason="cotangents are tensors, not optionals. Optionals whose element is known when the model is built are taken "
+    "away; this one comes from an input or a branch: give the tensor itself",
 )

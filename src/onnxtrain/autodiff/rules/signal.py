@@ -1,10 +1,127 @@
-"""Signal processing."""
+"""Signal processing: Fourier transforms of `[..., length, ..., 1 or 2]`, real and imaginary parts last."""
 
 from __future__ import annotations
 
-from onnxtrain.autodiff._registry import nondifferentiable, not_yet
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import Cotangents, nondifferentiable, vjp
+from onnxtrain.autodiff.rules._scatter import scatter_nd
+from onnxtrain.emitter import Emitter, static_dims
 
 nondifferentiable(
     "BlackmanWindow", "HammingWindow", "HannWindow", "MelWeightMatrix", reason="a table for an integer size"
 )
-not_yet("DFT", "STFT", reason="export the transform as a MatMul with the Fourier matrix instead")
+
+
+@vjp("DFT", wrt=("input",))
+def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Adjoint of y_k = sum_n w^kn x_n, w = exp(-2πi/L): the same with w^-kn, for which parts change their sign.
+
+    The adjoint of the inverse transform is the transform / L; where that makes real numbers of half a spectrum, all
+    but the first and the middle of these count twice. What padding or cutting to `dft_length` added or took has no
+    cotangent, nor has the imaginary part of a real input.
+    """
+    if not n.attr("inverse"):
+        length = _size(op, n, n.input) if n.dft_length is None else op.Reshape(n.dft_length, [1])
+        along = op.Cast(_is_axis(op, n), to=ir.DataType.INT64) if n.attr("onesided") else None
+        found = _transform_adjoint(op, ct, length, _axis(op, n), along)
+    else:
+        length = _size(op, n, n.out.output)
+        found = op.DFT(ct, None, _axis(op, n), onesided=n.attr("onesided"))
+        found = op.Div(found, op.Cast(length, to=ct.dtype))
+        if n.attr("onesided"):
+            found = op.Mul(found, _counts_in_spectrum(op, n, length, ct))
+    return _fitted(op, n, found)
+
+
+def _transform_adjoint(
+    op: Emitter, ct: ir.Value, length: ir.Value, axis: ir.Value, along: ir.Value | None
+) -> ir.Value:
+    """Returns the adjoint of a transform.
+
+    Args:
+        op: emitter.
+        ct: cotangent of the numbers that the transform gave.
+        length: of the transform, int64 [1].
+        axis: of the transform, int64.
+        along: where it gave half a spectrum, 1 for its axis and 0 for others, int64 [rank].
+    """
+    if along is not None:
+        # By Pad: with `dft_length`, shape inference gives what is symbolic the size that it had before.
+        rest = op.Sub(length, op.Add(op.Div(length, [2]), [1]))
+        ct = op.Pad(ct, op.Concat(op.Mul(along, [0]), op.Mul(along, rest), axis=0))
+    # Not L times the inverse transform: in float64 ONNX Runtime (1.32) divides by a float32 length.
+    signs = op.const([1.0, -1.0], like=ct)
+    return op.Mul(op.DFT(op.Mul(ct, signs), None, axis), signs)
+
+
+def _counts_in_spectrum(op: Emitter, n: NodeView, length: ir.Value, like: ir.Value) -> ir.Value:
+    """How often each number of half a spectrum is in the whole one, along the axis of the transform."""
+    half = op.Div(length, [2])
+    place = op.Range(0, op.Reshape(op.Add(half, [1]), []), 1)
+    alone = op.Or(op.Equal(place, [0]), op.Equal(op.Mul(place, [2]), length))
+    counts = op.Where(alone, op.const(1.0, like=like), op.const(2.0, like=like))
+    return op.Reshape(counts, op.Where(_is_axis(op, n), [-1], [1]))
+
+
+def _size(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+    """Returns the size of a value along the axis of the transform, int64 [1]."""
+    known = n.constant(_axis(op, n))
+    if known is not None:
+        return op.dim(value, int(known))
+    return op.Gather(op.shape_of(value), op.Reshape(_axis(op, n), [1]))
+
+
+def _axis(op: Emitter, n: NodeView) -> ir.Value:
+    """The axis of the transform: ONNX Runtime (1.32) ends the process where an empty name stands for its default."""
+    given = n.inputs[2] if len(n.inputs) > 2 else None
+    return op.const(-2) if given is None else given
+
+
+def _is_axis(op: Emitter, n: NodeView) -> ir.Value:
+    """Which of the axes of the input is that of the transform: bool [rank]."""
+    rank = op.Size(op.shape_of(n.input))
+    return op.Equal(op.Range(0, rank, 1), op.Mod(_axis(op, n), rank))
+
+
+def _fitted(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+    """Returns `value` cut, and padded with zeros, to the shape of the input."""
+    dims = static_dims(n.input)
+    complex_input = dims is not None and dims[-1] == 2
+    if n.dft_length is None and complex_input:
+        return value
+    if n.dft_length is None and dims is not None:
+        return op.Slice(value, [0], [1], [-1])
+    target = op.shape_of(n.input)
+    starts = op.Mul(target, [0])
+    cut = op.Slice(value, starts, target)
+    missing = op.Sub(target, op.Shape(cut))
+    return op.Pad(cut, op.Concat(starts, missing, axis=0))
+
+
+@vjp("STFT", wrt=("signal", "window"))
+def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Transforms of frames of the signal times the window; what frames have in common adds up."""
+    if n.window is not None:
+        length = op.dim(n.window, 0)
+    else:
+        length = op.dim(n.signal, 1) if n.frame_length is None else op.Reshape(n.frame_length, [1])
+    along = op.const([0, 0, 1, 0]) if n.attr("onesided") else None
+    frames = _transform_adjoint(op, ct, length, op.const(-2), along)  # [batch, frames, length, 2]
+    frames = op.Slice(
+        frames, [0], op.dim(n.signal, 2), [3]
+    )  # without imaginary parts where the signal is real
+    first = op.Mul(op.Range(0, op.Reshape(op.dim(ct, 1), []), 1), op.Cast(n.frame_step, to=ir.DataType.INT64))
+    places = op.Add(op.Unsqueeze(first, [1]), op.Range(0, op.Reshape(length, []), 1))  # [frames, length]
+    ct_signal = ct_window = None
+    if n.needs("signal"):
+        weighted = frames if n.window is None else op.Mul(frames, op.Unsqueeze(n.window, [1]))
+        shape = op.Concat(op.dim(n.signal, 1), op.dim(n.signal, 0), op.dim(n.signal, 2), axis=0)
+        updates = op.Transpose(weighted, perm=[1, 2, 0, 3])
+        total = scatter_nd(op, shape, op.Unsqueeze(places, [2]), updates)
+        ct_signal = op.Transpose(total, perm=[1, 0, 2])
+    if n.needs("window"):
+        read = op.Gather(n.signal, places, axis=1)
+        ct_window = op.ReduceSum(op.Mul(frames, read), [0, 1, 3], keepdims=0)
+    return ct_signal, ct_window

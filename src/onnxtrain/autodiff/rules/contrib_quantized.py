@@ -1,0 +1,200 @@
+"""Ops whose inputs or results are quantized, as what they are made of: what dequantizes, computes and quantizes again.
+
+Gradients pass what rounds where asked (`straight_through=True`); the weights are integers and stay. Kernels multiply
+integers and round once, as these do: the two can differ by one step of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import defbody, not_yet
+from onnxtrain.autodiff.rules._contrib import CONV, MS, refused
+from onnxtrain.autodiff.rules.contrib_attention import attention_of
+from onnxtrain.emitter import Emitter
+
+not_yet(
+    "DynamicQuantizeLSTM",
+    "QEmbedLayerNormalization",
+    reason="its product is one of integers; train the model before it is quantized",
+    domain=MS,
+)
+
+
+def _real(
+    op: Emitter, q: ir.Value, scale: ir.Value, zero: ir.Value | None = None, axis: int | None = None
+) -> ir.Value:
+    """The numbers that integers stand for; `axis` is what a scale for each entry of an axis belongs to."""
+    return op.DequantizeLinear(q, scale, *([zero] if zero is not None else []), axis=axis)
+
+
+def _quantized(op: Emitter, y: ir.Value, scale: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
+    """Integers of the dtype of the zero point, or where that is left out, of `like`."""
+    return op.QuantizeLinear(y, scale, zero if zero is not None else op.CastLike(op.const(0), like))
+
+
+@defbody("QuantizeLinear", MS, "x y_scale y_zero_point", "y", axis=None)
+def quantize_linear(op: Emitter, n: NodeView) -> ir.Value:
+    """As the standard op."""
+    zero = [n.y_zero_point] if n.y_zero_point is not None else []
+    return op.QuantizeLinear(n.x, n.y_scale, *zero, axis=n.attr("axis"))
+
+
+@defbody("DequantizeLinear", MS, "x x_scale x_zero_point", "y", axis=None)
+def dequantize_linear(op: Emitter, n: NodeView) -> ir.Value:
+    """As the standard op."""
+    return _real(op, n.x, n.x_scale, n.x_zero_point, n.attr("axis"))
+
+
+@defbody("QLinearMatMul", "", "a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point", "y")
+def qlinear_matmul(op: Emitter, n: NodeView) -> ir.Value:
+    """A product, with a scale for each row of a and column of b or for all."""
+    a = _real(op, n.a, n.a_scale, n.a_zero_point, -2)
+    y = op.MatMul(a, _real(op, n.b, n.b_scale, n.b_zero_point, -1))
+    return _quantized(op, y, n.y_scale, n.y_zero_point, n.a)
+
+
+_QCONV = "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B"
+
+
+@defbody("QLinearConv", "", _QCONV, "y", **CONV)
+def qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
+    """See :func:`_qlinear_conv`."""
+    return _qlinear_conv(op, n)
+
+
+def _qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
+    """A Conv, with a scale for each output channel or for all; that of the bias is their product with that of x."""
+    x = _real(op, n.x, n.x_scale, n.x_zero_point)
+    w = _real(op, n.w, n.w_scale, n.w_zero_point, 0)
+    bias = [] if n.B is None else [_times(op, n.B, n.x_scale, n.w_scale)]
+    y = op.Conv(x, w, *bias, **{name: n.attr(name) for name in CONV})
+    return _quantized(op, y, n.y_scale, n.y_zero_point, n.x)
+
+
+def _times(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
+    value = op.Cast(integers, to=ir.DataType.FLOAT)
+    for scale in scales:
+        value = op.Mul(value, scale)
+    return value
+
+
+@defbody("QLinearConv", MS, _QCONV, "y", channels_last=0, **CONV)
+def contrib_qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
+    """As the standard op."""
+    if n.attr("channels_last"):
+        raise refused(n, "channels that are last")
+    return _qlinear_conv(op, n)
+
+
+@defbody("DynamicQuantizeMatMul", MS, "A B b_scale b_zero_point bias", "Y")
+def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
+    """A product, for which A is quantized over its own range."""
+    q, scale, zero = op.DynamicQuantizeLinear(n.A, _outputs=3)
+    a = _real(op, q, scale, zero)
+    y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
+    return y if n.bias is None else op.Add(y, n.bias)
+
+
+@defbody("MatMulIntegerToFloat", MS, "A B a_scale b_scale a_zero_point b_zero_point bias", "Y")
+def matmul_integer_to_float(op: Emitter, n: NodeView) -> ir.Value:
+    """A product of quantized numbers."""
+    a = _real(op, n.A, n.a_scale, n.a_zero_point, -1)
+    y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
+    return y if n.bias is None else op.Add(y, n.bias)
+
+
+@defbody(
+    "QGemm", MS, "A a_scale a_zero_point B b_scale b_zero_point C y_scale y_zero_point", "Y",
+    alpha=1.0, transA=0, transB=0,
+)  # fmt: skip
+def qgemm(op: Emitter, n: NodeView) -> ir.Value:
+    """A Gemm; the scale of C is the product of the others and alpha."""
+    a = _real(op, n.A, n.a_scale, n.a_zero_point)
+    b = _real(op, n.B, n.b_scale, n.b_zero_point, 0 if n.attr("transB") else 1)
+    y = op.Gemm(a, b, **{name: n.attr(name) for name in ("alpha", "transA", "transB")})
+    if n.C is not None:
+        y = op.Add(y, op.Mul(_times(op, n.C, n.a_scale, n.b_scale), n.attr("alpha")))
+    return y if n.y_scale is None else _quantized(op, y, n.y_scale, n.y_zero_point, n.A)
+
+
+def _unary(
+    name: str, compute: Callable[[Emitter, NodeView, ir.Value], ir.Value], **attributes: object
+) -> None:
+    @defbody(name, MS, "X X_scale X_zero_point Y_scale Y_zero_point", "Y", **attributes)
+    def body(op: Emitter, n: NodeView) -> ir.Value:
+        y = compute(op, n, _real(op, n.X, n.X_scale, n.X_zero_point))
+        return _quantized(op, y, n.Y_scale, n.Y_zero_point, n.X)
+
+
+def _softmax(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
+    axis = n.attr("axis")
+    if n.attr("opset") is not None and n.attr("opset") < 13 and axis not in (-1, n.rank(n.X) - 1):
+        raise refused(n, "softmax over several axes")
+    y: ir.Value = op.Softmax(x, axis=axis)
+    return y
+
+
+def _average_pool(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
+    if n.attr("channels_last"):
+        raise refused(n, "channels that are last")
+    y: ir.Value = op.AveragePool(x, **{name: n.attr(name) for name in _POOL})
+    return y
+
+
+def _global_average_pool(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
+    if n.attr("channels_last"):
+        raise refused(n, "channels that are last")
+    return op.GlobalAveragePool(x)
+
+
+_POOL = {
+    "auto_pad": "NOTSET",
+    "ceil_mode": 0,
+    "count_include_pad": 0,
+    "kernel_shape": None,
+    "pads": None,
+    "strides": None,
+}
+_unary("QLinearSigmoid", lambda op, n, x: op.Sigmoid(x))
+_unary("QLinearLeakyRelu", lambda op, n, x: op.LeakyRelu(x, alpha=n.attr("alpha")), alpha=0.01)
+_unary("QLinearSoftmax", _softmax, axis=-1, opset=None)
+_unary("QLinearAveragePool", _average_pool, channels_last=0, **_POOL)
+_unary("QLinearGlobalAveragePool", _global_average_pool, channels_last=0)
+
+
+def _binary(name: str) -> None:
+    @defbody(name, MS, "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C")
+    def body(op: Emitter, n: NodeView) -> ir.Value:
+        a, b = _real(op, n.A, n.A_scale, n.A_zero_point), _real(op, n.B, n.B_scale, n.B_zero_point)
+        y = op.emit(name.removeprefix("QLinear"), a, b)
+        return _quantized(op, y, n.C_scale, n.C_zero_point, n.A)
+
+
+_binary("QLinearAdd")
+_binary("QLinearMul")
+
+
+@defbody("QLinearConcat", MS, "Y_scale Y_zero_point inputs", "Y", axis=None)
+def qlinear_concat(op: Emitter, n: NodeView) -> ir.Value:
+    """A Concat of inputs that each come with a scale and a zero point."""
+    given = n.inputs[2:]
+    parts = [op.DequantizeLinear(*given[k : k + 3]) for k in range(0, len(given), 3)]
+    return op.QuantizeLinear(op.Concat(*parts, axis=n.attr("axis")), n.Y_scale, n.Y_zero_point)
+
+
+@defbody(
+    "QAttention", MS,
+    "input weight bias input_scale weight_scale mask_index input_zero_point weight_zero_point past", "output present",
+    do_rotary=0, mask_filter_value=-10000.0, num_heads=None, past_present_share_buffer=0, scale=None, unidirectional=0,
+)  # fmt: skip
+def qattention(op: Emitter, n: NodeView) -> ir.Value:
+    """Attention of an input and weights that are quantized."""
+    if n.past is not None or n.attr("do_rotary"):
+        raise refused(n, "a cache or rotary embeddings")
+    x = _real(op, n.input, n.input_scale, n.input_zero_point)
+    weights = _real(op, n.weight, n.weight_scale, n.weight_zero_point, -1)
+    return attention_of(op, n, op.Add(op.MatMul(x, weights), n.bias), [])

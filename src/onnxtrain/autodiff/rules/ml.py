@@ -1,0 +1,164 @@
+"""Ops of ai.onnx.ml through which a gradient passes to their input: as scikit-learn's converters write them.
+
+Their parameters are attributes, which nothing trains. All give float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView, Signature
+from onnxtrain.autodiff._registry import defbody, nondifferentiable, vjp
+from onnxtrain.autodiff.rules._contrib import refused
+from onnxtrain.emitter import Emitter
+
+_ML = "ai.onnx.ml"
+
+nondifferentiable(
+    *(
+        "Binarizer",
+        "CategoryMapper",
+        "DictVectorizer",
+        "LabelEncoder",
+        "OneHotEncoder",
+    ),
+    reason="it looks up or compares: its derivative is zero, or its input no number",
+    domain=_ML,
+)
+nondifferentiable(
+    *("TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor"),
+    reason="trees are piecewise constant: their derivative is zero almost everywhere",
+    domain=_ML,
+)
+
+
+@defbody("Scaler", _ML, "X", "Y", offset=None, scale=None)
+def scaler(op: Emitter, n: NodeView) -> ir.Value:
+    """(X - offset) · scale, for each feature or for all."""
+    x = _float(op, n.X)
+    offset, scale = (
+        np.asarray(n.attr(name) or [default]) for name, default in (("offset", 0.0), ("scale", 1.0))
+    )
+    return op.Mul(op.Sub(x, op.const(offset, like=x)), op.const(scale, like=x))
+
+
+@defbody("Normalizer", _ML, "X", "Y", norm="MAX")
+def normalizer(op: Emitter, n: NodeView) -> ir.Value:
+    """X / norm of each row; rows whose norm is zero stay."""
+    x, kind = _float(op, n.X), _text(n, "norm")
+    reduce = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[kind]
+    norm = reduce(x, [-1], keepdims=1)
+    return op.Div(x, op.Where(op.Equal(norm, 0.0), op.const(1.0, like=x), norm))
+
+
+@defbody(
+    "Imputer", _ML, "X", "Y",
+    imputed_value_floats=None, imputed_value_int64s=None, replaced_value_float=0.0, replaced_value_int64=0,
+)  # fmt: skip
+def imputer(op: Emitter, n: NodeView) -> ir.Value:
+    """X, with numbers in the place of those that are missing."""
+    missing = n.attr("replaced_value_float")
+    found = op.IsNaN(n.X) if np.isnan(missing) else op.Equal(n.X, missing)
+    return op.Where(found, op.const(np.asarray(n.attr("imputed_value_floats")), like=n.X), n.X)
+
+
+@defbody("FeatureVectorizer", _ML, "X", "Y", inputdimensions=None)
+def feature_vectorizer(op: Emitter, n: NodeView) -> ir.Value:
+    """All inputs beside each other."""
+    return op.Concat(*(_float(op, value) for value in n.inputs if value is not None), axis=-1)
+
+
+@defbody("ArrayFeatureExtractor", _ML, "X Y", "Z")
+def array_feature_extractor(op: Emitter, n: NodeView) -> ir.Value:
+    """Chosen features; of a vector, a row of them."""
+    chosen = op.Gather(n.X, op.Reshape(n.Y, [-1]), axis=-1)
+    return op.Unsqueeze(chosen, [0]) if n.rank(n.X) == 1 else chosen
+
+
+@defbody(
+    "LinearRegressor", _ML, "X", "Y", coefficients=None, intercepts=None, post_transform="NONE", targets=1
+)
+def linear_regressor(op: Emitter, n: NodeView) -> ir.Value:
+    """X · coefficientsᵀ + intercepts."""
+    y = _linear(op, n, n.attr("targets"))
+    return _transformed(op, n, y)
+
+
+def _linear(op: Emitter, n: NodeView, rows: int) -> ir.Value:
+    weight = np.asarray(n.attr("coefficients"), np.float32).reshape(rows, -1).T
+    y = op.MatMul(_float(op, n.X), op.const(weight))
+    given = n.attr("intercepts")
+    return op.Add(y, op.const(np.asarray(given, np.float32))) if given else y
+
+
+def _transformed(op: Emitter, n: NodeView, y: ir.Value) -> ir.Value:
+    kind = _text(n, "post_transform")
+    if kind == "SOFTMAX":
+        return op.Softmax(y, axis=-1)
+    if kind == "LOGISTIC":
+        return op.Sigmoid(y)
+    if kind != "NONE":
+        raise refused(n, f"scores transformed by {kind}")
+    return y
+
+
+def _class_rows(n: NodeView) -> int:
+    """The number of classes, as many as there are rows of coefficients."""
+    labels = len(n.attr("classlabels_ints") or n.attr("classlabels_strings") or [])
+    rows = len(n.attr("intercepts") or []) or labels
+    if rows != labels or rows < 2:
+        raise refused(n, f"{labels} classes from {rows} rows of coefficients")
+    return rows
+
+
+def _scores(op: Emitter, n: NodeView) -> ir.Value:
+    return _transformed(op, n, _linear(op, n, _class_rows(n)))
+
+
+def _classifier_shapes(op: Emitter, n: NodeView) -> list[ir.Value]:
+    labels = ir.DataType.INT64 if n.attr("classlabels_ints") else ir.DataType.STRING
+    scores = _scores(op, n)
+    return [op.Cast(op.ArgMax(scores, axis=-1, keepdims=0), to=labels), scores]
+
+
+@vjp(
+    "LinearClassifier",
+    wrt=("X",),
+    outputs=("Z",),
+    domain=_ML,
+    signature=Signature(
+        ("X",),
+        ("Y", "Z"),
+        attributes={
+            "classlabels_ints": None,
+            "classlabels_strings": None,
+            "coefficients": None,
+            "intercepts": None,
+            "multi_class": 0,
+            "post_transform": "NONE",
+        },
+    ),
+    shapes=_classifier_shapes,
+)
+def linear_classifier(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """Scores Z = transform(X · coefficientsᵀ + intercepts); the labels have none."""
+    rows, kind = _class_rows(n), _text(n, "post_transform")
+    if kind == "SOFTMAX":
+        ct = op.Mul(op.Sub(ct, op.ReduceSum(op.Mul(ct, n.out.Z), [-1], keepdims=1)), n.out.Z)
+    elif kind == "LOGISTIC":
+        ct = op.Mul(ct, op.Mul(n.out.Z, op.Sub(1.0, n.out.Z)))
+    elif kind != "NONE":
+        raise refused(n, f"scores transformed by {kind}")
+    weight = np.asarray(n.attr("coefficients"), np.float32).reshape(rows, -1)
+    found = op.MatMul(ct, op.const(weight))
+    return found if n.X.dtype in (None, ir.DataType.FLOAT) else op.Cast(found, to=n.X.dtype)
+
+
+def _float(op: Emitter, x: ir.Value) -> ir.Value:
+    return x if x.dtype in (None, ir.DataType.FLOAT) else op.Cast(x, to=ir.DataType.FLOAT)
+
+
+def _text(n: NodeView, name: str) -> str:
+    value = n.attr(name)
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,143 @@
+"""Every kernel beside its body on random shapes and attributes: what the other modules check, on cases they don't name.
+
+`ONNXTRAIN_KERNEL_CASES` is the number of cases; `ONNXTRAIN_KERNEL_SEED` the first one's seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import (
+    against_body,
+    test_activations,
+    test_batch_norm,
+    test_convolutions,
+    test_indexing,
+    test_losses,
+    test_norms,
+    test_optimizers,
+    test_recurrent,
+)
+from kernels.against_body import needs_kernels
+
+pytestmark = needs_kernels
+
+CASES = int(os.environ.get("ONNXTRAIN_KERNEL_CASES", "60"))
+SEED = int(os.environ.get("ONNXTRAIN_KERNEL_SEED", "0"))
+Arguments = tuple[Any, ...]
+
+
+def sizes(rng: np.random.Generator, least: int, most: int, *, empty: bool = False) -> list[int]:
+    """A shape of `least` to `most` axes and at most some 20,000 elements; with `empty` an axis may be 0."""
+    rank = int(rng.integers(least, most + 1))
+    limits = rng.choice([1, 2, 5, 19, 70], rank, p=[0.1, 0.2, 0.3, 0.25, 0.15])
+    shape = [int(rng.integers(1, limit + 1)) for limit in limits]
+    while np.prod(shape) > 20_000:
+        shape[int(np.argmax(shape))] //= 2
+    if empty and shape and rng.random() < 0.05:
+        shape[int(rng.integers(rank))] = 0
+    return shape
+
+
+def _along_an_axis(rng: np.random.Generator) -> Arguments:
+    shape = sizes(rng, 1, 4, empty=True)
+    if 0 in shape:  # not the axis itself: of nothing there is no softmax
+        shape.append(1 + len(shape))
+        return _softmax(rng), shape, -1
+    return _softmax(rng), shape, int(rng.integers(-len(shape), len(shape)))
+
+
+def _softmax(rng: np.random.Generator) -> str:
+    return str(rng.choice(["SoftmaxGradient", "LogSoftmaxGradient"]))
+
+
+def _series(rng: np.random.Generator) -> list[int]:
+    """Batch, at least two steps in time, perhaps further axes, channels."""
+    first, *rest = sizes(rng, 3, 4)
+    return [first, rest[0] + 1, *rest[1:]]
+
+
+def _rows(rng: np.random.Generator) -> Arguments:
+    *axes, width = sizes(rng, 2, 4, empty=True)
+    return ([*axes, max(width, 1)],)
+
+
+def _groups(rng: np.random.Generator) -> Arguments:
+    batch, *axes = sizes(rng, 2, 4)
+    return [batch, 6, *axes], int(rng.choice([0, 1, 2, 3]))
+
+
+def _classes(rng: np.random.Generator) -> Arguments:
+    batch, classes, *axes = sizes(rng, 2, 4, empty=True)
+    if axes:  # the reference evaluator takes no more
+        classes = min(classes, 60)
+    return ([batch, max(classes, 1), *axes],)
+
+
+def _embedding(rng: np.random.Generator) -> Arguments:
+    rows, *axes = sizes(rng, 1, 3, empty=True)
+    return [max(rows, 1), *axes], tuple(sizes(rng, 0, 3, empty=True))
+
+
+def _direction_and_sizes(rng: np.random.Generator) -> Arguments:
+    return str(rng.choice(["", "Reverse"])), rng.integers(1, 40, 4).tolist()
+
+
+def _convolution(seed: int) -> None:
+    test_convolutions.check(test_convolutions._random_geometry(np.random.default_rng(seed)), seed)
+
+
+CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Arguments]]] = [
+    (
+        test_activations.test_pointwise_gradient,
+        lambda rng: (str(rng.choice(test_activations.POINTWISE)), sizes(rng, 0, 4, empty=True)),
+    ),
+    (test_activations.test_gradient_along_an_axis, _along_an_axis),
+    (test_batch_norm.test_against_bodies, lambda rng: (_with_two(sizes(rng, 2, 5)),)),
+    (_convolution, lambda rng: (int(rng.integers(1 << 40)),)),
+    (test_indexing.test_embedding_gradient, _embedding),
+    (test_losses.test_cross_entropy_gradient, _classes),
+    (test_norms.test_layer_normalization_gradient, _rows),
+    (test_norms.test_rms_normalization, _rows),
+    (test_norms.test_floored_rms_normalization, _rows),
+    (test_norms.test_group_normalization_gradient, _groups),
+    (test_norms.test_reversible_instance_normalization, lambda rng: (_series(rng),)),
+    (
+        test_optimizers.test_step,
+        lambda rng: (str(rng.choice(test_optimizers.NATIVE)), tuple(sizes(rng, 0, 4, empty=True))),
+    ),
+    *(
+        (check, _direction_and_sizes)
+        for check in (
+            test_recurrent.test_lstm,
+            test_recurrent.test_lstm_gradient,
+            test_recurrent.test_gru,
+            test_recurrent.test_gru_gradient,
+            test_recurrent.test_weight_gradient,
+        )
+    ),
+]
+
+
+def _with_two(shape: list[int]) -> list[int]:
+    """The shape with a second sample: a channel of one value has no deviation."""
+    return [shape[0] + 1, *shape[1:]]
+
+
+def test_random_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Of thousands of sums some cancel; an error in a kernel is larger by far.
+    monkeypatch.setattr(against_body, "ROUNDING", 1e-5)
+    for seed in range(SEED, SEED + CASES):
+        rng = np.random.default_rng([seed, 20])
+        check, draw = CHECKS[seed % len(CHECKS)]
+        arguments = draw(rng)
+        try:
+            check(*arguments)
+        except Exception as error:
+            error.add_note(f"seed {seed}: {check.__name__}{arguments}")
+            raise

@@ -17,6 +17,7 @@ PAGES = [
     "docs/fine-tuning.md",
     "docs/data.md",
     "docs/callbacks.md",
+    "docs/derivatives.md",
     "docs/ortmodule.md",
     "docs/layer-norms.md",
 ]

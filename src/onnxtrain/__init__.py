@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from onnxtrain.autodiff import differentiate
     from onnxtrain.dynamic_batch import make_batch_dynamic
     from onnxtrain.errors import OnnxTrainError
+    from onnxtrain.functional import hessian_vector_product, jvp, per_sample_gradients, vjp
     from onnxtrain.gradient_check import check_gradients
     from onnxtrain.surgery import replace_head, restore_dropout
     from onnxtrain.trainer import (
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Trainer,
         WandbLogger,
     )
+    from onnxtrain.training_ops import lower_training_ops
 
 __version__ = "0.1.0"
 
@@ -52,9 +54,14 @@ __all__ = [
     "check_gradients",
     "differentiate",
     "generate_artifacts",
+    "hessian_vector_product",
+    "jvp",
+    "lower_training_ops",
     "make_batch_dynamic",
+    "per_sample_gradients",
     "replace_head",
     "restore_dropout",
+    "vjp",
 ]
 
 _HOME = {
@@ -77,9 +84,14 @@ _HOME = {
     "check_gradients": "gradient_check",
     "differentiate": "autodiff",
     "generate_artifacts": "artifacts",
+    "hessian_vector_product": "functional",
+    "jvp": "functional",
+    "lower_training_ops": "training_ops",
     "make_batch_dynamic": "dynamic_batch",
+    "per_sample_gradients": "functional",
     "replace_head": "surgery",
     "restore_dropout": "surgery",
+    "vjp": "functional",
 }
 
 

@@ -189,7 +189,7 @@ def test_missing_attribute_says_whose() -> None:
 
 def test_dir_has_the_original_s_names_and_its_own() -> None:
     net = Custom()
-    assert {*dir(ORTModule(net))} == {*dir(net), "module", "report"}
+    assert {*dir(ORTModule(net))} == {*dir(net), "module", "report", "export_training_graph"}
 
 
 def test_repr_shows_that_it_is_wrapped() -> None:

@@ -227,6 +227,15 @@ def test_no_standard_opset():
         load_model(proto)
 
 
+def test_model_without_standard_ops_need_not_import_them():
+    proto = build(
+        [helper.make_node("Op", ["x"], ["y"], domain="com.example")], [info("x", [1])], [info("y", [1])]
+    )
+    del proto.opset_import[:]
+    proto.opset_import.add(domain="com.example", version=1)
+    assert load_model(proto).graph.opset_imports == {"com.example": 1, "": 21}
+
+
 def test_empty_graph():
     with pytest.raises(ModelLoadError, match="its graph has no nodes"):
         load_model(build([], [info("x", [1])], [info("x", [1])]))

@@ -3,9 +3,18 @@
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from . import rules as _rules  # registers every rule
-from ._activity import active_values
+from ._activity import active_values, reads
 from ._coverage import OpCoverage, coverage, coverage_of
-from ._differentiate import add_gradients, append_outputs, differentiate, expand_path
+from ._differentiate import (
+    add_gradients,
+    append_outputs,
+    check_names,
+    check_scalar,
+    differentiable_values,
+    differentiate,
+    expand_path,
+    find_values,
+)
 from ._driver import pull_back
 from ._node import NodeView, Signature
 from ._registry import defbody, defvjp, local_rules, nondifferentiable, not_yet, vjp
@@ -18,16 +27,21 @@ __all__ = [
     "active_values",
     "add_gradients",
     "append_outputs",
+    "check_names",
+    "check_scalar",
     "coverage",
     "coverage_of",
     "defbody",
     "defvjp",
+    "differentiable_values",
     "differentiate",
     "expand_path",
+    "find_values",
     "local_rules",
     "nondifferentiable",
     "not_yet",
     "pull_back",
+    "reads",
     "straight_through_rules",
     "vjp",
 ]

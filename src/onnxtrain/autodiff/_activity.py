@@ -11,7 +11,7 @@ from onnxtrain.passes import BODIES, is_stop_gradient
 
 from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, rule_for
 
-__all__ = ["active_values", "captured_values", "is_differentiable_dtype", "path_to_leaf"]
+__all__ = ["active_values", "captured_values", "is_differentiable_dtype", "path_to_leaf", "reads"]
 
 
 def is_differentiable_dtype(value: ir.Value) -> bool:
@@ -49,7 +49,7 @@ def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Valu
         if not (isinstance(rule_for(node), NonDifferentiable) or is_stop_gradient(node))
     ]
     for node in passing:
-        if any(value in dependent for value in _reads(node)):
+        if any(value in dependent for value in reads(node)):
             moved = {value.dtype for value in node.inputs if value in dependent}
             dependent.update(
                 value for value in node.outputs if _carries_gradient(value) or value.dtype in moved
@@ -57,7 +57,7 @@ def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Valu
     reaching = set(of)
     for node in reversed(passing):
         if any(value in reaching for value in node.outputs):
-            reaching.update(value for value in _reads(node) if value in dependent)
+            reaching.update(value for value in reads(node) if value in dependent)
     return dependent & reaching
 
 
@@ -73,21 +73,22 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
 def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], active: set[ir.Value]) -> str:
     """Describes the path from `of` through `start` to the nearest leaf, for error messages."""
     goal = set(leaves)
-    queue = deque(value for value in _reads(start) if value in active)
+    queue = deque(value for value in reads(start) if value in active)
     seen = set(queue)
     while queue:
         value = queue.popleft()
         if value in goal:
             return f"on the path from {of.name!r} to {value.name!r}"
         producer = value.producer()
-        for source in _reads(producer) if producer is not None else ():
+        for source in reads(producer) if producer is not None else ():
             if source in active and source not in seen:
                 seen.add(source)
                 queue.append(source)
     return f"on the path from {of.name!r}"
 
 
-def _reads(node: ir.Node) -> Iterator[ir.Value]:
+def reads(node: ir.Node) -> Iterator[ir.Value]:
+    """The inputs of a node that are there, and what its subgraphs read of enclosing graphs."""
     yield from (value for value in node.inputs if value is not None)
     yield from captured_values(node)
 

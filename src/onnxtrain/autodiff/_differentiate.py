@@ -20,7 +20,15 @@ from ._driver import pull_back
 from ._registry import reason_not_yet, rule_for
 from ._straight_through import straight_through_rules
 
-__all__ = ["add_gradients", "differentiate", "expand_path"]
+__all__ = [
+    "add_gradients",
+    "append_outputs",
+    "check_names",
+    "check_scalar",
+    "differentiable_values",
+    "differentiate",
+    "expand_path",
+]
 
 
 @overload
@@ -88,10 +96,7 @@ def differentiate(
         >>> session.run(["x_grad"], {"x": np.array([1.0, 2.0], np.float32)})[0].tolist()
         [3.0, 12.0]
     """
-    if isinstance(wrt, str):  # a sequence of names too, of one letter each
-        raise TypeError(f"differentiating: wrt is the str {wrt!r}; pass a list of names")
-    if not isinstance(wrt, Collection):
-        raise TypeError(f"differentiating: wrt is {wrt!r}; pass a list of names")
+    check_names(wrt, "wrt")
     with straight_through_rules(straight_through):
         result, gradients = add_gradients(canonicalize(load_model(model), wrt), of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
@@ -113,10 +118,12 @@ def add_gradients(
         The model, and the gradient of every name in `wrt`, of its shape and dtype; zeros where `of` does not depend
         on it. The gradients are not graph outputs yet.
     """
-    target, leaves = _find(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
-    _check_request(target, leaves, cotangent)
+    target = differentiable_values(model.graph, [of], "of")[0]
+    differentiable_values(model.graph, wrt, "wrt")
+    if cotangent is None:
+        check_scalar(target)
     model = expand_path(model, [of], wrt)
-    target, leaves = _find(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
+    target, leaves = _find(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     op = Emitter(model.graph, functions=model.functions)
     if cotangent is None:
         seed = op.ones_like(target)
@@ -134,21 +141,23 @@ def add_gradients(
     ]
 
 
-def append_outputs(model: ir.Model, wrt: Sequence[str], gradients: Sequence[ir.Value]) -> None:
+def append_outputs(
+    model: ir.Model, wrt: Sequence[str], gradients: Sequence[ir.Value], suffix: str = "_grad"
+) -> None:
     """Makes what :func:`add_gradients` returned the last outputs of `model`, named `<name>_grad` where free."""
     writer = Emitter(model.graph)
-    primals = _find_all(model.graph, wrt, "wrt")
+    primals = find_values(model.graph, wrt, "wrt")
     for name, primal, gradient in zip(wrt, primals, gradients, strict=True):
         if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
             gradient = writer.Identity(gradient)
-        gradient.name = writer.unique_name(f"{name}_grad")
+        gradient.name = writer.unique_name(f"{name}{suffix}")
         gradient.shape, gradient.type = primal.shape, primal.type
         model.graph.outputs.append(gradient)
 
 
 def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
     """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies."""
-    targets, leaves = _find_all(model.graph, of, "of"), _find_all(model.graph, wrt, "wrt")
+    targets, leaves = find_values(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
     # Which values of a branch or body are active is found when the node around it is differentiated.
     active |= {value.name for graph in model.graph.subgraphs() for node in graph for value in node.outputs}
@@ -160,30 +169,61 @@ def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
     return inline_schema_functions(model, keep)
 
 
-def _check_request(target: ir.Value, leaves: Sequence[ir.Value], cotangent: str | None) -> None:
-    for role, values in (("of", [target]), ("wrt", leaves)):
-        for value in values:
-            if not is_differentiable_dtype(value):
-                raise DifferentiationError(
-                    f"differentiating: {role} {value.name!r} is {value.dtype}; "
-                    "only floating-point values have gradients"
-                )
-    duplicates = sorted(str(value.name) for value, count in Counter(leaves).items() if count > 1)
+def check_names(names: object, role: str) -> None:
+    """Checks that an argument is several names.
+
+    Raises:
+        TypeError: it is one string, or no collection.
+    """
+    if isinstance(names, str):  # a sequence of names too, of one letter each
+        raise TypeError(f"differentiating: {role} is the str {names!r}; pass a list of names")
+    if not isinstance(names, Collection):
+        raise TypeError(f"differentiating: {role} is {names!r}; pass a list of names")
+
+
+def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
+    """Returns the values of these names.
+
+    Raises:
+        DifferentiationError: one is unknown, not floating point, or named twice.
+    """
+    values = find_values(graph, names, role)
+    for value in values:
+        if not is_differentiable_dtype(value):
+            raise DifferentiationError(
+                f"differentiating: {role} {value.name!r} is {value.dtype}; "
+                "only floating-point values have gradients"
+            )
+    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     if duplicates:
-        raise DifferentiationError(f"differentiating: wrt names {', '.join(duplicates)} more than once")
-    dims = static_dims(target)
-    if cotangent is None and (dims is None or any(dim != 1 for dim in dims)):
+        raise DifferentiationError(f"differentiating: {role} names {', '.join(duplicates)} more than once")
+    return values
+
+
+def check_scalar(value: ir.Value) -> None:
+    """Checks that a value has one element.
+
+    Raises:
+        DifferentiationError: it has more, or a size that is not known.
+    """
+    dims = static_dims(value)
+    if dims is None or any(dim != 1 for dim in dims):
         raise DifferentiationError(
-            f"differentiating {target.name!r}: its shape is {target.shape}, not a scalar; reduce it to a scalar, "
+            f"differentiating {value.name!r}: its shape is {value.shape}, not a scalar; reduce it to a scalar, "
             "or name a cotangent input (cotangent=...)"
         )
 
 
 def _find(graph: ir.Graph, name: str, role: str) -> ir.Value:
-    return _find_all(graph, [name], role)[0]
+    return find_values(graph, [name], role)[0]
 
 
-def _find_all(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
+def find_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
+    """Returns the values of these names.
+
+    Raises:
+        DifferentiationError: one is unknown; `role` says what names it.
+    """
     values = values_by_name(graph)
     for name in names:
         if name not in values:

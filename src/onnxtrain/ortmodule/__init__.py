@@ -16,6 +16,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
+from onnxtrain.ortmodule._backend import compile_backend
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
     ORTModuleFallbackException,
@@ -42,4 +43,5 @@ __all__ = [
     "ORTModuleTorchModelException",
     "PyTorchOp",
     "Report",
+    "compile_backend",
 ]

@@ -33,6 +33,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from onnxtrain.ortmodule._export import CompiledGraphs, argument_names
 from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._layout import Layout, layouts_of
@@ -51,19 +52,26 @@ del _aten
 Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
-def compile_module(module: torch.nn.Module, options: DebugOptions, report: Report) -> Callable[..., Any]:
+def compile_module(
+    module: torch.nn.Module, options: DebugOptions, report: Report, graphs: CompiledGraphs
+) -> Callable[..., Any]:
     """Returns `module` as a callable whose graphs run in ONNX Runtime, hooks and all."""
-    return capture(module, onnxruntime_backend(options, report))
+    return capture(module, onnxruntime_backend(options, report, graphs))
 
 
 def onnxruntime_backend(
-    options: DebugOptions | None = None, report: Report | None = None, *, fallback: bool = True
+    options: DebugOptions | None = None,
+    report: Report | None = None,
+    graphs: CompiledGraphs | None = None,
+    *,
+    fallback: bool = True,
 ) -> Backend:
     """Returns a backend for `torch.compile`.
 
     Args:
         options: what to log and save, and which graphs may fall back to PyTorch.
         report: where captured graphs are recorded.
+        graphs: where those that ONNX Runtime runs are kept, to be written.
         fallback: False forbids every fallback, whatever the options say.
     """
     options = options or DebugOptions()
@@ -99,6 +107,8 @@ def onnxruntime_backend(
             )
             return _FirstCall(plain.forward, report, record, start, log)
         compiled.replay_by(plain, unchecked, _Derivatives(name, plain, report, policy).announce)
+        if graphs is not None:
+            graphs.add(compiled.body, argument_names(plain))
         if options.save_onnx:
             compiled.body.save(options, name)
         record = dataclasses.replace(compiled.body.record(name), break_reason=break_reason(graph_module))

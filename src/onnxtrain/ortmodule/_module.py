@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import MethodType
 from typing import Any, ClassVar, NoReturn, cast
 
@@ -29,7 +31,8 @@ class ORTModule(torch.nn.Module):
     return the ORTModule. The methods that the user's class adds see the ORTModule as their `self`, so that
     `self(x)` in them runs in ONNX Runtime too. docs/ortmodule-api.md lists all methods; what differs:
 
-    - `model.module` is the wrapped module, `model.report()` tells which graphs run where;
+    - `model.module` is the wrapped module, `model.report()` tells which graphs run where, and
+      `model.export_training_graph(folder)` writes them;
     - `add_module` raises, as it did in onnxruntime-training; `register_module` and assignment work;
     - `modules()`, `named_modules()`, `get_submodule("")`, `apply` and hooks see the wrapped module as root;
     - `compile` compiles the wrapped module; calls of the ORTModule still run in ONNX Runtime;
@@ -87,6 +90,28 @@ class ORTModule(torch.nn.Module):
         """Which graphs run where; see :class:`~onnxtrain.ortmodule.Report`."""
         return _of(self).report
 
+    def export_training_graph(self, path: str | os.PathLike[str]) -> list[Path]:
+        """Writes the graphs that ONNX Runtime runs for this model as ONNX files: what it has compiled so far.
+
+        A graph that has run in training mode is two files, `graph_<n>_forward.onnx` and `graph_<n>_backward.onnx`; one
+        for inference is `graph_<n>_inference.onnx`. Where PyTorch runs some operators, each part in ONNX Runtime has
+        files of its own, `graph_<n>_part_<k>_forward.onnx`. They are those of the sessions, operator for operator, with
+        fused and float64 computations as onnxtrain writes them, and run in any stock runtime. Inputs of forward are
+        what PyTorch passes (parameters, buffers, arguments, and random numbers where it draws them); its outputs are
+        the graph's own, then what backward takes of it. Inputs of backward are inputs and outputs of forward, by
+        name, then `<output>_ct`, the cotangents; its outputs are `<input>_grad`.
+
+        Args:
+            path: a folder; it is made if it is not there.
+
+        Returns:
+            The files.
+
+        Raises:
+            ORTModuleONNXModelException: nothing has run in ONNX Runtime yet.
+        """
+        return _of(self).graphs.save(path)
+
     # As the child of a module that is compiled itself, it is called from there, and not captured with it.
     @torch._dynamo.decorators.skip  # not torch.compiler.disable: its wrapper costs each call microseconds
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +155,7 @@ class ORTModule(torch.nn.Module):
         raise AttributeError(f"'{type(_of(self).module).__name__}' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("module", "report"):
+        if name in _OWN_NAMES:
             raise AttributeError(
                 f"setting '{name}' of an ORTModule: the name is its own; set model.module.{name} instead"
             )
@@ -151,7 +176,7 @@ class ORTModule(torch.nn.Module):
         delattr(_of(self).module, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*dir(_of(self).module), "module", "report"})
+        return sorted({*dir(_of(self).module), *_OWN_NAMES})
 
     def __repr__(self) -> str:
         return f"ORTModule({_of(self).module!r})"
@@ -185,6 +210,9 @@ _RETURN_SELF = (
     "share_memory", "to", "to_empty", "train", "type", "xpu",
 )  # fmt: skip
 """The methods of torch.nn.Module that return the module."""
+
+_OWN_NAMES = ("module", "report", "export_training_graph")
+"""What an ORTModule has beside what the wrapped module has."""
 
 _NOT_OWN = frozenset({"__annotations__", "__doc__", "__init__", "__module__", "__slots__"})
 """Names in a class body that say nothing about its instances: those of the wrapped module are meant."""
@@ -223,7 +251,7 @@ def _blank(cls: type[ORTModule]) -> ORTModule:
 def _adopt(self: ORTModule, state: tuple[torch.nn.Module, DebugOptions]) -> None:
     """Makes an ORTModule hold a module."""
     module, options = state
-    hidden = [name for name in ("module", "report") if hasattr(module, name)]
+    hidden = [name for name in _OWN_NAMES if hasattr(module, name)]
     if hidden:
         kind = type(module).__name__
         warnings.warn(

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import fx
 
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule._autograd import call
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException, ORTModuleONNXModelException
+from onnxtrain.ortmodule._export import renamed
 from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._lowering import Lowered, UnsupportedATenOp
 from onnxtrain.ortmodule._options import DebugOptions
@@ -175,6 +177,12 @@ class OnnxPart:
     def ops(self) -> Counter[str]:
         """The operators of the forward graph, as it was lowered."""
         return Counter(node.op_type for node in self._lowered.model.graph)
+
+    def executed(self, names: Sequence[str]) -> Iterator[tuple[str, ir.Model]]:
+        """Yields the models that ONNX Runtime runs, each with what it is; `names` are those of the arguments."""
+        if self._lowered.model.graph.outputs:
+            for kind, model in self.program.executed(self._needs).items():
+                yield kind, renamed(model, names)
 
     def save(self, options: DebugOptions, name: str) -> None:
         """Writes the ONNX models where the options say."""

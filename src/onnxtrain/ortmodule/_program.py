@@ -9,25 +9,22 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import common
 
 from onnxtrain._building import without_collection
-from onnxtrain.autodiff import expand_path, pull_back
-from onnxtrain.autodiff._activity import captured_values
+from onnxtrain.autodiff import expand_path, pull_back, reads
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.fusion import ConvolutionalPass
-from onnxtrain.ortmodule._checkpoint import region_of
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
+from onnxtrain.ortmodule._halves import Halves, ancestors, cut
 from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._options import LogLevel
-from onnxtrain.ortmodule._session import Session, is_of_onnxruntime
+from onnxtrain.ortmodule._session import Session, is_of_onnxruntime, suited
 from onnxtrain.passes import (
     infer_shapes,
     inline_functions,
     is_stop_gradient,
     lift_constants,
-    remove_unread_control_flow,
     settle_shapes,
 )
 
@@ -169,33 +166,53 @@ class Program:
         model.graph.outputs.extend(gradient for gradient in gradients if gradient is not None)
         return model
 
+    def executed(self, needs: tuple[bool, ...] | None) -> dict[str, ir.Model]:
+        """Returns the models that the sessions run, by what they are: forward and backward, or inference.
+
+        A gradient is named after its input, `<input>_grad`.
+
+        Args:
+            needs: per input, whether it needs a gradient; None for inference.
+        """
+        if needs is None:
+            return {"inference": self._suited(self.model.clone(), self._layouts)}
+        joint, cotangents, gradients = self._joint(needs, self.seeds)
+        infer_shapes(joint)  # of what is saved for backward, too
+        halves = Halves(joint, len(needs), cotangents, gradients)
+        models = {"forward": self._suited(halves.forward(), self._layouts)}
+        if halves.present:
+            backward = models["backward"] = self._suited(halves.backward())
+            writer = Emitter(backward.graph)
+            for leaf, slot in zip(halves.inputs, _slots(needs, gradients), strict=True):
+                if slot is not None:
+                    gradient = backward.graph.outputs[slot]
+                    gradient.name, gradient.shape = writer.unique_name(f"{leaf.name}_grad"), leaf.shape
+        return models
+
+    def _suited(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
+        if self.device.type == "cpu":
+            ConvolutionalPass()(model)
+        return suited(model, self.device, layouts)
+
     @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
         joint, cotangents, gradients = self._joint(needs, self.seeds)
-        inputs, outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
-        present = [gradient for gradient in gradients if gradient is not None]
-        residuals, read = _boundary(present, _ancestors(outputs), set(inputs))
-        results = [*outputs, *(value for value in residuals if value not in outputs)]
-        saved = [*(value for value in inputs if value in read), *residuals]
+        halves = Halves(joint, len(needs), cotangents, gradients)
+        inputs, outputs, saved = halves.inputs, halves.outputs, halves.saved
         slots = _slots(needs, gradients)
-        behind = {value for node in _ancestors(present) for value in _reads(node)}
-        indices = [results.index(value) for value in residuals]
-        places = list(enumerate(indices, start=len(saved) - len(residuals)))
+        behind = {value for node in ancestors(halves.present) for value in reads(node)}
+        indices = [halves.results.index(value) for value in halves.residuals]
+        places = list(enumerate(indices, start=len(saved) - len(indices)))
         own = [place for place, index in places if index >= len(outputs)]
         return TrainingStep(
-            forward=self._session(_cut(joint, inputs, results), self._layouts),
-            backward=Backward(
-                self._session(_cut(joint, [*saved, *cotangents], present)),
-                tuple(range(len(saved))),
-                self.seeds,
-                slots,
-            ),
-            saved_inputs=tuple(index for index, value in enumerate(inputs) if value in read),
+            forward=self._session(halves.forward(), self._layouts),
+            backward=Backward(self._session(halves.backward()), tuple(range(len(saved))), self.seeds, slots),
+            saved_inputs=tuple(index for index, value in enumerate(inputs) if value in halves.read),
             residuals=tuple(indices),
             saved=tuple(str(value.name) for value in saved),
             reads=tuple(index for index, value in enumerate(inputs) if value in behind),
             unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None)
-            if present
+            if halves.present
             else (),
             shared=tuple((place, index) for place, index in places if index < len(outputs)),
             keeper=own[0] if own else len(saved),
@@ -207,20 +224,17 @@ class Program:
         step = self.training_step(needs)
         joint, cotangents, gradients = self._joint(needs, received)
         slots = _slots(needs, gradients)
-        inputs, outputs = list(joint.graph.inputs)[: len(needs)], list(joint.graph.outputs)
-        present = [gradient for gradient in gradients if gradient is not None]
-        residuals, read = _boundary(present, _ancestors(outputs), set(inputs))
-        saved = [*(value for value in inputs if value in read), *residuals]
-        if not present or not {str(value.name) for value in saved} <= set(step.saved):
+        halves = Halves(joint, len(needs), cotangents, gradients)
+        saved = [str(value.name) for value in halves.saved]
+        if not halves.present or not set(saved) <= set(step.saved):
             # It reads what the gradients of all outputs do not, for zeros of its shape: let these be cotangents.
             whole = step.backward
             reached = [
                 slot if own is not None else None for slot, own in zip(whole.gradients, slots, strict=True)
             ]
             return Backward(whole.session, whole.takes, whole.seeds, tuple(reached))
-        session = self._session(_cut(joint, [*saved, *cotangents], present))
-        takes = tuple(step.saved.index(str(value.name)) for value in saved)
-        return Backward(session, takes, received, slots)
+        takes = tuple(map(step.saved.index, saved))
+        return Backward(self._session(halves.backward()), takes, received, slots)
 
     @without_collection()
     def _vjp(
@@ -233,7 +247,7 @@ class Program:
         joint, _, gradients = self._joint(needs, received)
         present = [gradient for gradient in gradients if gradient is not None]
         # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
-        model = inline_functions(_cut(joint, list(joint.graph.inputs), present))
+        model = inline_functions(cut(joint, list(joint.graph.inputs), present))
         settle_shapes(lift_constants(model))
         program = Program(model, [True] * len(present), self.device, severity=self.severity)
         return program, _slots(needs, gradients)
@@ -296,112 +310,3 @@ def _slots(needs: Sequence[bool], gradients: Sequence[ir.Value | None]) -> tuple
     present = [index for index, gradient in enumerate(gradients) if gradient is not None]
     of_needed = iter(present.index(i) if i in present else None for i in range(len(gradients)))
     return tuple(next(of_needed) if need else None for need in needs)
-
-
-def _reads(node: ir.Node) -> list[ir.Value]:
-    """The inputs of a node, and what its subgraphs read from outside."""
-    return [*(value for value in node.inputs if value is not None), *captured_values(node)]
-
-
-def _ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
-    """All nodes that the values are computed from."""
-    nodes: set[ir.Node] = set()
-    stack = [value.producer() for value in values]
-    while stack:
-        node = stack.pop()
-        if node is None or node in nodes:
-            continue
-        nodes.add(node)
-        stack += [value.producer() for value in _reads(node)]
-    return nodes
-
-
-_RECOMPUTED = frozenset(
-    {
-        "Cast",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Reshape",
-        "Shape",
-        "Size",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
-"""Forward ops that the backward graph repeats: their results cost more memory than their computation costs time."""
-
-
-def _boundary(
-    values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value]
-) -> tuple[list[ir.Value], set[ir.Value]]:
-    """What the computation of `values` takes from the forward nodes, and which graph inputs it reads."""
-    residuals: dict[ir.Value, None] = {}
-    read: set[ir.Value] = set()
-    seen: set[ir.Value] = set()
-    stack = list(values)
-    while stack:
-        value = stack.pop()
-        if value in seen:
-            continue
-        seen.add(value)
-        node = value.producer()
-        if value in inputs:
-            read.add(value)
-        elif node is not None and node in forward and not _is_repeated(value, node, forward):
-            residuals[value] = None
-        elif node is not None:
-            stack += _reads(node)
-    return list(residuals), read
-
-
-def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
-    """Whether backward computes a value of the forward graph again: it is cheap, or inside of a checkpointed region."""
-    if _is_cheap(node):
-        return True
-    region = region_of(node)
-    readers = (usage.node for usage in value.uses())
-    return (
-        region is not None
-        and not value.is_graph_output()
-        and all(region_of(reader) == region for reader in readers if reader in forward)
-    )
-
-
-def _is_cheap(node: ir.Node) -> bool:
-    if node.op_type == "Gather":  # of a shape, not of an embedding
-        source = node.inputs[0]
-        return source is not None and source.producer() is not None and source.dtype == ir.DataType.INT64
-    return node.domain == "" and node.op_type in _RECOMPUTED
-
-
-def _cut(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
-    """Returns the part of a model between these values, as a model of its own."""
-    names_in = [str(value.name) for value in inputs]
-    names_out = [str(value.name) for value in outputs]
-    part = model.clone()
-    graph = part.graph
-    known = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
-    known |= {str(v.name): v for node in graph for v in node.outputs}
-    new_inputs = []
-    for name, original in zip(names_in, inputs, strict=True):
-        value = known[name]
-        if value.producer() is not None:
-            replacement = ir.Value(name=name, shape=original.shape, type=original.type)
-            value.name = f"{name}_cut"
-            value.replace_all_uses_with(replacement, replace_graph_outputs=True)
-            value = replacement
-        new_inputs.append(value)
-        known[name] = value
-    graph.outputs.clear()
-    graph.outputs.extend(known[name] for name in names_out)
-    graph.inputs.clear()
-    graph.inputs.extend(new_inputs)
-    remove_unread_control_flow(graph)
-    common.RemoveUnusedNodesPass()(part)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]
-    return part

@@ -19,7 +19,7 @@ from onnxtrain.ortmodule._layout import Layout, lay_out, restride
 from onnxtrain.passes import PositiveAxesPass, has_narrow_floats, infer_shapes, widen_narrow_floats
 from onnxtrain.runtime.kernels import register_kernels
 
-__all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime"]
+__all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime", "suited"]
 
 _LOWEST = (1, 30)
 _VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
@@ -44,6 +44,28 @@ def check_onnxruntime() -> None:
         )
 
 
+def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
+    """Returns a model as ONNX Runtime takes it on a device; may change `model`.
+
+    Args:
+        model: the model.
+        device: where it will run.
+        layouts: how some outputs lie in memory; the others are contiguous.
+    """
+    if layouts:
+        lay_out(model, layouts)
+    if not model.graph.outputs:
+        return model
+    if device.type == "cpu" and has_narrow_floats(model):
+        model = widen_narrow_floats(model)
+    if device.type == "cpu" and has_float64(model):
+        model = expand_float64(model)
+    if _has_no_elements(model.graph):
+        model = infer_shapes(model.clone())
+        PositiveAxesPass()(model)
+    return model
+
+
 class Session:
     """Runs an ONNX model on tensors of one device.
 
@@ -65,8 +87,7 @@ class Session:
         layouts: Mapping[int, Layout] | None = None,
     ) -> None:
         self._layouts = layouts or {}
-        if layouts:
-            lay_out(model, layouts)
+        model = suited(model, device, layouts)
         self.nodes = model.graph.num_nodes()
         self._outputs = [value.name for value in model.graph.outputs]
         if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result
@@ -79,20 +100,13 @@ class Session:
         # From the second run on it would take memory for all results at once, beside what the first has taken.
         options.enable_mem_pattern = False
         self._device = device
-        if device.type == "cpu" and has_narrow_floats(model):
-            model = widen_narrow_floats(model)
-        if device.type == "cpu" and has_float64(model):
-            model = expand_float64(model)
         if has_float64(model, ("MatMul", "ReduceMean")):
             # Beyond that it fuses scales and epsilons into attributes, which are float32.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         if device.type == "cpu":
             register_kernels(options)
-        disabled = []
-        if _has_no_elements(model.graph):
-            model = infer_shapes(model.clone())
-            PositiveAxesPass()(model)
-            disabled = ["ExpandElimination"]  # takes an Expand to no elements for one that does nothing
+        # It takes an Expand to no elements for one that does nothing.
+        disabled = ["ExpandElimination"] if _has_no_elements(model.graph) else []
         proto = ir.to_proto(model).SerializeToString()
         try:
             session = ort.InferenceSession(
@@ -102,7 +116,6 @@ class Session:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
         self._session = session  # keeps the native one alive
         self._native = session._sess
-        self.nodes = model.graph.num_nodes()
         self._inputs = [value.name for value in model.graph.inputs]
         self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import onnx_ir as ir
 import torch
 from torch import fx
 
@@ -162,6 +163,14 @@ class Steps:
     def ops(self) -> Counter[str]:
         """The operators of the forward graphs, as they were lowered."""
         return sum((step.onnx.ops() for step in self._steps if step.onnx is not None), Counter())
+
+    def executed(self, names: Sequence[str]) -> Iterator[tuple[str, ir.Model]]:
+        """Yields the models that ONNX Runtime runs, each with what it is; `names` are those of the arguments."""
+        for number, step in enumerate(self._steps):
+            if step.onnx is not None:
+                taken = [names[place] if place < len(names) else f"value{place}" for place in step.takes]
+                for kind, model in step.onnx.executed(taken):
+                    yield f"part_{number}_{kind}", model
 
     def save(self, options: DebugOptions, name: str) -> None:
         """Writes the ONNX models where the options say."""

@@ -9,6 +9,7 @@ import torch
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from onnxtrain.ortmodule._engine import compile_module
+from onnxtrain.ortmodule._export import CompiledGraphs
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
 from onnxtrain.ortmodule._watch import being_traced, has_hooks, watched
@@ -23,6 +24,7 @@ class Wrapped:
         module: the user's module.
         options: as passed to ORTModule.
         report: filled by the engine.
+        graphs: those that ONNX Runtime runs, filled by the engine.
         call: does what `module(*args, **kwargs)` does.
         binds_methods: whether the methods of the user's class see the ORTModule as their `self`.
     """
@@ -31,6 +33,7 @@ class Wrapped:
         self.module = module
         self.options = options
         self.report = Report()
+        self.graphs = CompiledGraphs()
         self.binds_methods = binds_methods
         self.call: Callable[..., Any] = self._first_call
         self._forward: tuple[Callable[..., Any], Callable[..., Any]] | None = None
@@ -48,7 +51,7 @@ class Wrapped:
     # The first call may come from a module that is being captured: what follows is no part of that.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _compile(self, module: torch.nn.Module) -> Callable[..., Any]:
-        compiled = compile_module(module, self.options, self.report)
+        compiled = compile_module(module, self.options, self.report, self.graphs)
         return watched(compiled, module, self.report, self.options.fallback_policy)
 
     def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

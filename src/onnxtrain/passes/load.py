@@ -15,10 +15,13 @@ from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
 from onnxtrain.passes.tensors import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
-__all__ = ["MAX_IR_VERSION", "MAX_OPSET", "ModelSource", "load_model", "share_tensor"]
+__all__ = ["CANONICAL_OPSET", "MAX_IR_VERSION", "MAX_OPSET", "ModelSource", "load_model", "share_tensor"]
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 """What a user may hold: a path, a proto, or the IR."""
+
+CANONICAL_OPSET = 21
+"""Models below this opset are converted up to it; rules are written for the schemas from here on."""
 
 MAX_OPSET = 26
 """The newest opset of the standard domain that stock ONNX Runtime builds accept."""
@@ -171,6 +174,8 @@ def _check_versions(model: ir.Model, origin: str) -> None:
     imports = model.graph.opset_imports
     if "ai.onnx" in imports:  # the standard domain has two spellings; the IR normalises nodes but not imports
         imports[""] = max(imports.pop("ai.onnx"), imports.get("", 0))
+    if imports and not any(node.domain == "" for graph in model.graphs() for node in graph):
+        imports.setdefault("", CANONICAL_OPSET)  # a model of other ops need not import it
     opset = imports.get("")
     if opset is None:
         raise ModelLoadError(

@@ -8,12 +8,9 @@ from onnx import helper, version_converter
 from onnxtrain.errors import UnsupportedOpsetError
 from onnxtrain.passes.lean import lean_proto, restore
 from onnxtrain.passes.legacy import restore_legacy_semantics
-from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET
+from onnxtrain.passes.load import CANONICAL_OPSET, MAX_IR_VERSION, MAX_OPSET
 
 __all__ = ["CANONICAL_OPSET", "convert_opset", "fit_ir_version"]
-
-CANONICAL_OPSET = 21
-"""Models below this opset are converted up to it; rules are written for the schemas from here on."""
 
 
 def convert_opset(model: ir.Model) -> ir.Model:

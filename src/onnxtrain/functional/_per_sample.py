@@ -1,0 +1,266 @@
+"""`per_sample_gradients`: the gradient of each sample of a batch, by a Loop over the samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Sequence
+from typing import overload
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain._building import without_collection
+from onnxtrain.autodiff import add_gradients, check_names, reads, straight_through_rules
+from onnxtrain.emitter import Emitter, static_dims, values_by_name
+from onnxtrain.errors import DifferentiationError
+from onnxtrain.passes import RANDOM_OPS, CleanupPass, ModelSource, settle_shapes
+
+from ._products import finished, prepared
+
+__all__ = ["per_sample_gradients"]
+
+
+@overload
+def per_sample_gradients(
+    model: ir.Model,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    batched: Sequence[str] | None = None,
+    straight_through: bool = False,
+) -> ir.Model: ...
+@overload
+def per_sample_gradients(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    batched: Sequence[str] | None = None,
+    straight_through: bool = False,
+) -> onnx.ModelProto: ...
+
+
+@without_collection()
+def per_sample_gradients(
+    model: ModelSource,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    batched: Sequence[str] | None = None,
+    straight_through: bool = False,
+) -> onnx.ModelProto | ir.Model:
+    """Returns a model that computes the gradient of `of` for each sample alone.
+
+    What `torch.func.vmap(torch.func.grad(loss), in_dims=...)` computes where `loss` runs the model on a batch of one
+    sample: clipping and noise of differential privacy, influence of samples, variance of gradients. The samples go
+    through one after the other, in a Loop, so that every model that trains has these gradients, and memory for one
+    sample suffices. What mixes samples (BatchNormalization in training mode, a loss that is a mean) sees one of
+    them; Dropout draws for each.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        of: name of a floating-point value that has one element for a batch of one sample, such as a loss.
+        wrt: names of parameters (initializers) or inputs, floating point.
+        batched: names of the inputs that have a sample at each index of axis 0; by default, all of them.
+        straight_through: as for :func:`onnxtrain.differentiate`.
+
+    Returns:
+        An `onnx_ir.Model` for one, else a `ModelProto`. It has the inputs of `model`, in which the first axis of those
+        in `batched` is symbolic. Its outputs are `of`, of shape [batch], then `<name>_grad` for every name in
+        `wrt`: of shape [batch, *shape of a parameter], or of the shape of an input in `batched`. Names that are
+        taken get a number.
+
+    Raises:
+        ModelError: the model cannot be loaded or converted.
+        DifferentiationError: a name is unknown, not floating point, or named twice; `of` has more than one element for
+            one sample; an input in `batched` has no axis of samples, or a fixed number of them.
+        NoGradientRule: an op in between has no gradient rule.
+        TypeError: `wrt` or `batched` is one string, or no collection.
+
+    Example:
+        >>> import onnx, onnxruntime, numpy as np
+        >>> import onnxtrain
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   net (float[n, 2] x) => (float loss) <float[2] w = {1.0, 1.0}> {
+        ...       p = Mul(x, w)  s = Mul(p, p)  loss = ReduceMean<keepdims=0>(s) }''')
+        >>> step = onnxtrain.per_sample_gradients(model, "loss", ["w"])
+        >>> session = onnxruntime.InferenceSession(step.SerializeToString())
+        >>> loss, w_grad = session.run(None, {"x": np.array([[1, 2], [3, 4]], np.float32)})
+        >>> loss.tolist(), w_grad.tolist()
+        ([2.5, 12.5], [[1.0, 4.0], [9.0, 16.0]])
+    """
+    graph = prepared(model, [of], wrt)
+    samples = _batched_inputs(graph.graph, batched)
+    _check_ends(graph.graph, of, wrt)
+    declared = {name: _with_batch(graph, name, samples) for name in samples}
+    _take_one_sample(graph, samples)
+    with straight_through_rules(straight_through):
+        graph, gradients = add_gradients(settle_shapes(graph), of, wrt)
+    _loop(graph, declared, of, dict(zip(wrt, gradients, strict=True)))
+    CleanupPass()(graph)
+    return finished(graph, model)
+
+
+def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
+    """Returns the names of the inputs that have samples along axis 0."""
+    inputs = {str(value.name): value for value in graph.inputs}
+    if names is not None:
+        check_names(names, "batched")
+    chosen = list(inputs) if names is None else list(dict.fromkeys(names))
+    if not chosen:
+        raise DifferentiationError(
+            "differentiating per sample: no input has samples; name those that have in batched"
+        )
+    for name in chosen:
+        if name not in inputs:
+            raise DifferentiationError(
+                f"differentiating per sample: batched names {name!r}, which is no input; inputs are {', '.join(inputs)}"
+            )
+        dims = static_dims(inputs[name])
+        if not dims:
+            raise DifferentiationError(
+                f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, and no axis of samples; "
+                "leave it out of batched"
+            )
+        if dims[0] not in (None, 1):
+            raise DifferentiationError(
+                f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, for {dims[0]} samples; "
+                "onnxtrain.make_batch_dynamic makes a model for any number of them"
+            )
+    return chosen
+
+
+def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
+    values = values_by_name(graph)
+    if values[of].producer() is None:
+        raise DifferentiationError(
+            f"differentiating per sample: of names {of!r}, which the model does not compute; name a loss"
+        )
+    for name in wrt:
+        if values[name].producer() is not None:
+            raise DifferentiationError(
+                f"differentiating per sample: wrt names {name!r}, which the model computes; name parameters or inputs"
+            )
+
+
+def _with_batch(model: ir.Model, name: str, samples: Collection[str]) -> ir.Shape:
+    """Returns the shape of a batched input with a symbol for the number of samples."""
+    sizes = {value.name: _sizes(value) for value in model.graph.inputs if value.name in samples}
+    symbols = [symbol for dims in sizes.values() if (symbol := _symbol(dims[0]))]
+    return ir.Shape([symbols[0] if symbols else "batch", *sizes[name][1:]])
+
+
+def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
+    """Makes the batch of these inputs one sample, and forgets the sizes that follow from another."""
+    inputs = list(model.graph.inputs)
+    of_batch = {_symbol(_sizes(value)[0]) for value in inputs if value.name in samples} - {None}
+    other = {_symbol(dim) for value in inputs for dim in _sizes(value)[value.name in samples :]} - {None}
+    if mixed := sorted(map(str, of_batch & other)):
+        raise DifferentiationError(
+            f"differentiating per sample: the number of samples, {', '.join(mixed)}, is the size of another axis or "
+            "input too; give that a name of its own, or name all inputs with samples in batched"
+        )
+    for graph in model.graphs():
+        for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
+            if value.shape is not None:
+                dims = [_for_one(dim, of_batch, other) for dim in value.shape]
+                value.shape = ir.Shape(dims)
+    for value in inputs:
+        if value.name in samples:
+            value.shape = ir.Shape([1, *_sizes(value)[1:]])
+
+
+def _sizes(value: ir.Value) -> list[int | ir.SymbolicDim]:
+    return list(value.shape or ())
+
+
+def _symbol(dim: int | ir.SymbolicDim) -> str | None:
+    return None if isinstance(dim, int) else dim.value
+
+
+def _for_one(
+    dim: int | ir.SymbolicDim, of_batch: Collection[str | None], other: Collection[str | None]
+) -> int | str | None:
+    symbol = _symbol(dim)
+    if isinstance(dim, int):
+        return dim
+    return 1 if symbol in of_batch and symbol is not None else symbol if symbol in other else None
+
+
+def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: dict[str, ir.Value]) -> None:
+    """Makes a graph for one sample one for many, whose outputs are `of` and the gradients of each."""
+    graph = model.graph
+    op = Emitter(graph, functions=model.functions)
+    values = values_by_name(graph)
+    results = [values[of], *gradients.values()]
+    graph.outputs.clear()
+    body = op.subgraph({"sample": ir.DataType.INT64, "go_on": ir.DataType.BOOL})
+    number, go_on = body.graph.inputs
+    number.shape = go_on.shape = ir.Shape(())
+    index = body.Unsqueeze(number, op.const([0]))
+    ones = {name: body.Gather(values[name], index, axis=0) for name in declared}
+    for name, one in ones.items():
+        one.shape = values[name].shape
+        results = [one if value is values[name] else value for value in results]
+        for user, place in values[name].uses():
+            if user is not one.producer():
+                user.replace_input_with(place, one)
+        values[name].shape = declared[name]
+    inside = _inside(graph, ones.values(), results)
+    graph.remove(inside)
+    body.graph.extend(inside)
+    body.graph.outputs.append(body.Identity(go_on))
+    batch = next(iter(declared.values()))[0]
+    kept: list[tuple[ir.Value, ir.Value, list[int | ir.SymbolicDim]]] = [
+        (body.Reshape(results[0], op.const([])), values[of], [])
+    ]
+    for name, gradient in zip(gradients, results[1:], strict=True):
+        leaf = values[name]
+        axes = _sizes(leaf)[name in declared :]
+        own = body.Squeeze(gradient, op.const([0])) if name in declared else body.Identity(gradient)
+        kept.append((own, leaf, axes))
+    for own, like, axes in kept:
+        own.type, own.shape = like.type, ir.Shape(axes)
+        body.graph.outputs.append(own)
+    first, *others = (values[name] for name in declared)
+    for other in others:
+        _check_number(op, first, other, ones[str(other.name)])
+    trips = op.Squeeze(op.Shape(first, start=0, end=1))
+    attribute = ir.AttrGraph("body", body.graph)
+    stacked = op.emit("Loop", trips, op.const(True), body=attribute, _outputs=len(kept))
+    values[of].name = op.unique_name(f"{of}_of_sample")
+    names = [of, *(op.unique_name(f"{name}_grad") for name in gradients)]
+    for output, name, (_, like, axes) in zip(stacked, names, kept, strict=True):
+        output.name, output.type, output.shape = name, like.type, ir.Shape([batch, *axes])
+        graph.outputs.append(output)
+
+
+def _check_number(op: Emitter, first: ir.Value, other: ir.Value, one: ir.Value) -> None:
+    """Lets a run fail in which an input has another number of samples than the first."""
+    shape = op.Concat(op.Shape(first, start=0, end=1), op.Shape(other, start=1), axis=0)
+    checked = op.Reshape(other, shape, allowzero=1)
+    checked.shape = other.shape
+    gather = one.producer()
+    assert gather is not None
+    gather.replace_input_with(0, checked)
+
+
+def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.Value]) -> list[ir.Node]:
+    """Returns the nodes that have to run for each sample: others give the same for all of them."""
+    dependent, needed = set(samples), set(results)
+    for node in graph:
+        if not dependent.isdisjoint(reads(node)) or _draws(node):
+            dependent.update(node.outputs)
+    for node in reversed(graph):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(reads(node))
+    return [
+        node
+        for node in graph
+        if not dependent.isdisjoint(node.outputs) and not needed.isdisjoint(node.outputs)
+    ]
+
+
+def _draws(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in RANDOM_OPS

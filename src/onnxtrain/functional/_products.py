@@ -1,0 +1,317 @@
+"""Products of vectors with Jacobians and Hessians: one or two reverse walks over the graph, by the same rules."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import overload
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnxtrain._building import without_collection
+from onnxtrain.autodiff import (
+    append_outputs,
+    check_names,
+    check_scalar,
+    differentiable_values,
+    expand_path,
+    pull_back,
+    straight_through_rules,
+)
+from onnxtrain.emitter import Emitter, values_by_name
+from onnxtrain.errors import DifferentiationError
+from onnxtrain.passes import (
+    CleanupPass,
+    ModelSource,
+    canonicalize,
+    inline_functions,
+    lift_constants,
+    load_model,
+    mark_gradients,
+    settle_shapes,
+    suit_runtime,
+    to_proto,
+)
+
+__all__ = ["finished", "hessian_vector_product", "jvp", "prepared", "vjp"]
+
+
+@overload
+def vjp(
+    model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
+) -> ir.Model: ...
+@overload
+def vjp(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    of: Sequence[str],
+    wrt: Sequence[str],
+    *,
+    straight_through: bool = False,
+) -> onnx.ModelProto: ...
+
+
+@without_collection()
+def vjp(
+    model: ModelSource, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
+) -> onnx.ModelProto | ir.Model:
+    """Returns the model with vector-Jacobian products: for cotangents u of `of`, uᵀ·∂(of)/∂(wrt).
+
+    What `torch.func.vjp` and `jax.vjp` return functions for. The result is an ordinary ONNX model.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        of: names of the values to differentiate, floating point, of any shape.
+        wrt: names of parameters (initializers), inputs or intermediate values, floating point.
+        straight_through: as for :func:`onnxtrain.differentiate`.
+
+    Returns:
+        An `onnx_ir.Model` for one, else a `ModelProto`. Its inputs are those of `model`, then `<name>_cotangent`
+        for every name in `of`, of its shape and dtype. Its outputs are those of `model`, then those of `of` that were
+        none, then `<name>_grad` for every name in `wrt`, of its shape and dtype: the sum over all of `of`. Names that
+        are taken get a number.
+
+    Raises:
+        ModelError: the model cannot be loaded or converted.
+        DifferentiationError: a name is unknown, not floating point, or named twice.
+        NoGradientRule: an op in between has no gradient rule.
+        TypeError: `of` or `wrt` is one string, or no collection.
+
+    Example:
+        >>> import onnx, onnxruntime, numpy as np
+        >>> import onnxtrain
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   net (float[n] x) => (float[n] y) { y = Mul(x, x) }''')
+        >>> session = onnxruntime.InferenceSession(onnxtrain.vjp(model, ["y"], ["x"]).SerializeToString())
+        >>> x, u = np.array([1.0, 2.0], np.float32), np.array([3.0, 5.0], np.float32)
+        >>> session.run(["x_grad"], {"x": x, "y_cotangent": u})[0].tolist()
+        [6.0, 20.0]
+    """
+    with straight_through_rules(straight_through):
+        graph = prepared(model, of, wrt)
+        seeds = dict(zip(of, _add_inputs(graph, of, "_cotangent"), strict=True))
+        graph, products = _pulled_back(graph, seeds, wrt)
+    _keep_outputs(graph, of)
+    append_outputs(graph, wrt, products)
+    return finished(graph, model)
+
+
+@overload
+def jvp(
+    model: ir.Model, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
+) -> ir.Model: ...
+@overload
+def jvp(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    of: Sequence[str],
+    wrt: Sequence[str],
+    *,
+    straight_through: bool = False,
+) -> onnx.ModelProto: ...
+
+
+@without_collection()
+def jvp(
+    model: ModelSource, of: Sequence[str], wrt: Sequence[str], *, straight_through: bool = False
+) -> onnx.ModelProto | ir.Model:
+    """Returns the model with Jacobian-vector products: for tangents t of `wrt`, ∂(of)/∂(wrt)·t.
+
+    Forward-mode differentiation, as `torch.func.jvp` and `jax.jvp`: the cost is that of one more forward computation,
+    however many elements `of` has. The vector-Jacobian product uᵀJ is linear in u, so that its own vector-Jacobian
+    product with respect to u is J·t: both walks use the rules of reverse mode, and what computes uᵀJ alone is
+    removed.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        of: names of the values to differentiate, floating point, of any shape.
+        wrt: names of parameters (initializers), inputs or intermediate values, floating point.
+        straight_through: as for :func:`onnxtrain.differentiate`.
+
+    Returns:
+        An `onnx_ir.Model` for one, else a `ModelProto`. Its inputs are those of `model`, then `<name>_tangent` for
+        every name in `wrt`, of its shape and dtype. Its outputs are those of `model`, then those of `of` that were
+        none, then `<name>_tangent` for every name in `of`, of its shape and dtype. Names that are taken get a number.
+
+    Raises:
+        ModelError: the model cannot be loaded or converted.
+        DifferentiationError: a name is unknown, not floating point, or named twice.
+        NoGradientRule: an op in between has no gradient rule, or its gradient has none.
+        TypeError: `of` or `wrt` is one string, or no collection.
+
+    Example:
+        >>> import onnx, onnxruntime, numpy as np
+        >>> import onnxtrain
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   net (float[n] x) => (float[n] y) { y = Mul(x, x) }''')
+        >>> session = onnxruntime.InferenceSession(onnxtrain.jvp(model, ["y"], ["x"]).SerializeToString())
+        >>> x, t = np.array([1.0, 2.0], np.float32), np.array([3.0, 5.0], np.float32)
+        >>> session.run(["y_tangent"], {"x": x, "x_tangent": t})[0].tolist()
+        [6.0, 20.0]
+    """
+    with straight_through_rules(straight_through):
+        graph = prepared(model, of, wrt)
+        tangents = _add_inputs(graph, wrt, "_tangent")
+        # Inputs for now: from zeros, folding constants would conclude that all that follows is zero.
+        cotangents = _add_inputs(graph, of, "_cotangent")
+        graph, products = _pulled_back(graph, dict(zip(of, cotangents, strict=True)), wrt)
+        graph, names = _differentiable_again(graph, products)
+        graph, derivatives = _pulled_back(graph, dict(zip(names, tangents, strict=True)), cotangents)
+    _drop_cotangents(graph, of, cotangents)
+    _keep_outputs(graph, of)
+    append_outputs(graph, of, derivatives, "_tangent")
+    CleanupPass()(graph)
+    common.TopologicalSortPass()(graph)  # zeros come last, and their readers before them
+    return finished(graph, model)
+
+
+@overload
+def hessian_vector_product(
+    model: ir.Model, of: str, wrt: Sequence[str], *, straight_through: bool = False
+) -> ir.Model: ...
+@overload
+def hessian_vector_product(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    of: str,
+    wrt: Sequence[str],
+    *,
+    straight_through: bool = False,
+) -> onnx.ModelProto: ...
+
+
+@without_collection()
+def hessian_vector_product(
+    model: ModelSource, of: str, wrt: Sequence[str], *, straight_through: bool = False
+) -> onnx.ModelProto | ir.Model:
+    """Returns the model with products of the Hessian of a scalar: for vectors v of `wrt`, ∂²(of)/∂(wrt)²·v.
+
+    It is the gradient of the sum of gradient · v (Pearlmutter, Fast Exact Multiplication by the Hessian, 1994), at
+    about twice the cost of the gradient. Names in `wrt` are one variable together: the products hold the mixed second
+    derivatives, too.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+        of: name of a floating-point scalar.
+        wrt: names of parameters (initializers), inputs or intermediate values, floating point.
+        straight_through: as for :func:`onnxtrain.differentiate`.
+
+    Returns:
+        An `onnx_ir.Model` for one, else a `ModelProto`. Its inputs are those of `model`, then `<name>_vector` for
+        every name in `wrt`, of its shape and dtype. Its outputs are those of `model`, then `of` unless it was one,
+        then `<name>_grad` and after these `<name>_hvp` for every name in `wrt`, of its shape and dtype. Names
+        that are taken get a number.
+
+    Raises:
+        ModelError: the model cannot be loaded or converted.
+        DifferentiationError: a name is unknown, not floating point, or named twice, or `of` is no scalar.
+        NoGradientRule: an op in between has no gradient rule, or its gradient has none.
+        TypeError: `wrt` is one string, or no collection.
+
+    Example:
+        >>> import onnx, onnxruntime, numpy as np
+        >>> import onnxtrain
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21]>
+        ...   net (float[n] x) => (float y) { s = Mul(x, x)  c = Mul(s, x)  y = ReduceSum<keepdims=0>(c) }''')
+        >>> step = onnxtrain.hessian_vector_product(model, "y", ["x"])
+        >>> session = onnxruntime.InferenceSession(step.SerializeToString())
+        >>> x, v = np.array([1.0, 2.0], np.float32), np.array([1.0, 10.0], np.float32)
+        >>> session.run(["x_hvp"], {"x": x, "x_vector": v})[0].tolist()
+        [6.0, 120.0]
+    """
+    with straight_through_rules(straight_through):
+        graph = prepared(model, [of], wrt)
+        check_scalar(values_by_name(graph.graph)[of])
+        vectors = _add_inputs(graph, wrt, "_vector")
+        seed = Emitter(graph.graph).ones_like(values_by_name(graph.graph)[of])
+        graph, gradients = _pulled_back(graph, {of: str(seed.name)}, wrt)
+        graph, names = _differentiable_again(graph, gradients)
+        graph, products = _pulled_back(graph, dict(zip(names, vectors, strict=True)), wrt)
+    _keep_outputs(graph, [of])
+    values = values_by_name(graph.graph)
+    append_outputs(graph, wrt, [values[name] for name in names])
+    append_outputs(graph, wrt, products, "_hvp")
+    CleanupPass()(graph)
+    return finished(graph, model)
+
+
+def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
+    """Returns a model in canonical form, of its own, with `of` and `wrt` checked."""
+    check_names(of, "of")
+    check_names(wrt, "wrt")
+    graph = canonicalize(load_model(model), wrt)
+    differentiable_values(graph.graph, of, "of")
+    differentiable_values(graph.graph, wrt, "wrt")
+    return graph
+
+
+def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
+    """Returns a model with derivatives as stock runtimes take it, in the form that was given."""
+    mark_gradients(graph)
+    graph = suit_runtime(graph)
+    return graph if isinstance(given, ir.Model) else to_proto(graph)
+
+
+def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]:
+    """Adds inputs of the shapes and dtypes of these values; returns their names."""
+    values, op = values_by_name(model.graph), Emitter(model.graph)
+    added = []
+    for name in names:
+        if values[name].type is None:
+            raise DifferentiationError(
+                f"differentiating: the dtype of {name!r} is not known; declare it in the model's value_info"
+            )
+        added.append(op.unique_name(name + suffix))
+        model.graph.inputs.append(ir.Value(name=added[-1], shape=values[name].shape, type=values[name].type))
+    return added
+
+
+def _pulled_back(
+    model: ir.Model, seeds: Mapping[str, str], wrt: Sequence[str]
+) -> tuple[ir.Model, list[ir.Value]]:
+    """Appends the vector-Jacobian product of values with those named as their cotangents to a copy of a model."""
+    model = expand_path(model, list(seeds), wrt)
+    values, op = values_by_name(model.graph), Emitter(model.graph, functions=model.functions)
+    leaves = [values[name] for name in wrt]
+    products = pull_back(op, {values[name]: values[seed] for name, seed in seeds.items()}, leaves)
+    return model, [
+        op.zeros_like(leaf) if product is None else product
+        for leaf, product in zip(leaves, products, strict=True)
+    ]
+
+
+def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[ir.Model, list[str]]:
+    """Returns the model without composite ops, which have bodies but no rules, and the names of these values in it.
+
+    Each has a name of its own: gradients may be one and the same value, of which each has a cotangent of its own.
+    """
+    op = Emitter(model.graph, functions=model.functions)
+    own = [op.Identity(value) for value in values]
+    for copy, value in zip(own, values, strict=True):
+        copy.shape = value.shape
+    model.graph.outputs.extend(own)  # lest folding remove what nothing reads yet
+    model = inline_functions(model)
+    settle_shapes(lift_constants(model))
+    outputs = list(model.graph.outputs)
+    model.graph.outputs.clear()
+    model.graph.outputs.extend(outputs[: -len(own)])
+    return model, [str(value.name) for value in outputs[-len(own) :]]
+
+
+def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[str]) -> None:
+    """Puts zeros in the place of inputs on which nothing depends but shapes."""
+    values, op = values_by_name(model.graph), Emitter(model.graph)
+    for name, cotangent in zip(of, cotangents, strict=True):
+        model.graph.inputs.remove(values[cotangent])
+        users = values[cotangent].uses()
+        if users:
+            values[cotangent].replace_all_uses_with(op.zeros_like(values[name]))
+
+
+def _keep_outputs(model: ir.Model, of: Sequence[str]) -> None:
+    values = values_by_name(model.graph)
+    for name in of:
+        if values[name] not in model.graph.outputs:
+            model.graph.outputs.append(values[name])

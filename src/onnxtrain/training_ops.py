@@ -1,0 +1,312 @@
+"""`lower_training_ops`: the ops of `ai.onnx.preview.training` as ops that every runtime has."""
+
+from __future__ import annotations
+
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
+import os
+from collections.abc import Callable, Sequence
+from typing import overload
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnxtrain._building import without_collection
+from onnxtrain.autodiff import differentiable_values, expand_path, find_values, pull_back, reads
+from onnxtrain.emitter import Emitter, schema_of, values_by_name
+from onnxtrain.errors import ModelError
+from onnxtrain.passes import (
+    CleanupPass,
+    ModelSource,
+    canonicalize,
+    inline_functions,
+    lift_constants,
+    load_model,
+    mark_gradients,
+    settle_shapes,
+    suit_runtime,
+    to_proto,
+)
+
+__all__ = ["lower_training_ops"]
+
+_DOMAIN = "ai.onnx.preview.training"
+
+
+@overload
+def lower_training_ops(model: ir.Model) -> ir.Model: ...
+@overload
+def lower_training_ops(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto: ...
+
+
+@without_collection()
+def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
+    """Returns the model with standard ops in the place of Gradient, Adam, Adagrad and Momentum.
+
+    Those ops are part of the ONNX standard, domain `ai.onnx.preview.training`, and no stock runtime has them.
+    A Gradient becomes the computation that :func:`onnxtrain.differentiate` writes, of the graph between the tensors
+    that its attributes name, at the values of its inputs; that may be the gradient of another Gradient. Adam,
+    Adagrad and Momentum become the formulas of the standard. Everything else in the model, training
+    Dropout and BatchNormalization for example, is written as ONNX Runtime takes it, too.
+
+    Args:
+        model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
+
+    Returns:
+        An `onnx_ir.Model` for one, else a `ModelProto`, of opset 21 or newer: inputs and outputs are those of `model`,
+        with the same names, shapes and dtypes.
+
+    Raises:
+        ModelError: the model cannot be loaded or converted; a Gradient stands in a branch or body, or depends on
+            itself; an op has a wrong number of inputs.
+        DifferentiationError: a Gradient names a tensor that there is not, or for y or xs an integer one.
+        NoGradientRule: an op between the tensors that a Gradient names has no gradient rule.
+
+    Example:
+        >>> import onnx, onnxruntime, numpy as np
+        >>> import onnxtrain
+        >>> model = onnx.parser.parse_model('''
+        ...   <ir_version: 10, opset_import: ["": 21, "ai.onnx.preview.training": 1]>
+        ...   step (float rate, int64 t, float[n] w, float[n] v) => (float[n] w_new, float[n] v_new) {
+        ...       s = Mul(w, w)  loss = ReduceSum<keepdims=0>(s)
+        ...       g = ai.onnx.preview.training.Gradient<xs=["w"], y="loss">(w)
+        ...       w_new, v_new = ai.onnx.preview.training.Momentum<
+        ...           alpha=0.5, beta=1.0, mode="standard", norm_coefficient=0.0>(rate, t, w, g, v) }''')
+        >>> session = onnxruntime.InferenceSession(onnxtrain.lower_training_ops(model).SerializeToString())
+        >>> w, v = np.array([1.0, 2.0], np.float32), np.zeros(2, np.float32)
+        >>> feeds = {"rate": np.array(0.25, np.float32), "t": np.array(0), "w": w, "v": v}
+        >>> [array.tolist() for array in session.run(None, feeds)]
+        [[0.5, 1.0], [2.0, 4.0]]
+    """
+    result = canonicalize(load_model(model))
+    _lower_optimizers(result)
+    result = _lower_gradients(result)
+    CleanupPass()(result)
+    mark_gradients(result)
+    result = suit_runtime(result)
+    return result if isinstance(model, ir.Model) else to_proto(result)
+
+
+def _lower_optimizers(model: ir.Model) -> None:
+    main = Emitter(model.graph, functions=model.functions)
+    found = False
+    for graph in tuple(model.graphs()):
+        op = main if graph is model.graph else main.within(graph)
+        for node in tuple(graph):
+            lower = _OPTIMIZERS.get(node.op_type) if node.domain == _DOMAIN else None
+            if lower is None:
+                continue
+            found = True
+            op.scope = f"{node.name or node.op_type}/"
+            count, rest = divmod(len(node.inputs) - 2, lower[1])
+            if rest or count < 1 or None in node.inputs:
+                raise ModelError(
+                    f"lowering {node.op_type} ({node.name or 'without a name'}): it has {len(node.inputs)} inputs; it "
+                    f"takes the learning rate, the update count, and {lower[1]} for each tensor"
+                )
+            rate, step, *tensors = (value for value in node.inputs if value is not None)
+            groups = [tensors[k::count] for k in range(count)]
+            results = [lower[0](op, node, rate, step, *group) for group in groups]
+            _replace(op, node, [value for part in zip(*results, strict=True) for value in part])
+    if found:
+        common.TopologicalSortPass()(model)
+        settle_shapes(lift_constants(model))
+
+
+def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
+    """Puts values in the place of a node's outputs, under their names."""
+    graph = node.graph
+    assert graph is not None
+    for output, value in zip(node.outputs, results, strict=False):
+        if value is None:
+            continue
+        result = op.Identity(value)
+        result.type, result.shape = output.type or value.type, output.shape or value.shape
+        result.name, output.name = output.name, op.unique_name(f"{output.name}_before")
+        output.replace_all_uses_with(result, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+
+
+def _number(node: ir.Node, name: str) -> float:
+    """Returns a float attribute, or what the schema says where it is missing."""
+    default = schema_of(node.op_type, 1, _DOMAIN).attributes[name].default_value.f
+    return float(node.attributes.get_float(name, default))
+
+
+def _scalar(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
+    """Returns a number, which models give as [] or [1], as a scalar of the dtype of `like`."""
+    result = op.Reshape(value, op.const([]))
+    return result if result.dtype == like.dtype else op.Cast(result, to=like.dtype)
+
+
+def _regularized(op: Emitter, node: ir.Node, x: ir.Value, g: ir.Value) -> ir.Value:
+    """With the gradient of 0.5 * norm_coefficient * |X|²."""
+    coefficient = _number(node, "norm_coefficient")
+    return op.Add(op.Mul(x, coefficient), g) if coefficient else g
+
+
+def _adam(
+    op: Emitter,
+    node: ir.Node,
+    rate: ir.Value,
+    step: ir.Value,
+    x: ir.Value,
+    g: ir.Value,
+    v: ir.Value,
+    h: ir.Value,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    alpha, beta = _number(node, "alpha"), _number(node, "beta")
+    r, t = _scalar(op, rate, x), _scalar(op, step, x)
+    g = _regularized(op, node, x, g)
+    v_new = op.Add(op.Mul(v, alpha), op.Mul(g, 1 - alpha))
+    h_new = op.Add(op.Mul(h, beta), op.Mul(op.Mul(g, g), 1 - beta))
+    h_sqrt = op.Add(op.Sqrt(h_new), _number(node, "epsilon"))
+    of_beta = op.Sqrt(op.Sub(op.const(1.0, like=x), op.Pow(op.const(beta, like=x), t)))
+    of_alpha = op.Sub(op.const(1.0, like=x), op.Pow(op.const(alpha, like=x), t))
+    adjusted = op.Where(op.Greater(t, 0.0), op.Div(op.Mul(r, of_beta), of_alpha), r)
+    x_new = op.Sub(x, op.Div(op.Mul(adjusted, v_new), h_sqrt))
+    post = _number(node, "norm_coefficient_post")
+    return (op.Mul(x_new, 1 - post) if post else x_new), v_new, h_new
+
+
+def _adagrad(
+    op: Emitter, node: ir.Node, rate: ir.Value, step: ir.Value, x: ir.Value, g: ir.Value, h: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    decay = _number(node, "decay_factor")
+    r = op.Div(_scalar(op, rate, x), op.Add(op.Mul(_scalar(op, step, x), decay), 1.0))
+    g = _regularized(op, node, x, g)
+    h_new = op.Add(h, op.Mul(g, g))
+    adaptive = op.Add(op.Sqrt(h_new), _number(node, "epsilon"))
+    return op.Sub(x, op.Div(op.Mul(r, g), adaptive)), h_new
+
+
+def _momentum(
+    op: Emitter, node: ir.Node, rate: ir.Value, step: ir.Value, x: ir.Value, g: ir.Value, v: ir.Value
+) -> tuple[ir.Value, ir.Value]:
+    alpha, mode = _number(node, "alpha"), node.attributes.get_string("mode", "")
+    if mode not in ("standard", "nesterov"):
+        raise ModelError(
+            f"lowering Momentum ({node.name}): its mode is {mode!r}; it can be standard or nesterov"
+        )
+    g = _regularized(op, node, x, g)
+    first = op.const(1.0, like=x)
+    beta = op.Where(op.Greater(_scalar(op, step, x), 0.0), op.const(_number(node, "beta"), like=x), first)
+    v_new = op.Add(op.Mul(v, alpha), op.Mul(beta, g))
+    direction = v_new if mode == "standard" else op.Add(g, op.Mul(v_new, alpha))
+    return op.Sub(x, op.Mul(_scalar(op, rate, x), direction)), v_new
+
+
+_OPTIMIZERS: dict[str, tuple[Callable[..., tuple[ir.Value, ...]], int]] = {
+    "Adam": (_adam, 4),
+    "Adagrad": (_adagrad, 3),
+    "Momentum": (_momentum, 3),
+}
+"""What writes the formula for one tensor, and how many inputs there are for each."""
+
+
+def _lower_gradients(model: ir.Model) -> ir.Model:
+    """Returns the model without Gradient nodes; those whose `y` is another's result come after it."""
+    for graph in model.graphs():
+        for node in graph:
+            if _is_gradient(node) and graph is not model.graph:
+                raise ModelError(
+                    f"lowering Gradient ({node.name or 'without a name'}): it is in a branch or body; move it to the "
+                    "main graph"
+                )
+    while waiting := [node for node in model.graph if _is_gradient(node)]:
+        ready = [node for node in waiting if not any(map(_is_gradient, _behind(model, node)))]
+        if not ready:
+            raise ModelError(
+                f"lowering Gradient ({waiting[0].name or 'without a name'}): its y, {_target(waiting[0])!r}, depends "
+                "on its own result"
+            )
+        model = _lower_gradient(model, ready[0])
+    return model
+
+
+def _is_gradient(node: ir.Node) -> bool:
+    return node.domain == _DOMAIN and node.op_type == "Gradient"
+
+
+def _target(node: ir.Node) -> str:
+    return node.attributes.get_string("y", "")
+
+
+def _sources(node: ir.Node) -> tuple[list[str], list[str]]:
+    xs, zs = node.attributes.get_strings("xs", ()), node.attributes.get_strings("zs", ())
+    return list(xs), list(zs)
+
+
+def _behind(model: ir.Model, node: ir.Node) -> list[ir.Node]:
+    """Returns the nodes between the tensors that a Gradient names, in order."""
+    xs, zs = _sources(node)
+    (target,) = differentiable_values(model.graph, [_target(node)], "y")
+    values = values_by_name(model.graph)
+    known = {values.get(name) for name in (*xs, *zs)}
+    needed, found = {target}, []
+    for other in reversed(model.graph):
+        if any(output in needed and output not in known for output in other.outputs):
+            needed.update(reads(other))
+            found.append(other)
+    return found[::-1]
+
+
+def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
+    xs, zs = _sources(node)
+    given = [None if value is None else str(value.name) for value in node.inputs]
+    if len(given) != len(xs) + len(zs) or None in given:
+        raise ModelError(
+            f"lowering Gradient ({node.name or 'without a name'}): it has {len(given)} inputs for the "
+            f"{len(xs) + len(zs)} tensors that xs and zs name"
+        )
+    differentiable_values(model.graph, xs, "xs")
+    find_values(model.graph, zs, "zs")
+    names = _names(node)
+    target, leaves = _target(node), xs
+    if given != [*xs, *zs]:
+        target, leaves = _copy(model, node)
+    model = expand_path(model, [target], leaves)
+    values, op = values_by_name(model.graph), Emitter(model.graph, functions=model.functions)
+    seeds = {values[target]: op.ones_like(values[target])}
+    gradients = pull_back(op, seeds, [values[name] for name in leaves])
+    results = [
+        (op.zeros_like(values[leaf]) if gradient is None else gradient) if name else None
+        for leaf, gradient, name in zip(leaves, gradients, names, strict=False)
+    ]
+    again = next(other for other in model.graph if _is_gradient(other) and _names(other) == names)
+    _replace(op, again, results)
+    common.TopologicalSortPass()(model)
+    # Another Gradient may differentiate this one: composite ops have bodies, but no rules.
+    model = inline_functions(model)
+    return settle_shapes(lift_constants(model))
+
+
+def _names(node: ir.Node) -> list[str]:
+    return [output.name or "" for output in node.outputs]
+
+
+def _copy(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
+    """Writes the graph between the named tensors once more, at the values of the inputs; returns names of y and xs."""
+    op = Emitter(model.graph, functions=model.functions)
+    op.scope = f"{node.name or node.op_type}/"
+    xs, zs = _sources(node)
+    given = [op.Identity(value) for value in node.inputs]  # leaves of their own
+    originals = values_by_name(model.graph)
+    twin = model.clone()
+    values = values_by_name(twin.graph)
+    nodes = _behind(twin, next(other for other in twin.graph if _names(other) == _names(node)))
+    twin.graph.outputs.clear()
+    twin.graph.remove(nodes)
+    inputs = [ir.Value(name=name, type=values[name].type, shape=values[name].shape) for name in (*xs, *zs)]
+    ends = dict(zip((*xs, *zs), inputs, strict=True))
+    for name, leaf in ends.items():
+        values[name].replace_all_uses_with(leaf)
+    for value in (*twin.graph.inputs, *twin.graph.initializers.values()):
+        value.replace_all_uses_with(originals[str(value.name)])
+    output = ends.get(_target(node), values[_target(node)])
+    part = ir.Graph(inputs, [output], nodes=nodes, opset_imports=model.graph.opset_imports, name="part")
+    for leaf, value in zip(inputs, given, strict=True):
+        value.type, value.shape = leaf.type, leaf.shape
+    (target,) = op.copy_of(part, given)
+    return str(target.name), [str(value.name) for value in given[: len(xs)]]

@@ -1,0 +1,224 @@
+"""`vjp`, `jvp` and `hessian_vector_product` beside `torch.func`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from torch.func import grad, jvp, vjp
+
+import onnxtrain
+from autodiff.reference import ReferenceEvaluator
+from functional.nets import CONV, LOOP, MLP, NETS, Net
+from onnxtrain.errors import DifferentiationError, NoGradientRule
+from tolerances import norm_relative_error
+
+# What PyTorch says of itself when it takes its first forward-mode derivative.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
+# Twice differentiated float32 results are some units in the last place of larger intermediate values apart.
+TOLERANCE = {np.float64: 1e-9, np.float32: 2e-4}
+
+CASES = [*((name, np.float64) for name in NETS), ("mlp", np.float32), ("conv", np.float32)]
+
+
+def check(model: onnx.ModelProto) -> None:
+    onnx.checker.check_model(model, full_check=True)
+
+
+def run(
+    net: Net, model: onnx.ModelProto, feeds: dict[str, np.ndarray], names: Sequence[str]
+) -> list[np.ndarray]:
+    """In ONNX Runtime; by the reference evaluator where that lacks float64."""
+    check(model)
+    assert {value.name for value in model.graph.input} == set(feeds)
+    if not net.float64 and any(array.dtype == np.float64 for array in feeds.values()):
+        return ReferenceEvaluator(model).run(list(names), feeds)
+    return ort.InferenceSession(model.SerializeToString()).run(list(names), feeds)
+
+
+def tensors(arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def normal(seed: int, *arrays: np.ndarray) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.normal(size=array.shape), array.dtype) for array in arrays]
+
+
+def agree(got: Sequence[np.ndarray], expected: Sequence[torch.Tensor], dtype: type) -> None:
+    for value, want in zip(got, expected, strict=True):
+        assert value.dtype == dtype
+        assert value.shape == tuple(want.shape)
+        assert norm_relative_error(value, want.detach().numpy()) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_vjp_and_jvp_of_both_outputs_match_torch(name: str, dtype: type) -> None:
+    net = NETS[name]
+    arrays, leaves = net.arrays(dtype), list(net.shapes)
+    given = tensors(arrays)
+
+    def function(*values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return net.twin(given | dict(zip(leaves, values, strict=True)))
+
+    primals = [given[leaf] for leaf in leaves]
+    outputs, pull = vjp(function, *primals)
+    cotangents = normal(1, *(output.numpy() for output in outputs))
+    model = onnxtrain.vjp(net.model(dtype), ["y", "loss"], leaves)
+    feeds = arrays | dict(zip(["y_cotangent", "loss_cotangent"], cotangents, strict=True))
+    got = run(net, model, feeds, ["y", "loss", *(f"{leaf}_grad" for leaf in leaves)])
+    agree(got, [*outputs, *pull(tuple(map(torch.from_numpy, cotangents)))], dtype)
+
+    tangents = normal(2, *(arrays[leaf] for leaf in leaves))
+    model = onnxtrain.jvp(net.model(dtype), ["y", "loss"], leaves)
+    feeds = arrays | {f"{leaf}_tangent": t for leaf, t in zip(leaves, tangents, strict=True)}
+    got = run(net, model, feeds, ["y", "loss", "y_tangent", "loss_tangent"])
+    outputs, derivatives = jvp(function, tuple(primals), tuple(map(torch.from_numpy, tangents)))
+    agree(got, [*outputs, *derivatives], dtype)
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_hessian_vector_product_matches_torch(name: str, dtype: type) -> None:
+    """Forward over reverse in PyTorch, reverse over reverse here."""
+    net = NETS[name]
+    arrays, leaves = net.arrays(dtype), list(net.shapes)
+    given = tensors(arrays)
+
+    def loss(values: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return net.twin(given | dict(zip(leaves, values, strict=True)))[1]
+
+    vectors = normal(3, *(arrays[leaf] for leaf in leaves))
+    primals = tuple(given[leaf] for leaf in leaves)
+    gradients, products = jvp(grad(loss), (primals,), (tuple(map(torch.from_numpy, vectors)),))
+    model = onnxtrain.hessian_vector_product(net.model(dtype), "loss", leaves)
+    feeds = arrays | {f"{leaf}_vector": v for leaf, v in zip(leaves, vectors, strict=True)}
+    names = [f"{leaf}{suffix}" for suffix in ("_grad", "_hvp") for leaf in leaves]
+    agree(run(net, model, feeds, names), [*gradients, *products], dtype)
+
+
+def test_jvp_costs_one_more_forward_computation() -> None:
+    """What computes the vector-Jacobian product alone is gone: no transposed convolution is left."""
+    model = onnxtrain.jvp(CONV.model(np.float32), ["y"], ["kernel", "x"])
+    ops = [node.op_type for node in model.graph.node]
+    assert (ops.count("Conv"), ops.count("MaxPool"), ops.count("ConvTranspose")) == (2, 1, 0)
+    assert [value.name for value in model.graph.input][-2:] == ["kernel_tangent", "x_tangent"]
+    assert [value.name for value in model.graph.output] == ["y", "loss", "y_tangent"]
+
+
+def test_one_value_that_is_the_gradient_of_two() -> None:
+    """d(a + b) is one cotangent; each has a tangent of its own."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (double[2] a, double[2] b) => (double[2] y) { y = Add(a, b) }""")
+    step = onnxtrain.jvp(model, ["y"], ["a", "b"])
+    feeds = {name: np.array([1.0, k]) for k, name in enumerate(["a", "b", "a_tangent", "b_tangent"])}
+    got = ort.InferenceSession(step.SerializeToString()).run(["y_tangent"], feeds)[0]
+    assert got.tolist() == [2.0, 5.0]
+
+
+def test_where_nothing_depends_on_anything_there_are_zeros() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (double[n] a, double[n] b) => (double[n] y, double z) {
+            y = Mul(a, a)  r = Floor(b)  z = ReduceSum<keepdims = 0>(r) }""")
+    feeds = {"a": np.ones(2), "b": np.ones(2), "b_tangent": np.ones(2)}
+    step = onnxtrain.jvp(model, ["y", "z"], ["b"])
+    got = ort.InferenceSession(step.SerializeToString()).run(["y_tangent", "z_tangent"], feeds)
+    assert [value.tolist() for value in got] == [[0.0, 0.0], 0.0]
+    feeds = {"a": np.ones(2), "b": np.ones(2), "b_vector": np.ones(2)}
+    step = onnxtrain.hessian_vector_product(model, "z", ["b"])
+    got = ort.InferenceSession(step.SerializeToString()).run(["b_grad", "b_hvp"], feeds)
+    assert [value.tolist() for value in got] == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_straight_through() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (double[n] a) => (double[n] y) { r = Round(a)  y = Mul(r, r) }""")
+    step = onnxtrain.jvp(model, ["y"], ["a"], straight_through=True)
+    feeds = {"a": np.array([1.2, 2.6]), "a_tangent": np.array([1.0, 10.0])}
+    got = ort.InferenceSession(step.SerializeToString()).run(["y_tangent"], feeds)[0]
+    assert got.tolist() == [2.0, 60.0]
+
+
+def test_parameters_that_are_initializers_and_names_that_are_taken() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (float[n, 2] x_tangent, float[n, 2] x) => (float[n, 2] y) <float[2] w = {3.0, 4.0}> {
+            p = Mul(x, w)  y = Add(p, x_tangent) }""")
+    step = onnxtrain.jvp(ir.from_proto(model), ["y"], ["x", "w"])
+    assert isinstance(step, ir.Model)
+    assert [value.name for value in step.graph.inputs] == ["x_tangent", "x", "x_tangent_1", "w_tangent"]
+    feeds = {"x_tangent": np.zeros((1, 2)), "x": [[1, 2]], "x_tangent_1": [[1, 1]], "w_tangent": [1, 10]}
+    session = ort.InferenceSession(ir.to_proto(step).SerializeToString())
+    got = session.run(["y_tangent"], {k: np.asarray(v, np.float32) for k, v in feeds.items()})[0]
+    assert got.tolist() == [[4.0, 24.0]]
+
+
+def test_batches_of_any_size_of_none_too() -> None:
+    step = onnxtrain.hessian_vector_product(MLP.model(np.float64), "loss", ["w0"])
+    session = ort.InferenceSession(step.SerializeToString())
+    for size in (1, 7):
+        arrays = MLP.arrays(np.float64)
+        feeds = arrays | {
+            "x": np.ones((size, 4)),
+            "labels": np.zeros(size, np.int64),
+            "w0_vector": arrays["w0"],
+        }
+        assert session.run(["w0_hvp"], feeds)[0].shape == (4, 5)
+    forward = onnxtrain.jvp(LOOP.model(np.float64), ["y"], ["x"])
+    feeds = {"x": np.ones((0, 3)), "x_tangent": np.ones((0, 3)), "w": np.ones((3, 3))}
+    assert ort.InferenceSession(forward.SerializeToString()).run(["y_tangent"], feeds)[0].shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: onnxtrain.vjp(m, "y", ["x"]), TypeError, "of is the str 'y'"),
+        (lambda m: onnxtrain.jvp(m, ["y"], "x"), TypeError, "wrt is the str 'x'"),
+        (
+            lambda m: onnxtrain.jvp(m, ["y"], ["z"]),
+            DifferentiationError,
+            "wrt names 'z', which is not a value",
+        ),
+        (lambda m: onnxtrain.vjp(m, ["y", "y"], ["x"]), DifferentiationError, "of names y more than once"),
+        (lambda m: onnxtrain.jvp(m, ["y"], ["labels"]), DifferentiationError, "'labels' is INT64"),
+        (lambda m: onnxtrain.hessian_vector_product(m, "y", ["x"]), DifferentiationError, "not a scalar"),
+    ],
+)
+def test_requests_that_make_no_sense(call, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(MLP.model(np.float32))
+
+
+def test_op_without_a_rule_is_named() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21, "my.domain": 1]>
+        net (float[2] x) => (float[2] y) { y = my.domain.Strange(x) }""")
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    with pytest.raises(NoGradientRule, match="Strange"):
+        onnxtrain.jvp(model, ["y"], ["x"])
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_third_derivatives_of_differentiated_models(name: str) -> None:
+    """`differentiate` of its own output, twice, beside autograd three times over."""
+    net = NETS[name]
+    leaves = list(net.shapes)
+    last = leaves[-1]
+    arrays = net.arrays(np.float64)
+    given = tensors(arrays)
+    v1, v2 = normal(5, arrays[last], arrays[last])
+    model = onnxtrain.differentiate(net.model(np.float64), "loss", [last])
+    model = onnxtrain.differentiate(model, f"{last}_grad", [last], cotangent="v1")
+    model = onnxtrain.differentiate(model, f"{last}_grad_1", leaves, cotangent="v2")
+    names = [output.name for output in model.graph.output][-len(leaves) :]
+    values = {leaf: given[leaf].clone().requires_grad_() for leaf in leaves}
+    result = net.twin(given | values)[1]
+    for vector in (v1, v2):
+        (slope,) = torch.autograd.grad(result, values[last], create_graph=True)
+        result = (slope * torch.from_numpy(vector)).sum()
+    third = torch.autograd.grad(result, list(values.values()))
+    got = run(net, model, arrays | {"v1": v1, "v2": v2}, names)
+    agree(got, third, np.float64)

@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff._registry import not_yet, vjp
+from onnxtrain.autodiff._registry import vjp
 from onnxtrain.autodiff.rules._count import counting_dtype, divide_by_count
 from onnxtrain.autodiff.rules._scatter import scatter_to
 from onnxtrain.autodiff.rules._windows import Sizes, Windows, scatter_windows, spatial_sizes, windows_of
@@ -170,6 +170,3 @@ def _over_norm(op: Emitter, ct: ir.Value, norm: ir.Value, p: int) -> ir.Value:
     positive = op.Greater(norm, 0.0)
     safe = op.Where(positive, norm, 1.0)
     return op.Where(positive, op.Mul(ct, op.Pow(safe, op.const(float(1 - p), like=ct))), 0.0)
-
-
-not_yet("RoiAlign", reason="region pooling of detectors: rarely trained, no request so far")

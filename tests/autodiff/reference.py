@@ -12,6 +12,7 @@ from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_grid_sample import GridSample as OnnxGridSample
 from onnx.reference.ops.op_loop import Loop as OnnxLoop
 from onnx.reference.ops.op_resize import Resize as OnnxResize
+from onnx.reference.ops.op_roi_align import RoiAlign as OnnxRoiAlign
 
 
 class Erf(OpRun):
@@ -306,6 +307,21 @@ class GridSample(OnnxGridSample):
         return np.array([self._gs_denormalize(*pair, align_corners) for pair in zip(n, dims, strict=False)])
 
 
+class RoiAlign(OnnxRoiAlign):
+    """RoiAlign; before opset 16 there was no half a pixel, which onnx's takes away."""
+
+    op_domain = ""
+
+    def _run(
+        self, *inputs: np.ndarray, coordinate_transformation_mode: str | None = None, **attributes: Any
+    ) -> tuple[np.ndarray]:
+        if self.run_params["opsets"][""] < 16:
+            coordinate_transformation_mode = "output_half_pixel"
+        return super()._run(
+            *inputs, coordinate_transformation_mode=coordinate_transformation_mode, **attributes
+        )
+
+
 class MaxRoiPool(OpRun):
     """MaxRoiPool, which onnx lacks."""
 
@@ -378,6 +394,21 @@ class DeformConv(OpRun):
         return (y if b is None else y + b.reshape(-1, 1, 1),)
 
 
+class Unique(OpRun):
+    """Unique; onnx's takes slices for elements, and slices along another axis, where the order stays as it was."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, axis: int | None = None, sorted: int | None = None) -> tuple[Any, ...]:
+        x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
+        _, first, inverse, counts = np.unique(x, True, True, True, axis=axis)
+        if not sorted:
+            order = np.argsort(first)
+            first, inverse, counts = first[order], np.argsort(order)[inverse.reshape(-1)], counts[order]
+        outputs = np.take(x, first, axis), first, inverse.reshape(-1), counts
+        return outputs[: len(self.onnx_node.output)]
+
+
 class LpNormalization(OpRun):
     """LpNormalization; onnx's takes no absolute values for p = 1."""
 
@@ -431,7 +462,9 @@ CORRECTED = {
         Resize,
         GridSample,
         MaxRoiPool,
+        RoiAlign,
         DeformConv,
+        Unique,
         LpNormalization,
         MeanVarianceNormalization,
         Loop,

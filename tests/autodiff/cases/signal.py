@@ -63,6 +63,15 @@ CASES = [
         {"inverse": 1, "onesided": 1},
         name="half-at-run-time",
     ),
+    Case("DFT", (F(2, 5, 2),), dft, name="symbolic-parts", symbolic={0: (0, 1, 2)}),
+    Case("DFT", (F(2, 5, 1),), dft, name="symbolic-part", symbolic={0: (0, 1, 2)}),
+    Case(
+        "DFT",
+        (F(2, 5, 1), C(np.array(7, np.int32))),
+        lambda *x: dft(*x, onesided=1),
+        {"onesided": 1},
+        name="int32-length",
+    ),
 ]
 
 
@@ -100,5 +109,11 @@ CASES += [
         stft,
         name="step-and-length-at-run-time",
         symbolic={0: (0, 1)},
+    ),
+    Case(
+        "STFT",
+        (F(2, 14, 1), C(np.array(3, np.int32)), None, C(np.array(5, np.int32))),
+        stft,
+        name="int32",
     ),
 ]

@@ -1,4 +1,4 @@
-"""How convolutions, pooling, normalisation, resampling and sampling are drawn."""
+"""How convolutions, pooling, normalisation and resampling are drawn."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def conv(b: Builder, d: Draw) -> None:
     group = d.choice([g for g in (1, 2, 3, 4) if channels % g == 0])
     kernel = [d.integer(1, 3) for _ in range(rank)]
     outputs = group * d.integer(1, 2)
-    w = _weight(b, d, [outputs, channels // group, *kernel])
+    w = weight(b, d, [outputs, channels // group, *kernel])
     bias = [b.like([outputs])] if d.chance(50) else []
     attrs = _geometry(b, d, "Conv", rank)
     b.node(
@@ -66,7 +66,7 @@ def conv_transpose(b: Builder, d: Draw) -> None:
         raise Rejected("no channels")
     group = d.choice([g for g in (1, 2, 3, 4) if channels % g == 0])
     kernel = [d.integer(1, 3) for _ in range(rank)]
-    w = _weight(b, d, [channels, d.integer(1, 2), *kernel])
+    w = weight(b, d, [channels, d.integer(1, 2), *kernel])
     bias = [b.like([group * b.shape(w)[1]])] if d.chance(50) else []
     strides = [d.integer(1, 3) for _ in range(rank)]
     attrs: dict[str, Any] = {"strides": strides}
@@ -83,7 +83,7 @@ def conv_transpose(b: Builder, d: Draw) -> None:
     b.node("ConvTranspose", [x, w, *bias], group=group if group > 1 else None, **attrs)
 
 
-def _weight(b: Builder, d: Draw, shape: Sequence[int]) -> str:
+def weight(b: Builder, d: Draw, shape: Sequence[int]) -> str:
     """Returns a weight: a parameter, mostly; its sizes are known then."""
     return b.leaf(shape, -1.0, 1.0, kind="parameter" if d.chance(80) else None)
 
@@ -188,49 +188,6 @@ def resize(b: Builder, d: Draw) -> None:
     b.node("Resize", [x, "", "", b.data(np.array(sizes))], **attrs)
 
 
-def grid_sample(b: Builder, d: Draw) -> None:
-    """Positions inside and outside of the image."""
-    x = image(b, d, (4,) if b.graph.opset < 20 or d.chance(80) else (5,))
-    rank = len(b.shape(x)) - 2
-    modes = ["linear", "nearest"] if b.graph.opset >= 20 else ["bilinear", "nearest"]
-    grid = b.leaf([b.shape(x)[0], *b.sizes(rank, least=1), rank], -1.6, 1.6)
-    padding = d.choice([None, "zeros", "border", "reflection"])
-    b.node(
-        "GridSample",
-        [x, grid],
-        mode=d.choice([None, *modes]),
-        padding_mode=padding,
-        align_corners=d.choice([None, 0, 1]),
-    )
-
-
-def affine_grid(b: Builder, d: Draw) -> None:
-    """In two and three dimensions."""
-    rank = d.choice([2, 3])
-    (batch,) = b.sizes(1, least=1)
-    size = [batch, 1, *b.sizes(rank, least=1)]
-    b.node(
-        "AffineGrid",
-        [b.like([batch, rank, rank + 1]), b.data(np.array(size))],
-        align_corners=d.choice([None, 0, 1]),
-    )
-
-
-def max_roi_pool(b: Builder, d: Draw) -> None:
-    """Regions inside of the image."""
-    x = image(b, d, (4,))
-    if 0 in b.shape(x):
-        raise Rejected("an image of size zero")
-    height, width = b.shape(x)[2:]
-    rois = []
-    for _ in range(d.integer(1, 2)):
-        left, top = d.integer(0, width - 1), d.integer(0, height - 1)
-        corner = [left, top, d.integer(left, width - 1), d.integer(top, height - 1)]
-        rois.append([d.integer(0, b.shape(x)[0] - 1), *corner])
-    pooled = [d.integer(1, 2), d.integer(1, 2)]
-    b.node("MaxRoiPool", [x, b.data(np.array(rois, np.float64))], pooled_shape=pooled)
-
-
 # Normalisation.
 
 
@@ -239,7 +196,7 @@ def batch_norm(b: Builder, d: Draw) -> None:
     x = image(b, d, (2, 3, 4))
     channels = b.shape(x)[1]
     training = b.supports("BatchNormalization", "training_mode") and d.chance(50)
-    scale, bias = (_weight(b, d, [channels]) for _ in range(2))
+    scale, bias = (weight(b, d, [channels]) for _ in range(2))
     mean = b.leaf([channels], wrt=not training)
     var = b.leaf([channels], 0.3, 2.0, wrt=not training)
     b.unused.update((mean, var))  # one that serves as anything else is taken for merged by an exporter
@@ -257,7 +214,7 @@ def instance_norm(b: Builder, d: Draw) -> None:
     """A scale per channel."""
     x = image(b, d)
     channels = [b.shape(x)[1]]
-    b.node("InstanceNormalization", [x, _weight(b, d, channels), _weight(b, d, channels)], epsilon=0.01)
+    b.node("InstanceNormalization", [x, weight(b, d, channels), weight(b, d, channels)], epsilon=0.01)
 
 
 def group_norm(b: Builder, d: Draw) -> None:
@@ -272,7 +229,7 @@ def group_norm(b: Builder, d: Draw) -> None:
         raise Rejected("the judge scales channels")
     b.node(
         "GroupNormalization",
-        [x, _weight(b, d, scales), _weight(b, d, scales)],
+        [x, weight(b, d, scales), weight(b, d, scales)],
         num_groups=groups,
         epsilon=0.01,
     )
@@ -323,19 +280,16 @@ def mean_variance_norm(b: Builder, d: Draw) -> None:
 DRAWERS: dict[str, Drawer] = {
     **{op: _pool(op) for op in ("AveragePool", "LpPool", "MaxPool")},
     **{op: _global_pool(op) for op in ("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool")},
-    "AffineGrid": affine_grid,
     "BatchNormalization": batch_norm,
     "Col2Im": col2im,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
     "DepthToSpace": depth_to_space,
-    "GridSample": grid_sample,
     "GroupNormalization": group_norm,
     "InstanceNormalization": instance_norm,
     "LRN": lrn,
     "LayerNormalization": layer_norm,
     "LpNormalization": lp_norm,
-    "MaxRoiPool": max_roi_pool,
     "MaxUnpool": max_unpool,
     "MeanVarianceNormalization": mean_variance_norm,
     "RMSNormalization": rms_norm,

@@ -12,7 +12,7 @@ import onnx
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from autodiff.fuzz import elementwise, images, structure
+from autodiff.fuzz import elementwise, images, sampling, signals, structure
 from autodiff.fuzz.graph import Builder, Draw, Graph, Rejected
 
 Drawer = Callable[[Builder, Draw], None]
@@ -116,6 +116,8 @@ DRAWERS: dict[str, Drawer] = {
     **elementwise.DRAWERS,
     **structure.DRAWERS,
     **images.DRAWERS,
+    **sampling.DRAWERS,
+    **signals.DRAWERS,
     **{op: _recurrent(op) for op in GATES},
     **{op: _loss(op) for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
     "Attention": attention,

@@ -271,6 +271,17 @@ def top_k(b: Builder, d: Draw) -> None:
     b.nodes("TopK", [x, k], 2, axis=axis, largest=d.choice([None, 0, 1]))
 
 
+def unique(b: Builder, d: Draw) -> None:
+    """Of all elements or of slices, some of them there twice; other ones are apart, since they would change places."""
+    x = b.tensor()
+    axis = None if d.chance(40) or not b.shape(x) else _axis(b, d, x)
+    if np.diff(np.sort(b.values[x], axis=None)).min(initial=1.0) < 1e-3:
+        raise Rejected("equal elements, or almost")
+    if b.shape(x) and d.chance(40):
+        x = b.node("Concat", [x, x], axis=axis or 0)
+    b.nodes("Unique", [x], d.integer(1, 4), axis=axis, sorted=d.choice([None, 0, 1]))
+
+
 def one_hot(b: Builder, d: Draw) -> None:
     """Indices beyond the depth are cold."""
     shape = b.sizes(d.integer(1, 2))
@@ -367,5 +378,6 @@ DRAWERS: dict[str, Drawer] = {
     "TopK": top_k,
     "Transpose": transpose,
     "Trilu": trilu,
+    "Unique": unique,
     "Unsqueeze": unsqueeze,
 }

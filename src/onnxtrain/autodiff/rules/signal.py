@@ -23,7 +23,7 @@ def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     cotangent, nor has the imaginary part of a real input.
     """
     if not n.attr("inverse"):
-        length = _size(op, n, n.input) if n.dft_length is None else op.Reshape(n.dft_length, [1])
+        length = _size(op, n, n.input) if n.dft_length is None else _length(op, n.dft_length)
         along = op.Cast(_is_axis(op, n), to=ir.DataType.INT64) if n.attr("onesided") else None
         found = _transform_adjoint(op, ct, length, _axis(op, n), along)
     else:
@@ -73,6 +73,11 @@ def _size(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     return op.Gather(op.shape_of(value), op.Reshape(_axis(op, n), [1]))
 
 
+def _length(op: Emitter, given: ir.Value) -> ir.Value:
+    """Returns a length that a node is given, int32 or int64, as int64 [1]."""
+    return op.Cast(op.Reshape(given, [1]), to=ir.DataType.INT64)
+
+
 def _axis(op: Emitter, n: NodeView) -> ir.Value:
     """The axis of the transform: ONNX Runtime (1.32) ends the process where an empty name stands for its default."""
     given = n.inputs[2] if len(n.inputs) > 2 else None
@@ -88,10 +93,10 @@ def _is_axis(op: Emitter, n: NodeView) -> ir.Value:
 def _fitted(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     """Returns `value` cut, and padded with zeros, to the shape of the input."""
     dims = static_dims(n.input)
-    complex_input = dims is not None and dims[-1] == 2
-    if n.dft_length is None and complex_input:
+    parts = None if dims is None else dims[-1]
+    if n.dft_length is None and parts == 2:
         return value
-    if n.dft_length is None and dims is not None:
+    if n.dft_length is None and parts == 1:
         return op.Slice(value, [0], [1], [-1])
     target = op.shape_of(n.input)
     starts = op.Mul(target, [0])
@@ -106,7 +111,7 @@ def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if n.window is not None:
         length = op.dim(n.window, 0)
     else:
-        length = op.dim(n.signal, 1) if n.frame_length is None else op.Reshape(n.frame_length, [1])
+        length = op.dim(n.signal, 1) if n.frame_length is None else _length(op, n.frame_length)
     along = op.const([0, 0, 1, 0]) if n.attr("onesided") else None
     frames = _transform_adjoint(op, ct, length, op.const(-2), along)  # [batch, frames, length, 2]
     frames = op.Slice(

@@ -391,7 +391,8 @@ class DeformConv(OpRun):
         y = np.einsum("gmk,ngk...->ngm...", w.reshape(groups, len(w) // groups, -1), taken).reshape(
             batch, -1, *counts
         )
-        return (y if b is None else y + b.reshape(-1, 1, 1),)
+        y = y if b is None else y + b.reshape(-1, 1, 1)
+        return (y.astype(x.dtype),)
 
 
 class Unique(OpRun):

@@ -114,9 +114,8 @@ def roi_align(b: Builder, d: Draw) -> None:
     }
     if b.supports("RoiAlign", "coordinate_transformation_mode"):
         attrs["coordinate_transformation_mode"] = d.choice([None, "half_pixel", "output_half_pixel"])
-        attrs["mode"] = d.choice(
-            [None, "avg", "max"]
-        )  # the runtime's kernel for opset 10 does not take the maximum
+        # ONNX Runtime says of its older kernel that it takes another maximum.
+        attrs["mode"] = d.choice([None, "avg", "max"])
     images = b.data(rng.integers(0, b.shape(x)[0], count))
     b.node("RoiAlign", [x, b.data(rois.astype(np.float32).astype(np.float64)), images], **attrs)
 

@@ -289,21 +289,17 @@ def test_an_operator_without_a_kernel_runs_in_pytorch() -> None:
 
 
 def test_an_operator_without_a_gradient_rule_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_region(low: Lowering, x: Any) -> Any:
-        """tanh by an operator that is not differentiated."""
-        return low.op.Mul(low.op.Tanh(x), low.op.Reshape(_of_a_region(low, x), [1, 1]))
+    def rounded(low: Lowering, x: Any) -> Any:
+        """tanh, rounded by an operator that is not differentiated."""
+        scale = low.op.const(0.1, low.dtype)
+        return low.op.DequantizeLinear(low.op.QuantizeLinear(low.op.Tanh(x), scale), scale)
 
-    monkeypatch.setitem(LOWERINGS, "aten.tanh.default", by_region)
+    monkeypatch.setitem(LOWERINGS, "aten.tanh.default", rounded)
     ours = assert_same(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), (1, 4))
     (graph,) = ours.report()
     (op,) = graph.in_pytorch
     assert op.op == "aten.tanh.default"
-    assert "no VJP rule for 'RoiAlign'" in op.reason
-
-
-def _of_a_region(low: Lowering, x: Any) -> Any:
-    image, region = low.op.Reshape(x, [1, 1, 1, -1]), low.op.const([[0.0, 0.0, 1.0, 1.0]], low.dtype)
-    return low.op.RoiAlign(image, region, low.op.const([0]), output_height=1, output_width=1)
+    assert "no VJP rule for 'DequantizeLinear'" in op.reason
 
 
 def test_the_policy_forbids_parts_in_pytorch(without: Callable[..., None]) -> None:

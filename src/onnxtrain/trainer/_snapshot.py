@@ -24,8 +24,8 @@ __all__ = [
 
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
 
-_SMALL = 10_000
-"""Elements of a tensor that are summed in less time than it takes to call for it."""
+_BLOCK = 8192
+"""Elements that are summed at once: of more BLAS would wake threads of its own."""
 
 
 def all_finite(buffer: Buffer) -> bool:
@@ -57,25 +57,24 @@ class FiniteCheck:
         self._others = [b for b in given if b.device.type != "cpu" or b.dtype.name not in direct]
         flat = [b.read().reshape(-1) for b in given if all(b is not other for other in self._others)]
         self._flat = flat
-        self._large = [array for array in flat if array.size > _SMALL]
-        small = [array for array in flat if array.size <= _SMALL]
+        small = [array for array in flat if array.size <= _BLOCK]
         # Small ones are gathered first: a call costs more than copying them.
         self._small = [
             [array for array in small if array.dtype == dtype] for dtype in {array.dtype for array in small}
         ]
         self._gathered = [np.empty(sum(map(len, group)), group[0].dtype) for group in self._small]
+        self._blocks = [
+            array[start : start + _BLOCK]
+            for array in (*(array for array in flat if array.size > _BLOCK), *self._gathered)
+            for start in range(0, array.size, _BLOCK)
+        ]
 
     def __call__(self) -> bool:
         """Returns whether all of them are."""
-        if not self._flat and not self._others:
-            return True
-        total = 0.0
-        with np.errstate(over="ignore", invalid="ignore"):  # of NaN or infinity a sum stays so
-            for group, gathered in zip(self._small, self._gathered, strict=True):
-                total += float(np.add.reduce(np.concatenate(group, out=gathered)))
-            for array in self._large:  # BLAS would wake threads of its own
-                total += float(np.add.reduce(array))
-        # An overflowing sum settles nothing.
+        for group, gathered in zip(self._small, self._gathered, strict=True):
+            np.concatenate(group, out=gathered)
+        # Of NaN or infinity a sum of squares stays so; one that overflows settles nothing.
+        total = sum(float(np.vdot(block, block)) for block in self._blocks)
         finite = math.isfinite(total) or all(np.isfinite(array).all() for array in self._flat)
         return finite and all(map(all_finite, self._others))
 

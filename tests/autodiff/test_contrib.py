@@ -83,6 +83,7 @@ OPS = [
     ),
     Op("SkipSimplifiedLayerNormalization", [X, _f(2, 5, 8), _f(8)], {"epsilon": 1e-5}, (0, 1, 2)),
     Op("SimplifiedLayerNormalization", [X, _f(8)], {"epsilon": 1e-5, "axis": -1}, (0, 1), domain=""),
+    Op("SimplifiedLayerNormalization", [X, _f(5, 8)], {"axis": 1}, (0, 1), domain="", name="two axes"),
     Op(
         "EmbedLayerNormalization",
         [MASK * 3, MASK, _f(6, 4), _f(7, 4), _f(2, 4), _f(4), _f(4), MASK], {}, (2, 3, 4, 5, 6), ("y", "lengths"),

@@ -150,10 +150,10 @@ def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Val
 
 @defbody("SimplifiedLayerNormalization", "", "X scale", "Y inv_std_var", axis=-1, epsilon=1e-5, stash_type=1)
 def simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """RMSNormalization over the last axis."""
-    if n.attr("axis") != -1 and n.attr("axis") != n.rank(n.X) - 1:
-        raise refused(n, f"axis {n.attr('axis')}")
-    return list(_rms(op, n.X, n.scale, n.attr("epsilon")))
+    """RMSNormalization over all axes from `axis` on."""
+    axis = n.attr("axis")
+    axes = [-1] if axis == -1 else list(range(n.axis(n.X, axis), n.rank(n.X)))
+    return list(_rms(op, n.X, n.scale, n.attr("epsilon"), axes))
 
 
 def _sum(op: Emitter, n: NodeView) -> ir.Value:
@@ -161,9 +161,11 @@ def _sum(op: Emitter, n: NodeView) -> ir.Value:
     return total if n.bias is None else op.Add(total, n.bias)
 
 
-def _rms(op: Emitter, x: ir.Value, scale: ir.Value, epsilon: float) -> tuple[ir.Value, ir.Value]:
+def _rms(
+    op: Emitter, x: ir.Value, scale: ir.Value, epsilon: float, axes: Sequence[int] = (-1,)
+) -> tuple[ir.Value, ir.Value]:
     wide = x if x.dtype in (None, ir.DataType.FLOAT, ir.DataType.DOUBLE) else op.Cast(x, to=ir.DataType.FLOAT)
-    square = op.ReduceMean(op.Mul(wide, wide), [-1], keepdims=1)
+    square = op.ReduceMean(op.Mul(wide, wide), list(axes), keepdims=1)
     inverse = op.Reciprocal(op.Sqrt(op.Add(square, epsilon)))
     y = op.Mul(wide, inverse)
     return op.Mul(y if wide is x else op.CastLike(y, x), scale), inverse

@@ -20,7 +20,9 @@ class VectorsPass(ir.passes.InPlacePass):
         for node in model.graph.all_nodes():
             if node.domain == "" and node.op_type == "Slice":
                 vectors = [value for value in node.inputs[1:] if value is not None]
-                kind = next((value.type for value in vectors if value.type is not None), None)  # they have one
+                kind = next(
+                    (value.type for value in vectors if value.type is not None), None
+                )  # they have one
                 for value in vectors if kind is not None else ():  # without a type a shape is not declared
                     if value.shape is None:
                         value.shape, value.type, modified = ir.Shape([None]), kind, True

@@ -57,6 +57,8 @@ MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
 ANGLES = np.outer(np.arange(10), 0.7 ** np.arange(2)).astype(np.float32)
 WIDE = np.outer(np.arange(10), 0.7 ** np.arange(8)).astype(np.float32)
 LENGTHS = [np.array([4, 4], np.int32), np.array(5, np.int32)]
+PAST = [np.array([6], np.int32), np.array(7, np.int32)]
+UNEVEN = [np.array([2, 4], np.int32), np.array(5, np.int32)]
 GROUPED = ("y", "k", "v")
 ML = "ai.onnx.ml"
 COEFFICIENTS = _f(12).tolist()
@@ -100,7 +102,24 @@ OPS = [
     Op(
         "Attention", [X, _f(8, 14), _f(14)], {"num_heads": 2, "qkv_hidden_sizes": [4, 4, 6]}, (0, 1, 2), name="sizes",
     ),
+    Op(
+        "Attention", [X, _f(8, 12), _f(12), None, _f(2, 2, 2, 3, 2)], {"num_heads": 2, "unidirectional": 1},
+        (0, 1, 2, 4), ("y", "present"), name="past",
+    ),
+    Op(
+        "Attention", [X, _f(8, 12), _f(12), np.pad(MASK, [(0, 0), (1, 0)], constant_values=1), _f(2, 2, 2, 1, 2)],
+        {"num_heads": 2}, (0, 1, 2, 4), ("y", "present"), name="past and mask",
+    ),
     Op("MultiHeadAttention", [X, _f(2, 3, 8), _f(2, 3, 8)], {"num_heads": 2}, (0, 1, 2)),
+    Op(
+        "MultiHeadAttention", [X, X * 0.3, X * 0.7, _f(24), None, None, _f(2, 2, 3, 4), _f(2, 2, 3, 4)],
+        {"num_heads": 2, "unidirectional": 1}, (0, 1, 2, 3, 6, 7), ("y", "k", "v"), name="past",
+    ),
+    Op(
+        "MultiHeadAttention", [X, _f(2, 2, 3, 4), _f(2, 2, 3, 4)], {"num_heads": 2}, (0, 1, 2), name="heads apart",
+    ),
+    Op("MultiHeadAttention", [_f(2, 5, 2, 3, 4)], {"num_heads": 2}, name="packed", runs=False),
+    Op("MultiHeadAttention", [X, _f(2, 3, 2, 2, 4)], {"num_heads": 2}, (0, 1), name="packed keys", runs=False),
     Op(
         "MultiHeadAttention", [X, _f(2, 5, 8), _f(2, 5, 8), _f(24), MASK, _f(1, 2, 5, 5)], {"num_heads": 2},
         (0, 1, 2, 3), name="all",
@@ -141,6 +160,16 @@ OPS = [
         [_f(2, 5, 64), _f(2, 5, 32), _f(2, 5, 32), None, None, *LENGTHS, np.cos(WIDE), np.sin(WIDE)],
         {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, "rotary_interleaved": 1, "local_window_size": 2}, (0, 1, 2),
         GROUPED, name="window",
+    ),
+    Op(
+        "GroupQueryAttention", [_f(1, 3, 64), _f(1, 3, 32), _f(1, 3, 32), _f(1, 2, 4, 16), _f(1, 2, 4, 16), *PAST,
+         np.cos(WIDE), np.sin(WIDE)],
+        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (0, 1, 2, 3, 4), GROUPED, name="past",
+    ),
+    Op(
+        "GroupQueryAttention", [_f(2, 1, 64), _f(2, 1, 32), _f(2, 1, 32), _f(2, 2, 4, 16), _f(2, 2, 4, 16), *UNEVEN,
+         np.cos(WIDE), np.sin(WIDE)],
+        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (0, 1, 2, 3, 4), GROUPED, name="pasts of two lengths",
     ),
     Op("Scaler", [_f(3, 4)], {"offset": [0.5, 1.0, -1.0, 0.0], "scale": [2.0, 0.5, 1.0, -1.0]}, domain=ML),
     Op("Scaler", [_f(3, 4)], {"offset": [0.5], "scale": [2.0]}, name="one", domain=ML),
@@ -262,9 +291,9 @@ def test_every_body_has_a_case() -> None:
     ("case", "message"),
     [
         (Op("FusedGemm", [_f(2, 2), _f(2, 2)], {"activation": "Round"}), "the activation Round"),
-        (Op("Attention", [X, _f(8, 12), _f(12), None, _f(2, 2, 2, 3, 2)], {"num_heads": 2}), "a cache"),
+        (Op("Attention", [X, _f(8, 12), _f(12)], {"num_heads": 2, "do_rotary": 1}), "rotary embeddings"),
     ],
-    ids=["activation", "cache"],
+    ids=["activation", "rotary"],
 )  # fmt: skip
 def test_what_is_not_written_is_a_clear_error(case: Op, message: str) -> None:
     with pytest.raises(NoGradientRule, match=message):
@@ -310,3 +339,13 @@ def test_what_has_no_kernel_for_the_cpu_computes_what_it_says(op: str) -> None:
     got = _run(differentiate(_model(case), "loss", ["x0"]), _feeds(case))["y"]
     want = WITHOUT_A_KERNEL[op](*(value for value in case.inputs if value is not None))
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["packed", "packed keys"])
+def test_packed_attention_is_that_of_its_parts(name: str) -> None:
+    (case,) = (case for case in OPS if case.op == "MultiHeadAttention" and case.name == name)
+    got = _run(differentiate(_model(case), "loss", ["x0"]), _feeds(case))["y"]
+    *before, packed = case.inputs
+    parts = [packed[:, :, :, k].reshape(*packed.shape[:2], -1) for k in range(packed.shape[3])]
+    plain = Op("MultiHeadAttention", [*before, *parts], case.attrs)
+    np.testing.assert_allclose(got, _run(_model(plain), _feeds(plain))["y"], rtol=2e-5, atol=2e-6)

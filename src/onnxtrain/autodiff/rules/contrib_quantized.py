@@ -191,10 +191,10 @@ def qlinear_concat(op: Emitter, n: NodeView) -> ir.Value:
     "input weight bias input_scale weight_scale mask_index input_zero_point weight_zero_point past", "output present",
     do_rotary=0, mask_filter_value=-10000.0, num_heads=None, past_present_share_buffer=0, scale=None, unidirectional=0,
 )  # fmt: skip
-def qattention(op: Emitter, n: NodeView) -> ir.Value:
+def qattention(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Attention of an input and weights that are quantized."""
-    if n.past is not None or n.attr("do_rotary"):
-        raise refused(n, "a cache or rotary embeddings")
+    if n.attr("do_rotary"):
+        raise refused(n, "rotary embeddings")
     x = _real(op, n.input, n.input_scale, n.input_zero_point)
     weights = _real(op, n.weight, n.weight_scale, n.weight_zero_point, -1)
     return attention_of(op, n, op.Add(op.MatMul(x, weights), n.bias), [])

@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._dynamo.guards import compute_overlapping_tensors
-from torch._C._functorch import is_functorch_wrapped_tensor
+
+from onnxtrain.ortmodule._torch import (
+    compute_overlapping_tensors,
+    is_functorch_wrapped_tensor,
+    set_grad_enabled,
+)
 
 __all__ = ["Aliases", "Overlaps", "split_aliases"]
 
@@ -163,10 +167,10 @@ class _ViewsGraph:
                     self._copied(source)
                 ungraded = node in self._ungraded
                 if ungraded:
-                    self._graph.call_function(torch._C._set_grad_enabled, (False,))
+                    self._graph.call_function(set_grad_enabled, (False,))
                 self.made[node] = self._graph.node_copy(node, self.made.__getitem__)
                 if ungraded:
-                    self._graph.call_function(torch._C._set_grad_enabled, (True,))
+                    self._graph.call_function(set_grad_enabled, (True,))
         return self.made[node]
 
 
@@ -174,7 +178,7 @@ def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
     """The nodes inside of `torch.no_grad`."""
     enabled, found = True, []
     for node in graph_module.graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
         elif not enabled:
             found.append(node)

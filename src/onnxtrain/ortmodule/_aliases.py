@@ -12,6 +12,7 @@ from torch import fx
 from onnxtrain.ortmodule._torch import (
     compute_overlapping_tensors,
     is_functorch_wrapped_tensor,
+    is_of_module,
     set_grad_enabled,
 )
 
@@ -250,7 +251,7 @@ class Overlaps:
         self._tensors = [place for place, node in enumerate(nodes) if _memory(node) is not None]
         self._written = [place for place in self._tensors if _is_written(nodes[place])]
         self.noticed = frozenset(self._written)
-        self._arguments = [place for place in self._tensors if not _is_of_module(nodes[place])]
+        self._arguments = [place for place in self._tensors if not is_of_module(nodes[place])]
         values = [node.meta.get("example_value") for node in nodes]
         if self._overlap(values, _memory_of):
             raise NotImplementedError("it writes to an input that shares its memory with another one")
@@ -310,12 +311,3 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 def _is_written(placeholder: fx.Node) -> bool:
     value = placeholder.meta["example_value"]
     return bool(not value.is_inference() and value._version > 0)
-
-
-def _is_of_module(placeholder: fx.Node) -> bool:
-    """Whether an input is a parameter or a buffer."""
-    source: Any = getattr(placeholder, "_dynamo_source", None)
-    if source is None:
-        return False
-    kind = source.guard_source
-    return bool(kind.is_unspecialized_nn_module() or kind.is_specialized_nn_module())

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 try:
     import torch._decomp
@@ -134,6 +135,7 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "is_fx_symbolic_tracing",
     "is_legacy_batchedtensor",
+    "is_of_module",
     "is_tracing",
     "isolates_recompiles",
     "leave_vmap",
@@ -174,3 +176,14 @@ def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
     if isolates_recompiles:
         return torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=recompile_limit)
     return torch._dynamo.optimize(backend)
+
+
+def is_of_module(placeholder: fx.Node) -> bool:
+    """Whether an input of a graph that Dynamo captured is a parameter or a buffer."""
+    source: Any = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        return False
+    kind = (
+        source.guard_source() if callable(source.guard_source) else source.guard_source
+    )  # up to 2.9, and since
+    return bool(kind.is_unspecialized_nn_module() or kind.is_specialized_nn_module())

@@ -209,6 +209,8 @@ def _is_parameter(value: ir.Value, signature: TorchSignature) -> bool:
     if told is not None:
         return told
     size = value.const_value.size if value.const_value is not None else None
+    if size == 1 and _scales_a_constant(value):
+        return False
     return not ((size == 1 or signature) and is_generated_name(value.name or ""))
 
 
@@ -217,6 +219,19 @@ def _is_setting(value: ir.Value) -> bool:
     uses = value.uses()
     return bool(uses) and all(
         use.node.domain == "" and use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses
+    )
+
+
+def _scales_a_constant(value: ir.Value) -> bool:
+    """Whether a value is the scale of a constant that onnxruntime has quantised, such as the 1 of 1 - mask."""
+    uses = value.uses()
+    numbers = [use.node.inputs[0] for use in uses if use.node.op_type == "DequantizeLinear" and use.idx == 1]
+    return len(numbers) == len(uses) > 0 and all(
+        x is not None
+        and x.const_value is not None
+        and x.const_value.size == 1
+        and is_generated_name((x.name or "").removesuffix("_quantized"))
+        for x in numbers
     )
 
 

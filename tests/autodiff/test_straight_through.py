@@ -120,3 +120,19 @@ def test_a_file_of_the_quantiser_learns(tmp_path: Path, kind: str) -> None:
     labels = np.argmax(X[:, :3], 1)
     losses = [run.step(X, labels) for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_scale_of_a_constant_is_not_trained(tmp_path: Path) -> None:
+    """The 1 of 1 - mask is no parameter, quantised or not; the weight beside it is."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[n, 3] x) => (float[n, 2] y)
+        <int8[3, 2] w_quantized = {9, 8, 7, 6, 5, 4}, float w_scale = {0.1}, uint8 val_18_quantized = {255},
+         float val_18_scale = {0.004}> {
+            w = DequantizeLinear(w_quantized, w_scale)
+            one = DequantizeLinear(val_18_quantized, val_18_scale)
+            rest = Sub(one, x)
+            y = MatMul(rest, w)
+        }""")
+    run = Run.generate(tmp_path, model, loss="mse", optimizer="sgd", straight_through=True)
+    assert [name for name, _ in run.state.parameters] == ["w_scale"]

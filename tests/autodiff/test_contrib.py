@@ -201,6 +201,10 @@ OPS = [
         outputs=("label", "y"), name="strings", domain=ML, stays=True,
     ),
     Op("GroupNorm", [_f(2, 3, 3, 4), _f(4), _f(4)], {"groups": 2, "activation": 1}, (0, 1, 2), runs=False),
+    Op(
+        "NhwcFusedConv", [_f(1, 5, 4, 2), _f(3, 2, 3, 2), _f(3), _f(1, 2, 3, 3)],
+        {"strides": [2, 1], "activation": "Tanh"}, range(4), runs=False,
+    ),
 ]  # fmt: skip
 
 
@@ -283,7 +287,7 @@ def test_gradients_of_what_the_kernel_computes(case: Op) -> None:
 
 def test_every_body_has_a_case() -> None:
     quantized = {(case.domain, case.op) for case in test_quantized_ops.CASES}
-    twins = {("com.microsoft", op) for op in ("QLinearConv", "QuantizeLinear")}  # as the standard ops
+    twins = {("com.microsoft", "QuantizeLinear")}  # as the standard op
     assert set(BODIES) <= {(case.domain, case.op) for case in OPS} | quantized | twins
 
 
@@ -313,6 +317,10 @@ def _nhwc_conv(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
     return torch.nn.functional.conv2d(*first, torch.from_numpy(b), (2, 1)).permute(0, 2, 3, 1).numpy()
 
 
+def _nhwc_fused_conv(x: np.ndarray, w: np.ndarray, b: np.ndarray, z: np.ndarray) -> np.ndarray:
+    return np.tanh(_nhwc_conv(x, w.transpose(0, 2, 3, 1), b) + z)
+
+
 def _skip_group_norm(
     x: np.ndarray, g: np.ndarray, b: np.ndarray, skip: np.ndarray, bias: np.ndarray
 ) -> np.ndarray:
@@ -327,6 +335,7 @@ WITHOUT_A_KERNEL: dict[str, Callable[..., np.ndarray]] = {
     "ComplexMulConj": lambda a, b: _parts(_complex(a) * _complex(b).conj()),
     "Irfft": lambda x: np.fft.irfft(_complex(x)),
     "NhwcConv": _nhwc_conv,
+    "NhwcFusedConv": _nhwc_fused_conv,
     "Rfft": lambda x: _parts(np.fft.rfft(x)),
     "SkipGroupNorm": _skip_group_norm,
 }

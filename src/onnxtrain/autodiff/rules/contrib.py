@@ -66,8 +66,13 @@ def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
 @defbody("FusedConv", MS, "X W B Z", "Y", activation="", activation_params=None, **CONV)
 def fused_conv(op: Emitter, n: NodeView) -> ir.Value:
     """A Conv, to whose result Z is added, with an activation behind it."""
-    y = op.Conv(n.X, n.W, n.B, **{name: n.attr(name) for name in CONV})
-    y = y if n.Z is None else op.Add(y, n.Z)
+    return fused_convolution(op, n, n.X, n.Z)
+
+
+def fused_convolution(op: Emitter, n: NodeView, x: ir.Value, z: ir.Value | None) -> ir.Value:
+    """Returns what a FusedConv makes of `x` and `z`, with the weights and attributes of a node."""
+    y = op.Conv(x, n.W, n.B, **{name: n.attr(name) for name in CONV})
+    y = y if z is None else op.Add(y, z)
     return _activated(op, n, y, n.attr("activation"), n.attr("activation_params") or [])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 sys.path.append(str(Path(__file__).parents[1] / "architectures"))
 from zoo import load
@@ -22,6 +23,11 @@ _HAS_ATTENTION = 14
 """The first opset in which the TorchScript exporter knows PyTorch's scaled_dot_product_attention."""
 
 
+_WITH_PAST = " with past"
+_LAYERS, _LENGTH, _SIZE = 2, 3, 8
+"""Of what is in a cache."""
+
+
 @dataclass(frozen=True)
 class Model:
     """An architecture of the zoo of `benchmarks/architectures`, and how it is exported.
@@ -31,6 +37,7 @@ class Model:
         inputs: the names of the inputs that the file has; all others of the zoo's batches are labels.
         optimizer: its `model_type` for onnxruntime's transformer optimizer.
         lengths: the inputs whose second axis is as symbolic as the batch.
+        past: the heads of the keys and values that each of two layers has in a cache, which are inputs too.
         not_at: opsets at which onnxruntime does not run what the Dynamo exporter writes.
     """
 
@@ -38,7 +45,19 @@ class Model:
     inputs: Sequence[str]
     optimizer: str = "bert"
     lengths: Sequence[str] = ()
+    past: int = 0
     not_at: Sequence[int] = ()
+
+    @property
+    def zoo_name(self) -> str:
+        """The name in the zoo."""
+        return self.name.removesuffix(_WITH_PAST)
+
+    @property
+    def file_inputs(self) -> list[str]:
+        """All inputs of the file."""
+        layers = range(_LAYERS if self.past else 0)
+        return [*self.inputs, *(f"past_{layer}_{kind}" for layer in layers for kind in ("key", "value"))]
 
 
 _TEXT = ("input_ids", "attention_mask")
@@ -75,6 +94,8 @@ MODELS = {
         Model("hubert", ("input_values",)),
         Model("vilt", ("input_ids", "attention_mask", "pixel_values")),
         Model("patchtst", ("past_values",)),
+        Model("gpt2 with past", _TEXT, "gpt2", _TEXT, past=4),
+        Model("llama with past", _TEXT, "gpt2", _TEXT, past=2),
     )
 }
 
@@ -87,7 +108,12 @@ class Exported(nn.Module):
         self.model, self.names = model, tuple(names)
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        given = dict(zip(self.names, values, strict=True))
+        given: dict[str, Any] = dict(zip(self.names, values, strict=True))
+        past = [given.pop(name) for name in self.names if name.startswith(("past_0", "past_1"))]
+        if past:
+            cache = given["past_key_values"] = DynamicCache()
+            for layer in range(_LAYERS):
+                cache.update(past[2 * layer], past[2 * layer + 1], layer)
         if self.model.config.is_encoder_decoder:
             given["decoder_input_ids"] = given.pop("labels")
         result = self.model(**given, return_dict=True)
@@ -96,13 +122,18 @@ class Exported(nn.Module):
 
 def made(model: Model, opset: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Returns the network, with parameters as far apart as those of a trained one, and what it is exported with."""
-    architecture = load(f"transformers/{model.name}")[f"transformers/{model.name}"]
+    architecture = load(f"transformers/{model.zoo_name}")[f"transformers/{model.zoo_name}"]
     torch.manual_seed(0)
-    batch = architecture.batches()[0]
+    batch = dict(architecture.batches()[0])
     net = architecture.make().eval()
     for name in ("use_cache", "return_loss"):
         if hasattr(net.config, name):
-            setattr(net.config, name, False)
+            setattr(net.config, name, name == "use_cache" and model.past > 0)
+    if model.past:
+        count = len(batch["input_ids"])
+        batch["attention_mask"] = torch.cat([torch.ones(count, _LENGTH), batch["attention_mask"]], 1).long()
+        for name in model.file_inputs[len(model.inputs) :]:
+            batch[name] = torch.randn(count, model.past, _LENGTH, _SIZE)
     if opset < _HAS_ATTENTION and hasattr(net, "set_attn_implementation"):
         net.set_attn_implementation("eager")
     with torch.no_grad():
@@ -114,7 +145,7 @@ def made(model: Model, opset: int) -> tuple[nn.Module, tuple[torch.Tensor, ...]]
                 buffer.uniform_(0.5, 1.5)
             elif name.endswith("running_mean"):
                 buffer.normal_(0, 0.1)
-    return Exported(net, model.inputs).eval(), tuple(batch[name] for name in model.inputs)
+    return Exported(net, model.file_inputs).eval(), tuple(batch[name] for name in model.file_inputs)
 
 
 def export(model: Model, exporter: str, opset: int, path: Path) -> tuple[dict[str, Any], bool]:
@@ -132,7 +163,7 @@ def export(model: Model, exporter: str, opset: int, path: Path) -> tuple[dict[st
         except Exception:
             _write(net, example, model, exporter, opset, path, symbolic=False)
             symbolic = False
-    return {name: value.numpy() for name, value in zip(model.inputs, example, strict=True)}, symbolic
+    return {name: value.numpy() for name, value in zip(model.file_inputs, example, strict=True)}, symbolic
 
 
 def _write(
@@ -145,15 +176,16 @@ def _write(
     *,
     symbolic: bool,
 ) -> None:
-    axes = {n: {0: "batch", **({1: f"{n}_length"} if n in model.lengths else {})} for n in model.inputs}
-    common = {"input_names": list(model.inputs), "output_names": ["y"], "opset_version": opset}
+    axes = {n: {0: "batch", **({1: f"{n}_length"} if n in model.lengths else {})} for n in model.file_inputs}
+    axes |= {n: {0: "batch", 2: "past_length"} for n in model.file_inputs[len(model.inputs) :]}
+    common = {"input_names": model.file_inputs, "output_names": ["y"], "opset_version": opset}
     if exporter == TORCHSCRIPT:
         torch.onnx.export(
             net, example, str(path), dynamo=False, dynamic_axes=axes if symbolic else None, **common
         )
         return
     auto = torch.export.Dim.AUTO
-    shapes = (tuple(dict.fromkeys(axes[name], auto) for name in model.inputs),) if symbolic else None
+    shapes = (tuple(dict.fromkeys(axes[name], auto) for name in model.file_inputs),) if symbolic else None
     torch.onnx.export(
         net,
         example,

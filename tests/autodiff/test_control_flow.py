@@ -152,6 +152,40 @@ FLOWS = [
         [_inputs(), _inputs(x=np.random.default_rng(1).normal(size=(1, 3)))],
     ),
     Flow(
+        "Scan whose body reads what it scans",
+        """g (double[n, 3] x, double[3] v) => (double y) {
+            outs = Scan <num_scan_inputs = 1, body = b (double[] row) => (double[3] out) {
+                m = ReduceSum<keepdims = 0>(x)  a = Mul(row, v)  out = Mul(a, m) }> (x)
+            y = ReduceSum<keepdims = 0>(outs)
+        }""",
+        lambda x, v, **_: (x * v * x.sum()).sum(),
+        ["x", "v"],
+        [_inputs()],
+    ),
+    Flow(
+        "If with results of other ranks",
+        """g (double[n, 3] x, double[3] v, bool c) => (double y) {
+            a = If (c) <then_branch = t () => (double[] a1) { a1 = Mul(x, v) },
+                        else_branch = e () => (double a2) { p = Mul(x, v)  a2 = ReduceSum<keepdims = 0>(p) }>
+            b = Sin(a)  d = Mul(b, v)  y = ReduceSum<keepdims = 0>(d)
+        }""",
+        lambda x, v, c, **_: (torch.sin(x * v if c else (x * v).sum()) * v).sum(),
+        ["x", "v"],
+        [_inputs(c=c) for c in (True, False)],
+    ),
+    Flow(
+        "Dropout that is off in a Loop",
+        """g (double[n, 3] x, double[3] v, int64 trips) => (double y) {
+            h = Loop (trips, , x) <body = b (int64 i, bool c, double[n, 3] s) => (bool go, double[n, 3] t) {
+                go = Identity(c)  ratio = Constant<value = double {0.5}>()  off = Constant<value = bool {0}>()
+                d = Dropout(s, ratio, off)  p = Mul(d, v)  t = Sin(p) }>
+            y = ReduceSum<keepdims = 0>(h)
+        }""",
+        lambda x, v, **_: torch.sin(torch.sin(x * v) * v).sum(),
+        ["x", "v"],
+        [_inputs(trips=2)],
+    ),
+    Flow(
         "Scan backwards along other axes",
         """g (double[3, n] x, double[3, 3] w, double[3] v) => (double y) {
             state, outs, doubles = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1],

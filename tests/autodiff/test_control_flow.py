@@ -163,6 +163,21 @@ FLOWS = [
         [_inputs()],
     ),
     Flow(
+        "Scan with axes that its body adds",
+        """g (double[n, 3] x, double[3] v) => (double y) {
+            start = Constant<value = double[3, 3] {0, 0, 0, 0, 0, 0, 0, 0, 0}>()
+            last, outs = Scan <num_scan_inputs = 1, body = b (double[3, 3] s, double[3] row) =>
+              (double[3, 3] t, double[3] o) {
+                zero = Constant<value_ints = [0]>()  one = Constant<value_ints = [1]>()
+                column = Unsqueeze(row, one)  line = Unsqueeze(v, zero)  outer = MatMul(column, line)  t = Add(s, outer)
+                wide = Unsqueeze(row, zero)  read = MatMul(wide, t)  o = Squeeze(read, zero) }> (start, x)
+            y = ReduceSum<keepdims = 0>(outs)
+        }""",
+        lambda x, v, **_: _linear_attention(x, v).sum(),
+        ["x", "v"],
+        [_inputs()],
+    ),
+    Flow(
         "If with results of other ranks",
         """g (double[n, 3] x, double[3] v, bool c) => (double y) {
             a = If (c) <then_branch = t () => (double[] a1) { a1 = Mul(x, v) },
@@ -229,6 +244,10 @@ FLOWS = [
         [_inputs(trips=k) for k in (1, 4)],
     ),
 ]  # fmt: skip
+
+
+def _linear_attention(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row @ (x[: i + 1].sum(0)[:, None] * v) for i, row in enumerate(x)])
 
 
 def _alternating(x: torch.Tensor, v: torch.Tensor, trips: int) -> torch.Tensor:
@@ -310,6 +329,43 @@ def test_the_gradient_can_be_differentiated_again(flow: Flow) -> None:
         for name, got, want in zip(flow.wrt, results, expected, strict=True):
             want = np.zeros_like(feeds[name]) if want is None else want.numpy()
             np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+def test_the_rank_of_a_loss_behind_branches_chosen_by_a_parameter() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[3] x) => (float y) <float[3] w = {1, 2, 3}> {
+            zero = Constant<value_float = 0.0>()  total = ReduceSum<keepdims = 0>(w)  c = Greater(total, zero)
+            a = If (c) <then_branch = t () => (float[] a1) { a1 = Mul(x, w) },
+                        else_branch = e () => (float[] a2) { a2 = ReduceSum<keepdims = 0>(x) }>
+            b = Identity(a)  s = ReduceSum<keepdims = 0>(b)  y = Sum(s, zero) }""")
+    session = ort.InferenceSession(differentiate(model, "y", ["x", "w"]).SerializeToString())
+    x = np.array([4, 5, 6], np.float32)
+    for gradient, want in zip(session.run(["x_grad", "w_grad"], {"x": x}), ([1, 2, 3], x), strict=True):
+        np.testing.assert_array_equal(gradient, want)
+
+
+def test_names_of_what_is_written_into_a_body_are_its_own() -> None:
+    """A pooling that counts its padding is padded before, and the axis of the sum is written anew."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[1, 1, 3, 3] x, int64 trips) => (float y) {
+            h, s = Loop (trips, , x) <body = b (int64 i, bool c, float[1, 1, 3, 3] s) =>
+              (bool go, float[1, 1, 3, 3] t, float[1, 1, 2, 2] out) {
+                go = Identity(c)  last = Constant<value_ints = [-1]>()
+                out = AveragePool<kernel_shape = [2, 2], pads = [0, 0, 1, 1], strides = [2, 2], ceil_mode = 1,
+                                  count_include_pad = 1>(s)
+                m = ReduceMean<keepdims = 1>(s, last)  t = Add(s, m) }>
+            y = ReduceSum<keepdims = 0>(s) }""")
+    step = differentiate(model, "y", ["x"])
+    onnx.checker.check_model(step)
+    x, trips = np.random.default_rng(0).normal(size=(1, 1, 3, 3)).astype(np.float32), np.array(2)
+    (got,) = ort.InferenceSession(step.SerializeToString()).run(["x_grad"], {"x": x, "trips": trips})
+    tensor = torch.tensor(x, requires_grad=True)
+    wide = tensor + tensor.mean(-1, keepdim=True)
+    pooled = [
+        torch.nn.functional.pad(s, (0, 1, 0, 1)).unfold(2, 2, 2).unfold(3, 2, 2) for s in (tensor, wide)
+    ]
+    sum(p.mean((-1, -2)).sum() for p in pooled).backward()
+    np.testing.assert_allclose(got, tensor.grad, rtol=1e-5)
 
 
 def test_random_numbers_in_a_branch_are_refused() -> None:

@@ -25,6 +25,7 @@ ALLOWED = {
     r"differentiating (BatchNormalization|DequantizeLinear|Det|Einsum|GridSample|MatMul|Resize|Scan|TensorScatter) "
     r".*the rank of .* must be known": "what is transposed or reshaped depends on the rank",
     r"differentiating (Conv|ConvTranspose|DeformConv) .*the rank of .* must be known": "of a weight",
+    r"differentiating a branch or loop with Dropout": "run-time inputs may tell it to draw",
     r"differentiating Einsum .*an axis of size one is broadcast": "shape inference of onnx is wrong there",
 }
 """What may be refused, and why."""

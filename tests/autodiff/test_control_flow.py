@@ -344,30 +344,6 @@ def test_the_rank_of_a_loss_behind_branches_chosen_by_a_parameter() -> None:
         np.testing.assert_array_equal(gradient, want)
 
 
-def test_names_of_what_is_written_into_a_body_are_its_own() -> None:
-    """A pooling that counts its padding is padded before, and the axis of the sum is written anew."""
-    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
-        g (float[1, 1, 3, 3] x, int64 trips) => (float y) {
-            h, s = Loop (trips, , x) <body = b (int64 i, bool c, float[1, 1, 3, 3] s) =>
-              (bool go, float[1, 1, 3, 3] t, float[1, 1, 2, 2] out) {
-                go = Identity(c)  last = Constant<value_ints = [-1]>()
-                out = AveragePool<kernel_shape = [2, 2], pads = [0, 0, 1, 1], strides = [2, 2], ceil_mode = 1,
-                                  count_include_pad = 1>(s)
-                m = ReduceMean<keepdims = 1>(s, last)  t = Add(s, m) }>
-            y = ReduceSum<keepdims = 0>(s) }""")
-    step = differentiate(model, "y", ["x"])
-    onnx.checker.check_model(step)
-    x, trips = np.random.default_rng(0).normal(size=(1, 1, 3, 3)).astype(np.float32), np.array(2)
-    (got,) = ort.InferenceSession(step.SerializeToString()).run(["x_grad"], {"x": x, "trips": trips})
-    tensor = torch.tensor(x, requires_grad=True)
-    wide = tensor + tensor.mean(-1, keepdim=True)
-    pooled = [
-        torch.nn.functional.pad(s, (0, 1, 0, 1)).unfold(2, 2, 2).unfold(3, 2, 2) for s in (tensor, wide)
-    ]
-    sum(p.mean((-1, -2)).sum() for p in pooled).backward()
-    np.testing.assert_allclose(got, tensor.grad, rtol=1e-5)
-
-
 def test_random_numbers_in_a_branch_are_refused() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[3] x, bool c) => (float y) {

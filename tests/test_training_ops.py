@@ -186,6 +186,20 @@ def test_gradient_through_the_dropout_that_was_drawn() -> None:
     np.testing.assert_array_equal(y, g)
 
 
+def test_gradient_of_the_first_step_of_adam() -> None:
+    """At step 0 the rate is not adjusted, and the quotient that adjusts it is one of zeros."""
+    model = parse("""(double rate, int64 t, double[2] x, double[2] g, double[2] v, double[2] h)
+        => (double[2] x_new, double[2] v_new, double[2] h_new) {
+        x_new, v_new, h_new = Adam<alpha = 0.5, beta = 0.75, epsilon = 0.0>(rate, t, x, g, v, h) }""")
+    of_rate = onnxtrain.differentiate(onnxtrain.lower_training_ops(model), "x_new", ["rate"], cotangent="ct")
+    session = ort.InferenceSession(of_rate.SerializeToString())
+    feeds = {"rate": np.array(0.1), "t": np.array(0), "h": np.full(2, 4.0), "ct": np.ones(2)}
+    feeds |= {"x": np.ones(2), "g": np.full(2, 2.0), "v": np.array([1.0, 3.0])}
+    # v_new = v / 2 + g / 2, h_new = 3 / 4 h + g² / 4
+    (got,) = session.run(["rate_grad"], {i.name: feeds[i.name] for i in session.get_inputs()})
+    np.testing.assert_allclose(got, -((1.5 + 2.5) / 2.0), rtol=1e-6)
+
+
 def test_gradients_that_nobody_wants_and_that_are_zero() -> None:
     model = parse("""(double[2] x, double[2] z) => (double[2] gz) {
         f = Floor(z)  y = Mul(x, f)  gx, gz = Gradient<xs = ["x", "z"], y = "y">(x, z) }""")

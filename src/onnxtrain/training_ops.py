@@ -164,7 +164,9 @@ def _adam(
     h_sqrt = op.Add(op.Sqrt(h_new), _number(node, "epsilon"))
     of_beta = op.Sqrt(op.Sub(op.const(1.0, like=x), op.Pow(op.const(beta, like=x), t)))
     of_alpha = op.Sub(op.const(1.0, like=x), op.Pow(op.const(alpha, like=x), t))
-    adjusted = op.Where(op.Greater(t, 0.0), op.Div(op.Mul(r, of_beta), of_alpha), r)
+    later = op.Greater(t, 0.0)
+    # A quotient of zeros, though not taken, would make the gradient not a number.
+    adjusted = op.Where(later, op.Div(op.Mul(r, of_beta), op.Where(later, of_alpha, 1.0)), r)
     x_new = op.Sub(x, op.Div(op.Mul(adjusted, v_new), h_sqrt))
     post = _number(node, "norm_coefficient_post")
     return (op.Mul(x_new, 1 - post) if post else x_new), v_new, h_new

@@ -445,6 +445,48 @@ class Loop(OnnxLoop):
         return (*state, *(np.stack(stack) if stack else np.zeros(0) for stack in stacks))
 
 
+class Scan(OpRun):
+    """Scan; onnx's knows neither axes, nor directions, nor scans of nothing."""
+
+    op_domain = ""
+
+    def need_context(self) -> bool:
+        """The body reads what is outside of it."""
+        return True
+
+    def _run(
+        self,
+        *inputs: np.ndarray,
+        context: dict[str, Any] | None = None,
+        body: Any = None,
+        num_scan_inputs: int = 1,
+        scan_input_axes: list[int] | None = None,
+        scan_input_directions: list[int] | None = None,
+        scan_output_axes: list[int] | None = None,
+        scan_output_directions: list[int] | None = None,
+        **linked: Any,
+    ) -> tuple[Any, ...]:
+        state, read = list(inputs[:-num_scan_inputs]), inputs[-num_scan_inputs:]
+        axes = scan_input_axes or [0] * len(read)
+        moved = [np.moveaxis(values, axis, 0) for values, axis in zip(read, axes, strict=True)]
+        for k, backwards in enumerate(scan_input_directions or []):
+            moved[k] = moved[k][::-1] if backwards else moved[k]
+        stacks: list[list[np.ndarray]] = [[] for _ in self.body.output_names[len(state) :]]
+        for slices in zip(*moved, strict=True):
+            given = {**(context or {}), **dict(zip(self.body.input_names, [*state, *slices], strict=True))}
+            results = self._run_body(given, **linked)
+            state = list(results[: len(state)])
+            for stack, value in zip(stacks, results[len(state) :], strict=True):
+                stack.append(value)
+        backwards = scan_output_directions or [0] * len(stacks)
+        axes = scan_output_axes or [0] * len(stacks)
+        stacked = [
+            np.stack(stack[:: -1 if last else 1], axis) if stack else np.zeros(0)
+            for stack, last, axis in zip(stacks, backwards, axes, strict=True)
+        ]
+        return (*state, *stacked)
+
+
 CORRECTED = {
     ("", op.__name__): op
     for op in (
@@ -469,6 +511,7 @@ CORRECTED = {
         LpNormalization,
         MeanVarianceNormalization,
         Loop,
+        Scan,
     )
 }
 

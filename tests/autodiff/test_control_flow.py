@@ -152,6 +152,55 @@ FLOWS = [
         [_inputs(), _inputs(x=np.random.default_rng(1).normal(size=(1, 3)))],
     ),
     Flow(
+        "Scan whose body reads what it scans",
+        """g (double[n, 3] x, double[3] v) => (double y) {
+            outs = Scan <num_scan_inputs = 1, body = b (double[] row) => (double[3] out) {
+                m = ReduceSum<keepdims = 0>(x)  a = Mul(row, v)  out = Mul(a, m) }> (x)
+            y = ReduceSum<keepdims = 0>(outs)
+        }""",
+        lambda x, v, **_: (x * v * x.sum()).sum(),
+        ["x", "v"],
+        [_inputs()],
+    ),
+    Flow(
+        "Scan with axes that its body adds",
+        """g (double[n, 3] x, double[3] v) => (double y) {
+            start = Constant<value = double[3, 3] {0, 0, 0, 0, 0, 0, 0, 0, 0}>()
+            last, outs = Scan <num_scan_inputs = 1, body = b (double[3, 3] s, double[3] row) =>
+              (double[3, 3] t, double[3] o) {
+                zero = Constant<value_ints = [0]>()  one = Constant<value_ints = [1]>()
+                column = Unsqueeze(row, one)  line = Unsqueeze(v, zero)  outer = MatMul(column, line)  t = Add(s, outer)
+                wide = Unsqueeze(row, zero)  read = MatMul(wide, t)  o = Squeeze(read, zero) }> (start, x)
+            y = ReduceSum<keepdims = 0>(outs)
+        }""",
+        lambda x, v, **_: _linear_attention(x, v).sum(),
+        ["x", "v"],
+        [_inputs()],
+    ),
+    Flow(
+        "If with results of other ranks",
+        """g (double[n, 3] x, double[3] v, bool c) => (double y) {
+            a = If (c) <then_branch = t () => (double[] a1) { a1 = Mul(x, v) },
+                        else_branch = e () => (double a2) { p = Mul(x, v)  a2 = ReduceSum<keepdims = 0>(p) }>
+            b = Sin(a)  d = Mul(b, v)  y = ReduceSum<keepdims = 0>(d)
+        }""",
+        lambda x, v, c, **_: (torch.sin(x * v if c else (x * v).sum()) * v).sum(),
+        ["x", "v"],
+        [_inputs(c=c) for c in (True, False)],
+    ),
+    Flow(
+        "Dropout that is off in a Loop",
+        """g (double[n, 3] x, double[3] v, int64 trips) => (double y) {
+            h = Loop (trips, , x) <body = b (int64 i, bool c, double[n, 3] s) => (bool go, double[n, 3] t) {
+                go = Identity(c)  ratio = Constant<value = double {0.5}>()  off = Constant<value = bool {0}>()
+                d = Dropout(s, ratio, off)  p = Mul(d, v)  t = Sin(p) }>
+            y = ReduceSum<keepdims = 0>(h)
+        }""",
+        lambda x, v, **_: torch.sin(torch.sin(x * v) * v).sum(),
+        ["x", "v"],
+        [_inputs(trips=2)],
+    ),
+    Flow(
         "Scan backwards along other axes",
         """g (double[3, n] x, double[3, 3] w, double[3] v) => (double y) {
             state, outs, doubles = Scan <num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1],
@@ -195,6 +244,10 @@ FLOWS = [
         [_inputs(trips=k) for k in (1, 4)],
     ),
 ]  # fmt: skip
+
+
+def _linear_attention(x: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row @ (x[: i + 1].sum(0)[:, None] * v) for i, row in enumerate(x)])
 
 
 def _alternating(x: torch.Tensor, v: torch.Tensor, trips: int) -> torch.Tensor:
@@ -276,6 +329,19 @@ def test_the_gradient_can_be_differentiated_again(flow: Flow) -> None:
         for name, got, want in zip(flow.wrt, results, expected, strict=True):
             want = np.zeros_like(feeds[name]) if want is None else want.numpy()
             np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+def test_the_rank_of_a_loss_behind_branches_chosen_by_a_parameter() -> None:
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[3] x) => (float y) <float[3] w = {1, 2, 3}> {
+            zero = Constant<value_float = 0.0>()  total = ReduceSum<keepdims = 0>(w)  c = Greater(total, zero)
+            a = If (c) <then_branch = t () => (float[] a1) { a1 = Mul(x, w) },
+                        else_branch = e () => (float[] a2) { a2 = ReduceSum<keepdims = 0>(x) }>
+            b = Identity(a)  s = ReduceSum<keepdims = 0>(b)  y = Sum(s, zero) }""")
+    session = ort.InferenceSession(differentiate(model, "y", ["x", "w"]).SerializeToString())
+    x = np.array([4, 5, 6], np.float32)
+    for gradient, want in zip(session.run(["x_grad", "w_grad"], {"x": x}), ([1, 2, 3], x), strict=True):
+        np.testing.assert_array_equal(gradient, want)
 
 
 def test_random_numbers_in_a_branch_are_refused() -> None:

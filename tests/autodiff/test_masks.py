@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from models import make_model
 from onnxtrain.autodiff import differentiate
+from runtimes import needs_opset
 
 X = np.array([[-1.0, 0.0, 4.0], [9.0, -2.0, 1.0]], np.float32)
 W = np.array([[1.0, -2.0], [0.5, 3.0], [-1.0, 2.0]], np.float32)
@@ -93,3 +94,21 @@ def test_what_is_differentiated_itself_may_get_anything() -> None:
     nodes = [relu(), helper.make_node("ReduceSum", ["h"], ["y"], keepdims=0)]
     model = make_model(nodes, {"x": list(X.shape)}, {"y": []}, {})
     assert masks(differentiate(model, of="y", wrt=["x"]))
+
+
+@pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in (23, 24)])
+def test_rows_of_attention_that_are_all_masked(opset: int) -> None:
+    """What they attend to is zero, not the quotient of zeros that the softmax of minus infinity is."""
+    nodes = [helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"])]
+    q, k, v = np.random.default_rng(0).normal(size=(3, 2, 2, 3, 4)).astype(np.float32)
+    mask = np.array([[True, False, True], [False, False, False], [True, True, True]])
+    shapes = {name: list(q.shape) for name in "qkv"}
+    model = make_model(nodes, shapes, {"y": list(q.shape)}, {"mask": mask}, opset=opset)
+    session = ort.InferenceSession(differentiate(model, "y", list("qkv"), cotangent="ct").SerializeToString())
+    tensors = [torch.tensor(array, dtype=torch.float64, requires_grad=True) for array in (q, k, v)]
+    ct = np.random.default_rng(1).normal(size=q.shape).astype(np.float32)
+    out = functional.scaled_dot_product_attention(*tensors, attn_mask=torch.tensor(mask))
+    expected = torch.autograd.grad(out, tensors, torch.tensor(ct, dtype=torch.float64))
+    got = session.run(["q_grad", "k_grad", "v_grad"], {"q": q, "k": k, "v": v, "ct": ct})
+    for gradient, want in zip(got, expected, strict=True):
+        np.testing.assert_allclose(gradient, want, rtol=1e-4, atol=1e-6)

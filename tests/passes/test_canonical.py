@@ -435,3 +435,14 @@ def test_reference_evaluator_agrees_on_a_converted_network():
     np.testing.assert_allclose(
         reference(to_proto(canonical(proto)), x)[0], run(proto, x)[0], rtol=1e-5, atol=1e-6
     )
+
+
+def test_a_scan_of_batches_is_refused() -> None:
+    """Before opset 9; onnx's converter leaves the batch out of the model's inputs."""
+    model = onnx.parser.parse_model("""<ir_version: 3, opset_import: ["": 8]>
+        g (float[1, 2] start, float[1, 3, 2] x) => (float[1, 2] y, float[1, 3, 2] z) {
+            y, z = Scan ("", start, x) <num_scan_inputs = 1,
+              body = b (float[2] s, float[2] row) => (float[2] t, float[2] o) {
+                t = Add(s, row)  o = Identity(t) }> }""")
+    with pytest.raises(UnsupportedOpsetError, match=r"changed the shape of 'start' from \[1,2\] to \[2\]"):
+        canonicalize(load_model(model))

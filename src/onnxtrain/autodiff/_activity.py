@@ -35,8 +35,13 @@ def _carries_gradient(value: ir.Value) -> bool:
     )
 
 
-def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:
-    """Returns the values that depend on one of `wrt` and that one of `of` depends on, through differentiable ops.
+def active_values(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:
+    """Returns the values that depend on one of `wrt`, and one of `of` on them, through differentiable ops.
+
+    Args:
+        nodes: what there is in between, in order.
+        of: what is differentiated.
+        wrt: with respect to these.
 
     Integers that an op makes of others, moving or choosing them as Reshape and MaxPool do, carry a cotangent if these
     do.
@@ -45,7 +50,7 @@ def active_values(graph: ir.Graph, of: Iterable[ir.Value], wrt: Iterable[ir.Valu
     dependent = set(leaves)
     passing = [
         node
-        for node in graph
+        for node in nodes
         if not (isinstance(rule_for(node), NonDifferentiable) or is_stop_gradient(node))
     ]
     for node in passing:

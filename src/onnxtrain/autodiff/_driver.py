@@ -24,7 +24,10 @@ __all__ = ["pull_back"]
 
 
 def pull_back(
-    op: Emitter, seeds: Mapping[ir.Value, ir.Value], wrt: Sequence[ir.Value]
+    op: Emitter,
+    seeds: Mapping[ir.Value, ir.Value],
+    wrt: Sequence[ir.Value],
+    nodes: Sequence[ir.Node] | None = None,
 ) -> list[ir.Value | None]:
     """Returns the vector-Jacobian products `sum over (y, seed) of seed^T · dy/dw` for every `w` in `wrt`.
 
@@ -32,6 +35,8 @@ def pull_back(
         op: emitter of the graph that holds all these values; gradient nodes are appended to it.
         seeds: the values to differentiate, each with its cotangent of the same shape and dtype.
         wrt: values to differentiate with respect to.
+        nodes: those of the graph that are differentiated, in order; all by default. The results of others are
+            constants.
 
     Returns:
         One cotangent per entry of `wrt`, of its shape and dtype; None where nothing in `seeds` depends on it.
@@ -40,21 +45,24 @@ def pull_back(
         NoGradientRule: an op in between has no rule.
         ShapeRequired: a rule needs a static size that is symbolic.
     """
-    walk = _ReverseWalk(op, list(seeds), wrt)
+    nodes = list(op.graph) if nodes is None else nodes
+    walk = _ReverseWalk(op, list(seeds), wrt, nodes)
     for value, seed in seeds.items():
         walk.add(value, seed)
-    for node in reversed(list(op.graph)):
+    for node in reversed(nodes):
         walk.visit(node)
     op.scope = ""
     return [walk.total(value) for value in wrt]
 
 
 class _ReverseWalk:
-    def __init__(self, op: Emitter, of: Sequence[ir.Value], wrt: Sequence[ir.Value]) -> None:
+    def __init__(
+        self, op: Emitter, of: Sequence[ir.Value], wrt: Sequence[ir.Value], nodes: Sequence[ir.Node]
+    ) -> None:
         self.op = op
         self.of = of
         self.wrt = wrt
-        self.active = active_values(op.graph, of, wrt)
+        self.active = active_values(nodes, of, wrt)
         self._contributions: dict[ir.Value, list[ir.Value]] = {}
 
     def add(self, value: ir.Value, cotangent: ir.Value) -> None:

@@ -1,6 +1,7 @@
 """Forget the sizes that follow from something that has changed, to be inferred again.
 
-Ranks stay: no standard op makes them from the elements of its inputs, but for those that choose between graphs.
+Ranks stay: no standard op makes them from the elements of its inputs, but for those that choose between graphs. Those
+of the model's outputs stay behind these, too, and what is reduced to a scalar is one.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
+
+from onnxtrain.passes.ranks import reduces_to_scalar
 
 __all__ = ["forget_sizes_after", "forget_sizes_behind"]
 
@@ -48,7 +51,7 @@ _SHAPE_ONLY = frozenset({"ConstantOfShape", "Shape", "Size"})
 
 def forget_sizes_after(graph: ir.Graph, start: ir.Node) -> None:
     """Remove the sizes of the outputs of a node, and of all nodes that follow from it, also in subgraphs."""
-    _forget(graph, lambda node: node is start, {})
+    _forget(graph, lambda node: node is start, {}, frozenset(graph.outputs))
 
 
 def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
@@ -68,7 +71,7 @@ def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
         if node.domain != "" or node.op_type not in _SHAPE_ONLY:
             dependent.update(node.outputs)
     if shaped:
-        _forget(graph, lambda node: node in shaped, {})
+        _forget(graph, lambda node: node in shaped, {}, frozenset(graph.outputs))
 
 
 def _shaping_inputs(node: ir.Node) -> Iterator[ir.Value | None]:
@@ -78,23 +81,32 @@ def _shaping_inputs(node: ir.Node) -> Iterator[ir.Value | None]:
     yield from (node.inputs[index] for index in positions if index < len(node.inputs))
 
 
-def _forget(graph: ir.Graph, starts: Callable[[ir.Node], bool], changed: dict[ir.Value, bool]) -> bool:
+def _forget(
+    graph: ir.Graph,
+    starts: Callable[[ir.Node], bool],
+    changed: dict[ir.Value, bool],
+    declared: frozenset[ir.Value],
+) -> bool:
     """Remove the sizes of what `starts` and of all that follow; return whether `graph` has such.
 
     Args:
         graph: the graph, of which nodes are visited in order.
         starts: whether a node is one to start at.
         changed: the values whose sizes were removed, and whether their ranks were.
+        declared: the outputs of the model.
     """
     found = False
     for node in graph:
-        inside = [_forget(body, starts, changed) for body in _bodies(node)]
+        inside = [_forget(body, starts, changed, declared) for body in _bodies(node)]
         if starts(node) or any(inside) or any(value in changed for value in node.inputs):
             found = True
+            if reduces_to_scalar(node):
+                continue
             loses = node.op_type in _CHOOSING or node.domain != ""
             unranked = loses or any(value is not None and changed.get(value) for value in node.inputs)
             for value in node.outputs:
-                value.shape = None if unranked or value.shape is None else ir.Shape([None] * len(value.shape))
+                lost = unranked and value not in declared
+                value.shape = None if lost or value.shape is None else ir.Shape([None] * len(value.shape))
                 changed[value] = unranked
     return found
 

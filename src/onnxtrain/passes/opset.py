@@ -76,6 +76,13 @@ def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
                 f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed "
                 f"its {kind} from {before} to {after}. Export it again with opset {CANONICAL_OPSET} or newer."
             )
+    for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
+        # A Scan of opset 8 is over batches; the converter takes the batch away.
+        if old.shape is not None and new.shape is not None and old.shape.rank() != new.shape.rank():
+            raise UnsupportedOpsetError(
+                f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed the shape of "
+                f"{old.name!r} from {old.shape} to {new.shape}. Export it again with opset {CANONICAL_OPSET} or newer."
+            )
 
 
 def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
-__all__ = ["ImpliedRanksPass"]
+__all__ = ["ImpliedRanksPass", "reduces_to_scalar"]
 
 _SAME = frozenset(
     {
@@ -65,8 +65,30 @@ def _ranks(node: ir.Node) -> _Ranks:
             (value.shape.rank() for value in pair if value is not None and value.shape is not None), None
         )
         return dict.fromkeys(pair, known)
-    find = _RULES.get(node.op_type)
+    find = _reduction if node.op_type.startswith("Reduce") else _RULES.get(node.op_type)
     return {} if find is None else find(node)
+
+
+def reduces_to_scalar(node: ir.Node) -> bool:
+    """Return whether an op reduces over all axes, and keeps none of them."""
+    return (
+        node.domain == ""
+        and node.op_type.startswith("Reduce")
+        and not node.attributes.get_int("keepdims", 1)
+        and not node.attributes.get_int("noop_with_empty_axes", 0)
+        and "axes" not in node.attributes
+        and (len(node.inputs) < 2 or node.inputs[1] is None)
+    )
+
+
+def _reduction(node: ir.Node) -> _Ranks:
+    if reduces_to_scalar(node):
+        return {node.outputs[0]: 0}
+    if not node.attributes.get_int("keepdims", 1):
+        return {}
+    pair = [node.inputs[0], node.outputs[0]]
+    known = next((v.shape.rank() for v in pair if v is not None and v.shape is not None), None)
+    return dict.fromkeys(pair, known)
 
 
 def _images(count: int) -> Callable[[ir.Node], _Ranks]:

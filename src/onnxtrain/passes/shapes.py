@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 
 import onnx
 import onnx_ir as ir
@@ -23,6 +24,9 @@ __all__ = ["infer_shapes", "settle_shapes"]
 # would declare two unrelated dimensions equal.
 _GENERATED = "unk__"
 
+_COPIED = "::"
+_SMALL = 64
+"""Elements of a constant that may be axes, sizes, pads or scales."""
 
 # Propagating data costs onnx (1.23) some 150 bytes for each element of a tensor of rank 1, whatever is in it.
 _MAX_ELEMENTS = 1 << 21
@@ -70,12 +74,32 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
             value.shape = _without_generated_names(value.shape)
     lean = lean_proto(model)
     add_twins(model, lean)
+    _share_constants(lean.graph, {})
     inferred = onnx.shape_inference.infer_shapes(lean, data_prop=False)
     if propagate and _computes_with_shapes(model) and _vector_elements(inferred.graph) <= _MAX_ELEMENTS:
         _forget_generated_names(inferred.graph)
         inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     _annotate(model.graph, inferred.graph)
     return model
+
+
+def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
+    """Copy small initializers to the subgraphs that read them: onnx looks for axes and sizes in one graph only."""
+    read = {name: None for node in graph.node for name in node.input if name in outer}
+    copies = {name: f"{name}{_COPIED}{graph.name}" for name in read}
+    for name, copied in copies.items():
+        tensor = graph.initializer.add()
+        tensor.CopyFrom(outer[name])
+        tensor.name = copied
+    small = {
+        t.name: t for t in graph.initializer if math.prod(t.dims) <= _SMALL and t.name not in copies.values()
+    }
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name in copies:
+                node.input[index] = copies[name]
+    for body in _bodies(graph):
+        _share_constants(body, {**outer, **small})
 
 
 def _computes_with_shapes(model: ir.Model) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.apart import name_apart
 from onnxtrain.passes.axes import NoAxesPass, PositiveAxesPass
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.shapes import infer_shapes
@@ -18,7 +19,7 @@ def suit_runtime(model: ir.Model) -> ir.Model:
 
     Running statistics are kept from being merged with weights, axes are counted from the front, lest reductions of
     an empty batch keep their shape, reductions over no axes are written elementwise, and bfloat16 is computed in
-    float32, which the CPU provider has kernels for.
+    float32, which the CPU provider has kernels for. Values of subgraphs have names of their own.
     """
     IsolateStatisticsPass()(model)
     # Not float16: a model also runs where that has kernels of its own.
@@ -27,4 +28,5 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     NoAxesPass()(model)
     if PositiveAxesPass()(model).modified:
         lift_constants(model)
+    name_apart(model)
     return model

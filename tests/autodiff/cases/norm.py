@@ -21,6 +21,14 @@ def batch_norm_inference(x, scale, bias, mean, var):
     return (x - mean) / torch.sqrt(var + 0.01) * scale + bias
 
 
+def batch_norm_training(x, scale, bias, mean, var):
+    """torch has no gradients in the updated statistics, and its variance is not that of the population."""
+    over = (0, *range(2, x.ndim))
+    own = x.mean(over), x.var(over, correction=0)
+    y = batch_norm_inference(x, scale, bias, *own)
+    return y, 0.75 * mean + 0.25 * own[0], 0.75 * var + 0.25 * own[1]
+
+
 def rms_norm(x, scale, *, axis=-1, epsilon=1e-5, **_):
     axes = tuple(range(axis % x.ndim, x.ndim))
     return x / torch.sqrt((x * x).mean(axes, keepdim=True) + epsilon) * scale
@@ -42,6 +50,15 @@ for shape in [(5, 3), (3, 2, 5), (2, 3, 4, 2), (2, 2, 2, 3, 2)]:
             batch_norm_inference,
             {"epsilon": 0.01},
             name=f"inference-{name}",
+        ),
+        Case(
+            "BatchNormalization",
+            (x, per_channel, per_channel, per_channel, F(shape[1], **VARIANCE)),
+            batch_norm_training,
+            {"training_mode": 1, "epsilon": 0.01, "momentum": 0.75},
+            outputs=3,
+            name=f"statistics-{name}",
+            symbolic=batch_symbolic,
         ),
         Case(
             "BatchNormalization",

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from autodiff.case import UNDER_TEST
-from autodiff.fuzz.graph import OTHER, Builder, Draw, Rejected
+from autodiff.fuzz.builder import Builder
+from autodiff.fuzz.draw import Draw, Rejected
+from autodiff.fuzz.graph import OTHER
 
 Drawer = Callable[[Builder, Draw], None]
 
@@ -133,7 +135,10 @@ def clip(b: Builder, d: Draw) -> None:
 def cast(b: Builder, d: Draw) -> None:
     """To the other floating-point type and back, or to the same."""
     x = b.tensor()
-    b.node("Cast", [b.node("Cast", [x], to=OTHER) if d.chance(60) else x], to=UNDER_TEST)
+    if d.chance(60):
+        x = b.node("Cast", [x], to=OTHER)
+        b.unused.add(x)
+    b.node("Cast", [x], to=UNDER_TEST)
 
 
 def cast_like(b: Builder, d: Draw) -> None:

@@ -1,74 +1,22 @@
-"""A random graph while it is drawn, and the ONNX models that are made of it.
-
-Every node is computed in float64 as soon as it is drawn, so that whoever draws the next one knows the run-time shapes
-and values that it gets, whatever the model declares.
-"""
+"""A random graph, and the ONNX models that are made of it."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 from autodiff.case import UNDER_TEST
-from autodiff.reference import ReferenceEvaluator
 
-T = TypeVar("T")
 Shapes = Literal["static", "symbolic", "unranked"]
 Array = np.ndarray
 
 OTHER = "the other dtype"
 """As the value of an attribute such as Cast's `to`: float32 in float64 models and the other way round."""
-
-LARGEST = 40.0
-"""Values beyond are not drawn: differences of the loss would lose too many digits."""
-
-
-class Rejected(Exception):
-    """A node cannot be added: the op does not take such inputs, or its result is too large."""
-
-
-class Draw:
-    """Choices, all of them made by `below(count)`: an integer from 0 to count - 1.
-
-    That is a generator of random numbers, or hypothesis, which can make a graph smaller.
-    """
-
-    def __init__(self, below: Callable[[int], int]) -> None:
-        self._below = below
-
-    def choice(self, options: Sequence[T]) -> T:
-        """Returns one of the options."""
-        return options[self._below(len(options))]
-
-    def integer(self, low: int, high: int) -> int:
-        """Returns an integer from `low` to `high`."""
-        return low + self._below(high - low + 1)
-
-    def chance(self, percent: int) -> bool:
-        """Returns True in that many of a hundred cases."""
-        return self._below(100) >= 100 - percent
-
-    def subset(self, options: Sequence[T], least: int = 0) -> list[T]:
-        """Returns some of the options, in any order."""
-        picked = self.permutation(options)
-        return picked[: self.integer(least, len(picked))] if len(picked) >= least else picked
-
-    def permutation(self, options: Sequence[T]) -> list[T]:
-        """Returns the options in any order."""
-        rest, result = list(options), []
-        while rest:
-            result.append(rest.pop(self.integer(0, len(rest) - 1)))
-        return result
-
-    def rng(self) -> np.random.Generator:
-        """Returns a generator of numbers."""
-        return np.random.default_rng(self._below(2**16))
 
 
 @dataclass(frozen=True)
@@ -90,12 +38,62 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Node:
-    """A node; values of attributes may be `UNDER_TEST` or `OTHER`."""
+    """A node; values of attributes may be `UNDER_TEST` or `OTHER`, arrays and bodies."""
 
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attrs: dict[str, Any]
+
+    @property
+    def bodies(self) -> list[Body]:
+        """The subgraphs."""
+        return [value for value in self.attrs.values() if isinstance(value, Body)]
+
+    def reads(self) -> Iterator[str]:
+        """Inputs, and what subgraphs read from outside of them."""
+        yield from (name for name in self.inputs if name)
+        for body in self.bodies:
+            own = {name for name, _, _ in body.inputs}
+            for node in body.nodes:
+                yield from (name for name in node.reads() if name not in own)
+                own.update(node.outputs)
+
+    def all(self) -> Iterator[Node]:
+        """The node and those of its subgraphs."""
+        yield self
+        for body in self.bodies:
+            for node in body.nodes:
+                yield from node.all()
+
+
+Dims = list[int | str | None] | None
+
+
+@dataclass(frozen=True)
+class Body:
+    """A subgraph: names, dtypes (float64 is the one under test) and declared sizes of what goes in and out."""
+
+    inputs: list[tuple[str, np.dtype[Any], Dims]]
+    nodes: list[Node]
+    outputs: list[tuple[str, np.dtype[Any], Dims]]
+
+    def proto(self, dtype: type[np.floating[Any]], judge: bool) -> onnx.GraphProto:
+        """The graph in a dtype."""
+        infos = [
+            [
+                helper.make_tensor_value_info(
+                    name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype) if own == np.float64 else own), dims
+                )
+                for name, own, dims in values
+            ]
+            for values in (self.inputs, self.outputs)
+        ]
+        nodes = [
+            helper.make_node(n.op, n.inputs, n.outputs, **attributes(n.attrs, dtype, judge))
+            for n in self.nodes
+        ]
+        return helper.make_graph(nodes, "body", *infos)
 
 
 @dataclass
@@ -119,13 +117,13 @@ class Graph:
 
     @property
     def ops(self) -> list[str]:
-        """Types of the nodes, the loss included."""
-        return [node.op for node in self.nodes]
+        """Types of the nodes, those of subgraphs and the loss included."""
+        return [inner.op for node in self.nodes for inner in node.all()]
 
     @property
     def drawn_ops(self) -> list[str]:
         """Types of the nodes before the loss."""
-        return self.ops[: self.drawn]
+        return [inner.op for node in self.nodes[: self.drawn] for inner in node.all()]
 
     @property
     def wrt(self) -> list[Leaf]:
@@ -148,7 +146,7 @@ class Graph:
             else:
                 initializers.append(numpy_helper.from_array(array, leaf.name))
         nodes = [
-            helper.make_node(n.op, n.inputs, n.outputs, name=f"node{i}", **_attributes(n.attrs, dtype, judge))
+            helper.make_node(n.op, n.inputs, n.outputs, name=f"node{i}", **attributes(n.attrs, dtype, judge))
             for i, n in enumerate(self.nodes)
         ]
         loss = helper.make_tensor_value_info("loss", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), [])
@@ -163,239 +161,17 @@ def _as(array: Array, dtype: type[np.floating[Any]]) -> Array:
     return array.astype(dtype) if array.dtype == np.float64 else array
 
 
-def _attributes(attrs: dict[str, Any], dtype: type[np.floating[Any]], judge: bool) -> dict[str, Any]:
+def attributes(attrs: dict[str, Any], dtype: type[np.floating[Any]], judge: bool) -> dict[str, Any]:
+    """Attributes of a node in a dtype."""
     own = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     other = onnx.TensorProto.FLOAT if dtype is np.float64 else onnx.TensorProto.DOUBLE
     named = {UNDER_TEST: own, OTHER: own if judge else other}
-    return {k: named[v] if isinstance(v, str) and v in named else v for k, v in attrs.items()}
 
+    def value(v: Any) -> Any:
+        if isinstance(v, Body):
+            return v.proto(dtype, judge)
+        if isinstance(v, np.ndarray):
+            return numpy_helper.from_array(_as(v, dtype))
+        return named[v] if isinstance(v, str) and v in named else v
 
-class Builder:
-    """Adds leaves and nodes to a graph, and knows all values.
-
-    Attributes:
-        values: array of every value; float64 where it has the dtype under test.
-        unused: results that no loss is made of.
-        rank: ranks of new leaves are near this one.
-    """
-
-    def __init__(self, d: Draw, graph: Graph, *, rank: int, empty: bool) -> None:
-        self.d = d
-        self.graph = graph
-        self.rank = rank
-        self.empty = empty
-        self.values: dict[str, Array] = {}
-        self.unused: set[str] = set()
-        self._rng = d.rng()
-
-    # What is there.
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The run-time shape of a value."""
-        return self.values[name].shape
-
-    def computed(self) -> list[str]:
-        """Differentiable values that nodes may read."""
-        leaves = {leaf.name for leaf in self.graph.leaves if not leaf.wrt}
-        return [
-            name
-            for name, array in self.values.items()
-            if array.dtype == np.float64 and name not in leaves | self.unused
-        ]
-
-    def supports(self, op: str, attribute: str) -> bool:
-        """Whether the op has the attribute at this opset."""
-        return attribute in onnx.defs.get_schema(op, self.graph.opset).attributes
-
-    # Leaves.
-
-    def sizes(self, rank: int, *, least: int = 0, most: int = 3) -> list[int]:
-        """Sizes of `rank` axes; zeros are rare, so that most graphs have something to differentiate."""
-        options = [0] * (self.empty and least == 0) + [s for s in (1, 2, 2, 3, 3, 4, 5) if least <= s <= most]
-        return [self.d.choice(options) for _ in range(rank)]
-
-    def leaf(
-        self,
-        shape: Sequence[int],
-        low: float = -2.0,
-        high: float = 2.0,
-        *,
-        wrt: bool = True,
-        kind: Literal["input", "parameter", "constant"] | None = None,
-    ) -> str:
-        """Returns a new floating-point leaf."""
-        kind = kind or ("parameter" if wrt and self.d.chance(35) else "input")
-        array = self._rng.uniform(low, high, tuple(shape)).astype(np.float32).astype(np.float64)
-        return self._new_leaf("x", array, kind, wrt)
-
-    def data(self, array: Any, *, fixed: bool | None = None) -> str:
-        """Returns a leaf of given numbers: a constant, or a run-time input unless `fixed`."""
-        fixed = self.d.chance(65) if fixed is None else fixed
-        return self._new_leaf("c", np.asarray(array), "constant" if fixed else "input", False)
-
-    def _new_leaf(self, prefix: str, array: Array, kind: Any, wrt: bool) -> str:
-        name = f"{prefix}{len(self.graph.leaves)}"
-        dims = self._declared(name, array.shape) if kind == "input" else list(array.shape)
-        self.graph.leaves.append(Leaf(name, array, kind, dims, wrt))
-        self.values[name] = array
-        return name
-
-    def _declared(self, name: str, shape: Sequence[int]) -> list[int | str] | None:
-        if self.graph.shapes == "unranked":
-            return None if self.d.chance(80) else list(shape)
-        if self.graph.shapes == "static":
-            return list(shape)
-        # A size of its own, one that all axes of this size share, or static.
-        return [
-            self.d.choice([f"{name}_{axis}", f"{name}_{axis}", f"n{size}", size])
-            for axis, size in enumerate(shape)
-        ]
-
-    def tensor(
-        self,
-        ranks: Sequence[int] | None = None,
-        *,
-        fits: Callable[[Array], bool] = lambda array: True,
-        shape: Callable[[], Sequence[int]] | None = None,
-    ) -> str:
-        """Returns a value of one of the ranks that `fits`: most often one that is there, else a new leaf.
-
-        Args:
-            ranks: allowed; all by default.
-            fits: what else the value must be; new leaves are of `shape`.
-            shape: sizes of a new leaf.
-        """
-        found = [
-            n
-            for n in self.computed()
-            if (ranks is None or self.values[n].ndim in ranks) and fits(self.values[n])
-        ]
-        if found and self.d.chance(80):
-            return found[-1] if self.d.chance(60) else self.d.choice(found)
-        if shape is not None:
-            return self.leaf(shape())
-        near = [r for r in (ranks if ranks is not None else range(5)) if abs(r - self.rank) <= 1]
-        return self.leaf(self.sizes(self.d.choice(near or list(ranks or [self.rank]))))
-
-    def like(self, shape: Sequence[int]) -> str:
-        """Returns a value of exactly that shape."""
-        return self.tensor([len(shape)], fits=lambda a: a.shape == tuple(shape), shape=lambda: shape)
-
-    def broadcastable(self, shape: Sequence[int], *, within: bool = False) -> str:
-        """Returns a value that broadcasts with the shape; with `within`, to it."""
-
-        def fits(array: Array) -> bool:
-            try:
-                result = np.broadcast_shapes(tuple(shape), array.shape)
-            except ValueError:
-                return False
-            return result == tuple(shape) or not within
-
-        def new() -> list[int]:
-            own = [1 if self.d.chance(25) else s for s in list(shape)[self.d.integer(0, len(shape)) :]]
-            if not within and len(own) == len(shape) and len(shape) < 4 and self.d.chance(20):
-                own = [*self.sizes(1), *own]
-            if not within:
-                own = [self.d.integer(2, 3) if s == 1 and self.d.chance(30) else s for s in own]
-            return own if fits(np.empty(own)) else list(shape)
-
-        return self.tensor(fits=fits, shape=new)
-
-    def squashed(self, name: str, low: float, high: float) -> str:
-        """Returns the value, or what maps it smoothly to between `low` and `high` where it is not there."""
-        array = self.values[name]
-        if array.size == 0 or (array.min() >= low and array.max() <= high):
-            return name
-        unit = self.node("Sigmoid", [name])
-        scaled = self.node("Mul", [unit, self.data(np.array(0.9 * (high - low)), fixed=True)])
-        return self.node("Add", [scaled, self.data(np.array(low + 0.05 * (high - low)), fixed=True)])
-
-    # Nodes.
-
-    def node(self, op: str, inputs: Sequence[str], outputs: int = 1, **attrs: Any) -> str:
-        """Adds a node and returns its first output.
-
-        Raises:
-            Rejected: it cannot be computed, or is too large.
-        """
-        return self.nodes(op, inputs, outputs, **attrs)[0]
-
-    def nodes(self, op: str, inputs: Sequence[str], outputs: int, **attrs: Any) -> tuple[str, ...]:
-        """Adds a node and returns its outputs."""
-        inputs = list(inputs)
-        while inputs and not inputs[-1]:
-            inputs.pop()
-        count = len(self.graph.nodes)
-        names = tuple(f"v{count}_{i}" for i in range(outputs))
-        node = Node(op, tuple(inputs), names, {k: v for k, v in attrs.items() if v is not None})
-        results = self._compute(node)
-        for name, array in zip(names, results, strict=True):
-            self.values[name] = array
-        self.graph.nodes.append(node)
-        return names
-
-    def _compute(self, node: Node) -> list[Array]:
-        infos = [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(self.values[name].dtype), self.shape(name)
-            )
-            for name in dict.fromkeys(node.inputs)
-            if name
-        ]
-        proto = helper.make_node(
-            node.op, node.inputs, node.outputs, **_attributes(node.attrs, np.float64, judge=True)
-        )
-        outputs = [onnx.ValueInfoProto(name=name) for name in node.outputs]
-        model = helper.make_model(
-            helper.make_graph([proto], "one", infos, outputs),
-            opset_imports=[helper.make_opsetid("", self.graph.opset)],
-        )
-        try:
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                results = ReferenceEvaluator(model).run(None, {i.name: self.values[i.name] for i in infos})
-        except Exception as error:
-            raise Rejected(f"{node.op}: {error}") from error
-        arrays = [np.asarray(result) for result in results]
-        for array in arrays:
-            if array.dtype.kind == "f":
-                finite = array[np.isfinite(array)]
-                inputs_empty = any(name and self.values[name].size == 0 for name in node.inputs)
-                if (finite.size < array.size and not inputs_empty) or np.abs(finite).max(initial=0) > LARGEST:
-                    raise Rejected(f"{node.op}: {array}")
-        return [array.astype(np.float64) if array.dtype == np.float32 else array for array in arrays]
-
-    def finish(self) -> None:
-        """Adds the loss of everything that nothing reads.
-
-        Raises:
-            Rejected: no differentiable value is left.
-        """
-        read = {name for node in self.graph.nodes for name in node.inputs}
-        active = self._active()
-        loose = [name for name in active if name not in read | self.unused]
-        if not loose or not self.graph.wrt:
-            raise Rejected("nothing to differentiate")
-        self.graph.drawn = len(self.graph.nodes)
-        terms = []
-        for name in loose:
-            value = self.node("Sin", [name]) if self.d.chance(30) else name
-            weight = self.leaf(self.shape(name), 0.5, 1.5, wrt=False, kind="input")
-            terms.append(self.node("ReduceSum", [self.node("Mul", [value, weight])], keepdims=0))
-        count = len(self.graph.nodes)
-        self.node("Sum", terms)
-        last = self.graph.nodes[count]
-        self.graph.nodes[count] = Node("Sum", last.inputs, ("loss",), {})
-        self.values["loss"] = self.values.pop(last.outputs[0])
-        self.graph.result_shapes = {o: self.shape(o) for n in self.graph.nodes for o in n.outputs}
-
-    def _active(self) -> list[str]:
-        """Values that depend on a differentiable leaf."""
-        active = {leaf.name for leaf in self.graph.wrt}
-        result = []
-        for node in self.graph.nodes:
-            if any(name in active for name in node.inputs):
-                floats = [o for o in node.outputs if o in self.values and self.values[o].dtype == np.float64]
-                active.update(floats)
-                result += floats
-        return result
+    return {k: value(v) for k, v in attrs.items()}

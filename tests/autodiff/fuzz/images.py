@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from autodiff.fuzz.graph import Builder, Draw, Rejected
+from autodiff.fuzz.builder import Builder
+from autodiff.fuzz.draw import Draw, Rejected
 
 Drawer = Callable[[Builder, Draw], None]
 

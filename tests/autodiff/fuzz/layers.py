@@ -12,8 +12,10 @@ import onnx
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from autodiff.fuzz import elementwise, images, sampling, signals, structure
-from autodiff.fuzz.graph import Builder, Draw, Graph, Rejected
+from autodiff.fuzz import bodies, elementwise, images, sampling, signals, structure
+from autodiff.fuzz.builder import Builder
+from autodiff.fuzz.draw import Draw, Rejected
+from autodiff.fuzz.graph import Graph
 
 Drawer = Callable[[Builder, Draw], None]
 OPSETS = range(13, 27)
@@ -123,6 +125,7 @@ DRAWERS: dict[str, Drawer] = {
     "Attention": attention,
     "DequantizeLinear": dequantize_linear,
     "RotaryEmbedding": rotary_embedding,
+    **bodies.drawers(lambda b, d, most: add_nodes(b, d, most, AVAILABLE[b.graph.opset])),
 }
 """How a node of each op is added to a graph."""
 
@@ -143,6 +146,17 @@ def available(opset: int) -> list[str]:
 AVAILABLE = {opset: available(opset) for opset in OPSETS}
 
 
+def add_nodes(b: Builder, d: Draw, most: int, ops: Sequence[str]) -> None:
+    """Adds up to this number of nodes of these ops."""
+    for _ in range(most):
+        restore = b.save()
+        op = d.choice(ops)
+        try:
+            DRAWERS[op](b, d)
+        except Rejected:
+            restore()
+
+
 def draw_graph(d: Draw, ops: Sequence[str] | None = None) -> Graph:
     """Returns a graph of one to five drawn nodes, of these ops if given.
 
@@ -156,13 +170,7 @@ def draw_graph(d: Draw, ops: Sequence[str] | None = None) -> Graph:
     shapes = d.choice(["static", "symbolic", "unranked"])
     graph = Graph(opset, d.choice([np.float32, np.float64]), shapes)
     b = Builder(d, graph, rank=d.choice([2, 3, 4, 1, 0]), empty=d.chance(15))
-    for _ in range(d.integer(1, 5)):
-        before = dict(b.values), list(graph.leaves), list(graph.nodes)
-        op = d.choice(allowed)
-        try:
-            DRAWERS[op](b, d)
-        except Rejected:
-            b.values, graph.leaves, graph.nodes = before
+    add_nodes(b, d, d.integer(1, 5), allowed)
     if not graph.nodes:
         raise Rejected("no node")
     b.finish()

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from autodiff.fuzz.graph import Builder, Draw
+from autodiff.fuzz.builder import Builder
+from autodiff.fuzz.draw import Draw
 
 Drawer = Callable[[Builder, Draw], None]
 

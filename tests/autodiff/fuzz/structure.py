@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from autodiff.fuzz.builder import Builder
+from autodiff.fuzz.draw import Draw, Rejected
 from autodiff.fuzz.elementwise import axes_of
-from autodiff.fuzz.graph import Builder, Draw, Rejected
 
 Drawer = Callable[[Builder, Draw], None]
 MAX, MIN = np.iinfo(np.int64).max, np.iinfo(np.int64).min

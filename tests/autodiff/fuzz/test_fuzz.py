@@ -12,7 +12,7 @@ from autodiff.fuzz.graph import Graph
 from autodiff.fuzz.judge import CRASH, INCONCLUSIVE, REFUSED, RIGHT, WRONG, judge
 from autodiff.fuzz.layers import AVAILABLE, DRAWERS, graphs, random_graph
 from autodiff.fuzz.survey import survey
-from autodiff.test_completeness import CONTROL_FLOW, QUANTIZED
+from autodiff.test_completeness import QUANTIZED
 from onnxtrain.autodiff import coverage
 from onnxtrain.autodiff._registry import RULES
 
@@ -22,9 +22,10 @@ SEED = int(os.environ.get("ONNXTRAIN_FUZZ_SEED", "0"))
 
 ALLOWED = {
     r"differentiating (Det|Conv|ConvTranspose|DeformConv) .* must be static": "sizes of its matrix or weight",
-    r"differentiating (BatchNormalization|DequantizeLinear|Det|Einsum|GridSample|MatMul|Resize|TensorScatter) "
+    r"differentiating (BatchNormalization|DequantizeLinear|Det|Einsum|GridSample|MatMul|Resize|Scan|TensorScatter) "
     r".*the rank of .* must be known": "what is transposed or reshaped depends on the rank",
     r"differentiating (Conv|ConvTranspose|DeformConv) .*the rank of .* must be known": "of a weight",
+    r"differentiating a branch or loop with Dropout": "run-time inputs may tell it to draw",
     r"differentiating Einsum .*an axis of size one is broadcast": "shape inference of onnx is wrong there",
 }
 """What may be refused, and why."""
@@ -36,7 +37,6 @@ def allowed(message: str) -> bool:
 
 
 NOT_DRAWN = {
-    **dict.fromkeys(CONTROL_FLOW, "their bodies are graphs"),
     **dict.fromkeys(QUANTIZED, "gradients straight through rounding are not the differences"),
 }
 """Ops with a gradient that the fuzz leaves out, and why."""

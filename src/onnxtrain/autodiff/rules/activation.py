@@ -118,7 +118,28 @@ def swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.Mul(ct, op.Add(sigmoid, slope if alpha == 1 else op.Mul(slope, alpha)))
 
 
-defvjp("Softmax", input=lambda op, n, ct: op.call(softmax_gradient, n.out.output, ct, axis=n.attr("axis")))
+@vjp("Softmax", wrt=("input",))
+def softmax(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """ct_x = y * (ct - sum(ct * y)).
+
+    Of minus infinity alone, y is not a number. Where the model replaces it, it is zero here.
+    """
+    y = n.out.output
+    if _is_replaced(y):
+        y = op.Where(op.IsNaN(y), 0.0, y)
+    return op.call(softmax_gradient, y, ct, axis=n.attr("axis"))
+
+
+def _is_replaced(value: ir.Value) -> bool:
+    """Whether a Where chooses between elements of a value and others, as Attention does for rows that are masked."""
+    for node, index in value.uses():
+        if node.op_type == "IsNaN" or (node.op_type == "Where" and index > 0):
+            return True
+        if node.op_type in ("Cast", "CastLike", "Identity") and not index and _is_replaced(node.outputs[0]):
+            return True
+    return False
+
+
 defvjp(
     "LogSoftmax", input=lambda op, n, ct: op.call(log_softmax_gradient, n.out.output, ct, axis=n.attr("axis"))
 )

@@ -18,7 +18,7 @@ from onnxtrain.autodiff._activity import captured_values, is_differentiable_dtyp
 from onnxtrain.autodiff._driver import pull_back
 from onnxtrain.autodiff._node import NodeView, where
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import NoGradientRule
 from onnxtrain.passes import RANDOM_OPS
 
@@ -34,7 +34,12 @@ def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     for name in ("then_branch", "else_branch"):
         inner = op.subgraph({})
         outputs = inner.copy_of(n.attr(name), [])
-        gradients = _gradients(inner, zip(outputs, cts, strict=True), captured)
+        # What is found of shapes here is true of this branch alone.
+        own = [ct if ct is None or ct.shape is not None else inner.Identity(ct) for ct in cts]
+        pairs = [(value, ct) for value, ct in zip(outputs, own, strict=True) if ct is not None]
+        # A branch whose results have other shapes than what was computed from them is not the one that was taken.
+        possible = all(_may_agree(value, ct) for value, ct in pairs)
+        gradients = _gradients(inner, pairs if possible else [], captured)
         _return(
             inner, [ct or inner.zeros_like(v) for v, ct in zip(captured, gradients, strict=True)], captured
         )
@@ -67,10 +72,14 @@ def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     """As of a Loop; a scan input has the cotangents of its slices."""
     body: ir.Graph = n.attr("body")
     read = int(n.attr("num_scan_inputs"))
-    count, results = len(n.inputs) - read, len(n.outputs) - (len(n.inputs) - read)
-    sources = _sliced(n, n.inputs[count:], "scan_input", read)
-    emits = _sliced(n, cts[count:], "scan_output", results)
+    count = len(n.inputs) - read
+    sources = _sliced(n, n.inputs[count:], "scan_input", body.inputs[count:])
+    emits = _sliced(n, cts[count:], "scan_output", body.outputs[count:])
     trips = op.Squeeze(op.dim(sources[0].value, sources[0].axis), [0])
+    for own, after, first in zip(body.inputs, body.outputs, n.inputs[:count], strict=False):
+        if own.shape is None:  # ONNX Runtime needs the rank
+            known = after if after.shape is not None or first is None else first
+            own.shape = ir.Shape([None] * n.rank(known))
     stacks = _recorded(op, n, body.inputs[:count])
 
     def given(inner: Emitter, index: ir.Value) -> list[ir.Value]:
@@ -93,30 +102,41 @@ class _Slices:
     value: ir.Value
     axis: int = 0
     backwards: bool = False
+    rank: int = 0
 
     def at(self, op: Emitter, index: ir.Value, trips: ir.Value) -> ir.Value:
         """Returns the slice of an iteration."""
         return _at(op, self.value, op.Sub(op.Sub(trips, 1), index) if self.backwards else index, self.axis)
 
-    def from_last_to_first(self, op: Emitter, n: NodeView, stack: ir.Value) -> ir.Value:
+    def from_last_to_first(self, op: Emitter, stack: ir.Value) -> ir.Value:
         """Returns the value whose slices are stacked along axis 0, those of the last iteration first."""
+        dims = static_dims(self.value)
+        if dims is None or not all(dims):
+            # A stack of no slices has not even their rank.
+            order = [self.axis, *(k for k in range(self.rank) if k != self.axis)]
+            sizes = op.shape_of(self.value)
+            stack = op.Reshape(stack, op.Gather(sizes, order) if self.axis else sizes, allowzero=1)
         if not self.backwards:
             stack = op.Slice(stack, [-1], [_INT64_MIN], [0], [-1])
         if self.axis:
-            rank = n.rank(self.value)
-            order = [*range(1, self.axis + 1), 0, *range(self.axis + 1, rank)]
+            order = [*range(1, self.axis + 1), 0, *range(self.axis + 1, self.rank)]
             stack = op.Transpose(stack, perm=order)
         return stack
 
 
-def _sliced(n: NodeView, values: Cts, kind: str, count: int) -> dict[int, _Slices]:
+def _sliced(n: NodeView, values: Cts, kind: str, slices: Sequence[ir.Value]) -> dict[int, _Slices]:
     """The scan inputs, or the cotangents of the scan outputs, by their index, without those that there are not."""
-    axes, directions = (n.attr(f"{kind}_{what}") or [0] * count for what in ("axes", "directions"))
-    return {
-        k: _Slices(value, n.axis(value, axes[k]), bool(directions[k]))
-        for k, value in enumerate(values)
-        if value is not None
-    }
+    axes, directions = (n.attr(f"{kind}_{what}") or [0] * len(slices) for what in ("axes", "directions"))
+    result = {}
+    for k, (value, slice_) in enumerate(zip(values, slices, strict=True)):
+        if value is not None:
+            rank = 0  # does not matter along the first axis
+            if value.shape is None and slice_.shape is not None:
+                rank = slice_.shape.rank() + 1
+            elif axes[k]:
+                rank = n.rank(value)
+            result[k] = _Slices(value, axes[k] % rank if axes[k] else 0, bool(directions[k]), rank)
+    return result
 
 
 def _walk_back(
@@ -155,11 +175,14 @@ def _walk_back(
         own.shape = value.shape
     index = inner.Sub(inner.Sub(trips, 1), iteration)
     inputs = given(inner, index)
+    # What was given is constant in the iteration, even if it is a slice of a value that the body reads as well.
+    before = len(inner.graph)
     outputs = inner.copy_of(n.attr("body"), inputs)
+    iterated = list(inner.graph)[before:]
     leaves = [*(inputs[k] for k in state), *captured, *(inputs[k] for k in wanted)]
     pairs = [(outputs[after], ct) for (after, _), ct in zip(state.values(), cts, strict=False)]
     pairs += [(outputs[k], slices.at(inner, index, trips)) for k, slices in emitted.items()]
-    gradients = _gradients(inner, pairs, leaves)
+    gradients = _gradients(inner, pairs, leaves, iterated)
     sums = range(len(state), len(state) + len(captured))
     results = [
         (inner.Add(cts[k], ct) if ct else cts[k]) if k in sums else (ct or inner.zeros_like(leaf))
@@ -171,11 +194,21 @@ def _walk_back(
     for value, leaf in zip(found, leaves, strict=True):
         value.type = leaf.type
     parts = {
-        k: slices.from_last_to_first(op, n, stack)
+        k: slices.from_last_to_first(op, stack)
         for (k, slices), stack in zip(wanted.items(), found[sums.stop :], strict=True)
     }
     by_captured = dict(zip(captured, found[sums.start : sums.stop], strict=True))
     return dict(zip(state, found, strict=False)), parts, by_captured
+
+
+def _may_agree(value: ir.Value, other: ir.Value) -> bool:
+    """Whether two values may have the same shape, as far as these are known."""
+    one, two = static_dims(value), static_dims(other)
+    if one is None or two is None:
+        return True
+    return len(one) == len(two) and all(
+        a is None or b is None or a == b for a, b in zip(one, two, strict=True)
+    )
 
 
 def _captured(n: NodeView) -> list[ir.Value]:
@@ -210,11 +243,14 @@ def _at(op: Emitter, stack: ir.Value, index: ir.Value, axis: int = 0) -> ir.Valu
 
 
 def _gradients(
-    op: Emitter, pairs: Iterable[tuple[ir.Value, ir.Value | None]], leaves: Sequence[ir.Value]
+    op: Emitter,
+    pairs: Iterable[tuple[ir.Value, ir.Value | None]],
+    leaves: Sequence[ir.Value],
+    nodes: Sequence[ir.Node] | None = None,
 ) -> list[ir.Value | None]:
-    """Cotangents of the leaves, given pairs of a value and its cotangent."""
+    """Cotangents of the leaves, given pairs of a value and its cotangent, through all nodes of the graph or these."""
     for node in op.graph.all_nodes():
-        if node.op_type in RANDOM_OPS and node.domain == "":
+        if _draws(node):
             raise NoGradientRule(
                 f"differentiating a branch or loop with {node.op_type} ({where(node)}): its gradient would draw other "
                 "numbers. Draw them outside of it"
@@ -223,7 +259,18 @@ def _gradients(
     for value, ct in pairs:
         if ct is not None and is_differentiable_dtype(value):
             seeds[value] = op.Add(seeds[value], ct) if value in seeds else ct
-    return pull_back(op, seeds, leaves) if seeds else [None] * len(leaves)
+    return pull_back(op, seeds, leaves, nodes) if seeds else [None] * len(leaves)
+
+
+def _draws(node: ir.Node) -> bool:
+    """Whether an op draws random numbers; a Dropout does not unless it is told to train."""
+    if node.domain != "" or node.op_type not in RANDOM_OPS:
+        return False
+    if node.op_type != "Dropout":
+        return True
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    told = None if training is None else ir.convenience.get_const_tensor(training)
+    return training is not None and (told is None or bool(told.numpy().any()))
 
 
 def _return(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:

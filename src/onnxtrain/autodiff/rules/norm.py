@@ -30,13 +30,25 @@ from onnxtrain.functions import (
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
-@vjp("BatchNormalization", wrt=("X", "scale", "B", "input_mean", "input_var"))
-def batch_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+@vjp(
+    "BatchNormalization",
+    wrt=("X", "scale", "B", "input_mean", "input_var"),
+    outputs=("Y", "running_mean", "running_var"),
+)
+def batch_normalization(
+    op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None, ir.Value | None]
+) -> Cotangents:
     """Y = (X - mean) / sqrt(var + epsilon) * scale + B; the statistics are given, in training those of X."""
+    ct = cts[0]
     if n.attr("training_mode"):
-        ct, x, scale = _wide(op, ct, n.X, n.scale)
-        whole = op.call(batch_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=3)
-        return _as_inputs(op, n, dict(zip(("X", "scale", "B"), whole, strict=True)))
+        grads = _updated_statistics(op, n, cts[1:])
+        if ct is not None:
+            ct, x, scale = _wide(op, ct, n.X, n.scale)
+            whole = op.call(batch_normalization_gradient, ct, x, scale, epsilon=n.attr("epsilon"), _outputs=3)
+            grads["X"] = op.Add(whole[0], grads["X"]) if "X" in grads else whole[0]
+            grads |= dict(zip(("scale", "B"), whole[1:], strict=True))
+        return _as_inputs(op, n, grads)
+    assert ct is not None
     ct, x, scale, mean, var = _wide(op, ct, n.X, n.scale, n.input_mean, n.input_var)
     per_channel = [-1] + [1] * (n.rank(n.X) - 2)
     others = [axis for axis in range(n.rank(n.X)) if axis != 1]
@@ -51,6 +63,30 @@ def batch_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         grads["scale"] = op.Mul(op.ReduceSum(op.Mul(ct, centered), others, keepdims=0), inverse)
         grads["input_var"] = op.Mul(op.Mul(grads["scale"], op.Mul(factor, inverse)), -0.5)
     return _as_inputs(op, n, grads)
+
+
+def _updated_statistics(
+    op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
+) -> dict[str, ir.Value | None]:
+    """Running = momentum * input + (1 - momentum) * that of X, whose mean and population variance these are."""
+    momentum, grads = n.attr("momentum"), dict[str, ir.Value | None]()
+    (x,) = _wide(op, n.X)
+    per_channel = [-1] + [1] * (n.rank(n.X) - 2)
+    others = [axis for axis in range(n.rank(n.X)) if axis != 1]
+    for name, ct in zip(("input_mean", "input_var"), cts, strict=True):
+        if ct is None:
+            continue
+        (ct,) = _wide(op, ct)
+        grads[name] = op.Mul(ct, momentum)
+        count = op.CastLike(op.Div(op.Size(x), op.dim(x, 1)), x)
+        each = op.Reshape(op.Mul(op.Div(op.CastLike(ct, x), count), 1 - momentum), per_channel)
+        if name == "input_var":
+            each = op.Mul(op.Mul(op.Sub(x, op.ReduceMean(x, others, keepdims=1)), 2.0), each)
+        known = grads.get("X")
+        grads["X"] = each if known is None else op.Add(known, each)
+    if "X" in grads:
+        grads["X"] = op.Expand(grads["X"], op.shape_of(x))
+    return grads
 
 
 @vjp("InstanceNormalization", wrt=("input", "scale", "B"))

@@ -1,0 +1,1 @@
+"""What differentiates, each in an environment of its own."""

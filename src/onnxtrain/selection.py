@@ -209,7 +209,19 @@ def _is_parameter(value: ir.Value, signature: TorchSignature) -> bool:
     if told is not None:
         return told
     size = value.const_value.size if value.const_value is not None else None
-    return not ((size == 1 or signature) and is_generated_name(value.name or ""))
+    return not ((size == 1 or signature) and is_generated_name(value.name or "")) and not _is_power(value)
+
+
+def _is_power(value: ir.Value) -> bool:
+    """Whether a value is the 2 of a square, or another whole number, and no more than that.
+
+    Of negative bases it has no gradient, and they have no power but such a one.
+    """
+    tensor = value.const_value
+    if tensor is None or tensor.shape.rank() != 0 or not float(tensor.numpy()).is_integer():
+        return False
+    uses = value.uses()
+    return bool(uses) and all(use.node.op_type == "Pow" and use.idx == 1 for use in uses)
 
 
 def _is_setting(value: ir.Value) -> bool:

@@ -1,0 +1,385 @@
+"""Trains one file as a user would and compares its gradient with finite differences of the file itself.
+
+Prints a JSON object: the verdict and what it rests on.
+
+Usage: python judge.py FILE [--verbose]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from differences import Array, slopes
+from files import FLOATS, feeds_of, prediction, said, session
+from surrogate import quantises, smooth
+
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.errors import NothingToTrain, OnnxTrainError
+from onnxtrain.gradient_check import in_precision
+
+STEPS = 3
+SAME = {"float64": 1e-6, "float32": 2e-3, "float16": 5e-2}
+"""How far the loss of the training model may be from that of the file, relative to the size of the predictions."""
+REFERENCE_SECONDS = 20.0
+"""No longer may one evaluation in ONNX's reference evaluator take."""
+
+Run = Callable[[Mapping[str, Array]], Array]
+
+
+@dataclass
+class Case:
+    """A file that runs.
+
+    Attributes:
+        path: the file.
+        model: what is in it.
+        feeds: inputs.
+        output: the value that the loss is put on.
+        known_as: its name in what onnxtrain makes of the file.
+        target: what it should be.
+    """
+
+    path: Path
+    model: onnx.ModelProto
+    feeds: dict[str, Array]
+    output: str
+    known_as: str
+    target: Array
+
+    def loss(self, predicted: Array) -> float:
+        """The mean square of the difference, in float64."""
+        return float(np.mean((predicted.astype(np.float64) - self.target.astype(np.float64)) ** 2))
+
+
+class Refusal(Exception):
+    """A verdict other than that the file trains."""
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict, self.reason = verdict, reason
+
+
+def judge(path: Path, verbose: bool = False) -> dict[str, Any]:
+    """Returns the verdict on a file.
+
+    trained, wrong (the gradient, or the loss), unsettled (differences tell nothing), refused (an error of onnxtrain),
+    crashed (any other), constant (no small change of what it holds changes what comes out), not finite (the file itself
+    computes numbers that are not), no parameter (the file holds no number of floating point that an op computes with), no output
+    (nothing of floating point comes out), not run (by ONNX Runtime as it stands).
+    """
+    try:
+        return _judge(path, verbose)
+    except Refusal as refusal:
+        return {"verdict": refusal.verdict, "reason": refusal.reason}
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        return {"verdict": "crashed", "reason": f"{type(error).__name__}: {said(error)}"}
+
+
+def _judge(path: Path, verbose: bool) -> dict[str, Any]:
+    case = _case(path)
+    with tempfile.TemporaryDirectory() as directory:
+        start = time.perf_counter()
+        straight = _build(case, Path(directory))
+        built = time.perf_counter() - start
+        trained = _train(case, Path(directory))
+        manifest = json.loads((Path(directory) / "manifest.json").read_text())
+        values, gradients, value = _gradient(case, Path(directory), manifest)
+        compared = _compare(case, Path(directory), values, gradients, value, straight, verbose)
+    return {"parameters": len(gradients), "straight_through": straight, "built": round(built, 1), **trained, **compared}
+
+
+def _case(path: Path) -> Case:
+    model = onnx.load(path)
+    try:
+        feeds = feeds_of(path, model)
+    except ValueError as error:
+        raise Refusal("not run", str(error)) from error
+    run = session(path)
+    outputs = dict(zip([o.name for o in run.get_outputs()], run.run(None, feeds), strict=True))
+    found = prediction(model, outputs)
+    if found is None:
+        kinds = sorted({o.type for o in run.get_outputs()})
+        raise Refusal("no output", f"nothing of floating point comes out: {', '.join(kinds)}")
+    output, known_as = found
+    predicted = outputs.get(output)
+    if predicted is None:
+        (predicted,) = session(_exposed(model, output)).run([output], feeds)
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(predicted.shape) * max(float(np.std(predicted.astype(np.float64))), 0.1)
+    return Case(path, model, feeds, output, known_as, np.asarray(predicted + noise, predicted.dtype))
+
+
+def _exposed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """The model with an inner value as its only output."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if name not in {value.name for value in copy.graph.output}:
+        del copy.graph.output[:]
+        copy.graph.output.append(onnx.ValueInfoProto(name=name))
+    return copy
+
+
+def _float_tensors(graph: onnx.GraphProto) -> int:
+    """How many tensors of floating point a graph holds."""
+    count = sum(tensor.data_type in FLOATS for tensor in graph.initializer)
+    count += sum(tensor.values.data_type in FLOATS for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            count += node.op_type == "Constant" and attribute.t.data_type in FLOATS
+            count += _float_tensors(attribute.g) if attribute.HasField("g") else 0
+    return count
+
+
+def _build(case: Case, directory: Path) -> bool:
+    """Builds the artifacts; returns whether gradients had to pass rounding."""
+    options = {"loss": "mse", "optimizer": "sgd", "loss_input_names": [case.known_as], "artifact_directory": directory}
+    try:
+        generate_artifacts(case.path, **options)  # type: ignore[arg-type]
+    except OnnxTrainError as error:
+        if "straight_through=True" not in str(error):
+            raise _refused(case, error) from error
+    else:
+        return False
+    try:
+        generate_artifacts(case.path, **options, straight_through=True)  # type: ignore[arg-type]
+    except OnnxTrainError as error:
+        raise _refused(case, error) from error
+    return True
+
+
+def _refused(case: Case, error: OnnxTrainError) -> Refusal:
+    if isinstance(error, NothingToTrain):
+        if not _float_tensors(case.model.graph):
+            return Refusal("no parameter", "it holds no tensor of floating point")
+        if _is_piecewise_constant(case):
+            return Refusal("constant", f"small changes of what it holds change nothing. {said(error)}")
+    return Refusal("refused", f"{type(error).__name__}: {said(error)}")
+
+
+def _is_piecewise_constant(case: Case) -> bool:
+    """Whether small changes of all floats that the file holds leave its output as it is, as differences see it."""
+    model = in_precision(_exposed(case.model, case.output), onnx.TensorProto.FLOAT)
+    tensors = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type in FLOATS}
+    try:
+        run = _runs(model, list(tensors), case)
+    except Exception:
+        return False
+    rng = np.random.default_rng(2)
+    moved = {name: t * (1 + 1e-4 * rng.standard_normal(t.shape)) for name, t in tensors.items()}
+    return bool(np.array_equal(run(tensors), run(moved), equal_nan=True))
+
+
+def _check_finite(case: Case, numbers: Sequence[float]) -> None:
+    if np.isfinite(numbers).all():
+        return
+    copy = onnx.ModelProto()
+    copy.CopyFrom(case.model)
+    del copy.graph.output[:]
+    names = [name for node in copy.graph.node for name in node.output if name]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    try:
+        values = dict(zip(names, session(copy).run(names, case.feeds), strict=True))
+    except Exception as error:
+        raise Refusal("wrong", f"not finite: {list(numbers)}; {said(error)}") from error
+    for name, value in values.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise Refusal("not finite", f"the file itself computes values that are infinite or no numbers ({name})")
+    raise Refusal("wrong", f"not finite: {list(numbers)}")
+
+
+def _train(case: Case, directory: Path) -> dict[str, Any]:
+    """Trains three steps with the on-device API."""
+    state = CheckpointState.load_checkpoint(directory / "checkpoint")
+    module = Module(directory / "training_model.onnx", state, directory / "eval_model.onnx")
+    optimizer = Optimizer(directory / "optimizer_model.onnx", module)
+    before = {name: p.data.copy() for name, p in state.parameters if p.requires_grad}
+    batch = [case.feeds[name] if name in case.feeds else case.target for name in module.input_names()]
+    losses = []
+    for _ in range(STEPS):
+        losses.append(float(module(*batch)))
+        if len(losses) == 1:
+            square = sum(
+                float((p.grad.astype(np.float64) ** 2).sum()) for _, p in state.parameters if p.requires_grad
+            )
+            _check_finite(case, [losses[0], square])
+            # To first order each step takes a tenth off the loss.
+            optimizer.set_learning_rate(min(0.1 * losses[0] / square, 1.0) if square else 0.1)
+        optimizer.step()
+        module.lazy_reset_grad()
+    module.eval()
+    losses.append(float(module(*batch)))
+    _check_finite(case, losses)
+    changed = sum(not np.array_equal(before[name], state.parameters[name].data) for name in before)
+    if not changed and square:
+        raise Refusal("wrong", "no parameter changes")
+    return {"losses": losses, "falls": losses[-1] < losses[0], "changed": changed}
+
+
+def _gradient(
+    case: Case, directory: Path, manifest: Mapping[str, Any]
+) -> tuple[dict[str, Array], dict[str, Array], float]:
+    """Returns the parameters of the checkpoint, the gradients of those that are trained, and the loss."""
+    state = CheckpointState.load_checkpoint(directory / "checkpoint")
+    values = {name: np.array(p.data) for name, p in state.parameters}
+    statistics = {name: np.array(p.data) for name, p in state.statistics}
+    names = {p["name"]: p["gradient"] for p in manifest["parameters"] if p["gradient"] is not None}
+    run = session(directory / "training_model.onnx")
+    known = {**case.feeds, **values, **statistics}
+    feeds = {i.name: known.get(i.name, case.target) for i in run.get_inputs()}
+    loss, *gradients = run.run([manifest["loss"], *names.values()], feeds)
+    return values, dict(zip(names, gradients, strict=True)), float(loss)
+
+
+def _compare(
+    case: Case,
+    directory: Path,
+    values: Mapping[str, Array],
+    gradients: Mapping[str, Array],
+    value: float,
+    straight: bool,
+    verbose: bool,
+) -> dict[str, Any]:
+    """Compares the loss with that of the file, and the gradient with differences by one judge after the other."""
+    (plain,) = session(_exposed(case.model, case.output)).run([case.output], case.feeds)
+    dtype = str(plain.dtype)
+    size = float(np.mean(case.target.astype(np.float64) ** 2))
+    if abs(value - case.loss(plain)) > SAME.get(dtype, 5e-2) * (size + case.loss(plain)):
+        raise Refusal("wrong", f"the loss is {value:.6g}, that of the file {case.loss(plain):.6g}")
+    tried: dict[str, Any] = {}
+    for name, precision, make in _judges(case, directory, straight):
+        try:
+            run = make(list(values))
+            found = slopes(
+                lambda given, run=run: case.loss(run(given)), values, gradients, precision, np.random.default_rng(1)
+            )
+        except Exception as error:
+            if verbose:
+                traceback.print_exc()
+            tried[name] = f"cannot: {said(error)[:120]}"
+            continue
+        if verbose:
+            for slope in found:
+                print(name, slope)
+        verdicts = [slope.verdict for slope in found]
+        worst = max(found, key=lambda slope: slope.error)
+        kind = "wrong" if "wrong" in verdicts else "unsettled" if "unsettled" in verdicts else "trained"
+        tried[name] = f"{kind}: {worst.error:.2g} ({worst.allowed:.2g} allowed)"
+        if kind == "trained":
+            return {"verdict": "trained", "judge": name, "error": worst.error, "tried": tried}
+    verdict = "wrong" if any(text.startswith("wrong") for text in tried.values()) else "unsettled"
+    return {"verdict": verdict, "reason": json.dumps(tried), "tried": tried}
+
+
+def _judges(
+    case: Case, directory: Path, straight: bool
+) -> list[tuple[str, str, Callable[[Sequence[str]], Run]]]:
+    """The functions whose differences are taken: name, precision, and what makes one given names of parameters."""
+    source = smooth(case.model, case.feeds) if straight and quantises(case.model) else case.model
+    source = _exposed(source, case.output)
+    said = "file, rounded as before" if straight else "file"
+
+    def wide(names: Sequence[str]) -> Run:
+        return _runs(in_precision(source, onnx.TensorProto.DOUBLE), names, case)
+
+    def plain(names: Sequence[str]) -> Run:
+        return _runs(in_precision(source, onnx.TensorProto.FLOAT), names, case)
+
+    def reference(names: Sequence[str]) -> Run:
+        return _evaluates(in_precision(source, onnx.TensorProto.DOUBLE), names, case)
+
+    def evaluation(names: Sequence[str]) -> Run:
+        model = onnx.load(directory / "inference_model.onnx")
+        return _runs(in_precision(model, onnx.TensorProto.FLOAT), names, case)
+
+    found = [
+        (f"{said}, float64", "float64", wide),
+        (f"{said}, float32", "float32", plain),
+        (f"{said}, float64, reference evaluator", "float64", reference),
+    ]
+    return found if straight else [*found, ("inference model, float32", "float32", evaluation)]
+
+
+def _overridable(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, np.dtype[Any]]:
+    """Makes inputs of parameters; returns the dtypes of all inputs."""
+    inputs = {value.name for value in model.graph.input}
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants = {node.output[0]: node for node in model.graph.node if node.op_type == "Constant"}
+    model.ir_version = max(model.ir_version, 4)
+    for name in names:
+        if name in inputs:
+            continue
+        if name in constants:
+            tensors[name] = constants[name].attribute[0].t
+            model.graph.node.remove(constants[name])
+        if name not in tensors:
+            raise LookupError(f"the file has no parameter {name}")
+        tensor = tensors[name]
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
+    kept = [tensor for tensor in model.graph.initializer if tensor.name not in set(names)]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    return {
+        value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        for value in model.graph.input
+    }
+
+
+def _runs(model: onnx.ModelProto, names: Sequence[str], case: Case) -> Run:
+    dtypes = _overridable(model, names)
+    run = session(model)
+    wanted = {value.name for value in run.get_inputs()}
+
+    def evaluate(given: Mapping[str, Array]) -> Array:
+        known = {**case.feeds, **given}
+        feeds = {n: np.asarray(known[n], dtypes[n]) for n in wanted}
+        return np.asarray(run.run([case.output], feeds)[0])
+
+    return evaluate
+
+
+def _evaluates(model: onnx.ModelProto, names: Sequence[str], case: Case) -> Run:
+    from onnx.reference import ReferenceEvaluator
+
+    dtypes = _overridable(model, names)
+    run = ReferenceEvaluator(model)
+
+    def evaluate(given: Mapping[str, Array]) -> Array:
+        known = {**case.feeds, **given}
+        feeds = {value.name: np.asarray(known[value.name], dtypes[value.name]) for value in model.graph.input if value.name in known}
+        start = time.perf_counter()
+        result: Any = run.run([case.output], feeds)
+        if time.perf_counter() - start > REFERENCE_SECONDS:
+            raise TimeoutError("the reference evaluator takes too long")
+        return np.asarray(result[0])
+
+    return evaluate
+
+
+def main() -> None:
+    """Prints the verdict on the file named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--verbose", action="store_true")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("onnxtrain").setLevel(logging.ERROR)
+    print(json.dumps({"file": arguments.file.name, **judge(arguments.file, arguments.verbose)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Trains every `.onnx` file in some folders, each in a process of its own, and says how it went.
+
+`judge.py` is what is done with each, and says what the verdicts are; further ones are timeout and memory (beyond the
+limits). Files are made by `make.py`; any other folder will do. The first folder inside of a folder is called the
+source of the files in it; a file `NAME@VARIANT.onnx` is a variant of `NAME.onnx`, and `NAME.npz` has their inputs.
+
+Usage: python sweep.py FOLDER [--only PART ...] [--seconds N] [--gigabytes N] [--resume] [--verdict V ...]
+Writes results/files.json and docs/files.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import psutil
+from judge import judge
+from page import page
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "files.json"
+PAGE = HERE.parents[1] / "docs" / "files.md"
+
+
+def judged(path: Path, seconds: float, gigabytes: float) -> dict[str, Any]:
+    """Returns the verdict on a file, from a process of its own within limits."""
+    answer, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_send, args=(theirs, path))
+    process.start()
+    theirs.close()
+    try:
+        while not answer.poll(0.2):
+            used, memory = _used(process.pid)
+            if used > seconds:
+                return {"verdict": "timeout", "reason": f"more than {seconds:.0f} s of processor time"}
+            if memory > gigabytes * 2**30:
+                return {"verdict": "memory", "reason": f"more than {gigabytes:g} GB"}
+        try:
+            return answer.recv()  # type: ignore[no-any-return]
+        except EOFError:
+            process.join()
+            return {"verdict": "crashed", "reason": f"the process ended with {process.exitcode}"}
+    finally:
+        process.kill()
+        process.join()
+        answer.close()
+
+
+def _send(connection: Any, path: Path) -> None:
+    warnings.simplefilter("ignore")
+    logging.getLogger("onnxtrain").setLevel(logging.ERROR)
+    with open(os.devnull, "w") as nowhere:
+        sys.stdout = sys.stderr = nowhere
+        connection.send(judge(path))
+
+
+def _used(pid: int | None) -> tuple[float, int]:
+    """The processor time of a process, in seconds, and its memory in bytes."""
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        return times.user + times.system, process.memory_info().rss
+    except psutil.NoSuchProcess:
+        return 0.0, 0
+
+
+def main() -> None:
+    """Sweeps, prints a line per file, and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*", default=[], help="only files whose paths contain one of these")
+    parser.add_argument("--seconds", type=float, default=300, help="of processor time")
+    parser.add_argument("--gigabytes", type=float, default=8)
+    parser.add_argument("--resume", action="store_true", help="leave out what the results have already")
+    parser.add_argument("--verdict", nargs="*", default=[], help="only what had one of these verdicts")
+    arguments = parser.parse_args()
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    order = {path: (path.stat().st_size > 2**24, "@" in path.name, path) for path in arguments.folder.rglob("*.onnx")}
+    for path in sorted(order, key=lambda p: order[p]):
+        name = str(path.relative_to(arguments.folder).with_suffix(""))
+        if arguments.only and not any(part in name for part in arguments.only):
+            continue
+        if arguments.resume and name in known:
+            continue
+        if arguments.verdict and known.get(name, {}).get("verdict") not in arguments.verdict:
+            continue
+        start = time.monotonic()
+        known[name] = judged(path, arguments.seconds, arguments.gigabytes)
+        print(name, known[name]["verdict"], known[name].get("reason", ""), sep=" | ", flush=True)
+        known[name]["seconds"] = round(time.monotonic() - start, 1)
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    PAGE.write_text(page(known))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,9 +8,9 @@ __all__ = ["tensors_for_maps"]
 
 
 def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto`, or where ZipMap nodes give outputs of it, a copy in which these are the tensors they are made of.
+    """Return `proto`, or where ZipMap nodes give outputs of it, a copy in which these are what they are made of.
 
-    Converters of scikit-learn put a ZipMap behind every classifier: the probabilities [N, C] as a list of N dictionaries.
+    Converters of scikit-learn put a ZipMap behind every classifier, which makes N dictionaries of probabilities [N, C].
     An output of the same name then holds the probabilities.
     """
     zipped = {node.output[0]: node for node in proto.graph.node if _is_zip_map(node)}

@@ -38,13 +38,17 @@ def user_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
     return [value for value in model.graph.input if value.name not in known]
 
 
-def stored_feeds(path: Path) -> dict[str, Array] | None:
-    """Returns the inputs that lie beside a file."""
+def stored_feeds(path: Path, model: onnx.ModelProto) -> dict[str, Array] | None:
+    """Returns the inputs that lie beside a file, of the dtypes that it takes."""
     beside = path.with_suffix(".npz")
     if not beside.exists():
         return None
     with np.load(beside) as arrays:
-        return dict(arrays)
+        return {value.name: np.asarray(arrays[value.name], _dtype(value)) for value in user_inputs(model)}
+
+
+def _dtype(value: onnx.ValueInfoProto) -> np.dtype[Any]:
+    return onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
 
 
 def feeds_of(path: Path, model: onnx.ModelProto) -> dict[str, Array]:
@@ -53,7 +57,7 @@ def feeds_of(path: Path, model: onnx.ModelProto) -> dict[str, Array]:
     Raises:
         ValueError: It runs with none of those that were tried; the error says what ONNX Runtime said.
     """
-    stored = stored_feeds(path)
+    stored = stored_feeds(path, model)
     try:
         run = session(path)
     except Exception as error:
@@ -81,12 +85,11 @@ def _random(model: onnx.ModelProto, first: int, other: int) -> dict[str, Array]:
     found = {}
     sizes: dict[str, int] = {}
     for value in user_inputs(model):
-        tensor = value.type.tensor_type
+        tensor, dtype = value.type.tensor_type, _dtype(value)
         dims = [
             dim.dim_value or sizes.setdefault(dim.dim_param or f"{value.name}.{axis}", other if axis else first)
             for axis, dim in enumerate(tensor.shape.dim)
         ]
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
         if tensor.elem_type in FLOATS:
             found[value.name] = rng.standard_normal(dims).astype(dtype)
         elif dtype == np.bool_:

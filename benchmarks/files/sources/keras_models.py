@@ -67,7 +67,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "prelu": lambda: stack(layers.Dense(12), layers.PReLU(), layers.Dense(2), shape=ROWS),
     "lenet": lambda: stack(
         layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(6, 3, activation="tanh"),
-        layers.AveragePooling2D(), layers.Flatten(), layers.Dense(4, activation="softmax"), shape=IMAGES,
+        layers.AveragePooling2D(2), layers.Flatten(), layers.Dense(4, activation="softmax"), shape=IMAGES,
     ),
     "batchnorm": lambda: stack(
         layers.Conv2D(4, 3, use_bias=False), layers.BatchNormalization(), layers.ReLU(6.0), layers.GlobalMaxPooling2D(),

@@ -19,7 +19,9 @@ def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    classes = {name: max(len(a.ints) + len(a.strings) for a in node.attribute) for name, node in zipped.items()}
+    classes = {
+        name: max(len(a.ints) + len(a.strings) for a in node.attribute) for name, node in zipped.items()
+    }
     for node in copy.graph.node:
         if _is_zip_map(node):
             node.op_type, node.domain = "Identity", ""

@@ -36,6 +36,10 @@ _SETTINGS = {
 
 # Names that the PyTorch exporters make up; of scalars, they are constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
+# Converters that write the numbers of formulas (the 1 of a sigmoid, the 0 that an LSTM starts from and that ids of words
+# are compared with) as initializers without axes, which parameters have; and what TensorFlow calls those that have none.
+_CONVERTERS = frozenset({"tf2onnx", "skl2onnx", "OnnxMLTools"})
+_VARIABLE = "ReadVariableOp"
 # Values that the exporters have computed from parameters, and what keeps each from doing so.
 _COMPUTED_NAMES = (
     (re.compile(r"val_\d+|.*\.val_\d+"), "optimize=False"),
@@ -174,10 +178,11 @@ def _parameter_names(model: ir.Model) -> list[str]:
     """Returns the names of the initializers that are trained where nothing else is asked for."""
     fixed = _statistics_in_training(model) | _statistics_in_inference(model)
     signature = TorchSignature(model)
+    converted = bool(_CONVERTERS & {model.producer_name, model.graph.name})
     return [
         name
         for name, value in float_initializers(model)
-        if name not in fixed and not _is_setting(value) and _is_parameter(value, signature)
+        if name not in fixed and not _is_setting(value) and _is_parameter(value, signature, converted)
     ]
 
 
@@ -203,12 +208,15 @@ def is_generated_name(name: str) -> bool:
     return _GENERATED_NAME.fullmatch(name) is not None
 
 
-def _is_parameter(value: ir.Value, signature: TorchSignature) -> bool:
+def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -> bool:
     """Whether a value is a parameter: as the file says or, where it does not, unless it looks like a constant."""
     told = signature.is_parameter(value)
     if told is not None:
         return told
-    size = value.const_value.size if value.const_value is not None else None
+    tensor = value.const_value
+    size = tensor.size if tensor is not None else None
+    if converted and tensor is not None and tensor.shape.rank() == 0:
+        return _VARIABLE in str(value.name)
     return not ((size == 1 or signature) and is_generated_name(value.name or "")) and not _is_power(value)
 
 

@@ -1,4 +1,4 @@
-"""Files as the converters of scikit-learn write them."""
+"""Files as the converters of scikit-learn and TensorFlow write them."""
 
 from __future__ import annotations
 
@@ -107,3 +107,58 @@ def test_attributes_of_old_ops_become_inputs_of_the_dtype_of_the_others(dtype: t
     y, gradient = session.run(None, {"x": x, "ct": ct})
     np.testing.assert_array_equal(y, np.pad(x.clip(-1, 1), ((0, 0), (1, 1)), constant_values=0.5))
     np.testing.assert_allclose(gradient, (ct[:, 1:-1] * x * (abs(x) <= 1)).sum(0), rtol=1e-2)
+
+
+@pytest.mark.parametrize(("producer", "trained"), [("tf2onnx", {"w", "dense/ReadVariableOp:0"}), ("", None)])
+def test_numbers_of_formulas_are_not_trained(producer: str, trained: set[str] | None, tmp_path: Path) -> None:
+    """The 0 that states start from is the 0 that ids of words are compared with: it must stay one."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 15]>
+        net (float[N, 3] x, int64[N] ids) => (float[N, 3] y) {
+            id = Cast<to = 1>(ids)
+            below = Less(id, zero)
+            wrapped = Add(ids, three)
+            index = Where(below, wrapped, ids)
+            row = Gather(w, index)
+            state = Add(row, zero)
+            scaled = Mul(state, "dense/ReadVariableOp:0")
+            y = Mul(scaled, x)
+        }"""
+    )
+    three = onnx.numpy_helper.from_array(np.array(3, np.int64), "three")
+    values = {
+        "zero": np.array(0.0),
+        "w": RNG.standard_normal((3, 3)),
+        "dense/ReadVariableOp:0": np.array(1.5),
+    }
+    model.graph.initializer.extend([three, *(floats(name, array) for name, array in values.items())])
+    model.producer_name = producer
+    run = Run.generate(tmp_path, model, loss="mse", optimizer="sgd")
+    assert {name for name, _ in run.state.parameters} == (trained or set(values))
+    if trained:
+        losses = [run.step(X, np.array([0, 1, 2, -1, -3]), np.ones_like(X)) for _ in range(3)]
+        assert losses[-1] < losses[0]
+
+
+def test_a_scale_that_is_rounded_gives_the_sizes_that_the_runtime_computes(tmp_path: Path) -> None:
+    """10 times float32 0.7 is 6.99999988 in float64 and 7 in float32."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 13]>
+        net (float[N, 2, 10, 10] x) => (float[N, A, B] y)
+            <float[4] scales = {1.0, 1.0, 0.7, 0.9}, int64[3] shape = {-1, 14, 9}>
+        {
+            scaled = Mul(x, w)
+            small = Resize<mode = "linear", coordinate_transformation_mode = "half_pixel">(scaled, , scales)
+            y = Reshape(small, shape)
+        }"""
+    )
+    model.graph.initializer.append(floats("w", RNG.standard_normal((2, 10, 10))))
+    run = Run.generate(tmp_path, model, loss="mse", optimizer="sgd")
+    assert {name for name, _ in run.state.parameters} == {"w"}
+    x = RNG.standard_normal((3, 2, 10, 10)).astype(np.float32)
+    weight = torch.tensor(run.state.parameters["w"].data.copy(), requires_grad=True)
+    small = torch.nn.functional.interpolate(torch.tensor(x) * weight, size=(7, 9), mode="bilinear")
+    loss = torch.nn.functional.mse_loss(small.reshape(3, 14, 9), torch.ones(3, 14, 9))
+    np.testing.assert_allclose(float(run.module(x, np.ones((3, 14, 9), np.float32))), loss.item(), rtol=1e-5)
+    (gradient,) = torch.autograd.grad(loss, weight)
+    np.testing.assert_allclose(run.state.parameters["w"].grad, gradient, rtol=1e-4, atol=1e-6)

@@ -13,6 +13,11 @@ VERSIONED := tests/runtime tests/passes tests/autodiff tests/trainer tests/onnxb
 	tests/test_packaging.py tests/test_runtime_workarounds.py tests/test_kills.py tests/test_hostile.py \
 	tests/ortmodule/test_runtime_version.py
 ORTMODULE := tests/ortmodule/test_aten_lowerings.py tests/ortmodule/test_engine.py
+# The lowest and the newest PyTorch that is declared, of which the CPU builds are not to be had everywhere: several GB.
+TORCHES := 2.12.1 2.15.0
+TORCH_VENV := .venv-torch
+TORCH_TESTS := $(ORTMODULE) $(addprefix tests/ortmodule/test_, private_names.py models.py dynamo.py watch.py autograd.py aliases.py \
+	checkpoint.py hidden_writes.py data_dependent.py solving.py functorch.py wrapping.py)
 # Of onnxruntime ORTModule needs a newer version than the rest: its own lies before the other.
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule
 TESTING := pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "datasets>=3"
@@ -28,7 +33,7 @@ define install_kernels
 endef
 KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
 
-.PHONY: demo test test-oldest test-newest test-sanitized clean check-python
+.PHONY: demo test test-oldest test-newest test-torch test-sanitized clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -46,6 +51,14 @@ test-oldest: $(OLDEST_VENV)/.installed
 
 test-newest: $(NEWEST_VENV)/.installed
 	$(NEWEST_VENV)/bin/python -m pytest -n 2 $(VERSIONED) $(ORTMODULE)
+
+test-torch: | check-python
+	for version in $(TORCHES); do \
+		$(PYTHON) -m venv --clear $(TORCH_VENV)-$$version && \
+		$(TORCH_VENV)-$$version/bin/python -m pip install --quiet --disable-pip-version-check torch==$$version && \
+		$(TORCH_VENV)-$$version/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' $(TESTING) && \
+		$(TORCH_VENV)-$$version/bin/python -m pytest -n 2 $(TORCH_TESTS) || exit 1; \
+	done
 
 # The kernels under AddressSanitizer and UBSan, which stop at the first finding.
 SANITIZED := build/sanitized
@@ -87,4 +100,4 @@ check-python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "onnxtrain needs Python 3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12 ...")'
 
 clean:
-	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) demo-output build dist
+	rm -rf $(DEMO_VENV) $(TEST_VENV) $(OLDEST_VENV) $(NEWEST_VENV) $(TORCH_VENV)-* demo-output build dist

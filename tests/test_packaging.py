@@ -74,11 +74,22 @@ def test_the_lowest_versions_are_the_tested_ones() -> None:
         if line[0] != "#"
     )
     device = {"numpy", "onnxruntime", "safetensors"}
-    assert device | {"onnx", "onnx-ir", "ml_dtypes", "rich", "typer", "torch", "onnxscript"} <= set(oldest)
+    assert device | {"onnx", "onnx-ir", "ml_dtypes", "rich", "typer", "onnxscript"} <= set(oldest)
     assert set(oldest) - set(declared) == {"pyparsing"}  # of matplotlib
     for name in oldest.keys() & declared.keys():
         bound = [int(part) for part in declared[name].split(".")]
         assert [int(part) for part in oldest[name].split(".")][: len(bound)] == bound, name
+
+
+def test_the_torch_versions_that_are_tested_are_the_lowest_and_the_newest() -> None:
+    """The bounds of pyproject.toml are what `make test-torch` installs."""
+    bounds = re.search(r'"torch>=([\d.]+),<([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    tested = re.search(r"^TORCHES := ([\d.]+) ([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert bounds
+    assert tested
+    assert tested[1] == bounds[1]
+    newest, beyond = ([int(part) for part in text.split(".")[:2]] for text in (tested[2], bounds[2]))
+    assert [newest[0], newest[1] + 1] == beyond
 
 
 def test_where_onnxruntime_is_missing_the_way_is_named(tmp_path: Path) -> None:

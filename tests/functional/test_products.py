@@ -19,7 +19,7 @@ from onnxtrain.errors import DifferentiationError, NoGradientRule
 from tolerances import norm_relative_error
 
 # What PyTorch says of itself when it takes its first forward-mode derivative.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 
 # Twice differentiated float32 results are some units in the last place of larger intermediate values apart.
 TOLERANCE = {np.float64: 1e-9, np.float32: 2e-4}

@@ -62,7 +62,7 @@ def test_assertion_in_a_checkpoint_is_not_lost() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs in PyTorch:UserWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # PyTorch's own, of forward mode
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # PyTorch's own, of forward mode
 def test_assertion_beside_derivatives_that_pytorch_computes() -> None:
     plain, x = Pooled(), torch.rand(2, 3, requires_grad=True)
     second, tangents = [], []

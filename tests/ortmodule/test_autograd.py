@@ -375,7 +375,7 @@ def test_vectorized_jacobians_and_hessians() -> None:
 
 
 # PyTorch loads its formulas of forward-mode derivatives by it.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_forward_mode_derivatives_are_pytorchs() -> None:
     plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
     ours = ORTModule(copy.deepcopy(plain))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule._torch import isolates_recompiles
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -67,7 +68,12 @@ class Queue(Base):
         return y.sum()
 
 
-@pytest.mark.parametrize("make", [Masked, Unique, Repeated, Experts, Queue])
+CAPTURED = pytest.mark.skipif(
+    not isolates_recompiles, reason="Dynamo 2.12 breaks the graph at a number in an index"
+)
+
+
+@pytest.mark.parametrize("make", [Masked, Unique, Repeated, Experts, pytest.param(Queue, marks=CAPTURED)])
 def test_one_graph_whatever_the_data(make: type[Base]) -> None:
     torch.manual_seed(0)
     plain: Any = make()

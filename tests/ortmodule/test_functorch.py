@@ -56,7 +56,7 @@ def _directional(h: torch.Tensor) -> torch.Tensor:
 
 
 # PyTorch loads its formulas of forward-mode derivatives by it.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 @pytest.mark.parametrize("function", [_jacobian, _gradient, _directional])
 def test_derivatives_in_a_module_are_pytorchs(function: Any) -> None:
     plain = Between(function)

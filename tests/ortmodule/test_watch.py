@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleTorchModelException
+from onnxtrain.ortmodule._torch import isolates_recompiles
 
 
 class LoopWithPrint(nn.Module):
@@ -146,6 +147,9 @@ def test_one_that_raised_first_is_captured() -> None:
     assert model.report().runs_in_onnxruntime
 
 
+@pytest.mark.skipif(
+    not isolates_recompiles, reason="Dynamo 2.12 captures nothing of such a loop: all runs in PyTorch"
+)
 def test_a_hook_inside_of_a_loop() -> None:
     """It breaks the graph there; the layers still run in ONNX Runtime, the operators between them do not."""
 

@@ -8,8 +8,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._dynamo.guards import compute_overlapping_tensors
-from torch._C._functorch import is_functorch_wrapped_tensor
+
+from onnxtrain.ortmodule._torch import (
+    compute_overlapping_tensors,
+    is_functorch_wrapped_tensor,
+    is_of_module,
+    set_grad_enabled,
+)
 
 __all__ = ["Aliases", "Overlaps", "split_aliases"]
 
@@ -163,10 +168,10 @@ class _ViewsGraph:
                     self._copied(source)
                 ungraded = node in self._ungraded
                 if ungraded:
-                    self._graph.call_function(torch._C._set_grad_enabled, (False,))
+                    self._graph.call_function(set_grad_enabled, (False,))
                 self.made[node] = self._graph.node_copy(node, self.made.__getitem__)
                 if ungraded:
-                    self._graph.call_function(torch._C._set_grad_enabled, (True,))
+                    self._graph.call_function(set_grad_enabled, (True,))
         return self.made[node]
 
 
@@ -174,7 +179,7 @@ def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
     """The nodes inside of `torch.no_grad`."""
     enabled, found = True, []
     for node in graph_module.graph.nodes:
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
         elif not enabled:
             found.append(node)
@@ -246,7 +251,7 @@ class Overlaps:
         self._tensors = [place for place, node in enumerate(nodes) if _memory(node) is not None]
         self._written = [place for place in self._tensors if _is_written(nodes[place])]
         self.noticed = frozenset(self._written)
-        self._arguments = [place for place in self._tensors if not _is_of_module(nodes[place])]
+        self._arguments = [place for place in self._tensors if not is_of_module(nodes[place])]
         values = [node.meta.get("example_value") for node in nodes]
         if self._overlap(values, _memory_of):
             raise NotImplementedError("it writes to an input that shares its memory with another one")
@@ -306,12 +311,3 @@ def _range(tensor: torch.Tensor) -> tuple[int, int]:
 def _is_written(placeholder: fx.Node) -> bool:
     value = placeholder.meta["example_value"]
     return bool(not value.is_inference() and value._version > 0)
-
-
-def _is_of_module(placeholder: fx.Node) -> bool:
-    """Whether an input is a parameter or a buffer."""
-    source: Any = getattr(placeholder, "_dynamo_source", None)
-    if source is None:
-        return False
-    kind = source.guard_source
-    return bool(kind.is_unspecialized_nn_module() or kind.is_specialized_nn_module())

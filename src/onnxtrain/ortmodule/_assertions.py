@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import fx
+
+from onnxtrain.ortmodule._torch import assert_async
 
 __all__ = ["checked", "mark_assertions", "take_assertions"]
 
@@ -16,7 +17,7 @@ def mark_assertions(graph_module: fx.GraphModule) -> None:
     for part in graph_module.modules():
         if not isinstance(part, fx.GraphModule):
             continue
-        nodes = [node for node in part.graph.nodes if node.target is torch._assert_async]
+        nodes = [node for node in part.graph.nodes if node.target is assert_async]
         for node in nodes:
             condition, *message = node.args
             said = message and message[0] != "assertion error"  # which Dynamo makes up

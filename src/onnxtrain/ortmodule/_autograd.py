@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._calling import without_capture
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModuleTorchModelException
 from onnxtrain.ortmodule._program import Program, TrainingStep
@@ -16,11 +17,11 @@ from onnxtrain.ortmodule._session import is_of_onnxruntime
 __all__ = ["call"]
 
 _grad_enabled = torch.is_grad_enabled
-_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
-_transforms_active = torch._C._are_functorch_transforms_active
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
-_unwrap = torch._C._functorch.unwrap_if_dead
+_saved_tensors_hooks = _torch.saved_tensors_hooks
+_transforms_active = _torch.functorch_transforms_active
+_is_wrapped = _torch.is_functorch_wrapped_tensor
+_is_batched = _torch.is_legacy_batchedtensor
+_unwrap = _torch.unwrap_if_dead
 
 _Call = tuple[Program, Replay, tuple[bool, ...], TrainingStep]
 _Kept = tuple[Sequence[torch.Tensor], Sequence[int], Sequence[tuple[int, torch.Tensor, int]]]
@@ -72,7 +73,7 @@ class _Step(torch.autograd.Function):
             place,
             index,
         ) in step.shared:  # the caller may write to it, which only some operators of PyTorch mind
-            with torch._C._DisableTorchDispatch():
+            with _torch.DisableTorchDispatch():
                 watched.append((index, saved[place].detach(), saved[place]._version))
                 saved[place] = saved[place].data
         kept = (tensors, [tensors[i]._version for i in step.reads], watched)
@@ -81,7 +82,7 @@ class _Step(torch.autograd.Function):
         else:
             ctx.kept = None
             if step.keeper == len(saved):
-                with torch._C._DisableTorchDispatch():  # the call is watched, which takes its time
+                with _torch.DisableTorchDispatch():  # the call is watched, which takes its time
                     saved.append(torch.empty(0))
             saved[step.keeper].kept = kept  # type: ignore[attr-defined]
         ctx.save_for_backward(*saved)
@@ -92,7 +93,7 @@ class _Step(torch.autograd.Function):
         return _backward(ctx, cotangents)  # type: ignore[no-any-return]
 
 
-_apply: Callable[..., Any] = torch._C._FunctionBase.__dict__["apply"].__get__(None, _Step)
+_apply: Callable[..., Any] = _torch.apply_function.__get__(None, _Step)
 """`_Step.apply` outside of transforms, without what it asks of functions of another style in each call."""
 
 

@@ -9,21 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch._C._dynamo.eval_frame import set_eval_frame, set_eval_frame_isolate_recompiles_id
-from torch._dynamo import eval_frame
-from torch._dynamo.exc import ShortenTraceback, UncapturedHigherOrderOpError, Unsupported, UserError
-from torch._dynamo.mutation_guard import GenerationTracker, install_generation_tagging_init
-from torch._guards import TracingContext
+from onnxtrain.ortmodule import _torch
+from onnxtrain.ortmodule._torch import (
+    ForceDispatchKeyGuard,
+    GenerationTracker,
+    ShortenTraceback,
+    TracingContext,
+    UncapturedHigherOrderOpError,
+    Unsupported,
+    UserError,
+    eval_frame,
+    install_generation_tagging_init,
+    set_eval_frame,
+    set_isolated_recompiles,
+)
 
 __all__ = ["call_directly", "captured_call", "without_capture"]
 
 _tracing = TracingContext.try_get
-_includes = torch._C._dispatch_tls_local_include_set
-_excludes = torch._C._dispatch_tls_local_exclude_set
-_DispatchKeys = torch._C._ForceDispatchKeyGuard
-_transforms = torch._C._functorch.get_dynamic_layer_stack_depth
-_leave_transforms = torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth
+_includes = _torch.dispatch_keys_included
+_excludes = _torch.dispatch_keys_excluded
+_transforms = _torch.get_dynamic_layer_stack_depth
+_leave_transforms = _torch.pop_dynamic_layer_stack_and_undo_to_depth
 
 
 def captured_call(context: Any, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,18 +46,21 @@ def captured_call(context: Any, function: Callable[..., Any]) -> Callable[..., A
     )  # TORCHDYNAMO_DISABLE leaves functions as they are
     if not switched_on or context.fullgraph or len(context.enter_exit_hooks) > 1:
         return compiled
-    return _Captured(compiled, context).run
+    if set_isolated_recompiles is None:
+        return compiled
+    return _Captured(compiled, context, set_isolated_recompiles).run
 
 
 class _Captured:
-    def __init__(self, compiled: Any, context: Any) -> None:
+    def __init__(self, compiled: Any, context: Any, isolate: Callable[[int], int]) -> None:
         self._compiled: Callable[..., Any] = compiled
         self._function: Callable[..., Any] = compiled._torchdynamo_orig_callable
         self._callback = context.callback
         self._recompiles = context._isolate_recompiles_id
+        self._isolate = isolate
         install_generation_tagging_init()
 
-    @torch._dynamo.decorators.skip
+    @_torch.skip
     def run(self, *args: Any, **kwargs: Any) -> Any:
         stance = eval_frame._stance
         if (
@@ -62,10 +72,10 @@ class _Captured:
             return self._compiled(*args, **kwargs)
         prior = set_eval_frame(None)
         depth = _transforms()
-        recompiles = set_eval_frame_isolate_recompiles_id(self._recompiles)
+        recompiles = self._isolate(self._recompiles)
         GenerationTracker.generation += 1  # modules made since are no part of the call
         try:
-            with _DispatchKeys(_includes(), _excludes()):
+            with ForceDispatchKeyGuard(_includes(), _excludes()):
                 set_eval_frame(self._callback)
                 return self._function(*args, **kwargs)
         except (Unsupported, UncapturedHigherOrderOpError, UserError) as error:
@@ -75,7 +85,7 @@ class _Captured:
         finally:
             set_eval_frame(None)
             _leave_transforms(depth)
-            set_eval_frame_isolate_recompiles_id(recompiles)
+            self._isolate(recompiles)
             set_eval_frame(prior)
 
 
@@ -100,7 +110,7 @@ def without_capture(function: Callable[..., Any]) -> Callable[..., Any]:
     As `torch.compiler.disable` does it, which also asks about exports and stances in each call.
     """
 
-    @torch._dynamo.decorators.skip
+    @_torch.skip
     def call(*args: Any) -> Any:
         prior = set_eval_frame(None)
         try:

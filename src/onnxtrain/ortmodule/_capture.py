@@ -8,19 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._decomp
-import torch._refs  # fills the table of decompositions
-import torch.utils._pytree as pytree
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
-from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._checkpoint import REGION
 from onnxtrain.ortmodule._data_dependent import without_tracebacks
 from onnxtrain.ortmodule._gradients import GradientFlow, example_values, map_tensors, straight_through
+from onnxtrain.ortmodule._torch import (
+    FunctionalTensorMode,
+    enable_python_dispatcher,
+    from_fun,
+    has_data_mutation,
+    pytree,
+    to_fun,
+)
 from onnxtrain.ortmodule.aten.attention import EMBEDDINGS
 from onnxtrain.ortmodule.aten.indexing import INDEXING
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
@@ -74,7 +77,7 @@ _DECOMPOSED = (
 
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
-    table = torch._decomp.decomposition_table
+    table = _torch.decompositions
     packets = (getattr(torch.ops.aten, name) for name in _DECOMPOSED)
     overloads = (overload for packet in packets for overload in _overloads(packet))
     aten = torch.ops.aten
@@ -170,7 +173,7 @@ class _Interpreter(fx.Interpreter):
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is torch._C._set_grad_enabled:  # what it does is known, and tracing needs no autograd
+        if target is _torch.set_grad_enabled:  # what it does is known, and tracing needs no autograd
             return None
         return super().call_function(_REPLACED.get(target, target), args, kwargs)
 

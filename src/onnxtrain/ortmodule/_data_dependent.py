@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses import fake_impls
-from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size
+
+from onnxtrain.ortmodule._torch import constrain_range_for_size, fake_impls
 
 __all__ = ["data_dependent_results", "unnoted_sizes", "without_tracebacks"]
 
@@ -75,7 +75,7 @@ def _bincount(
     fake_mode: Any, func: Any, x: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
     size = fake_mode.shape_env.create_unbacked_symint()
-    _constrain_range_for_size(size, min=minlength)
+    constrain_range_for_size(size, min=minlength)
     if weights is None:
         return x.new_empty([size], dtype=torch.int64)
     return weights.new_empty([size], dtype=torch.float32 if weights.dtype == torch.float32 else torch.float64)

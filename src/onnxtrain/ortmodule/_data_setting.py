@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from onnxtrain.ortmodule._torch import get_data
+
 __all__ = ["copy_set_data", "refuse_set_data"]
 
 
@@ -18,7 +20,7 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
         target, value = node.args
         fake = target.meta["example_value"].data
         with graph.inserting_before(node):
-            data = graph.call_function(torch._C._autograd._get_data_attr, (target,))  # type: ignore[attr-defined]
+            data = graph.call_function(get_data, (target,))
             written = graph.call_method("copy_", (data, value))
         # Its version says that the memory was written to.
         data.meta["example_value"] = written.meta["example_value"] = fake.copy_(fake)

@@ -10,11 +10,19 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch._dynamo import trace_rules
-from torch._dynamo.types import ConvertFrameReturn
 
 from onnxtrain.ortmodule._calling import captured_call
 from onnxtrain.ortmodule._data_dependent import data_dependent_results
+from onnxtrain.ortmodule._torch import (
+    ConvertFrameReturn,
+    InternalTorchDynamoError,
+    TorchRuntimeError,
+    dynamo_config,
+    dynamo_optimize,
+    isolates_recompiles,
+    skip,
+    trace_rules,
+)
 
 __all__ = ["capture"]
 
@@ -33,7 +41,7 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     own_call = type(module).__call__ is not torch.nn.Module.__call__
     function = MethodType(type(module).__call__, module) if own_call else module._call_impl
     # A model does not run in PyTorch because others of its class had many graphs.
-    context: Any = torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=_RECOMPILE_LIMIT)
+    context: Any = dynamo_optimize(backend, _RECOMPILE_LIMIT)
     if callable(getattr(context, "callback", None)):  # not where Dynamo is switched off
         context.callback = _WithSettings(context.callback, settings)
     compiled = captured_call(context, function)
@@ -53,7 +61,7 @@ _SETTINGS = {
     "accumulated_recompile_limit": sys.maxsize,
     # A mark in profiles, whose making takes part of each call.
     "record_runtime_overhead": False,
-}
+} | ({} if isolates_recompiles else {"recompile_limit": _RECOMPILE_LIMIT})
 
 
 _DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
@@ -74,19 +82,19 @@ class _WithSettings:
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend  # Dynamo asks for it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(self._settings):
+        with dynamo_config.patch(self._settings):
             try:
                 return self._captured(*args, **kwargs)
-            except torch._dynamo.exc.TorchRuntimeError:
+            except TorchRuntimeError:
                 # PyTorch refuses an operator. The function runs as it is, once, and meets the error itself: it may
                 # catch it, and what ran before must not run again.
                 return ConvertFrameReturn(apply_to_code=False)
 
     def _captured(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            with torch._dynamo.config.patch(_DATA_DEPENDENT), data_dependent_results():
+            with dynamo_config.patch(_DATA_DEPENDENT), data_dependent_results():
                 return self._callback(*args, **kwargs)
-        except torch._dynamo.exc.InternalTorchDynamoError as error:
+        except InternalTorchDynamoError as error:
             if not any(failure in str(error) for failure in _DATA_DEPENDENT_FAILURES):
                 raise
         return self._callback(*args, **kwargs)
@@ -105,7 +113,7 @@ class _WithoutFastPath:
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
 
-    @torch._dynamo.decorators.skip
+    @skip
     def run(self, *args: Any, **kwargs: Any) -> Any:
         settings = torch.backends.mha
         before = settings._is_fastpath_enabled

@@ -44,6 +44,7 @@ from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._session import is_of_onnxruntime
 from onnxtrain.ortmodule._split import has_custom_function, keep_from_global_hooks, split_at_custom_functions
 from onnxtrain.ortmodule._steps import Gradients, Steps, compile_in_steps
+from onnxtrain.ortmodule._torch import CompileContext
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
@@ -175,7 +176,7 @@ _MANY = 64
 
 def _warn_of_many_captures(captures: Counter[Any]) -> None:
     """Counts a capture, and warns if a function has had 64 before; at 256 Dynamo would capture no more."""
-    current = torch._guards.CompileContext.current_compile_id()
+    current = CompileContext.current_compile_id()
     function = None if current is None else current.frame_id
     captures[function] += 1
     if captures[function] == _MANY + 1:

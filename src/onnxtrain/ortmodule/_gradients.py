@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
+from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._data_dependent import unnoted_sizes, without_tracebacks
+from onnxtrain.ortmodule._torch import enable_python_dispatcher, pytree
 
 __all__ = ["GradientFlow", "example_values", "flow_of", "map_tensors", "note_inputs", "straight_through"]
 
@@ -123,7 +123,7 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
     for node in graph_module.graph.nodes:
         if node.target in ("detach_", torch.detach_, "requires_grad_"):
             return True
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is _torch.set_grad_enabled:
             enabled = bool(node.args[0])
         if not enabled:
             beside.update(_beside_gradients(node))
@@ -151,7 +151,7 @@ def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozense
     stopped = {}
     for node in graph_module.graph.nodes:
         value = node.meta.get("example_value")
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is _torch.set_grad_enabled:
             enabled = bool(node.args[0])
         if node.op in ("placeholder", "output"):
             continue
@@ -382,7 +382,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _is_transformed(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return isinstance(value, torch.Tensor) and _torch.is_functorch_wrapped_tensor(value)
 
 
 def _is_float(tensor: torch.Tensor) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from onnxtrain.ortmodule._data_dependent import unnoted_sizes
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
+from onnxtrain.ortmodule._torch import DisableAutocast, pytree
 
 __all__ = ["differentiable_nodes", "runnable"]
 
@@ -72,7 +72,7 @@ def runnable(graph_module: fx.GraphModule) -> Callable[..., Any]:
     run = graph_module.forward
 
     def without_autocast(*args: Any) -> Any:
-        with torch._C._DisableAutocast():
+        with DisableAutocast():
             return run(*args)
 
     return without_autocast

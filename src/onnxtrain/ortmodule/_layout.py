@@ -9,6 +9,8 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from onnxtrain.ortmodule._torch import DisableTorchDispatch, is_functorch_wrapped_tensor
+
 __all__ = ["Layout", "lay_out", "layouts_of", "restride"]
 
 Layout = tuple[int, ...]
@@ -25,7 +27,7 @@ def layouts_of(graph_module: fx.GraphModule) -> list[Layout | None]:
 
 
 def _layout(fake: torch.Tensor) -> Layout | None:
-    if fake.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(fake):
+    if fake.layout != torch.strided or is_functorch_wrapped_tensor(fake):
         return None
     sizes, strides = _hints(fake.shape), _hints(fake.stride())
     if sizes is None or strides is None:
@@ -67,5 +69,5 @@ def restride(tensor: torch.Tensor, order: Layout) -> None:
     size, stride = [0] * len(order), [0] * len(order)
     for place, axis in enumerate(order):
         size[axis], stride[axis] = shape[place], strides[place]
-    with torch._C._DisableTorchDispatch():  # the call is watched
+    with DisableTorchDispatch():  # the call is watched
         tensor.as_strided_(size, stride)

@@ -12,9 +12,9 @@ import onnx_ir as ir
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
-from torch.utils._sympy.printers import PythonPrinter
 
 from onnxtrain.emitter import Emitter
+from onnxtrain.ortmodule._torch import PythonPrinter
 from onnxtrain.passes import mark_stop_gradient
 
 __all__ = [

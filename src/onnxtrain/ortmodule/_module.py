@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NoReturn, cast
 
 import torch
 
+from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
@@ -113,7 +114,7 @@ class ORTModule(torch.nn.Module):
         return _of(self).graphs.save(path)
 
     # As the child of a module that is compiled itself, it is called from there, and not captured with it.
-    @torch._dynamo.decorators.skip  # not torch.compiler.disable: its wrapper costs each call microseconds
+    @_torch.skip  # not torch.compiler.disable: its wrapper costs each call microseconds
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Does what the wrapped module does when called, hooks included."""
         return _of(self).call(*args, **kwargs)
@@ -279,7 +280,7 @@ def _unwrap(module: object) -> torch.nn.Module:
             "ORTModule cannot capture TorchScript: "
             f"pass the module that this {type(module).__name__} was made from"
         )
-    if isinstance(module, torch._dynamo.OptimizedModule):
+    if isinstance(module, _torch.OptimizedModule):
         raise ORTModuleTorchModelException(
             "ORTModule captures with torch.compile itself: pass the module that torch.compile was called on"
         )

@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException
 from onnxtrain.ortmodule._lowering import Lowered
+from onnxtrain.ortmodule._torch import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    enter_vmap,
+    leave_vmap,
+    temporarily_clear_interpreter_stack,
+)
 
 __all__ = ["Announce", "CapturedGraph", "Replay"]
 
@@ -121,15 +125,15 @@ class Replay:
 @contextlib.contextmanager
 def _outside_transforms() -> Iterator[None]:
     """Leaves torch.func's transforms, and the older vmap of `is_grads_batched`, which forbid random operators."""
-    levels = torch._C._vmapmode_increment_nesting()
+    levels = enter_vmap()
     for _ in range(levels):
-        torch._C._vmapmode_decrement_nesting()
+        leave_vmap()
     try:
         with temporarily_clear_interpreter_stack():
             yield
     finally:
         for _ in range(levels - 1):
-            torch._C._vmapmode_increment_nesting()
+            enter_vmap()
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:

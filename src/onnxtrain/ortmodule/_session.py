@@ -13,6 +13,7 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
+from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.ortmodule._layout import Layout, lay_out, restride
@@ -26,8 +27,8 @@ _VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 _BOOL_AS_BYTES = _VERSION < (1, 32)
 """Older versions are told that bytes are booleans; newer ones know booleans from DLPack, and take no word for it."""
 _RUN_OPTIONS = binding.RunOptions()
-_to_dlpack = torch._C._to_dlpack
-_from_dlpack = torch._C._from_dlpack  # the C function: it is called once per output
+_to_dlpack = _torch.to_dlpack
+_from_dlpack = _torch.from_dlpack  # the C function: it is called once per output
 
 
 def check_onnxruntime() -> None:

@@ -10,6 +10,8 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
+from onnxtrain.ortmodule._torch import set_grad_enabled
+
 __all__ = ["has_custom_function", "keep_from_global_hooks", "split_at_custom_functions"]
 
 _CUSTOM = "autograd_function_apply"
@@ -51,7 +53,7 @@ def split_at_custom_functions(
         else:
             numbers[node] = number
         without_grad.setdefault(numbers[node], ungraded)
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             ungraded = not node.args[0]
     whole = split_module(graph_module, graph_module, lambda node: numbers[node], keep_original_order=True)
     for name, part in list(whole.named_children()):
@@ -79,13 +81,13 @@ def _keep_grad_mode(part: fx.GraphModule, ungraded: bool) -> None:
     inner = [node for node in part.graph.nodes if node.op not in ("placeholder", "output")]
     if ungraded and inner:
         with part.graph.inserting_before(inner[0]):
-            part.graph.call_function(torch._C._set_grad_enabled, (False,))
+            part.graph.call_function(set_grad_enabled, (False,))
     for node in inner:
-        if node.target is torch._C._set_grad_enabled:
+        if node.target is set_grad_enabled:
             ungraded = not node.args[0]
     if ungraded and inner:
         with part.graph.inserting_after(inner[-1]):
-            part.graph.call_function(torch._C._set_grad_enabled, (True,))
+            part.graph.call_function(set_grad_enabled, (True,))
     part.recompile()
 
 

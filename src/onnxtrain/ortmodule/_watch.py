@@ -19,17 +19,19 @@ from types import CodeType, FrameType, GeneratorType, TracebackType
 from typing import Any
 
 import torch
-from torch._C._dynamo import eval_frame
-from torch._ops import HigherOrderOperator
-from torch.fx._symbolic_trace import is_fx_symbolic_tracing
-from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.ortmodule import _calling
+from onnxtrain.ortmodule import _calling, _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._options import FallbackPolicy
 from onnxtrain.ortmodule._report import GraphRecord, Report
+from onnxtrain.ortmodule._torch import (
+    HigherOrderOperator,
+    TorchDispatchMode,
+    c_eval_frame,
+    has_any_global_hook,
+    is_fx_symbolic_tracing,
+)
 
 __all__ = ["being_traced", "has_hooks", "watched"]
 
@@ -41,11 +43,11 @@ _DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
 _OWN = f"{Path(__file__).parent}{os.sep}"
 _CALLERS = (__file__, _calling.__file__)
 """They call the module; what else is in this package computes."""
-_push = torch._C._push_on_torch_dispatch_stack  # `with` would keep books that a compiled call does not need
-_pop = torch._C._pop_torch_dispatch_stack
-_dispatch_mode = torch._C._get_dispatch_mode
-_is_tracing = torch._C._is_tracing
-_FAKE = torch._C._TorchDispatchModeKey.FAKE
+_push = _torch.push_dispatch_mode  # `with` would keep books that a compiled call does not need
+_pop = _torch.pop_dispatch_mode
+_dispatch_mode = _torch.get_dispatch_mode
+_is_tracing = _torch.is_tracing
+_FAKE = _torch.FAKE_MODE
 _inside = threading.local()
 
 _MOVES_DATA = frozenset({
@@ -91,7 +93,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
         module._backward_hooks,
         module._backward_pre_hooks,
     )
-    return any(own) or bool(_has_any_global_hook())  # type: ignore[no-untyped-call]
+    return any(own) or bool(has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 class _Watched:
@@ -103,7 +105,7 @@ class _Watched:
         self._left: set[CodeType] = set()
 
     # It may be called from a module that is being captured, which must not take this for its own code.
-    @torch._dynamo.decorators.skip
+    @_torch.skip
     def run(self, *args: Any, **kwargs: Any) -> Any:
         if being_traced():
             return self._plain(*args, **kwargs)
@@ -125,7 +127,7 @@ class _Watched:
         if self._raised:
             self._raised.clear()
             for code in self._left:
-                eval_frame.reset_code(code)
+                c_eval_frame.reset_code(code)
             self._left.clear()
         if watch.found:
             watch.publish()
@@ -143,7 +145,7 @@ class _Watched:
         self._raised[place] += 1
         if self._raised[place] <= _TRIES:
             for code in codes:
-                eval_frame.reset_code(code)
+                c_eval_frame.reset_code(code)
         else:
             self._left.update(codes)
 
@@ -182,7 +184,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         nested = getattr(_inside, "handler", False)  # an ORTModule inside of another one has said it
-        if not nested and _computes(func, args) and torch._C._current_graph_task_id() == -1:
+        if not nested and _computes(func, args) and _torch.current_graph_task_id() == -1:
             place = _place(sys._getframe(1))
             if place is not None:
                 self.found[place, str(getattr(func, "overloadpacket", func))] = None
@@ -219,9 +221,9 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _reason() -> str:
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if _torch.peek_interpreter_stack() is not None:
         return "under a transform of torch.func, which Dynamo does not capture"
-    if torch._dynamo.config.disable or torch._dynamo.eval_frame._stance.stance != "default":
+    if _torch.dynamo_config.disable or _torch.eval_frame._stance.stance != "default":
         return "while Dynamo is switched off (TORCHDYNAMO_DISABLE, torch.compiler.set_stance)"
     return "of which Dynamo captured no graph; TORCH_LOGS=graph_breaks in the environment shows why"
 

@@ -12,6 +12,7 @@ from onnxtrain.ortmodule._engine import compile_module
 from onnxtrain.ortmodule._export import CompiledGraphs
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import Report
+from onnxtrain.ortmodule._torch import dynamo_config
 from onnxtrain.ortmodule._watch import being_traced, has_hooks, watched
 
 __all__ = ["BoundForward", "Wrapped"]
@@ -44,7 +45,7 @@ class Wrapped:
         self.call = self._compile(self.module)
         if any(_is_lazy(layer) for layer in self.module.modules()):
             # Dynamo gives their parameters shapes, unless it takes sizes that other models varied for symbolic ones.
-            with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+            with dynamo_config.patch(automatic_dynamic_shapes=False):
                 return self.call(*args, **kwargs)
         return self.call(*args, **kwargs)
 

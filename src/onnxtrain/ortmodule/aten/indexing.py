@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
+from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._lowering import DTYPES, Lowering, lower
 from onnxtrain.ortmodule.aten.shape import arange, axis_of, sliced, transposed
 
@@ -21,13 +22,13 @@ INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """As a write, which raises where there is no such class."""
     if isinstance(num_classes, int) and num_classes <= 0:
-        return torch._C._nn.one_hot(classes, num_classes)
+        return _torch.one_hot(classes, num_classes)
     zeros = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
     return zeros.scatter(-1, classes.unsqueeze(-1), 1)
 
 
 INDEXING: dict[Any, Callable[..., Any]] = {
-    torch._C._nn.one_hot: _one_hot,
+    _torch.one_hot: _one_hot,
     torch.nn.functional.one_hot: _one_hot,
 }
 """Functions that trace better when written in other terms."""

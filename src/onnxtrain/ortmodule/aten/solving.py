@@ -10,6 +10,7 @@ import torch
 
 from onnxtrain.functions import cholesky, inverse
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule._torch import linalg_check_errors
 
 __all__ = ["CHECKS"]
 
@@ -30,7 +31,7 @@ def _fake_check_errors(info: torch.Tensor, name: str, *, is_matrix: bool) -> tor
 
 @torch.library.impl("onnxtrain::check_errors", "CompositeExplicitAutograd")
 def _checked(info: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
-    torch._linalg_check_errors(info, name, is_matrix=is_matrix)
+    linalg_check_errors(info, name, is_matrix=is_matrix)
     return info.new_zeros(())
 
 

@@ -1,0 +1,189 @@
+"""What ORTModule takes of PyTorch that is no part of PyTorch's public interface: all of it, under names of ours.
+
+A PyTorch that lacks one of them is refused when this module is imported, and the error says which. What a supported
+PyTorch may lack (:data:`isolates_recompiles`) has a way around it where it is used.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+try:
+    import torch._decomp
+    import torch._dynamo
+    import torch._dynamo.exc
+    import torch._refs  # fills the table of decompositions
+    from torch._C._dynamo import eval_frame as c_eval_frame
+    from torch._C._dynamo.eval_frame import set_eval_frame
+    from torch._C._dynamo.guards import compute_overlapping_tensors
+    from torch._C._functorch import (
+        get_dynamic_layer_stack_depth,
+        is_functorch_wrapped_tensor,
+        is_legacy_batchedtensor,
+        peek_interpreter_stack,
+        pop_dynamic_layer_stack_and_undo_to_depth,
+        unwrap_if_dead,
+    )
+    from torch._dispatch.python import enable_python_dispatcher
+    from torch._dynamo import OptimizedModule, eval_frame, trace_rules
+    from torch._dynamo import config as dynamo_config
+    from torch._dynamo.decorators import skip
+    from torch._dynamo.exc import (
+        InternalTorchDynamoError,
+        ShortenTraceback,
+        TorchRuntimeError,
+        UncapturedHigherOrderOpError,
+        Unsupported,
+        UserError,
+    )
+    from torch._dynamo.mutation_guard import GenerationTracker, install_generation_tagging_init
+    from torch._dynamo.types import ConvertFrameReturn
+    from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+    from torch._guards import CompileContext, TracingContext
+    from torch._ops import HigherOrderOperator
+    from torch._subclasses import fake_impls
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+    from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+    from torch.fx.experimental.symbolic_shapes import _constrain_range_for_size as constrain_range_for_size
+    from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
+    from torch.utils import _pytree as pytree
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._sympy.printers import PythonPrinter
+
+    set_grad_enabled = torch._C._set_grad_enabled
+    DisableAutocast = torch._C._DisableAutocast
+    DisableTorchDispatch = torch._C._DisableTorchDispatch
+    ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard
+    dispatch_keys_included = torch._C._dispatch_tls_local_include_set
+    dispatch_keys_excluded = torch._C._dispatch_tls_local_exclude_set
+    push_dispatch_mode = torch._C._push_on_torch_dispatch_stack
+    pop_dispatch_mode = torch._C._pop_torch_dispatch_stack
+    get_dispatch_mode = torch._C._get_dispatch_mode
+    FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
+    is_tracing = torch._C._is_tracing
+    current_graph_task_id = torch._C._current_graph_task_id
+    functorch_transforms_active = torch._C._are_functorch_transforms_active
+    enter_vmap = torch._C._vmapmode_increment_nesting
+    leave_vmap = torch._C._vmapmode_decrement_nesting
+    get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+    saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+    apply_function: Any = torch._C._FunctionBase.__dict__["apply"]
+    to_dlpack = torch._C._to_dlpack
+    from_dlpack = torch._C._from_dlpack
+    one_hot = torch._C._nn.one_hot
+    assert_async = torch._assert_async
+    linalg_check_errors = torch._linalg_check_errors
+    decompositions = torch._decomp.decomposition_table
+except (AttributeError, ImportError) as error:
+    raise ImportError(
+        f"ORTModule cannot run on PyTorch {torch.__version__}, which lacks a part that it needs: {error}. "
+        "Install a version that onnxtrain's [torch] extra allows: pip install 'onnxtrain[torch]'"
+    ) from error
+
+__all__ = [
+    "FAKE_MODE",
+    "CompileContext",
+    "ConvertFrameReturn",
+    "DisableAutocast",
+    "DisableTorchDispatch",
+    "FakeTensorMode",
+    "ForceDispatchKeyGuard",
+    "FunctionalTensorMode",
+    "GenerationTracker",
+    "HigherOrderOperator",
+    "InternalTorchDynamoError",
+    "OptimizedModule",
+    "PythonPrinter",
+    "ShortenTraceback",
+    "TorchDispatchMode",
+    "TorchRuntimeError",
+    "TracingContext",
+    "UncapturedHigherOrderOpError",
+    "Unsupported",
+    "UserError",
+    "apply_function",
+    "assert_async",
+    "c_eval_frame",
+    "compute_overlapping_tensors",
+    "constrain_range_for_size",
+    "current_graph_task_id",
+    "decompositions",
+    "dispatch_keys_excluded",
+    "dispatch_keys_included",
+    "dynamo_config",
+    "dynamo_optimize",
+    "enable_python_dispatcher",
+    "enter_vmap",
+    "eval_frame",
+    "fake_impls",
+    "from_dlpack",
+    "from_fun",
+    "functorch_transforms_active",
+    "get_data",
+    "get_dispatch_mode",
+    "get_dynamic_layer_stack_depth",
+    "has_any_global_hook",
+    "has_data_mutation",
+    "install_generation_tagging_init",
+    "is_functorch_wrapped_tensor",
+    "is_fx_symbolic_tracing",
+    "is_legacy_batchedtensor",
+    "is_of_module",
+    "is_tracing",
+    "isolates_recompiles",
+    "leave_vmap",
+    "linalg_check_errors",
+    "one_hot",
+    "peek_interpreter_stack",
+    "pop_dispatch_mode",
+    "pop_dynamic_layer_stack_and_undo_to_depth",
+    "push_dispatch_mode",
+    "pytree",
+    "saved_tensors_hooks",
+    "set_eval_frame",
+    "set_grad_enabled",
+    "set_isolated_recompiles",
+    "skip",
+    "temporarily_clear_interpreter_stack",
+    "to_dlpack",
+    "to_fun",
+    "trace_rules",
+    "unwrap_if_dead",
+]
+
+isolates_recompiles = "isolate_recompiles" in inspect.signature(eval_frame._optimize).parameters
+"""Whether graphs are kept and counted per compiled function, as from PyTorch 2.13 on, and not per code object."""
+
+set_isolated_recompiles: Callable[[int], int] | None = getattr(
+    c_eval_frame, "set_eval_frame_isolate_recompiles_id", None
+)
+"""Says which compiled function the following calls belong to, where there is such a thing."""
+
+
+def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:
+    """Returns Dynamo's context that captures functions for `backend`, with so many graphs of one function at most.
+
+    Before PyTorch 2.13 the limit is one for all functions of the same code, so that whoever captures sets it in
+    `torch._dynamo.config`.
+    """
+    if isolates_recompiles:
+        return torch._dynamo.optimize(backend, isolate_recompiles=True, recompile_limit=recompile_limit)
+    return torch._dynamo.optimize(backend)
+
+
+def is_of_module(placeholder: fx.Node) -> bool:
+    """Whether an input of a graph that Dynamo captured is a parameter or a buffer."""
+    source: Any = getattr(placeholder, "_dynamo_source", None)
+    if source is None:
+        return False
+    kind = (
+        source.guard_source() if callable(source.guard_source) else source.guard_source
+    )  # up to 2.9, and since
+    return bool(kind.is_unspecialized_nn_module() or kind.is_specialized_nn_module())

@@ -119,9 +119,19 @@ def _case(path: Path) -> Case:
     predicted = outputs.get(output)
     if predicted is None:
         (predicted,) = session(_exposed(model, output)).run([output], feeds)
+    _check_declared(model, output, predicted)
     rng = np.random.default_rng(0)
     noise = rng.standard_normal(predicted.shape) * max(float(np.std(predicted.astype(np.float64))), 0.1)
     return Case(path, model, feeds, output, known_as, np.asarray(predicted + noise, predicted.dtype))
+
+
+def _check_declared(model: onnx.ModelProto, name: str, value: Array) -> None:
+    for info in model.graph.output:
+        shape = info.type.tensor_type.shape
+        if info.name == name and info.type.tensor_type.HasField("shape"):
+            dims = [dim.dim_value for dim in shape.dim]
+            if len(dims) != value.ndim or any(d not in (0, n) for d, n in zip(dims, value.shape, strict=True)):
+                raise Refusal("not run", f"it declares its output {dims}, and computes one of {list(value.shape)}")
 
 
 def _exposed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
@@ -306,12 +316,22 @@ def _judges(
         model = onnx.load(directory / "inference_model.onnx")
         return _runs(in_precision(model, onnx.TensorProto.FLOAT), names, case)
 
+    def evaluation_wide(names: Sequence[str]) -> Run:
+        model = onnx.load(directory / "inference_model.onnx")
+        return _evaluates(in_precision(model, onnx.TensorProto.DOUBLE), names, case)
+
     found = [
         (f"{said}, float64", "float64", wide),
         (f"{said}, float32", "float32", plain),
         (f"{said}, float64, reference evaluator", "float64", reference),
     ]
-    return found if straight else [*found, ("inference model, float32", "float32", evaluation)]
+    if straight:
+        return found
+    return [
+        *found,
+        ("inference model, float32", "float32", evaluation),
+        ("inference model, float64, reference evaluator", "float64", evaluation_wide),
+    ]
 
 
 def _overridable(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, np.dtype[Any]]:

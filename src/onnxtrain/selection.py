@@ -36,10 +36,10 @@ _SETTINGS = {
 
 # Names that the PyTorch exporters make up; of scalars, they are constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
-# Converters that write the numbers of formulas (the 1 of a sigmoid, the 0 that an LSTM starts from and that ids of words
-# are compared with) as initializers without axes, which parameters have; and what TensorFlow calls those that have none.
+# Converters that write the numbers of formulas (the 1 of a sigmoid, the 0 that an LSTM starts from and that ids of
+# words are compared with) as initializers without axes, which parameters have.
 _CONVERTERS = frozenset({"tf2onnx", "skl2onnx", "OnnxMLTools"})
-_VARIABLE = "ReadVariableOp"
+_VARIABLE = "ReadVariableOp"  # what TensorFlow calls parameters that have none
 # Values that the exporters have computed from parameters, and what keeps each from doing so.
 _COMPUTED_NAMES = (
     (re.compile(r"val_\d+|.*\.val_\d+"), "optimize=False"),

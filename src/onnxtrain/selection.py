@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError, NothingToTrain
@@ -39,6 +40,9 @@ _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w
 # Converters that write the numbers of formulas (the 1 of a sigmoid, the 0 that an LSTM starts from and that ids of
 # words are compared with) as initializers without axes, which parameters have.
 _CONVERTERS = frozenset({"tf2onnx", "skl2onnx", "OnnxMLTools"})
+# What masks hold where float16 has no more room, and how many elements are looked at.
+_ENDLESS = {ir.DataType.FLOAT16: 6e4}
+_MOST_OF_A_MASK = 1 << 20
 _VARIABLE = "ReadVariableOp"  # what TensorFlow calls parameters that have none
 # Values that the exporters have computed from parameters, and what keeps each from doing so.
 _COMPUTED_NAMES = (
@@ -217,7 +221,17 @@ def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -
     size = tensor.size if tensor is not None else None
     if converted and tensor is not None and tensor.shape.rank() == 0:
         return _VARIABLE in str(value.name)
-    return not ((size == 1 or signature) and is_generated_name(value.name or "")) and not _is_power(value)
+    if (size == 1 or signature) and is_generated_name(value.name or ""):
+        return False
+    return not (_is_power(value) or _is_mask(value))
+
+
+def _is_mask(value: ir.Value) -> bool:
+    """Whether a value is infinite, or as good as that, somewhere: what attention adds where it must not look."""
+    tensor = value.const_value
+    if tensor is None or tensor.size > _MOST_OF_A_MASK:
+        return False
+    return bool((np.abs(tensor.numpy().astype(np.float64)) >= _ENDLESS.get(tensor.dtype, 1e30)).any())
 
 
 def _is_power(value: ir.Value) -> bool:

@@ -120,3 +120,17 @@ def test_a_file_of_the_quantiser_learns(tmp_path: Path, kind: str) -> None:
     labels = np.argmax(X[:, :3], 1)
     losses = [run.step(X, labels) for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_what_is_quantized_behind_any_op_names_the_way_out() -> None:
+    """Whatever op of onnxruntime the quantized numbers come from."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[2, 4] x, float s) => (float[2, 4] y) <uint8 z = {128}, float t = {0.1}> {
+            a = QuantizeLinear(x, t, z)
+            b = com.microsoft.QLinearSigmoid(a, s, z, t, z)
+            y = DequantizeLinear(b, t, z)
+        }"""
+    )
+    with pytest.raises(NoGradientRule, match="straight_through=True"):
+        differentiate(model, "y", ["s"], cotangent="ct")

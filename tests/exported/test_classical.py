@@ -109,6 +109,20 @@ def test_attributes_of_old_ops_become_inputs_of_the_dtype_of_the_others(dtype: t
     np.testing.assert_allclose(gradient, (ct[:, 1:-1] * x * (abs(x) <= 1)).sum(0), rtol=1e-2)
 
 
+@pytest.mark.parametrize(("dtype", "lowest"), [(np.float32, np.finfo(np.float32).min), (np.float16, -np.inf)])
+def test_a_mask_of_attention_is_not_trained(dtype: type[np.floating], lowest: float, tmp_path: Path) -> None:
+    elements = "float" if dtype is np.float32 else "float16"
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 15]>
+        net ({elements}[N, 3] x) => ({elements}[N, 3] y) {{ a = Mul(x, w)  b = Add(a, mask)  y = Softmax(b) }}"""
+    )
+    values = {"w": np.ones(3), "mask": np.array([0, lowest, 0])}
+    for name, array in values.items():
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(dtype), name))
+    run = Run.generate(tmp_path, model, loss="mse", optimizer="sgd")
+    assert [name for name, _ in run.state.parameters] == ["w"]
+
+
 @pytest.mark.parametrize(("producer", "trained"), [("tf2onnx", {"w", "dense/ReadVariableOp:0"}), ("", None)])
 def test_numbers_of_formulas_are_not_trained(producer: str, trained: set[str] | None, tmp_path: Path) -> None:
     """The 0 that states start from is the 0 that ids of words are compared with: it must stay one."""

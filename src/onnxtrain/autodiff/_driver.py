@@ -178,11 +178,14 @@ class _ReverseWalk:
         for index, value in enumerate(node.inputs):
             name = _formal(rule.signature.inputs, index)
             if value is not None and value in self.active and name not in rule.wrt:
-                raise self._no_rule(node, f" with respect to its input {name!r}", value.producer())
+                raise self._no_rule(node, f" with respect to its input {name!r}", value)
 
-    def _no_rule(self, node: ir.Node, detail: str, source: ir.Node | None = None) -> NoGradientRule:
+    def _no_rule(self, node: ir.Node, detail: str, value: ir.Value | None = None) -> NoGradientRule:
         domain = f"{node.domain}::" if node.domain else ""
+        source = value.producer() if value is not None else None
         reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
+        if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
+            reason = "its values are quantized: pass straight_through=True for gradients as if they were not"
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "

@@ -87,7 +87,8 @@ def _random(model: onnx.ModelProto, first: int, other: int) -> dict[str, Array]:
     for value in user_inputs(model):
         tensor, dtype = value.type.tensor_type, _dtype(value)
         dims = [
-            dim.dim_value or sizes.setdefault(dim.dim_param or f"{value.name}.{axis}", other if axis else first)
+            dim.dim_value
+            or sizes.setdefault(dim.dim_param or f"{value.name}.{axis}", other if axis else first)
             for axis, dim in enumerate(tensor.shape.dim)
         ]
         if tensor.elem_type in FLOATS:
@@ -104,8 +105,8 @@ def _random(model: onnx.ModelProto, first: int, other: int) -> dict[str, Array]:
 def prediction(model: onnx.ModelProto, outputs: Mapping[str, Array]) -> tuple[str, str] | None:
     """Returns the value to put a loss on, and the name under which onnxtrain knows it.
 
-    The first output of floats; or what a ZipMap makes dictionaries of, which is the output then; or the first tensor of a
-    sequence.
+    The first output of floats; or what a ZipMap makes dictionaries of, which is the output then; or the first tensor of
+    a sequence.
     """
     for value in model.graph.output:
         array = outputs.get(value.name)

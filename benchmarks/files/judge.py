@@ -14,8 +14,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 import onnx
 from differences import Array, slopes
 from files import FLOATS, feeds_of, prediction, said, session
-from surrogate import quantises, smooth
+from judges import Case, exposed, judges, runs
 
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
@@ -33,35 +32,7 @@ from onnxtrain.gradient_check import in_precision
 STEPS = 3
 SAME = {"float64": 1e-6, "float32": 2e-3, "float16": 5e-2}
 """How far the loss of the training model may be from that of the file, relative to the size of the predictions."""
-REFERENCE_SECONDS = 20.0
-"""No longer may one evaluation in ONNX's reference evaluator take."""
-
-Run = Callable[[Mapping[str, Array]], Array]
-
-
-@dataclass
-class Case:
-    """A file that runs.
-
-    Attributes:
-        path: the file.
-        model: what is in it.
-        feeds: inputs.
-        output: the value that the loss is put on.
-        known_as: its name in what onnxtrain makes of the file.
-        target: what it should be.
-    """
-
-    path: Path
-    model: onnx.ModelProto
-    feeds: dict[str, Array]
-    output: str
-    known_as: str
-    target: Array
-
-    def loss(self, predicted: Array) -> float:
-        """The mean square of the difference, in float64."""
-        return float(np.mean((predicted.astype(np.float64) - self.target.astype(np.float64)) ** 2))
+ENDLESS = 1e30
 
 
 class Refusal(Exception):
@@ -77,8 +48,8 @@ def judge(path: Path, verbose: bool = False) -> dict[str, Any]:
 
     trained, wrong (the gradient, or the loss), unsettled (differences tell nothing), refused (an error of onnxtrain),
     crashed (any other), constant (no small change of what it holds changes what comes out), not finite (the file itself
-    computes numbers that are not), no parameter (the file holds no number of floating point that an op computes with), no output
-    (nothing of floating point comes out), not run (by ONNX Runtime as it stands).
+    computes numbers that are not), no parameter (it holds no number of floating point), no output (nothing of floating
+    point comes out), not run (by ONNX Runtime as it stands).
     """
     try:
         return _judge(path, verbose)
@@ -96,11 +67,17 @@ def _judge(path: Path, verbose: bool) -> dict[str, Any]:
         start = time.perf_counter()
         straight = _build(case, Path(directory))
         built = time.perf_counter() - start
-        trained = _train(case, Path(directory))
+        trained = _train(case, Path(directory), 0.01 if straight else 0.1)
         manifest = json.loads((Path(directory) / "manifest.json").read_text())
         values, gradients, value = _gradient(case, Path(directory), manifest)
         compared = _compare(case, Path(directory), values, gradients, value, straight, verbose)
-    return {"parameters": len(gradients), "straight_through": straight, "built": round(built, 1), **trained, **compared}
+    return {
+        "parameters": len(gradients),
+        "straight_through": straight,
+        "built": round(built, 1),
+        **trained,
+        **compared,
+    }
 
 
 def _case(path: Path) -> Case:
@@ -118,7 +95,7 @@ def _case(path: Path) -> Case:
     output, known_as = found
     predicted = outputs.get(output)
     if predicted is None:
-        (predicted,) = session(_exposed(model, output)).run([output], feeds)
+        (predicted,) = session(exposed(model, output)).run([output], feeds)
     _check_declared(model, output, predicted)
     rng = np.random.default_rng(0)
     noise = rng.standard_normal(predicted.shape) * max(float(np.std(predicted.astype(np.float64))), 0.1)
@@ -130,18 +107,12 @@ def _check_declared(model: onnx.ModelProto, name: str, value: Array) -> None:
         shape = info.type.tensor_type.shape
         if info.name == name and info.type.tensor_type.HasField("shape"):
             dims = [dim.dim_value for dim in shape.dim]
-            if len(dims) != value.ndim or any(d not in (0, n) for d, n in zip(dims, value.shape, strict=True)):
-                raise Refusal("not run", f"it declares its output {dims}, and computes one of {list(value.shape)}")
-
-
-def _exposed(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """The model with an inner value as its only output."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    if name not in {value.name for value in copy.graph.output}:
-        del copy.graph.output[:]
-        copy.graph.output.append(onnx.ValueInfoProto(name=name))
-    return copy
+            if len(dims) != value.ndim or any(
+                d not in (0, n) for d, n in zip(dims, value.shape, strict=True)
+            ):
+                raise Refusal(
+                    "not run", f"it declares its output {dims}, and computes one of {list(value.shape)}"
+                )
 
 
 def _float_tensors(graph: onnx.GraphProto) -> int:
@@ -157,7 +128,12 @@ def _float_tensors(graph: onnx.GraphProto) -> int:
 
 def _build(case: Case, directory: Path) -> bool:
     """Builds the artifacts; returns whether gradients had to pass rounding."""
-    options = {"loss": "mse", "optimizer": "sgd", "loss_input_names": [case.known_as], "artifact_directory": directory}
+    options = {
+        "loss": "mse",
+        "optimizer": "sgd",
+        "loss_input_names": [case.known_as],
+        "artifact_directory": directory,
+    }
     try:
         generate_artifacts(case.path, **options)  # type: ignore[arg-type]
     except OnnxTrainError as error:
@@ -183,10 +159,12 @@ def _refused(case: Case, error: OnnxTrainError) -> Refusal:
 
 def _is_piecewise_constant(case: Case) -> bool:
     """Whether small changes of all floats that the file holds leave its output as it is, as differences see it."""
-    model = in_precision(_exposed(case.model, case.output), onnx.TensorProto.FLOAT)
-    tensors = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type in FLOATS}
+    model = in_precision(exposed(case.model, case.output), onnx.TensorProto.FLOAT)
+    tensors = {
+        t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type in FLOATS
+    }
     try:
-        run = _runs(model, list(tensors), case)
+        run = runs(model, list(tensors), case)
     except Exception:
         return False
     rng = np.random.default_rng(2)
@@ -208,17 +186,19 @@ def _check_finite(case: Case, numbers: Sequence[float]) -> None:
         raise Refusal("wrong", f"not finite: {list(numbers)}; {said(error)}") from error
     for name, value in values.items():
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
-            raise Refusal("not finite", f"the file itself computes values that are infinite or no numbers ({name})")
+            raise Refusal(
+                "not finite", f"the file itself computes values that are infinite or no numbers ({name})"
+            )
     raise Refusal("wrong", f"not finite: {list(numbers)}")
 
 
-def _train(case: Case, directory: Path) -> dict[str, Any]:
-    """Trains three steps with the on-device API."""
+def _train(case: Case, directory: Path, part: float) -> dict[str, Any]:
+    """Trains three steps with the on-device API, each of which takes `part` off the loss, as the gradient says."""
     state = CheckpointState.load_checkpoint(directory / "checkpoint")
     module = Module(directory / "training_model.onnx", state, directory / "eval_model.onnx")
     optimizer = Optimizer(directory / "optimizer_model.onnx", module)
     before = {name: p.data.copy() for name, p in state.parameters if p.requires_grad}
-    batch = [case.feeds[name] if name in case.feeds else case.target for name in module.input_names()]
+    batch = [case.feeds.get(name, case.target) for name in module.input_names()]
     losses = []
     for _ in range(STEPS):
         losses.append(float(module(*batch)))
@@ -227,8 +207,10 @@ def _train(case: Case, directory: Path) -> dict[str, Any]:
                 float((p.grad.astype(np.float64) ** 2).sum()) for _, p in state.parameters if p.requires_grad
             )
             _check_finite(case, [losses[0], square])
-            # To first order each step takes a tenth off the loss.
-            optimizer.set_learning_rate(min(0.1 * losses[0] / square, 1.0) if square else 0.1)
+            # But none changes more than a tenth of the parameters.
+            size = np.sqrt(sum(float((value.astype(np.float64) ** 2).sum()) for value in before.values()))
+            rate = min(part * losses[0] / square, 0.1 * size / np.sqrt(square)) if square else 0.1
+            optimizer.set_learning_rate(rate)
         optimizer.step()
         module.lazy_reset_grad()
     module.eval()
@@ -236,7 +218,7 @@ def _train(case: Case, directory: Path) -> dict[str, Any]:
     _check_finite(case, losses)
     changed = sum(not np.array_equal(before[name], state.parameters[name].data) for name in before)
     if not changed and square:
-        raise Refusal("wrong", "no parameter changes")
+        raise Refusal("unsettled", "the steps are lost in rounding: its gradient is one of rounding errors")
     return {"losses": losses, "falls": losses[-1] < losses[0], "changed": changed}
 
 
@@ -265,17 +247,32 @@ def _compare(
     verbose: bool,
 ) -> dict[str, Any]:
     """Compares the loss with that of the file, and the gradient with differences by one judge after the other."""
-    (plain,) = session(_exposed(case.model, case.output)).run([case.output], case.feeds)
+    (plain,) = session(exposed(case.model, case.output)).run([case.output], case.feeds)
     dtype = str(plain.dtype)
     size = float(np.mean(case.target.astype(np.float64) ** 2))
     if abs(value - case.loss(plain)) > SAME.get(dtype, 5e-2) * (size + case.loss(plain)):
         raise Refusal("wrong", f"the loss is {value:.6g}, that of the file {case.loss(plain):.6g}")
+    held = [onnx.numpy_helper.to_array(t) for t in case.model.graph.initializer if t.data_type in FLOATS]
+    if straight and any(np.abs(v.astype(np.float64)).max(initial=0) > ENDLESS for v in held):
+        raise Refusal(
+            "unsettled", "it quantises over an endless range (a mask of -3e38): numbers beside it are lost"
+        )
     tried: dict[str, Any] = {}
-    for name, precision, make in _judges(case, directory, straight):
+    try:
+        known = judges(case, directory, straight)
+    except Exception as error:
+        raise Refusal(
+            "unsettled", f"there is no file without its jumps to compare with: {said(error)}"
+        ) from error
+    for name, precision, make in known:
         try:
             run = make(list(values))
             found = slopes(
-                lambda given, run=run: case.loss(run(given)), values, gradients, precision, np.random.default_rng(1)
+                lambda given, run=run: case.loss(run(given)),
+                values,
+                gradients,
+                precision,
+                np.random.default_rng(1),
             )
         except Exception as error:
             if verbose:
@@ -293,101 +290,6 @@ def _compare(
             return {"verdict": "trained", "judge": name, "error": worst.error, "tried": tried}
     verdict = "wrong" if any(text.startswith("wrong") for text in tried.values()) else "unsettled"
     return {"verdict": verdict, "reason": json.dumps(tried), "tried": tried}
-
-
-def _judges(
-    case: Case, directory: Path, straight: bool
-) -> list[tuple[str, str, Callable[[Sequence[str]], Run]]]:
-    """The functions whose differences are taken: name, precision, and what makes one given names of parameters."""
-    source = smooth(case.model, case.feeds) if straight and quantises(case.model) else case.model
-    source = _exposed(source, case.output)
-    said = "file, rounded as before" if straight else "file"
-
-    def wide(names: Sequence[str]) -> Run:
-        return _runs(in_precision(source, onnx.TensorProto.DOUBLE), names, case)
-
-    def plain(names: Sequence[str]) -> Run:
-        return _runs(in_precision(source, onnx.TensorProto.FLOAT), names, case)
-
-    def reference(names: Sequence[str]) -> Run:
-        return _evaluates(in_precision(source, onnx.TensorProto.DOUBLE), names, case)
-
-    def evaluation(names: Sequence[str]) -> Run:
-        model = onnx.load(directory / "inference_model.onnx")
-        return _runs(in_precision(model, onnx.TensorProto.FLOAT), names, case)
-
-    def evaluation_wide(names: Sequence[str]) -> Run:
-        model = onnx.load(directory / "inference_model.onnx")
-        return _evaluates(in_precision(model, onnx.TensorProto.DOUBLE), names, case)
-
-    found = [
-        (f"{said}, float64", "float64", wide),
-        (f"{said}, float32", "float32", plain),
-        (f"{said}, float64, reference evaluator", "float64", reference),
-    ]
-    if straight:
-        return found
-    return [
-        *found,
-        ("inference model, float32", "float32", evaluation),
-        ("inference model, float64, reference evaluator", "float64", evaluation_wide),
-    ]
-
-
-def _overridable(model: onnx.ModelProto, names: Sequence[str]) -> dict[str, np.dtype[Any]]:
-    """Makes inputs of parameters; returns the dtypes of all inputs."""
-    inputs = {value.name for value in model.graph.input}
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    constants = {node.output[0]: node for node in model.graph.node if node.op_type == "Constant"}
-    model.ir_version = max(model.ir_version, 4)
-    for name in names:
-        if name in inputs:
-            continue
-        if name in constants:
-            tensors[name] = constants[name].attribute[0].t
-            model.graph.node.remove(constants[name])
-        if name not in tensors:
-            raise LookupError(f"the file has no parameter {name}")
-        tensor = tensors[name]
-        model.graph.input.append(onnx.helper.make_tensor_value_info(name, tensor.data_type, tensor.dims))
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in set(names)]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
-    return {
-        value.name: onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
-        for value in model.graph.input
-    }
-
-
-def _runs(model: onnx.ModelProto, names: Sequence[str], case: Case) -> Run:
-    dtypes = _overridable(model, names)
-    run = session(model)
-    wanted = {value.name for value in run.get_inputs()}
-
-    def evaluate(given: Mapping[str, Array]) -> Array:
-        known = {**case.feeds, **given}
-        feeds = {n: np.asarray(known[n], dtypes[n]) for n in wanted}
-        return np.asarray(run.run([case.output], feeds)[0])
-
-    return evaluate
-
-
-def _evaluates(model: onnx.ModelProto, names: Sequence[str], case: Case) -> Run:
-    from onnx.reference import ReferenceEvaluator
-
-    dtypes = _overridable(model, names)
-    run = ReferenceEvaluator(model)
-
-    def evaluate(given: Mapping[str, Array]) -> Array:
-        known = {**case.feeds, **given}
-        feeds = {value.name: np.asarray(known[value.name], dtypes[value.name]) for value in model.graph.input if value.name in known}
-        start = time.perf_counter()
-        result: Any = run.run([case.output], feeds)
-        if time.perf_counter() - start > REFERENCE_SECONDS:
-            raise TimeoutError("the reference evaluator takes too long")
-        return np.asarray(result[0])
-
-    return evaluate
 
 
 def main() -> None:

@@ -12,7 +12,15 @@ import traceback
 import warnings
 from pathlib import Path
 
-SOURCES = ("packaged", "torch_nets", "torch_flow", "hugging_face", "sklearn_models", "keras_models", "scripted")
+SOURCES = (
+    "packaged",
+    "torch_nets",
+    "torch_flow",
+    "hugging_face",
+    "sklearn_models",
+    "keras_models",
+    "scripted",
+)
 
 
 def main() -> None:

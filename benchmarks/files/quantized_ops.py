@@ -1,4 +1,4 @@
-"""Ops on quantised numbers as the ops on real numbers that they stand for, between DequantizeLinear and QuantizeLinear."""
+"""Ops on quantised numbers as the ops on real numbers that they stand for, between two that convert them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ def expanded(model: onnx.ModelProto) -> onnx.ModelProto:
         nodes += _EXPANSIONS[node.op_type](node) if node.op_type in _EXPANSIONS else [node]
     del copy.graph.node[:]
     copy.graph.node.extend(nodes)
-    for entry in copy.opset_import:
-        if entry.domain in ("", "ai.onnx") and len(nodes) != len(model.graph.node):
-            entry.version = max(entry.version, 13)  # a scale for each channel
+    if any(entry.domain in ("", "ai.onnx") and entry.version < 13 for entry in copy.opset_import):
+        for node in nodes:  # one scale for all, so far
+            if node.op_type == "DequantizeLinear":
+                del node.attribute[:]
+        del copy.graph.node[:]
+        copy.graph.node.extend(nodes)
     return copy
 
 
@@ -46,9 +49,13 @@ def _rounded(node: onnx.NodeProto, scale: str, zero: str) -> tuple[Nodes, str]:
     return [make_node("QuantizeLinear", [new, scale, zero], [node.output[0]])], new
 
 
-def _with(node: onnx.NodeProto, op: str, inputs: list[str], output: str, names: set[str] | None = None) -> onnx.NodeProto:
+def _with(
+    node: onnx.NodeProto, op: str, inputs: list[str], output: str, names: set[str] | None = None
+) -> onnx.NodeProto:
     new = make_node(op, inputs, [output])
-    new.attribute.extend(a for a in node.attribute if a.name not in _OWN and (names is None or a.name in names))
+    new.attribute.extend(
+        a for a in node.attribute if a.name not in _OWN and (names is None or a.name in names)
+    )
     return new
 
 

@@ -1,8 +1,8 @@
 """A file that quantises, without the jumps: real numbers that go on from the values of a run as if nothing rounded.
 
-That is what gradients are of that pass rounding straight through: what rounding added to each value for the given inputs
-and parameters is added still, whatever these become; what was beyond the range of its integers stays on its end; and
-the range that DynamicQuantizeLinear found stays.
+That is what gradients are of that pass rounding straight through: what rounding added to each value for the given
+inputs and parameters is added still, whatever these become; what was beyond the range of its integers stays on its end;
+and the range that DynamicQuantizeLinear found stays.
 """
 
 from __future__ import annotations
@@ -58,7 +58,11 @@ def _values(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Arr
     known = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer} | dict(feeds)
     kinds = {*_ROUNDING, "DequantizeLinear"}
     names = {
-        name for node in model.graph.node if node.op_type in kinds for name in (*node.input, *node.output) if name
+        name
+        for node in model.graph.node
+        if node.op_type in kinds
+        for name in (*node.input, *node.output)
+        if name
     }
     wanted = sorted(names - set(known))
     del copy.graph.output[:]
@@ -66,12 +70,16 @@ def _values(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Arr
     return known | dict(zip(wanted, session(copy).run(wanted, dict(feeds)), strict=True))
 
 
-def _per_axis(node: onnx.NodeProto, name: str, values: Mapping[str, Array]) -> tuple[list[onnx.NodeProto], str]:
+def _per_axis(
+    node: onnx.NodeProto, name: str, values: Mapping[str, Array]
+) -> tuple[list[onnx.NodeProto], str]:
     """A scale or zero point as floats that broadcast with what is quantised."""
     axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
     if any(a.name == "block_size" and a.i for a in node.attribute):
         raise NotImplementedError("blocks")
-    made = [onnx.helper.make_node("Cast", [name], [new := f"{node.output[0]}/{name}/float"], to=TensorProto.FLOAT)]
+    made = [
+        onnx.helper.make_node("Cast", [name], [new := f"{node.output[0]}/{name}/float"], to=TensorProto.FLOAT)
+    ]
     rank = values[node.input[0]].ndim
     if values[name].size > 1:
         axes = [i for i in range(rank) if i != axis % rank]
@@ -89,7 +97,9 @@ def _constant(graph: onnx.GraphProto, name: str, value: Array) -> str:
     return name
 
 
-def _quantize(node: onnx.NodeProto, values: Mapping[str, Array], graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+def _quantize(
+    node: onnx.NodeProto, values: Mapping[str, Array], graph: onnx.GraphProto
+) -> list[onnx.NodeProto]:
     """v = x / scale + what rounding and the zero point added, or the end of the range where x lay beyond it."""
     x, q = values[node.input[0]].astype(np.float64), values[node.output[0]]
     made, scale = _per_axis(node, node.input[1], values)

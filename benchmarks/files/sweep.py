@@ -5,7 +5,8 @@ limits). Files are made by `make.py`; any other folder will do. The first folder
 source of the files in it; a file `NAME@VARIANT.onnx` is a variant of `NAME.onnx`, and `NAME.npz` has their inputs.
 
 Usage: python sweep.py FOLDER [--only PART ...] [--seconds N] [--gigabytes N] [--resume] [--verdict V ...]
-Writes results/files.json and docs/files.md.
+                       [--results NAME]
+Writes results/NAME.json, and docs/files.md from all results.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import subprocess
 import sys
 import time
 import warnings
@@ -27,7 +29,7 @@ from judge import judge
 from page import page
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "files.json"
+RESULTS = HERE / "results"
 PAGE = HERE.parents[1] / "docs" / "files.md"
 
 
@@ -48,11 +50,20 @@ def judged(path: Path, seconds: float, gigabytes: float) -> dict[str, Any]:
             return answer.recv()  # type: ignore[no-any-return]
         except EOFError:
             process.join()
+            if _ends_processes(path):
+                said = "ONNX Runtime ends the process when it loads the file as it stands, with its default options"
+                return {"verdict": "not run", "reason": said}
             return {"verdict": "crashed", "reason": f"the process ended with {process.exitcode}"}
     finally:
         process.kill()
         process.join()
         answer.close()
+
+
+def _ends_processes(path: Path) -> bool:
+    """Whether a plain session of a file does."""
+    code = "import sys, onnxruntime; onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])"
+    return subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False).returncode < 0
 
 
 def _send(connection: Any, path: Path) -> None:
@@ -81,10 +92,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="of processor time")
     parser.add_argument("--gigabytes", type=float, default=8)
     parser.add_argument("--resume", action="store_true", help="leave out what the results have already")
+    parser.add_argument("--results", default="files", help="name of the file of results")
     parser.add_argument("--verdict", nargs="*", default=[], help="only what had one of these verdicts")
     arguments = parser.parse_args()
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    order = {path: (path.stat().st_size > 2**24, "@" in path.name, path) for path in arguments.folder.rglob("*.onnx")}
+    results = RESULTS / f"{arguments.results}.json"
+    known = json.loads(results.read_text()) if results.exists() else {}
+    order = {
+        path: (path.stat().st_size > 2**24, "@" in path.name, path)
+        for path in arguments.folder.rglob("*.onnx")
+    }
     for path in sorted(order, key=lambda p: order[p]):
         name = str(path.relative_to(arguments.folder).with_suffix(""))
         if arguments.only and not any(part in name for part in arguments.only):
@@ -97,9 +113,12 @@ def main() -> None:
         known[name] = judged(path, arguments.seconds, arguments.gigabytes)
         print(name, known[name]["verdict"], known[name].get("reason", ""), sep=" | ", flush=True)
         known[name]["seconds"] = round(time.monotonic() - start, 1)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-    PAGE.write_text(page(known))
+        RESULTS.mkdir(exist_ok=True)
+        results.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+    everything: dict[str, dict[str, Any]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        everything |= json.loads(path.read_text())
+    PAGE.write_text(page(everything))
 
 
 if __name__ == "__main__":

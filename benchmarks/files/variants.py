@@ -19,7 +19,13 @@ from pathlib import Path
 import onnx
 import onnxruntime as ort
 from files import Array, feeds_of, said
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    QuantFormat,
+    QuantType,
+    quantize_dynamic,
+    quantize_static,
+)
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 __all__ = ["VARIANTS", "write"]
@@ -59,7 +65,9 @@ def _transformers(source: Path, target: Path, feeds: Feeds) -> None:
 
     if not any(node.op_type in ATTENTION for node in onnx.load(source).graph.node):
         raise NothingToDo("no attention")
-    optimized = optimizer.optimize_model(str(source), model_type="bert", num_heads=2, hidden_size=8, opt_level=0)
+    optimized = optimizer.optimize_model(
+        str(source), model_type="bert", num_heads=2, hidden_size=8, opt_level=0
+    )
     optimized.save_model_to_file(str(target))
     before, after = (sorted(n.op_type for n in onnx.load(path).graph.node) for path in (source, target))
     if before == after:
@@ -80,7 +88,9 @@ def _dynamic(source: Path, target: Path, feeds: Feeds) -> None:
     _check_quantized(target)
 
 
-def _static(form: QuantFormat, activations: QuantType, per_channel: bool) -> Callable[[Path, Path, Feeds], None]:
+def _static(
+    form: QuantFormat, activations: QuantType, per_channel: bool
+) -> Callable[[Path, Path, Feeds], None]:
     def quantized(source: Path, target: Path, feeds: Feeds) -> None:
         ready = target.with_suffix(".ready")
         quant_pre_process(source, ready, skip_symbolic_shape=True)
@@ -94,7 +104,10 @@ def _static(form: QuantFormat, activations: QuantType, per_channel: bool) -> Cal
 
 
 def _check_quantized(target: Path) -> None:
-    if not any("Quantize" in n.op_type or "Integer" in n.op_type or "QLinear" in n.op_type for n in onnx.load(target).graph.node):
+    if not any(
+        "Quantize" in n.op_type or "Integer" in n.op_type or "QLinear" in n.op_type
+        for n in onnx.load(target).graph.node
+    ):
         raise NothingToDo("it quantises nothing")
 
 
@@ -148,7 +161,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     for path in sorted(arguments.folder.rglob("*.onnx")):
-        if "@" not in path.name and (not arguments.parts or any(part in str(path) for part in arguments.parts)):
+        if "@" not in path.name and (
+            not arguments.parts or any(part in str(path) for part in arguments.parts)
+        ):
             write(path)
 
 

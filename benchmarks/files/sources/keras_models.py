@@ -54,61 +54,116 @@ def squeeze() -> keras.Model:
     x = keras.Input(IMAGES)
     y = layers.DepthwiseConv2D(3, padding="same")(x)
     y = layers.Activation("swish")(layers.BatchNormalization()(layers.Conv2D(8, 1)(y)))
-    s = layers.Dense(8, activation="sigmoid")(layers.Dense(2, activation="relu")(layers.GlobalAveragePooling2D()(y)))
-    return keras.Model(x, layers.Dense(4)(layers.Flatten()(layers.multiply([y, layers.Reshape((1, 1, 8))(s)]))))
+    s = layers.Dense(8, activation="sigmoid")(
+        layers.Dense(2, activation="relu")(layers.GlobalAveragePooling2D()(y))
+    )
+    return keras.Model(
+        x, layers.Dense(4)(layers.Flatten()(layers.multiply([y, layers.Reshape((1, 1, 8))(s)])))
+    )
 
 
 MODELS: dict[str, Callable[[], keras.Model]] = {
-    "dense": lambda: stack(layers.Dense(16, activation="relu"), layers.Dense(3, activation="softmax"), shape=ROWS),
+    "dense": lambda: stack(
+        layers.Dense(16, activation="relu"), layers.Dense(3, activation="softmax"), shape=ROWS
+    ),
     **{
         f"dense-{act}": lambda act=act: stack(layers.Dense(12, activation=act), layers.Dense(2), shape=ROWS)
-        for act in ("tanh", "elu", "selu", "gelu", "swish", "softplus", "softsign", "hard_sigmoid", "exponential", "mish")
+        for act in (
+            "tanh",
+            "elu",
+            "selu",
+            "gelu",
+            "swish",
+            "softplus",
+            "softsign",
+            "hard_sigmoid",
+            "exponential",
+            "mish",
+        )
     },
     "prelu": lambda: stack(layers.Dense(12), layers.PReLU(), layers.Dense(2), shape=ROWS),
     "lenet": lambda: stack(
-        layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(6, 3, activation="tanh"),
-        layers.AveragePooling2D(2), layers.Flatten(), layers.Dense(4, activation="softmax"), shape=IMAGES,
+        layers.Conv2D(4, 3, activation="relu"),
+        layers.MaxPooling2D(),
+        layers.Conv2D(6, 3, activation="tanh"),
+        layers.AveragePooling2D(2),
+        layers.Flatten(),
+        layers.Dense(4, activation="softmax"),
+        shape=IMAGES,
     ),
     "batchnorm": lambda: stack(
-        layers.Conv2D(4, 3, use_bias=False), layers.BatchNormalization(), layers.ReLU(6.0), layers.GlobalMaxPooling2D(),
-        layers.Dropout(0.5), layers.Dense(2), shape=IMAGES,
+        layers.Conv2D(4, 3, use_bias=False),
+        layers.BatchNormalization(),
+        layers.ReLU(6.0),
+        layers.GlobalMaxPooling2D(),
+        layers.Dropout(0.5),
+        layers.Dense(2),
+        shape=IMAGES,
     ),
     "residual": residual,
     "unet": unet,
     "squeeze": squeeze,
     "separable": lambda: stack(
-        layers.SeparableConv2D(6, 3, strides=2, padding="same"), layers.LeakyReLU(), layers.ZeroPadding2D(1),
-        layers.Conv2DTranspose(3, 3, strides=2, padding="same"), layers.Cropping2D(2), shape=IMAGES,
+        layers.SeparableConv2D(6, 3, strides=2, padding="same"),
+        layers.LeakyReLU(),
+        layers.ZeroPadding2D(1),
+        layers.Conv2DTranspose(3, 3, strides=2, padding="same"),
+        layers.Cropping2D(2),
+        shape=IMAGES,
     ),
-    "dilated": lambda: stack(layers.Conv2D(4, 3, dilation_rate=2), layers.Conv2D(2, 3, groups=2), shape=IMAGES),
+    "dilated": lambda: stack(
+        layers.Conv2D(4, 3, dilation_rate=2), layers.Conv2D(2, 3, groups=2), shape=IMAGES
+    ),
     "conv1d": lambda: stack(
-        layers.Conv1D(8, 3, padding="causal", activation="relu"), layers.MaxPooling1D(), layers.GlobalAveragePooling1D(),
-        layers.Dense(2), shape=SEQUENCES,
+        layers.Conv1D(8, 3, padding="causal", activation="relu"),
+        layers.MaxPooling1D(),
+        layers.GlobalAveragePooling1D(),
+        layers.Dense(2),
+        shape=SEQUENCES,
     ),
     "conv3d": lambda: stack(layers.Conv3D(3, 3), layers.MaxPooling3D(), shape=(6, 6, 6, 2)),
-    "layer-norm": lambda: stack(layers.Dense(8), layers.LayerNormalization(), layers.Dense(2), shape=SEQUENCES),
-    "group-norm": lambda: stack(layers.Conv2D(4, 3), layers.GroupNormalization(2), layers.Flatten(), layers.Dense(2), shape=IMAGES),
+    "layer-norm": lambda: stack(
+        layers.Dense(8), layers.LayerNormalization(), layers.Dense(2), shape=SEQUENCES
+    ),
+    "group-norm": lambda: stack(
+        layers.Conv2D(4, 3), layers.GroupNormalization(2), layers.Flatten(), layers.Dense(2), shape=IMAGES
+    ),
     "unit-norm": lambda: stack(layers.Dense(6), layers.UnitNormalization(), layers.Dense(2), shape=ROWS),
     "simple-rnn": lambda: stack(layers.SimpleRNN(5), layers.Dense(2), shape=SEQUENCES),
     "lstm": lambda: stack(layers.LSTM(5, return_sequences=True), layers.Dense(2), shape=SEQUENCES),
     "lstm-unrolled": lambda: stack(layers.LSTM(5, unroll=True), layers.Dense(2), shape=SEQUENCES),
     "gru": lambda: stack(layers.GRU(5), layers.Dense(2), shape=SEQUENCES),
-    "bidirectional": lambda: stack(layers.Bidirectional(layers.LSTM(4, return_sequences=True)), layers.Dense(2), shape=SEQUENCES),
-    "text": lambda: stack(layers.Embedding(30, 6), layers.LSTM(5), layers.Dense(1, activation="sigmoid"), shape=TOKENS, dtype="int32"),
+    "bidirectional": lambda: stack(
+        layers.Bidirectional(layers.LSTM(4, return_sequences=True)), layers.Dense(2), shape=SEQUENCES
+    ),
+    "text": lambda: stack(
+        layers.Embedding(30, 6),
+        layers.LSTM(5),
+        layers.Dense(1, activation="sigmoid"),
+        shape=TOKENS,
+        dtype="int32",
+    ),
     "time-distributed": lambda: stack(
         layers.TimeDistributed(layers.Conv1D(4, 2)), layers.Flatten(), layers.Dense(2), shape=(3, 5, 4)
     ),
     "transformer": transformer,
     "autoencoder": lambda: stack(
         layers.Conv2D(4, 3, strides=2, padding="same", activation="relu"),
-        layers.Conv2DTranspose(3, 3, strides=2, padding="same", activation="sigmoid"), shape=IMAGES,
+        layers.Conv2DTranspose(3, 3, strides=2, padding="same", activation="sigmoid"),
+        shape=IMAGES,
     ),
-    "resizing": lambda: stack(layers.Conv2D(4, 3), layers.Resizing(7, 9), layers.UpSampling2D(2), layers.Dense(2), shape=IMAGES),
+    "resizing": lambda: stack(
+        layers.Conv2D(4, 3), layers.Resizing(7, 9), layers.UpSampling2D(2), layers.Dense(2), shape=IMAGES
+    ),
     "mlp-mixer": lambda: stack(
-        layers.Dense(8, activation="gelu"), layers.Permute((2, 1)), layers.Dense(6, activation="gelu"), layers.Permute((2, 1)),
-        layers.Dense(3), shape=SEQUENCES,
+        layers.Dense(8, activation="gelu"),
+        layers.Permute((2, 1)),
+        layers.Dense(6, activation="gelu"),
+        layers.Permute((2, 1)),
+        layers.Dense(3),
+        shape=SEQUENCES,
     ),
-}  # fmt: skip
+}
 
 
 def make(folder: Path) -> None:

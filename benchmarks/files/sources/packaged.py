@@ -36,7 +36,9 @@ def with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     graph = model.graph
     known = {tensor.name: tensor for tensor in graph.initializer}
-    statistics = {name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[4:5]}
+    statistics = {
+        name for node in graph.node if node.op_type == "BatchNormalization" for name in node.input[4:5]
+    }
     for node in [node for node in graph.node if node.op_type == "ConstantOfShape"]:
         graph.node.remove(node)
         shape = onnx.numpy_helper.to_array(known.pop(node.input[0]))
@@ -50,7 +52,8 @@ def with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
             tensor.CopyFrom(onnx.numpy_helper.from_array(values.astype(np.float32), name))
     del graph.initializer[:]
     graph.initializer.extend(known.values())
-    kept = [value for value in graph.input if value.name in known or not value.name.endswith("__SHAPE")]
+    kept = [value for value in graph.input if value.name not in known and not value.name.endswith("__SHAPE")]
     del graph.input[:]
     graph.input.extend(kept)
+    model.ir_version = 4  # from there on initializers are no inputs
     return model

@@ -13,9 +13,25 @@ from onnxmltools.convert.common.data_types import FloatTensorType as ToolFloats
 from skl2onnx import convert_sklearn
 from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType
 from sklearn import (
-    calibration, cluster, compose, cross_decomposition, decomposition, discriminant_analysis, ensemble, feature_selection,
-    gaussian_process, kernel_approximation, linear_model, mixture, multioutput, naive_bayes, neighbors, neural_network,
-    pipeline, preprocessing, svm, tree,
+    calibration,
+    cluster,
+    compose,
+    cross_decomposition,
+    decomposition,
+    discriminant_analysis,
+    ensemble,
+    feature_selection,
+    gaussian_process,
+    linear_model,
+    mixture,
+    multioutput,
+    naive_bayes,
+    neighbors,
+    neural_network,
+    pipeline,
+    preprocessing,
+    svm,
+    tree,
 )  # fmt: skip
 
 __all__ = ["make"]
@@ -37,8 +53,12 @@ REGRESSORS: dict[str, Callable[[], Any]] = {
     "TheilSenRegressor": linear_model.TheilSenRegressor,
     "RANSACRegressor": linear_model.RANSACRegressor,
     "MLPRegressor-relu": lambda: neural_network.MLPRegressor(hidden_layer_sizes=(16, 8), max_iter=30),
-    "MLPRegressor-tanh": lambda: neural_network.MLPRegressor(hidden_layer_sizes=(16,), activation="tanh", max_iter=30),
-    "MLPRegressor-logistic": lambda: neural_network.MLPRegressor(hidden_layer_sizes=(16,), activation="logistic", max_iter=30),
+    "MLPRegressor-tanh": lambda: neural_network.MLPRegressor(
+        hidden_layer_sizes=(16,), activation="tanh", max_iter=30
+    ),
+    "MLPRegressor-logistic": lambda: neural_network.MLPRegressor(
+        hidden_layer_sizes=(16,), activation="logistic", max_iter=30
+    ),
     "SVR-rbf": svm.SVR,
     "SVR-linear": lambda: svm.SVR(kernel="linear"),
     "LinearSVR": svm.LinearSVR,
@@ -50,11 +70,17 @@ REGRESSORS: dict[str, Callable[[], Any]] = {
     "HistGradientBoostingRegressor": lambda: ensemble.HistGradientBoostingRegressor(max_iter=5),
     "BaggingRegressor": lambda: ensemble.BaggingRegressor(linear_model.Ridge(), 3),
     "VotingRegressor": lambda: ensemble.VotingRegressor([("a", linear_model.Ridge()), ("b", svm.SVR())]),
-    "StackingRegressor": lambda: ensemble.StackingRegressor([("a", linear_model.Ridge()), ("b", svm.LinearSVR())]),
+    "StackingRegressor": lambda: ensemble.StackingRegressor(
+        [("a", linear_model.Ridge()), ("b", svm.LinearSVR())]
+    ),
     "scaled Ridge": lambda: pipeline.make_pipeline(preprocessing.StandardScaler(), linear_model.Ridge()),
-    "polynomial Ridge": lambda: pipeline.make_pipeline(preprocessing.PolynomialFeatures(2), linear_model.Ridge()),
+    "polynomial Ridge": lambda: pipeline.make_pipeline(
+        preprocessing.PolynomialFeatures(2), linear_model.Ridge()
+    ),
     "PCA MLP": lambda: pipeline.make_pipeline(
-        preprocessing.StandardScaler(), decomposition.PCA(4), neural_network.MLPRegressor(hidden_layer_sizes=(8,), max_iter=30)
+        preprocessing.StandardScaler(),
+        decomposition.PCA(4),
+        neural_network.MLPRegressor(hidden_layer_sizes=(8,), max_iter=30),
     ),
     "PLSRegression": lambda: cross_decomposition.PLSRegression(2),
 }
@@ -71,7 +97,9 @@ CLASSIFIERS: dict[str, Callable[[], Any]] = {
     "GaussianNB": naive_bayes.GaussianNB,
     "BernoulliNB": naive_bayes.BernoulliNB,
     "LinearDiscriminantAnalysis": discriminant_analysis.LinearDiscriminantAnalysis,
-    "QuadraticDiscriminantAnalysis": lambda: discriminant_analysis.QuadraticDiscriminantAnalysis(reg_param=0.1),
+    "QuadraticDiscriminantAnalysis": lambda: discriminant_analysis.QuadraticDiscriminantAnalysis(
+        reg_param=0.1
+    ),
     "KNeighborsClassifier": neighbors.KNeighborsClassifier,
     "DecisionTreeClassifier": lambda: tree.DecisionTreeClassifier(max_depth=4),
     "RandomForestClassifier": lambda: ensemble.RandomForestClassifier(5, max_depth=4),
@@ -134,9 +162,18 @@ def make(folder: Path) -> None:
                     options = {id(fitted): {"zipmap": False}}
                     proto = convert_sklearn(fitted, initial_types=floats, target_opset=15, options=options)
                     _save(proto, folder, f"{name}-arrays", x[:5])
-                elif kinds is REGRESSORS and name in ("Ridge", "MLPRegressor-tanh", "GaussianProcessRegressor"):
+                elif kinds is REGRESSORS and name in (
+                    "Ridge",
+                    "MLPRegressor-tanh",
+                    "GaussianProcessRegressor",
+                ):
                     doubles = [("x", DoubleTensorType([None, COLUMNS]))]
-                    _save(convert_sklearn(fitted, initial_types=doubles), folder, f"{name}-float64", x[:5].astype(float))
+                    _save(
+                        convert_sklearn(fitted, initial_types=doubles),
+                        folder,
+                        f"{name}-float64",
+                        x[:5].astype(float),
+                    )
             except Exception as error:
                 print(f"skl2onnx {name}: {type(error).__name__}: {error}"[:200])
     _boosted(folder.parent / "onnxmltools", x, y, labels)

@@ -175,3 +175,20 @@ def test_an_op_without_a_rule_is_blamed_for_the_rank_that_it_hides() -> None:
     )
     with pytest.raises(NoGradientRule, match="laid this file out for one kind of CPU"):
         differentiate(model, "y", ["w"], cotangent="ct")
+
+
+def test_an_image_of_integers_is_resized() -> None:
+    """As onnxruntime's quantizer leaves a Resize between two ops on integers."""
+    text = """(float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
+        <float s = {0.02}, uint8 z = {128}, float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
+            q = QuantizeLinear(x, s, z)
+            r = Resize<mode = "linear">(q, , scales)
+            y = DequantizeLinear(r, s, z)
+        }"""
+    rng = np.random.default_rng(2)
+    x, ct = (rng.uniform(-1, 1, (1, 1, n, n)).astype(np.float32) for n in (4, 8))
+    (got,) = gradients(text, ["x"], x=x, ct=ct)
+    given = torch.tensor(x, requires_grad=True)
+    resized = torch.nn.functional.interpolate(given, scale_factor=2, mode="bilinear")
+    (expected,) = torch.autograd.grad(resized, given, torch.tensor(ct))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)

@@ -70,9 +70,11 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     if factors is not None:
         mean = op.AveragePool(ct, kernel_shape=factors, strides=factors)
         return op.Mul(mean, float(np.prod(factors)))
+    # Of an image of integers, through which gradients may be asked to pass, the cotangent is none.
+    dtype = n.X.dtype if n.X.dtype is not None and n.X.dtype.is_floating_point() else ct.dtype
     for position in reversed(range(len(axes))):
         if not _keeps(n, axes, position):
-            ct = _along(op, ct, _matrix(op, n, axes, position), axes[position], rank)
+            ct = _along(op, ct, _matrix(op, n, axes, position, dtype), axes[position], rank)
     return ct
 
 
@@ -116,9 +118,11 @@ def _keeps(n: NodeView, axes: Sequence[int], position: int) -> bool:
     return bool(dim == result) and (isinstance(dim, int) or dim.value is not None)
 
 
-def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int) -> ir.Value:
+def _matrix(
+    op: Emitter, n: NodeView, axes: Sequence[int], position: int, wanted: ir.DataType | None
+) -> ir.Value:
     """Returns what the node does along one axis as a matrix `[size of X, size of Y]`."""
-    dtype = ir.DataType.DOUBLE if n.X.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+    dtype = ir.DataType.DOUBLE if wanted == ir.DataType.DOUBLE else ir.DataType.FLOAT
     size = op.dim(n.X, axes[position])
     square = op.Concat(size, size, axis=0)
     eye = op.EyeLike(op.Expand(op.const(0, dtype), square))
@@ -146,7 +150,7 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int) -> ir.
     }
     resized = op.Resize(op.Unsqueeze(eye, [0, 1]), roi, scales, sizes, **attributes)
     matrix = op.Squeeze(resized, [0, 1])
-    return matrix if dtype == n.X.dtype else op.Cast(matrix, to=n.X.dtype)
+    return matrix if wanted in (None, dtype) else op.Cast(matrix, to=wanted)
 
 
 def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:

@@ -11,7 +11,7 @@ import torch
 
 from onnxtrain.ortmodule._data_dependent import data_dependent_results
 from onnxtrain.ortmodule._engine import onnxruntime_backend
-from onnxtrain.ortmodule._torch import isolates_recompiles
+from onnxtrain.ortmodule._torch import bounds_pass_gradients, isolates_recompiles
 from ortmodule import aten_cases
 from ortmodule.aten_case import Case
 
@@ -75,6 +75,8 @@ def _mark_dynamic(arguments: list[Any]) -> None:
     ],
 )
 def test_lowering_matches_eager(case: Case, dynamic: bool) -> None:
+    if case.name == "clamp_nan_bounds" and not bounds_pass_gradients:
+        pytest.skip("PyTorch 2.15 passes gradients where a bound is no number; docs/ortmodule.md says so")
     if dynamic and not isolates_recompiles and case.name == "binary_cross_entropy_weight":
         pytest.skip("Dynamo 2.12 fails at it: it runs in PyTorch")
     torch._dynamo.reset()

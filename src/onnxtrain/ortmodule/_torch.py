@@ -175,7 +175,7 @@ def _bounds_pass_gradients() -> bool:
 
 
 bounds_pass_gradients = _bounds_pass_gradients()
-"""Whether `torch.clamp` passes the gradient of what lies on a bound: up to PyTorch 2.13 it does, in 2.15 it does not."""
+"""Whether `torch.clamp` passes the gradient of what lies on a bound: PyTorch 2.13 does, 2.15 does not."""
 
 
 def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:

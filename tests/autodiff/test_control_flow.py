@@ -344,6 +344,26 @@ def test_the_rank_of_a_loss_behind_branches_chosen_by_a_parameter() -> None:
         np.testing.assert_array_equal(gradient, want)
 
 
+def test_the_rank_that_a_loop_tells_of_the_branch_that_is_taken() -> None:
+    """The other branch has another rank; only shape inference finds that of the cotangent."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (double[p, q] x, double[n] z, bool c) => (double y) <double[2] start = {0, 0}> {
+            a = If (c) <then_branch = t () => (double[p, q] a1) { a1 = Sin(x) },
+                        else_branch = e () => (double[n] a2) { a2 = Exp(z) }>
+            last, parts = Scan <num_scan_inputs = 1, scan_input_axes = [1], body = b (double[2] s, double[2] row) =>
+                (double[2] t, double[2] square) { square = Mul(row, row)  t = Add(s, square) }> (start, a)
+            y = ReduceSum<keepdims = 0>(parts) }""")
+    gradients = differentiate(model, "y", ["x", "z"])
+    onnx.shape_inference.infer_shapes(gradients, check_type=True, strict_mode=True, data_prop=True)
+    x = np.random.default_rng(3).normal(size=(2, 3))
+    leaf = torch.tensor(x, requires_grad=True)
+    leaf.sin().square().sum().backward()
+    feeds = {"x": x, "z": np.ones(4), "c": np.array(True)}
+    got, other = _session(gradients).run(["x_grad", "z_grad"], feeds)
+    np.testing.assert_allclose(got, leaf.grad, rtol=1e-12)
+    np.testing.assert_array_equal(other, np.zeros(4))
+
+
 def test_random_numbers_in_a_branch_are_refused() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[3] x, bool c) => (float y) {

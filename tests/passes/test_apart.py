@@ -7,6 +7,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxtrain.passes.apart import name_apart
+from onnxtrain.passes.shapes import infer_shapes
 
 
 def test_values_of_a_body_are_named_apart_from_those_around() -> None:
@@ -26,3 +27,21 @@ def test_values_of_a_body_are_named_apart_from_those_around() -> None:
     assert [value.name for value in model.graph.inputs] == ["x", "n"]
     (y,) = ort.InferenceSession(named.SerializeToString()).run(None, {"x": np.ones(2, "f"), "n": np.array(2)})
     np.testing.assert_array_equal(y, [3, 10])
+
+
+def test_sizes_in_one_branch_are_not_those_of_the_same_name_in_the_other() -> None:
+    """onnx takes the elements of `s` in the first branch for those in the second one."""
+    model = ir.from_proto(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (bool c, float[a] x, float[a, b] z, float k) => (float[?] y) {
+            y = If (c) <then_branch = t () => (float[?] r) { s = Shape(x)  r = Expand(k, s) },
+                        else_branch = e () => (float[?] q) { s = Shape(z)  f = Expand(k, s)  q = Flatten<axis = 0>(f) }>
+        }""")
+    )
+    infer_shapes(model)
+    names = [value.name for graph in model.graphs() for node in graph for value in node.outputs]
+    assert len(names) == len(set(names))
+    (expanded,) = (
+        node.outputs[0] for graph in model.graph.subgraphs() for node in graph if node.outputs[0].name == "f"
+    )
+    assert expanded.shape == ["a", "b"]

@@ -1,4 +1,4 @@
-"""Axes of reductions counted from the front."""
+"""Axes of reductions counted from the front, and none."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from onnxtrain import differentiate
 from onnxtrain.passes import PositiveAxesPass, load_model, to_proto
 from passes._models import build, info, run
 
@@ -24,3 +25,20 @@ def test_reductions_of_no_elements_have_numpys_shape(axes, keepdims):
         want = x.sum(tuple(axes), keepdims=bool(keepdims))
         assert y.shape == want.shape
         np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["Squeeze", "Unsqueeze"])
+def test_no_axes_remove_none(op):
+    """By a Squeeze of no axes, the gradient of such an Unsqueeze, the runtime removes all of size one."""
+    nodes = [
+        helper.make_node(op, ["x", "axes"], ["same"]),
+        helper.make_node("Mul", ["same", "same"], ["squares"]),
+        helper.make_node("ReduceSum", ["squares"], ["y"], keepdims=0),
+    ]
+    constants = {"axes": np.zeros(0, np.int64)}
+    model = build(nodes, [info("x", ["n", 3])], [info("y", [])], constants)
+    x = np.random.default_rng(0).normal(size=(1, 3)).astype(np.float32)
+    y, gradient = run(differentiate(model, "y", ["x"]), {"x": x})
+    np.testing.assert_allclose(y, (x * x).sum(), rtol=1e-5)
+    assert gradient.shape == x.shape
+    np.testing.assert_allclose(gradient, 2 * x, rtol=1e-6)

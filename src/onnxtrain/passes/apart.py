@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import onnx_ir as ir
-
-from onnxtrain.passes.mode import fresh_name
 
 __all__ = ["name_apart"]
 
 
 def name_apart(model: ir.Model) -> None:
-    """Name values of subgraphs that have no name, or that of one around them, in place.
+    """Name values of subgraphs that have no name, or that of another value, in place.
 
     What passes write is named by the graph that it is written to, which knows its own names only, and constants are
-    lifted out of it afterwards.
+    lifted out of it afterwards. ONNX allows one name in two branches or bodies side by side, but onnx (1.23) keeps
+    by name what it propagates of shape computations, and takes that of one for the other's.
     """
-    _name_inside(model, model.graph, frozenset())
+    bodies = list(model.graph.subgraphs())
+    if not bodies:
+        return
+    seen = {value.name for value in _values(model.graph)}
+    taken = seen.union(value.name for body in bodies for value in _values(body))
+    for value in (value for body in bodies for value in _values(body)):
+        if value.name is None or (value.name and value.name in seen):
+            value.name = _fresh(value.name or "value", taken)
+        seen.add(value.name)
 
 
-def _name_inside(model: ir.Model, graph: ir.Graph, outer: frozenset[str]) -> None:
-    for value in _values(graph):
-        if value.name in outer or (value.name is None and outer):
-            value.name = fresh_name(model, value.name or "value")
-    bodies = [
-        attribute.as_graph()
-        for node in graph
-        for attribute in node.attributes.values()
-        if attribute.type == ir.AttributeType.GRAPH and not attribute.is_ref()
-    ]
-    if bodies:
-        here = outer.union(value.name for value in _values(graph) if value.name)
-        for body in bodies:
-            _name_inside(model, body, here)
+def _fresh(base: str, taken: set[str | None]) -> str:
+    """Return `base_2`, ... whichever is not taken yet, and take it."""
+    names = (f"{base}_{count}" for count in itertools.count(2))
+    name = next(name for name in names if name not in taken)
+    taken.add(name)
+    return name
 
 
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:

@@ -13,14 +13,16 @@ _OF_ONE_ELEMENT = {
     **dict.fromkeys(("ReduceL1", "ReduceL2"), "Abs"),
     "ReduceLogSum": "Log",
     "ReduceSumSquare": "Mul",
+    "Squeeze": "Identity",
 }
 """What a reduction computes of each element alone."""
 
 
 class NoAxesPass(ir.passes.InPlacePass):
-    """Write reductions over no axes (`noop_with_empty_axes`) as what they compute of each element.
+    """Write reductions over no axes (`noop_with_empty_axes`) as what they compute of each element, Squeezes too.
 
-    ONNX Runtime 1.20 returns the input of ReduceL2 and ReduceLogSum as it is, and fails where the axes are omitted.
+    ONNX Runtime 1.20 returns the input of ReduceL2 and ReduceLogSum as it is, and fails where the axes are omitted. By
+    a Squeeze of no axes ONNX Runtime (1.32) removes all of size one, and onnx and its reference none.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -44,10 +46,14 @@ class NoAxesPass(ir.passes.InPlacePass):
 
 
 def _has_no_axes(node: ir.Node) -> bool:
-    if not node.attributes.get_int("noop_with_empty_axes", 0):
-        return False
     axes = node.inputs[1] if len(node.inputs) > 1 else None
-    return axes is None or (axes.shape is not None and list(axes.shape) == [0])
+    if node.op_type == "Squeeze":
+        return axes is not None and _is_empty(axes)
+    return bool(node.attributes.get_int("noop_with_empty_axes", 0)) and (axes is None or _is_empty(axes))
+
+
+def _is_empty(axes: ir.Value) -> bool:
+    return axes.shape is not None and list(axes.shape) == [0]
 
 
 class PositiveAxesPass(ir.passes.InPlacePass):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.passes.apart import name_apart
 from onnxtrain.passes.branches import TakenBranchPass
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
@@ -62,8 +63,8 @@ def settle_shapes(model: ir.Model) -> ir.Model:
 def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     """Annotate the values of `model` in place with the dtypes and shapes that onnx can infer, and return it.
 
-    Unknown dimensions get names `unk__<n>`. Ops that onnx does not know, and for which nobody has stated a
-    twin, end the inference downstream of them; they are no error.
+    Unknown dimensions get names `unk__<n>`, values of subgraphs names of their own. Ops that onnx does not know, and
+    for which nobody has stated a twin, end the inference downstream of them; they are no error.
 
     Args:
         model: Any model.
@@ -74,6 +75,7 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
             value.shape = _without_generated_names(value.shape)
+    name_apart(model)
     lean = lean_proto(model)
     add_twins(model, lean)
     _share_constants(lean.graph, {})

@@ -34,8 +34,10 @@ def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     for name in ("then_branch", "else_branch"):
         inner = op.subgraph({})
         outputs = inner.copy_of(n.attr(name), [])
-        # What is found of shapes here is true of this branch alone.
-        own = [ct if ct is None or ct.shape is not None else inner.Identity(ct) for ct in cts]
+        own = [
+            None if ct is None else _of_branch(inner, value, ct)
+            for value, ct in zip(outputs, cts, strict=True)
+        ]
         pairs = [(value, ct) for value, ct in zip(outputs, own, strict=True) if ct is not None]
         # A branch whose results have other shapes than what was computed from them is not the one that was taken.
         possible = all(_may_agree(value, ct) for value, ct in pairs)
@@ -199,6 +201,17 @@ def _walk_back(
     }
     by_captured = dict(zip(captured, found[sums.start : sums.stop], strict=True))
     return dict(zip(state, found, strict=False)), parts, by_captured
+
+
+def _of_branch(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
+    """Returns the cotangent of a branch's result; one without a rank as of this branch alone.
+
+    Shape inference may tell later that the other branch is the one that is taken: a mere Identity would then have the
+    ranks of both.
+    """
+    if ct.shape is not None:
+        return ct
+    return op.Identity(ct) if value.shape is None else op.reshape_like(ct, value)
 
 
 def _may_agree(value: ir.Value, other: ir.Value) -> bool:

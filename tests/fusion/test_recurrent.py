@@ -94,7 +94,6 @@ LEFT_ALONE = [
     "clip=1.0, hidden_size=5",
     'activations=["Tanh", "Tanh", "Tanh"], hidden_size=5',
     "input_forget=1, hidden_size=5",
-    "layout=1, hidden_size=5",
 ]
 
 

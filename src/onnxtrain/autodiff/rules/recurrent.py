@@ -174,8 +174,8 @@ def _layer(
     gradients: Callable[[_Direction, ir.Value], _Gradients],
 ) -> Cotangents:
     """Splits a layer into directions, and joins their cotangents by input name."""
-    if n.attr("clip") is not None or n.attr("layout"):
-        raise _unsupported(n, "clip or layout=1")
+    if n.attr("clip") is not None:
+        raise _unsupported(n, "clip")
     backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[n.attr("direction")]
     parts: dict[str, list[ir.Value]] = {name: [] for name in ("X", "W", "R", "B", "initial_h", "initial_c")}
     for index, reverse in enumerate(backward):

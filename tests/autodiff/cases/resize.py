@@ -132,17 +132,16 @@ CASES += [
         {"keep_aspect_ratio_policy": policy, **SPATIAL, **attrs},
         name=f"{policy}-{name}-{given.__name__}",
     )
-    for given in (C, R)
-    for name, shape, sizes, policy, twin, attrs in [
-        ("nearest", (2, 3, 4, 6), [6, 12], "not_larger", by_factor("nearest", 1.5), FLOOR),
-        ("nearest", (2, 3, 4, 6), [2, 12], "not_smaller", by_factor("nearest", 2), FLOOR),
-        ("linear", (2, 3, 4, 6), [9, 9], "not_larger", by_factor("bilinear", 1.5, False), LINEAR),
+    for name, given, shape, sizes, policy, twin, attrs in [
+        ("nearest", C, (2, 3, 4, 6), [6, 12], "not_larger", by_factor("nearest", 1.5), FLOOR),
+        ("nearest", R, (2, 3, 4, 6), [2, 12], "not_smaller", by_factor("nearest", 2), FLOOR),
+        ("linear", R, (2, 3, 4, 6), [9, 9], "not_larger", by_factor("bilinear", 1.5, False), LINEAR),
         # 5/3 of 4 is 6.67, rounded to 7.
         (
-            "linear-round", (1, 2, 3, 4), [5, 5], "not_smaller",
+            "linear-round", C, (1, 2, 3, 4), [5, 5], "not_smaller",
             by_matrices(linear_at(3, 5, 5 / 3), linear_at(4, 7, 5 / 3)), LINEAR,
         ),
-        ("cubic", (2, 3, 8, 6), [4, 6], "not_larger", by_factor("bicubic", 0.5, False), CUBIC),
+        ("cubic", R, (2, 3, 8, 6), [4, 6], "not_larger", by_factor("bicubic", 0.5, False), CUBIC),
     ]
 ]  # fmt: skip
 CASES += [

@@ -57,8 +57,12 @@ CASES += [
         # onnx's moves samples beyond the border to it before it looks for the pixels around them.
         evaluator="onnxruntime" if padding == "border" else "reference",
     )
-    for padding, reach in (("zeros", 1.6), ("border", 1.6), ("reflection", 3.6))
-    for align in (0, 1)
+    for padding, align, reach in (
+        ("zeros", 0, 1.6),
+        ("border", 1, 1.6),
+        ("reflection", 0, 3.6),
+        ("reflection", 1, 3.6),
+    )
 ]
 CASES += [
     Case(

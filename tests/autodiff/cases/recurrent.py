@@ -138,14 +138,9 @@ CASES += [
 ]
 CASES += [
     _layer("RNN", "reverse", layout=1, name="layout"),
-    _layer("LSTM", layout=1, bias=False, initial=False, name="layout-bare"),
     _layer("LSTM", "bidirectional", layout=1, name="layout"),
-    _layer("LSTM", "bidirectional", layout=1, lens=(4, 2, 1), name="layout-lens"),
-    _layer("GRU", "bidirectional", layout=1, step=_reset_first, name="layout"),
     _layer("GRU", layout=1, step=_reset_last, linear_before_reset=1, name="layout"),
 ]
-for direction in ("forward", "reverse", "bidirectional"):
-    CASES += [_layer("LSTM", direction, peepholes=True, name="peepholes")]
 CASES += [
     _layer("LSTM", bias=False, initial=False, outputs=1, peepholes=True, name="peepholes-bare"),
     _layer("LSTM", "bidirectional", peepholes=True, lens=(4, 2, 1), name="peepholes-lens"),

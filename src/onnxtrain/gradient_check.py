@@ -286,7 +286,7 @@ def _evaluator(
 
 def _reference(proto: onnx.ModelProto) -> Run:
     """Returns what runs a model in float64, by the ONNX reference evaluator."""
-    reference = ReferenceEvaluator(_in_double(proto))
+    reference = ReferenceEvaluator(in_precision(proto))
 
     def run(outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
         results: Any = reference.run(list(outputs), {name: _widen(array) for name, array in values.items()})
@@ -314,22 +314,23 @@ def _widen(array: Array) -> Array:
     return array.astype(np.float64) if array.dtype.kind not in "iub" else array
 
 
-def _in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Returns a copy of a model in which every float is a float64, for the reference evaluator."""
+def in_precision(proto: onnx.ModelProto, to: int = onnx.TensorProto.DOUBLE) -> onnx.ModelProto:
+    """Returns a copy of a model in which every narrower float is one of `to`, float32 or float64."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
-    narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+    narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16} - {to}
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(to)
 
     def tensor(t: onnx.TensorProto) -> None:
         if t.data_type in narrow:
-            t.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(t).astype(np.float64), t.name))
+            t.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(t).astype(dtype), t.name))
 
     def graph(g: onnx.GraphProto) -> None:
         for initializer in g.initializer:
             tensor(initializer)
         for info in (*g.input, *g.output, *g.value_info):
             if info.type.tensor_type.elem_type in narrow:
-                info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+                info.type.tensor_type.elem_type = to
         nodes(g.node)
 
     def nodes(items: Sequence[onnx.NodeProto]) -> None:
@@ -340,9 +341,9 @@ def _in_double(proto: onnx.ModelProto) -> onnx.ModelProto:
                 if attribute.HasField("g"):
                     graph(attribute.g)
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
-                    attribute.i = onnx.TensorProto.DOUBLE
+                    attribute.i = to
                 if node.op_type == "Constant" and attribute.name == "value_float":
-                    value = np.array(attribute.f, np.float64)
+                    value = np.array(attribute.f, dtype)
                     attribute.CopyFrom(
                         onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value))
                     )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError, NothingToTrain
@@ -36,6 +37,13 @@ _SETTINGS = {
 
 # Names that the PyTorch exporters make up; of scalars, they are constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
+# Converters that write the numbers of formulas (the 1 of a sigmoid, the 0 that an LSTM starts from and that ids of
+# words are compared with) as initializers without axes, which parameters have.
+_CONVERTERS = frozenset({"tf2onnx", "skl2onnx", "OnnxMLTools"})
+# What masks hold where float16 has no more room, and how many elements are looked at.
+_ENDLESS = {ir.DataType.FLOAT16: 6e4}
+_MOST_OF_A_MASK = 1 << 20
+_VARIABLE = "ReadVariableOp"  # what TensorFlow calls parameters that have none
 # Values that the exporters have computed from parameters, and what keeps each from doing so.
 _COMPUTED_NAMES = (
     (re.compile(r"val_\d+|.*\.val_\d+"), "optimize=False"),
@@ -174,10 +182,11 @@ def _parameter_names(model: ir.Model) -> list[str]:
     """Returns the names of the initializers that are trained where nothing else is asked for."""
     fixed = _statistics_in_training(model) | _statistics_in_inference(model)
     signature = TorchSignature(model)
+    converted = bool(_CONVERTERS & {model.producer_name, model.graph.name})
     return [
         name
         for name, value in float_initializers(model)
-        if name not in fixed and not _is_setting(value) and _is_parameter(value, signature)
+        if name not in fixed and not _is_setting(value) and _is_parameter(value, signature, converted)
     ]
 
 
@@ -203,13 +212,38 @@ def is_generated_name(name: str) -> bool:
     return _GENERATED_NAME.fullmatch(name) is not None
 
 
-def _is_parameter(value: ir.Value, signature: TorchSignature) -> bool:
+def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -> bool:
     """Whether a value is a parameter: as the file says or, where it does not, unless it looks like a constant."""
     told = signature.is_parameter(value)
     if told is not None:
         return told
-    size = value.const_value.size if value.const_value is not None else None
-    return not ((size == 1 or signature) and is_generated_name(value.name or ""))
+    tensor = value.const_value
+    size = tensor.size if tensor is not None else None
+    if converted and tensor is not None and tensor.shape.rank() == 0:
+        return _VARIABLE in str(value.name)
+    if (size == 1 or signature) and is_generated_name(value.name or ""):
+        return False
+    return not (_is_power(value) or _is_mask(value) or (size == 1 and _scales_a_constant(value)))
+
+
+def _is_mask(value: ir.Value) -> bool:
+    """Whether a value is infinite, or as good as that, somewhere: what attention adds where it must not look."""
+    tensor = value.const_value
+    if tensor is None or tensor.size > _MOST_OF_A_MASK:
+        return False
+    return bool((np.abs(tensor.numpy().astype(np.float64)) >= _ENDLESS.get(tensor.dtype, 1e30)).any())
+
+
+def _is_power(value: ir.Value) -> bool:
+    """Whether a value is the 2 of a square, or another whole number, and no more than that.
+
+    Of negative bases it has no gradient, and they have no power but such a one.
+    """
+    tensor = value.const_value
+    if tensor is None or tensor.shape.rank() != 0 or not float(tensor.numpy()).is_integer():
+        return False
+    uses = value.uses()
+    return bool(uses) and all(use.node.op_type == "Pow" and use.idx == 1 for use in uses)
 
 
 def _is_setting(value: ir.Value) -> bool:
@@ -217,6 +251,19 @@ def _is_setting(value: ir.Value) -> bool:
     uses = value.uses()
     return bool(uses) and all(
         use.node.domain == "" and use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses
+    )
+
+
+def _scales_a_constant(value: ir.Value) -> bool:
+    """Whether a value is the scale of a constant that onnxruntime has quantised, such as the 1 of 1 - mask."""
+    uses = value.uses()
+    numbers = [use.node.inputs[0] for use in uses if use.node.op_type == "DequantizeLinear" and use.idx == 1]
+    return len(numbers) == len(uses) > 0 and all(
+        x is not None
+        and x.const_value is not None
+        and x.const_value.size == 1
+        and is_generated_name((x.name or "").removesuffix("_quantized"))
+        for x in numbers
     )
 
 

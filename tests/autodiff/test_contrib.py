@@ -57,6 +57,8 @@ MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
 ANGLES = np.outer(np.arange(10), 0.7 ** np.arange(2)).astype(np.float32)
 WIDE = np.outer(np.arange(10), 0.7 ** np.arange(8)).astype(np.float32)
 LENGTHS = [np.array([4, 4], np.int32), np.array(5, np.int32)]
+PAST = [np.array([6], np.int32), np.array(7, np.int32)]
+UNEVEN = [np.array([2, 4], np.int32), np.array(5, np.int32)]
 GROUPED = ("y", "k", "v")
 ML = "ai.onnx.ml"
 COEFFICIENTS = _f(12).tolist()
@@ -83,6 +85,7 @@ OPS = [
     ),
     Op("SkipSimplifiedLayerNormalization", [X, _f(2, 5, 8), _f(8)], {"epsilon": 1e-5}, (0, 1, 2)),
     Op("SimplifiedLayerNormalization", [X, _f(8)], {"epsilon": 1e-5, "axis": -1}, (0, 1), domain=""),
+    Op("SimplifiedLayerNormalization", [X, _f(5, 8)], {"axis": 1}, (0, 1), domain="", name="two axes"),
     Op(
         "EmbedLayerNormalization",
         [MASK * 3, MASK, _f(6, 4), _f(7, 4), _f(2, 4), _f(4), _f(4), MASK], {}, (2, 3, 4, 5, 6), ("y", "lengths"),
@@ -99,7 +102,24 @@ OPS = [
     Op(
         "Attention", [X, _f(8, 14), _f(14)], {"num_heads": 2, "qkv_hidden_sizes": [4, 4, 6]}, (0, 1, 2), name="sizes",
     ),
+    Op(
+        "Attention", [X, _f(8, 12), _f(12), None, _f(2, 2, 2, 3, 2)], {"num_heads": 2, "unidirectional": 1},
+        (0, 1, 2, 4), ("y", "present"), name="past",
+    ),
+    Op(
+        "Attention", [X, _f(8, 12), _f(12), np.pad(MASK, [(0, 0), (1, 0)], constant_values=1), _f(2, 2, 2, 1, 2)],
+        {"num_heads": 2}, (0, 1, 2, 4), ("y", "present"), name="past and mask",
+    ),
     Op("MultiHeadAttention", [X, _f(2, 3, 8), _f(2, 3, 8)], {"num_heads": 2}, (0, 1, 2)),
+    Op(
+        "MultiHeadAttention", [X, X * 0.3, X * 0.7, _f(24), None, None, _f(2, 2, 3, 4), _f(2, 2, 3, 4)],
+        {"num_heads": 2, "unidirectional": 1}, (0, 1, 2, 3, 6, 7), ("y", "k", "v"), name="past",
+    ),
+    Op(
+        "MultiHeadAttention", [X, _f(2, 2, 3, 4), _f(2, 2, 3, 4)], {"num_heads": 2}, (0, 1, 2), name="heads apart",
+    ),
+    Op("MultiHeadAttention", [_f(2, 5, 2, 3, 4)], {"num_heads": 2}, name="packed", runs=False),
+    Op("MultiHeadAttention", [X, _f(2, 3, 2, 2, 4)], {"num_heads": 2}, (0, 1), name="packed keys", runs=False),
     Op(
         "MultiHeadAttention", [X, _f(2, 5, 8), _f(2, 5, 8), _f(24), MASK, _f(1, 2, 5, 5)], {"num_heads": 2},
         (0, 1, 2, 3), name="all",
@@ -141,6 +161,16 @@ OPS = [
         {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1, "rotary_interleaved": 1, "local_window_size": 2}, (0, 1, 2),
         GROUPED, name="window",
     ),
+    Op(
+        "GroupQueryAttention", [_f(1, 3, 64), _f(1, 3, 32), _f(1, 3, 32), _f(1, 2, 4, 16), _f(1, 2, 4, 16), *PAST,
+         np.cos(WIDE), np.sin(WIDE)],
+        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (0, 1, 2, 3, 4), GROUPED, name="past",
+    ),
+    Op(
+        "GroupQueryAttention", [_f(2, 1, 64), _f(2, 1, 32), _f(2, 1, 32), _f(2, 2, 4, 16), _f(2, 2, 4, 16), *UNEVEN,
+         np.cos(WIDE), np.sin(WIDE)],
+        {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (0, 1, 2, 3, 4), GROUPED, name="pasts of two lengths",
+    ),
     Op("Scaler", [_f(3, 4)], {"offset": [0.5, 1.0, -1.0, 0.0], "scale": [2.0, 0.5, 1.0, -1.0]}, domain=ML),
     Op("Scaler", [_f(3, 4)], {"offset": [0.5], "scale": [2.0]}, name="one", domain=ML),
     *(Op("Normalizer", [_f(3, 4, low=0.2)], {"norm": norm}, name=norm, domain=ML) for norm in ("MAX", "L1", "L2")),
@@ -171,6 +201,10 @@ OPS = [
         outputs=("label", "y"), name="strings", domain=ML, stays=True,
     ),
     Op("GroupNorm", [_f(2, 3, 3, 4), _f(4), _f(4)], {"groups": 2, "activation": 1}, (0, 1, 2), runs=False),
+    Op(
+        "NhwcFusedConv", [_f(1, 5, 4, 2), _f(3, 2, 3, 2), _f(3), _f(1, 2, 3, 3)],
+        {"strides": [2, 1], "activation": "Tanh"}, range(4), runs=False,
+    ),
 ]  # fmt: skip
 
 
@@ -253,7 +287,7 @@ def test_gradients_of_what_the_kernel_computes(case: Op) -> None:
 
 def test_every_body_has_a_case() -> None:
     quantized = {(case.domain, case.op) for case in test_quantized_ops.CASES}
-    twins = {("com.microsoft", op) for op in ("QLinearConv", "QuantizeLinear")}  # as the standard ops
+    twins = {("com.microsoft", "QuantizeLinear")}  # as the standard op
     assert set(BODIES) <= {(case.domain, case.op) for case in OPS} | quantized | twins
 
 
@@ -261,9 +295,9 @@ def test_every_body_has_a_case() -> None:
     ("case", "message"),
     [
         (Op("FusedGemm", [_f(2, 2), _f(2, 2)], {"activation": "Round"}), "the activation Round"),
-        (Op("Attention", [X, _f(8, 12), _f(12), None, _f(2, 2, 2, 3, 2)], {"num_heads": 2}), "a cache"),
+        (Op("Attention", [X, _f(8, 12), _f(12)], {"num_heads": 2, "do_rotary": 1}), "rotary embeddings"),
     ],
-    ids=["activation", "cache"],
+    ids=["activation", "rotary"],
 )  # fmt: skip
 def test_what_is_not_written_is_a_clear_error(case: Op, message: str) -> None:
     with pytest.raises(NoGradientRule, match=message):
@@ -283,6 +317,10 @@ def _nhwc_conv(x: np.ndarray, w: np.ndarray, b: np.ndarray) -> np.ndarray:
     return torch.nn.functional.conv2d(*first, torch.from_numpy(b), (2, 1)).permute(0, 2, 3, 1).numpy()
 
 
+def _nhwc_fused_conv(x: np.ndarray, w: np.ndarray, b: np.ndarray, z: np.ndarray) -> np.ndarray:
+    return np.tanh(_nhwc_conv(x, w.transpose(0, 2, 3, 1), b) + z)
+
+
 def _skip_group_norm(
     x: np.ndarray, g: np.ndarray, b: np.ndarray, skip: np.ndarray, bias: np.ndarray
 ) -> np.ndarray:
@@ -297,6 +335,7 @@ WITHOUT_A_KERNEL: dict[str, Callable[..., np.ndarray]] = {
     "ComplexMulConj": lambda a, b: _parts(_complex(a) * _complex(b).conj()),
     "Irfft": lambda x: np.fft.irfft(_complex(x)),
     "NhwcConv": _nhwc_conv,
+    "NhwcFusedConv": _nhwc_fused_conv,
     "Rfft": lambda x: _parts(np.fft.rfft(x)),
     "SkipGroupNorm": _skip_group_norm,
 }
@@ -309,3 +348,13 @@ def test_what_has_no_kernel_for_the_cpu_computes_what_it_says(op: str) -> None:
     got = _run(differentiate(_model(case), "loss", ["x0"]), _feeds(case))["y"]
     want = WITHOUT_A_KERNEL[op](*(value for value in case.inputs if value is not None))
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["packed", "packed keys"])
+def test_packed_attention_is_that_of_its_parts(name: str) -> None:
+    (case,) = (case for case in OPS if case.op == "MultiHeadAttention" and case.name == name)
+    got = _run(differentiate(_model(case), "loss", ["x0"]), _feeds(case))["y"]
+    *before, packed = case.inputs
+    parts = [packed[:, :, :, k].reshape(*packed.shape[:2], -1) for k in range(packed.shape[3])]
+    plain = Op("MultiHeadAttention", [*before, *parts], case.attrs)
+    np.testing.assert_allclose(got, _run(_model(plain), _feeds(plain))["y"], rtol=2e-5, atol=2e-6)

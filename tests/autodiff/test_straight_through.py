@@ -120,3 +120,91 @@ def test_a_file_of_the_quantiser_learns(tmp_path: Path, kind: str) -> None:
     labels = np.argmax(X[:, :3], 1)
     losses = [run.step(X, labels) for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_scale_of_a_constant_is_not_trained(tmp_path: Path) -> None:
+    """The 1 of 1 - mask is no parameter, quantised or not; the weight beside it is."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[n, 3] x) => (float[n, 2] y)
+        <int8[3, 2] w_quantized = {9, 8, 7, 6, 5, 4}, float w_scale = {0.1}, uint8 val_18_quantized = {255},
+         float val_18_scale = {0.004}> {
+            w = DequantizeLinear(w_quantized, w_scale)
+            one = DequantizeLinear(val_18_quantized, val_18_scale)
+            rest = Sub(one, x)
+            y = MatMul(rest, w)
+        }""")
+    run = Run.generate(tmp_path, model, loss="mse", optimizer="sgd", straight_through=True)
+    assert [name for name, _ in run.state.parameters] == ["w_scale"]
+
+
+def test_what_is_quantized_behind_any_op_names_the_way_out() -> None:
+    """Whatever op of onnxruntime the quantized numbers come from."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[2, 4] x, float s) => (float[2, 4] y) <uint8 z = {128}, float t = {0.1}> {
+            a = QuantizeLinear(x, t, z)
+            b = com.microsoft.QLinearSigmoid(a, s, z, t, z)
+            y = DequantizeLinear(b, t, z)
+        }"""
+    )
+    with pytest.raises(NoGradientRule, match="straight_through=True"):
+        differentiate(model, "y", ["s"], cotangent="ct")
+
+
+def test_int8_loads_with_the_optimizers_of_a_stock_runtime(tmp_path: Path) -> None:
+    """One of them adds a QuantizeLinear behind a Reshape of the gradient, and another makes uint8 of half of it."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        g (float[1, 2, 4, 4] x) => (float[1, 3, 6, 6] y) <int8 z = {0}> {
+            s = Constant<value = float {0.1}>()
+            h = Mul(x, w)
+            q = QuantizeLinear(h, s, z)
+            d = DequantizeLinear(q, s, z)
+            y = ConvTranspose(d, v)
+        }"""
+    )
+    rng = np.random.default_rng(0)
+    for name, shape in {"w": (4,), "v": (2, 3, 3, 3)}.items():
+        array = rng.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    run = Run.generate(tmp_path, model, loss="mse", optimizer="sgd", straight_through=True)
+    x, target = (rng.normal(size=shape).astype(np.float32) for shape in ((1, 2, 4, 4), (1, 3, 6, 6)))
+    w, v = (torch.tensor(run.state.parameters[name].data.copy(), requires_grad=True) for name in "wv")
+    quantized = torch.fake_quantize_per_tensor_affine(torch.tensor(x) * w, 0.1, 0, -128, 127)
+    loss = torch.nn.functional.mse_loss(
+        torch.nn.functional.conv_transpose2d(quantized, v), torch.tensor(target)
+    )
+    np.testing.assert_allclose(float(run.module(x, target)), loss.item(), rtol=1e-4)
+    for name, gradient in zip("wv", torch.autograd.grad(loss, [w, v]), strict=True):
+        np.testing.assert_allclose(run.state.parameters[name].grad, gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_an_op_without_a_rule_is_blamed_for_the_rank_that_it_hides() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft.nchwc": 1]>
+        g (float[1, 8, 4, 4] x, float[8, 8, 1, 1] w) => (float[1, 8, 4, 4] y) {
+            a = com.microsoft.nchwc.Conv(x, w)
+            b = com.microsoft.nchwc.ReorderOutput<channels = 8>(a)
+            y = ConvTranspose(b, w)
+        }"""
+    )
+    with pytest.raises(NoGradientRule, match="laid this file out for one kind of CPU"):
+        differentiate(model, "y", ["w"], cotangent="ct")
+
+
+def test_an_image_of_integers_is_resized() -> None:
+    """As onnxruntime's quantizer leaves a Resize between two ops on integers."""
+    text = """(float[1, 1, 4, 4] x) => (float[1, 1, 8, 8] y)
+        <float s = {0.02}, uint8 z = {128}, float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
+            q = QuantizeLinear(x, s, z)
+            r = Resize<mode = "linear">(q, , scales)
+            y = DequantizeLinear(r, s, z)
+        }"""
+    rng = np.random.default_rng(2)
+    x, ct = (rng.uniform(-1, 1, (1, 1, n, n)).astype(np.float32) for n in (4, 8))
+    (got,) = gradients(text, ["x"], x=x, ct=ct)
+    given = torch.tensor(x, requires_grad=True)
+    resized = torch.nn.functional.interpolate(given, scale_factor=2, mode="bilinear")
+    (expected,) = torch.autograd.grad(resized, given, torch.tensor(ct))
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)

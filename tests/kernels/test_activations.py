@@ -34,6 +34,15 @@ def _inputs(name: str, primal: np.ndarray, ct: np.ndarray) -> dict[str, np.ndarr
     return {COMPOSITES[name].inputs[0]: primal, "ct": ct}
 
 
+@pytest.mark.parametrize("name", ["ClipGradient", "ClipGradientOfFinite"])
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+def test_clip_gradient(name: str, shape: Sequence[int]) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.integers(-2, 9, shape).astype(float)  # some of them on the bounds
+    bounds = {"low": np.zeros(()), "high": np.full((), 6.0)}
+    check(name, {"x": x, **bounds, "ct": rng.standard_normal(shape)})
+
+
 @pytest.mark.parametrize("name", ["SoftmaxGradient", "LogSoftmaxGradient"])
 @pytest.mark.parametrize(
     ("shape", "axis"),

@@ -11,6 +11,7 @@ import torch
 
 from onnxtrain.ortmodule._data_dependent import data_dependent_results
 from onnxtrain.ortmodule._engine import onnxruntime_backend
+from onnxtrain.ortmodule._torch import bounds_pass_gradients, isolates_recompiles
 from ortmodule import aten_cases
 from ortmodule.aten_case import Case
 
@@ -74,6 +75,10 @@ def _mark_dynamic(arguments: list[Any]) -> None:
     ],
 )
 def test_lowering_matches_eager(case: Case, dynamic: bool) -> None:
+    if case.name == "clamp_nan_bounds" and not bounds_pass_gradients:
+        pytest.skip("PyTorch 2.15 passes gradients where a bound is no number; docs/ortmodule.md says so")
+    if dynamic and not isolates_recompiles and case.name == "binary_cross_entropy_weight":
+        pytest.skip("Dynamo 2.12 fails at it: it runs in PyTorch")
     torch._dynamo.reset()
     compiled = torch.compile(case.fn, backend=onnxruntime_backend(fallback=False), fullgraph=True)
     arguments = case.sample(torch.float32)

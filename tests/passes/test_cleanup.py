@@ -200,3 +200,27 @@ def test_training_batch_norm_keeps_its_statistics():
 def test_clean_graph_is_left_alone():
     model = canonicalize(load_model(build([helper.make_node("Relu", ["x"], ["y"])], IN, out("y"))))
     assert not CleanupPass()(model).modified
+
+
+def test_one_value_stays_two_results_of_a_loop_in_a_function():
+    """Else a runtime writes both results to one place."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "local": 1]>
+        net (float[N, 3] x) => (float[N, 3] y, float[3] last) { last, y = local.sums(x) }
+        <domain: "local", opset_import: ["": 21]>
+        sums (x) => (last, y) {
+            zero = Constant<value = float[3] {0.0, 0.0, 0.0}>()
+            last, y = Scan<num_scan_inputs = 1, body = step (float[3] s, float[3] v) => (float[3] a, float[3] b) {
+                t = Add(s, v)
+                a = Identity(t)
+                b = Identity(t)
+            }>(zero, x)
+        }"""
+    )
+    loaded = ir.from_proto(model)
+    CleanupPass()(loaded)
+    (function,) = loaded.functions.values()
+    (body,) = (node.attributes["body"].as_graph() for node in function if node.op_type == "Scan")
+    assert len({value.name for value in body.outputs}) == 2
+    got = run(to_proto(loaded), {"x": X})
+    np.testing.assert_allclose(got[0], np.cumsum(X, axis=0), rtol=1e-6)

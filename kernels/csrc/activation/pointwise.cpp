@@ -2,6 +2,7 @@
 #include "activation/elementwise.h"
 #include "activation/family.h"
 #include "core/op.h"
+#include "core/rows.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
@@ -60,11 +61,41 @@ struct MishGradient : Elementwise<MishGradient> {
   }
 };
 
+// ct where low <= x <= high; the bounds are scalars.
+struct ClipGradient {
+  static constexpr const char* name = "ClipGradient_float";
+  static constexpr Floats<4> inputs{};
+  static constexpr Floats<1> outputs{};
+
+  void compute(Context& context) const {
+    const auto x = context.input<const float>(0), ct = context.input<const float>(3);
+    const auto low = context.input<const float>(1), high = context.input<const float>(2);
+    require(x.shape == ct.shape, "x and the cotangent must have the same shape");
+    require(low.size() == 1 && high.size() == 1, "the bounds must be scalars");
+    const auto y = context.output<float>(0, x.shape);
+    if (!y.data) return;
+    const float least = *low.data, most = *high.data;
+    context.threads().ranges(x.size(), 16384, [&](std::size_t begin, std::size_t end) {
+      vectors(end - begin, [=, x = x.data + begin, ct = ct.data + begin, y = y.data + begin](std::size_t i, auto extent) {
+        const vfloat value = load(x + i, extent);
+        store(y + i, select((value >= least) & (value <= most), load(ct + i, extent), vfloat{}), extent);
+      });
+    });
+  }
+};
+
+// The body of this one is right for finite cotangents only.
+struct ClipGradientOfFinite : ClipGradient {
+  static constexpr const char* name = "ClipGradientOfFinite_float";
+};
+
 }  // namespace
 
 void add_pointwise(Domain& domain) {
   domain.add<ReluGradient>();
   domain.add<ReluGradientOfFinite>();
+  domain.add<ClipGradient>();
+  domain.add<ClipGradientOfFinite>();
   domain.add<SigmoidGradient>();
   domain.add<TanhGradient>();
   domain.add<GeluGradient>();

@@ -12,7 +12,7 @@ from typing import Any, cast
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, output_dtype, schema_of
-from onnxtrain.errors import DifferentiationError, NoGradientRule
+from onnxtrain.errors import DifferentiationError, NoGradientRule, ShapeRequired
 
 from ._accumulate import add_up
 from ._activity import active_values, captured_values, path_to_leaf
@@ -94,7 +94,7 @@ class _ReverseWalk:
         if ct is None:
             return
         self._save_outputs(node, rule)
-        result = rule.function(self.op, view, ct)
+        result = self._apply(rule, view, ct)
         captured = {value for value in captured_values(node) if value in self.active}
         if isinstance(result, Mapping):
             given = {key: value for key, value in result.items() if isinstance(key, ir.Value)}
@@ -106,6 +106,17 @@ class _ReverseWalk:
         for index, cotangent in self._by_input(node, rule, result):
             self._contribute(node, rule, index, cotangent)
         self._check_complete(node, rule, captured)
+
+    def _apply(self, rule: Rule, view: NodeView, ct: Any) -> Cotangents:
+        """What the rule returns; a shape that is unknown behind an op without a rule is that op's fault."""
+        try:
+            return rule.function(self.op, view, ct)
+        except ShapeRequired as error:
+            for value in view.node.inputs:
+                producer = value.producer() if value is not None and value in self.active else None
+                if producer is not None and reason_not_yet(producer):
+                    raise self._no_rule(producer, "") from error
+            raise
 
     def _output_cotangents(self, node: ir.Node, rule: Rule) -> ir.Value | tuple[ir.Value | None, ...] | None:
         names = [_formal(rule.signature.outputs, i) for i in range(len(node.outputs))]
@@ -186,11 +197,14 @@ class _ReverseWalk:
         for index, value in enumerate(node.inputs):
             name = _formal(rule.signature.inputs, index)
             if value is not None and value in self.active and name not in rule.wrt:
-                raise self._no_rule(node, f" with respect to its input {name!r}", value.producer())
+                raise self._no_rule(node, f" with respect to its input {name!r}", value)
 
-    def _no_rule(self, node: ir.Node, detail: str, source: ir.Node | None = None) -> NoGradientRule:
+    def _no_rule(self, node: ir.Node, detail: str, value: ir.Value | None = None) -> NoGradientRule:
         domain = f"{node.domain}::" if node.domain else ""
+        source = value.producer() if value is not None else None
         reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
+        if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
+            reason = "its values are quantized: pass straight_through=True for gradients as if they were not"
         return NoGradientRule(
             f"no VJP rule for '{domain}{node.op_type}'{detail} ({where(node)}, "
             f"{path_to_leaf(node, self.of[0], self.wrt, self.active)}){': ' + reason if reason else ''}. "

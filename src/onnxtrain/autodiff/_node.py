@@ -120,11 +120,13 @@ class NodeView:
         attribute = self._node.attributes.get(name)
         if attribute is not None:
             return list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
-        if self._node.domain not in ("", "ai.onnx"):
-            declared = self._signature.attributes
-            if declared is not None and name not in declared:
+        declared = self._signature.attributes
+        if declared is not None:  # also of ops that onnxruntime writes into the standard domain
+            if name not in declared:
                 raise RuleDefinitionError(f"{self.op_type} has no attribute {name!r}: {sorted(declared)}")
-            return None if declared is None else declared[name]
+            return declared[name]
+        if self._node.domain not in ("", "ai.onnx"):
+            return None
         schema = schema_of(self._node.op_type, self.opset)
         if name not in schema.attributes:
             raise RuleDefinitionError(

@@ -3,6 +3,8 @@
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
 from ._specialized import SpecializedOp
 from .activation import (
+    clip_gradient,
+    clip_gradient_of_finite,
     gelu_gradient,
     gelu_tanh_gradient,
     log_softmax_gradient,
@@ -81,6 +83,8 @@ __all__ = [
     "batch_normalization_relu_gradient",
     "batch_normalization_training",
     "cholesky",
+    "clip_gradient",
+    "clip_gradient_of_finite",
     "composite",
     "convolution",
     "embedding_gradient",

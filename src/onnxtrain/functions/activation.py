@@ -11,6 +11,8 @@ from onnxtrain.emitter import AttributeRef, Emitter
 from ._composite import composite
 
 __all__ = [
+    "clip_gradient",
+    "clip_gradient_of_finite",
     "gelu_gradient",
     "gelu_tanh_gradient",
     "log_softmax_gradient",
@@ -83,6 +85,24 @@ def relu_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
 def relu_gradient_of_finite(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
     """Relu, as ReluGradient, where cotangents are finite: a product is several times as fast as Where."""
     return op.Mul(ct, op.Cast(op.Greater(y, 0.0), to=ct.dtype))
+
+
+@composite("ClipGradient", ["x", "low", "high", "ct"])
+def clip_gradient(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value) -> ir.Value:
+    """Clip: ct where low <= x <= high, else 0; the bounds are scalars."""
+    return op.Where(_within(op, x, low, high), ct, 0.0)
+
+
+@composite("ClipGradientOfFinite", ["x", "low", "high", "ct"])
+def clip_gradient_of_finite(
+    op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value
+) -> ir.Value:
+    """Clip, as ClipGradient, where cotangents are finite; see ReluGradientOfFinite."""
+    return op.Mul(ct, op.Cast(_within(op, x, low, high), to=ct.dtype))
+
+
+def _within(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
+    return op.And(op.GreaterOrEqual(x, low), op.LessOrEqual(x, high))
 
 
 @composite("SigmoidGradient", ["y", "ct"])

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onnxtrain.ortmodule._torch import constrain_range_for_size, fake_impls
+from onnxtrain.ortmodule._torch import constrain_range_for_size, fake_impls, isolates_recompiles
 
 __all__ = ["data_dependent_results", "unnoted_sizes", "without_tracebacks"]
 
@@ -21,13 +21,15 @@ def data_dependent_results() -> Iterator[None]:
     Other backends are not asked: they may rely on what is said here of results that no gradient is computed from.
     """
     known = fake_impls.op_implementations_dict
-    added = {op: fake for op, fake in _FAKES.items() if op not in known}
+    replaced = {op: known[op] for op in _WRONG if op in known}
+    added = {op: fake for op, fake in _FAKES.items() if op not in known or op in replaced}
     known.update(added)
     try:
         yield
     finally:
         for op in added:
             known.pop(op, None)
+        known.update(replaced)
 
 
 def unnoted_sizes(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
@@ -93,3 +95,6 @@ _FAKES: dict[Any, Callable[..., torch.Tensor | Sequence[torch.Tensor]]] = {
     torch.ops.aten.cummax.default: _cumulative,
     torch.ops.aten.cummin.default: _cumulative,
 }
+
+_WRONG = () if isolates_recompiles else (torch.ops.aten.bincount.default,)
+"""PyTorch 2.12 takes a sum of weights for a whole number."""

@@ -110,6 +110,7 @@ __all__ = [
     "UserError",
     "apply_function",
     "assert_async",
+    "bounds_pass_gradients",
     "c_eval_frame",
     "compute_overlapping_tensors",
     "constrain_range_for_size",
@@ -165,6 +166,16 @@ set_isolated_recompiles: Callable[[int], int] | None = getattr(
     c_eval_frame, "set_eval_frame_isolate_recompiles_id", None
 )
 """Says which compiled function the following calls belong to, where there is such a thing."""
+
+
+def _bounds_pass_gradients() -> bool:
+    with torch.inference_mode(False), torch.enable_grad():
+        x = torch.zeros(1, requires_grad=True)
+        return bool(torch.autograd.grad(x.clamp(0, 1).sum(), x)[0])
+
+
+bounds_pass_gradients = _bounds_pass_gradients()
+"""Whether `torch.clamp` passes the gradient of what lies on a bound: PyTorch 2.13 does, 2.15 does not."""
 
 
 def dynamo_optimize(backend: Callable[..., Any], recompile_limit: int) -> Any:

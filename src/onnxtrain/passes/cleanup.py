@@ -115,11 +115,17 @@ def _interface(model: ir.Model) -> tuple[list[str | None], list[str | None]]:
     return [value.name for value in model.graph.inputs], [value.name for value in model.graph.outputs]
 
 
+def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
+    """Yield the nodes of a model, those in subgraphs and in functions included."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        yield from ir.traversal.RecursiveGraphIterator(graph)
+
+
 def _needed_identities(model: ir.Model) -> list[ir.Node]:
     """Return identities whose elimination would rename another graph output, or lose a stop of gradients."""
     needed = []
     taken: set[ir.Value] = set()
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in _all_nodes(model):
         if node.op_type != "Identity" or node.domain != "":
             continue
         source, result = node.inputs[0], node.outputs[0]

@@ -20,6 +20,24 @@ def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
             _restore_resize(node)
         elif node.op_type == "Hardmax" and opset <= 12:
             _restore_hardmax(node)
+        elif node.op_type in _FLOAT_SETTINGS and opset <= 10:
+            _restore_setting(node)
+
+
+_FLOAT_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}
+
+
+def _restore_setting(node: ir.Node) -> None:
+    """The attributes of Clip-6 and Pad-2 are floats whatever their input is, the inputs that they become are not."""
+    source = node.inputs[0]
+    if source is None or source.dtype == ir.DataType.FLOAT:
+        return
+    for index in _FLOAT_SETTINGS[node.op_type]:
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is not None:
+            cast = ir.node("CastLike", [value, source])
+            node.prepend(cast)
+            node.replace_input_with(index, cast.outputs[0])
 
 
 def _restore_resize(node: ir.Node) -> None:

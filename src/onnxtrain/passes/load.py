@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+from onnxtrain.passes.maps import tensors_for_maps
 from onnxtrain.passes.tensors import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
@@ -116,7 +117,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
             f"Cannot load a model from {origin}: {error}. The file is corrupt; download or export it again."
         ) from error
     try:
-        return ir.from_proto(proto)
+        return ir.from_proto(tensors_for_maps(proto))
     # The IR wraps whatever a malformed proto made it stumble on in an exception of its own.
     except Exception as error:
         raise ModelLoadError(

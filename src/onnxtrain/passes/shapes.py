@@ -14,6 +14,7 @@ from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
 from onnxtrain.passes.loops import LoopStatePass
 from onnxtrain.passes.ranks import ImpliedRanksPass
+from onnxtrain.passes.resize_sizes import ResizeSizesPass
 from onnxtrain.passes.sequences import KnownSequencesPass
 from onnxtrain.passes.twins import add_twins
 from onnxtrain.passes.vectors import VectorsPass
@@ -35,7 +36,7 @@ _MAX_ELEMENTS = 1 << 21
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Ranks that the model leaves open come from the ops. Poolings whose windows shape inference miscounts are
+    Ranks that the model leaves open come from the ops. Poolings and Resizes whose sizes shape inference miscounts are
     rewritten: what is folded must not follow from them. An If whose condition turns out to be constant becomes the
     branch that is taken, sequences of known tensors become these; the state of a Loop gets the shape that each
     iteration keeps. Data are propagated last, when all static sizes are known that could make it costly.
@@ -45,6 +46,7 @@ def settle_shapes(model: ir.Model) -> ir.Model:
         ImpliedRanksPass(),
         VectorsPass(),
         CeilModePass(),
+        ResizeSizesPass(),
         TakenBranchPass(),
         KnownSequencesPass(),
         FoldConstantsPass(),

@@ -19,17 +19,19 @@ class VectorsPass(ir.passes.InPlacePass):
         modified = False
         for node in model.graph.all_nodes():
             if node.domain == "" and node.op_type == "Slice":
-                starts = node.inputs[1] if len(node.inputs) > 1 else None
-                for value in node.inputs[1:]:
-                    if value is not None and value.shape is None:
-                        value.shape, modified = ir.Shape([None]), True
-                        if value.type is None and starts is not None:
-                            value.type = starts.type  # they have one; without it a shape is not declared
+                vectors = [value for value in node.inputs[1:] if value is not None]
+                kind = next(
+                    (value.type for value in vectors if value.type is not None), None
+                )  # they have one
+                for value in vectors if kind is not None else ():  # without a type a shape is not declared
+                    if value.shape is None:
+                        value.shape, value.type, modified = ir.Shape([None]), kind, True
             elif node.domain == "" and node.op_type == "Resize":
                 length = _numbers(node)
-                for value in node.inputs[2:] if length is not None else ():
-                    if value is not None and (value.shape is None or list(value.shape) == [None]):
-                        value.shape, modified = ir.Shape([length]), True
+                dtypes = (ir.DataType.FLOAT, ir.DataType.INT64)  # of scales and of sizes
+                for given, dtype in zip(node.inputs[2:], dtypes, strict=False) if length is not None else ():
+                    if given is not None and (given.shape is None or list(given.shape) == [None]):
+                        given.shape, given.type, modified = ir.Shape([length]), ir.TensorType(dtype), True
         return ir.passes.PassResult(model, modified)
 
 

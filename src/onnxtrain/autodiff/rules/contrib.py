@@ -66,8 +66,13 @@ def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
 @defbody("FusedConv", MS, "X W B Z", "Y", activation="", activation_params=None, **CONV)
 def fused_conv(op: Emitter, n: NodeView) -> ir.Value:
     """A Conv, to whose result Z is added, with an activation behind it."""
-    y = op.Conv(n.X, n.W, n.B, **{name: n.attr(name) for name in CONV})
-    y = y if n.Z is None else op.Add(y, n.Z)
+    return fused_convolution(op, n, n.X, n.Z)
+
+
+def fused_convolution(op: Emitter, n: NodeView, x: ir.Value, z: ir.Value | None) -> ir.Value:
+    """Returns what a FusedConv makes of `x` and `z`, with the weights and attributes of a node."""
+    y = op.Conv(x, n.W, n.B, **{name: n.attr(name) for name in CONV})
+    y = y if z is None else op.Add(y, z)
     return _activated(op, n, y, n.attr("activation"), n.attr("activation_params") or [])
 
 
@@ -150,10 +155,10 @@ def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Val
 
 @defbody("SimplifiedLayerNormalization", "", "X scale", "Y inv_std_var", axis=-1, epsilon=1e-5, stash_type=1)
 def simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """RMSNormalization over the last axis."""
-    if n.attr("axis") != -1 and n.attr("axis") != n.rank(n.X) - 1:
-        raise refused(n, f"axis {n.attr('axis')}")
-    return list(_rms(op, n.X, n.scale, n.attr("epsilon")))
+    """RMSNormalization over all axes from `axis` on."""
+    axis = n.attr("axis")
+    axes = [-1] if axis == -1 else list(range(n.axis(n.X, axis), n.rank(n.X)))
+    return list(_rms(op, n.X, n.scale, n.attr("epsilon"), axes))
 
 
 def _sum(op: Emitter, n: NodeView) -> ir.Value:
@@ -161,9 +166,11 @@ def _sum(op: Emitter, n: NodeView) -> ir.Value:
     return total if n.bias is None else op.Add(total, n.bias)
 
 
-def _rms(op: Emitter, x: ir.Value, scale: ir.Value, epsilon: float) -> tuple[ir.Value, ir.Value]:
+def _rms(
+    op: Emitter, x: ir.Value, scale: ir.Value, epsilon: float, axes: Sequence[int] = (-1,)
+) -> tuple[ir.Value, ir.Value]:
     wide = x if x.dtype in (None, ir.DataType.FLOAT, ir.DataType.DOUBLE) else op.Cast(x, to=ir.DataType.FLOAT)
-    square = op.ReduceMean(op.Mul(wide, wide), [-1], keepdims=1)
+    square = op.ReduceMean(op.Mul(wide, wide), list(axes), keepdims=1)
     inverse = op.Reciprocal(op.Sqrt(op.Add(square, epsilon)))
     y = op.Mul(wide, inverse)
     return op.Mul(y if wide is x else op.CastLike(y, x), scale), inverse

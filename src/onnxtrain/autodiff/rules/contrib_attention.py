@@ -18,10 +18,13 @@ from onnxtrain.emitter import Emitter
     num_heads=None, unidirectional=0, scale=None, qkv_hidden_sizes=None, mask_filter_value=-10000.0, do_rotary=0,
     rotary_embedding_dim=0, past_present_share_buffer=0,
 )  # fmt: skip
-def attention(op: Emitter, n: NodeView) -> ir.Value:
-    """Self-attention, from the layer's input: input·weights + bias are queries, keys and values."""
-    if n.past is not None or n.past_sequence_length is not None or n.attr("do_rotary"):
-        raise refused(n, "a cache or rotary embeddings")
+def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
+    """Self-attention, from the layer's input: input·weights + bias are queries, keys and values.
+
+    Those of the past come before them: `past` has its keys and its values, [2, batch, heads, sequence, size].
+    """
+    if n.past_sequence_length is not None or n.attr("do_rotary"):
+        raise refused(n, "a cache that is written in place, or rotary embeddings")
     joint = op.MatMul(n.input, n.weights)
     joint = joint if n.bias is None else op.Add(joint, n.bias)
     return attention_of(
@@ -31,8 +34,8 @@ def attention(op: Emitter, n: NodeView) -> ir.Value:
 
 def attention_of(
     op: Emitter, n: NodeView, joint: ir.Value, bias: list[ir.Value], sizes: Sequence[int] | None = None
-) -> ir.Value:
-    """Returns the attention of queries, keys and values that lie beside each other, by the mask of a node.
+) -> list[ir.Value]:
+    """Returns the attention of queries, keys and values that lie beside each other, and the keys and values.
 
     Args:
         op: emitter.
@@ -45,9 +48,16 @@ def attention_of(
         q, k, v = op.Split(joint, list(sizes), axis=-1, _outputs=3)
     else:
         q, k, v = op.Split(joint, axis=-1, num_outputs=3, _outputs=3)
+    q, k, v = (_heads(op, n, x) for x in (q, k, v))
+    if n.past is not None:
+        past = (op.Squeeze(part, [0]) for part in op.Split(n.past, axis=0, num_outputs=2, _outputs=2))
+        k, v = (op.Concat(before, x, axis=2) for before, x in zip(past, (k, v), strict=True))
     if n.mask_index is not None:
-        bias = [*bias, _mask(op, n, n.mask_index, op.Shape(joint, start=1, end=2), joint)]
-    return _attention(op, n, (q, k, v), bias)
+        bias = [*bias, _mask(op, n, n.mask_index, op.Shape(k, start=2, end=3), joint)]
+    y = _attention(op, n, (q, k, v), bias)
+    if len(n.node.outputs) == 1:
+        return [y]
+    return [y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)]
 
 
 @defbody(
@@ -56,21 +66,50 @@ def attention_of(
     "output present_key present_value qk",
     num_heads=None, unidirectional=0, scale=None, mask_filter_value=-10000.0,
 )  # fmt: skip
-def multi_head_attention(op: Emitter, n: NodeView) -> ir.Value:
-    """Attention of queries, keys and values `[batch, sequence, hidden]`."""
-    if n.past_key is not None or n.past_value is not None or n.key is None or n.value is None:
-        raise refused(n, "a cache or packed queries, keys and values")
-    if any(n.rank(value) != 3 for value in (n.query, n.key, n.value)):
-        raise refused(n, "queries, keys or values that are not [batch, sequence, hidden]")
-    values = [n.query, n.key, n.value]
+def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
+    """Attention of queries, keys and values `[batch, sequence, hidden]`; those of the past come before them.
+
+    All three can be packed, [batch, sequence, heads, 3, size], or keys and values, [..., 2, size]; and keys and values
+    can have their heads apart, [batch, heads, sequence, size].
+    """
+    if n.past_sequence_length is not None or n.cache_indirection is not None:
+        raise refused(n, "a cache that is written in place")
+    values = _unpacked(op, n)
+    apart = [n.rank(value) == 4 for value in values]
     if n.bias is not None:
+        if any(apart):
+            raise refused(n, "a bias of what is packed")
         last = [op.Shape(value, start=-1) for value in values]
         parts = op.Split(n.bias, op.Concat(*last, axis=0), axis=0, _outputs=3)
         values = [op.Add(value, part) for value, part in zip(values, parts, strict=True)]
+    q, k, v = (x if done else _heads(op, n, x) for x, done in zip(values, apart, strict=True))
+    if n.past_key is not None and n.past_value is not None:
+        k, v = op.Concat(n.past_key, k, axis=2), op.Concat(n.past_value, v, axis=2)
     bias = [n.attention_bias] if n.attention_bias is not None else []
     if n.key_padding_mask is not None:
-        bias.append(_mask(op, n, n.key_padding_mask, op.Shape(n.key, start=1, end=2), n.key))
-    return _attention(op, n, values, bias)
+        bias.append(_mask(op, n, n.key_padding_mask, op.Shape(k, start=2, end=3), k))
+    return [_attention(op, n, (q, k, v), bias), k, v]
+
+
+def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
+    """Queries, keys and values of a MultiHeadAttention."""
+    if n.key is not None and n.value is not None:
+        return [n.query, n.key, n.value]
+    source = n.query if n.key is None else n.key
+    count = 3 if n.key is None else 2
+    if n.rank(source) != 5:
+        raise refused(n, f"{count} of queries, keys and values in one of rank {n.rank(source)}")
+    parts = op.Split(source, axis=3, num_outputs=count, _outputs=count)
+    split = [op.Transpose(op.Squeeze(part, [3]), perm=[0, 2, 1, 3]) for part in parts]
+    for part in split:
+        part.shape = ir.Shape([None] * 4)
+    return split if n.key is None else [n.query, *split]
+
+
+def _heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
+    """`[batch, heads, sequence, size]` of `[batch, sequence, hidden]`."""
+    result: ir.Value = op.Transpose(op.Reshape(x, [0, 0, n.attr("num_heads"), -1]), perm=[0, 2, 1, 3])
+    return result
 
 
 def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Value) -> ir.Value:
@@ -92,8 +131,8 @@ def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Val
 
 
 def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Sequence[ir.Value]) -> ir.Value:
-    heads = n.attr("num_heads")
-    q, k, v = (op.Transpose(op.Reshape(x, [0, 0, heads, -1]), perm=[0, 2, 1, 3]) for x in values)
+    """Of values `[batch, heads, sequence, size]`, `[batch, sequence, heads * size]`."""
+    q, k, v = values
     scores = op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
     if n.attr("scale"):
         scores = op.Mul(scores, n.attr("scale"))
@@ -108,11 +147,20 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, -1])
 
 
-def _later(op: Emitter, scores: ir.Value, before: int = 0) -> ir.Value:
-    """Whether a key comes after the query, or `before` places or more before it: the last axes are queries and keys."""
+def _later(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | None = None) -> ir.Value:
+    """Whether a key comes after the query, or `before` places or more before it: the last axes are queries and keys.
+
+    Args:
+        op: emitter.
+        scores: their sizes are those of the result.
+        before: 0 for any number of places.
+        places: of the queries, `[..., queries]`; by default the last query is at the last key.
+    """
     sizes = op.Shape(scores, start=-2)
     rows, columns = (op.Squeeze(size, [0]) for size in op.Split(sizes, axis=0, num_outputs=2, _outputs=2))
-    row = op.Unsqueeze(op.Add(op.Range(0, rows, 1), op.Sub(columns, rows)), [1])
+    if places is None:
+        places = op.Add(op.Range(0, rows, 1), op.Sub(columns, rows))
+    row = op.Unsqueeze(places, [-1])
     column = op.Range(0, columns, 1)
     later = op.Greater(column, row)
     return op.Or(later, op.LessOrEqual(column, op.Sub(row, op.const(before)))) if before else later
@@ -164,6 +212,41 @@ _REFUSED = _GROUPED.split()[10:]
 """Inputs that ask for what is not written here."""
 
 
+def _places(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
+    """How many keys each sequence of a GroupQueryAttention has in the past, [batch, 1], and where its queries are."""
+    length = op.Squeeze(op.Shape(n.query, start=1, end=2), [0])
+    order = op.Unsqueeze(op.Range(0, length, 1), [0])
+    if n.past_key is None:
+        return op.const([[0]]), order
+    known = op.Reshape(op.Cast(n.seqlens_k, to=ir.DataType.INT64), [-1, 1])
+    # The first sequences that are shorter than others have nothing in the past.
+    before = op.Max(op.Sub(op.Add(known, 1), length), op.const([[0]]))
+    return before, op.Add(before, order)
+
+
+def _order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
+    """Where the keys of each sequence are in the past and what is new behind it, [batch, keys].
+
+    The past may have room behind the keys that count, which what is new takes.
+    """
+    past, new = op.Shape(n.past_key, start=2, end=3), op.Shape(n.query, start=1, end=2)
+    total = op.Max(past, op.Reshape(op.Cast(n.total_sequence_length, to=ir.DataType.INT64), [-1]))
+    place = op.Unsqueeze(op.Range(0, op.Squeeze(total, [0]), 1), [0])
+    since = op.Sub(place, before)
+    is_new = op.And(op.GreaterOrEqual(since, 0), op.Less(since, new))
+    last = op.Sub(op.Add(past, new), 1)
+    return op.Where(is_new, op.Add(past, since), op.Min(place, last))
+
+
+def _in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir.Value:
+    """Keys or values `[batch, heads, keys, size]`."""
+    joined = op.Concat(past, new, axis=2)
+    ends = op.Shape(joined, start=0, end=2), op.Shape(order, start=1, end=2), op.Shape(joined, start=3)
+    places = op.Expand(op.Unsqueeze(order, [1, 3]), op.Concat(*ends, axis=0))
+    result: ir.Value = op.GatherElements(joined, places, axis=2)
+    return result
+
+
 @defbody(
     "GroupQueryAttention", MS, _GROUPED, "output present_key present_value output_qk",
     causal=1, do_rotary=0, k_norm_epsilon=None, k_quant_type=None, kv_cache_bit_width=None, kv_num_heads=None,
@@ -171,15 +254,15 @@ _REFUSED = _GROUPED.split()[10:]
     rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=0, softcap=None, v_quant_type=None,
 )  # fmt: skip
 def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Causal attention of whole sequences, of which several heads of queries share one of keys and values.
+    """Causal attention of which several heads of queries share one of keys and values.
 
-    Sequences that are shorter have their padding behind them, which no query before it sees.
+    Keys and values are put into the past behind those that each sequence has there. Sequences that are shorter have
+    their padding behind them, which no query before it sees.
     """
     if any(getattr(n, name) is not None for name in _REFUSED) or n.attr("smooth_softmax") in (1, True):
         raise refused(n, "biases, sinks, norms of queries and keys or smooth softmax")
-    if n.past_key is not None and list(n.past_key.shape or [None])[2:3] != [0]:
-        raise refused(n, "a cache (a past of size 0 is none)")
     heads, shared = n.attr("num_heads"), n.attr("kv_num_heads")
+    before, places = _places(op, n)
     if n.key is None:  # all in one
         joint = op.Reshape(n.query, [0, 0, heads + 2 * shared, -1])
         q, k, v = op.Split(joint, [heads, shared, shared], axis=2, _outputs=3)
@@ -187,11 +270,12 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
         q = op.Reshape(n.query, [0, 0, heads, -1])
         k, v = (op.Reshape(value, [0, 0, shared, -1]) for value in (n.key, n.value))
     if n.attr("do_rotary"):
-        length = op.Squeeze(op.Shape(n.query, start=1, end=2), [0])
-        first = op.Unsqueeze(op.Range(0, length, 1), [0])
-        positions = first if n.position_ids is None else n.position_ids
+        positions = places if n.position_ids is None else n.position_ids
         q, k = (_turned(op, n, x, positions, n.attr("rotary_interleaved")) for x in (q, k))
     k, v = (op.Transpose(x, perm=[0, 2, 1, 3]) for x in (k, v))
+    if n.past_key is not None and n.past_value is not None:
+        order = _order(op, n, before)
+        k, v = (_in_order(op, past, x, order) for past, x in ((n.past_key, k), (n.past_value, v)))
     size = op.Shape(q, start=-1)
     per_group = op.Concat([0], [0], [shared], [heads // shared], size, axis=0)
     q = op.Transpose(op.Reshape(q, per_group), perm=[0, 2, 3, 1, 4])
@@ -203,7 +287,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.attr("softcap"):
         scores = op.Mul(op.Tanh(op.Div(scores, n.attr("softcap"))), n.attr("softcap"))
     if n.attr("causal"):
-        hidden = _later(op, scores, max(n.attr("local_window_size"), 0))
+        hidden = _later(op, scores, max(n.attr("local_window_size"), 0), op.Unsqueeze(places, [1, 2]))
         scores = op.Where(hidden, op.const(float(np.finfo(np.float32).min), like=scores), scores)
     y = op.MatMul(op.Softmax(scores, axis=-1), op.Unsqueeze(v, [2]))
     y = op.Reshape(op.Transpose(y, perm=[0, 3, 1, 2, 4]), [0, 0, -1])

@@ -6,8 +6,8 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import defbody, not_yet, vjp
-from onnxtrain.autodiff.rules._contrib import CONV, MS, refused
-from onnxtrain.autodiff.rules.contrib import group_normalized, matrix_product
+from onnxtrain.autodiff.rules._contrib import CONV, MS, channels_first, channels_last, refused
+from onnxtrain.autodiff.rules.contrib import fused_convolution, group_normalized, matrix_product
 from onnxtrain.emitter import Emitter
 
 not_yet(
@@ -33,18 +33,17 @@ def bias_add(op: Emitter, n: NodeView) -> ir.Value:
 def nhwc_conv(op: Emitter, n: NodeView) -> ir.Value:
     """A Conv whose images, and weights, have their channels last."""
     given = {name: n.attr(name) for name in CONV}
-    y = op.Conv(_channels_first(op, n, n.X), _channels_first(op, n, n.W), n.B, **given)
-    return _channels_last(op, n, y)
-
-
-def _channels_first(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     rank = n.rank(n.X)
-    return op.Transpose(value, perm=[0, rank - 1, *range(1, rank - 1)])
+    y = op.Conv(channels_first(op, n.X, rank), channels_first(op, n.W, rank), n.B, **given)
+    return channels_last(op, y, rank)
 
 
-def _channels_last(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+@defbody("NhwcFusedConv", MS, "X W B Z", "Y", activation="", activation_params=None, **CONV)
+def nhwc_fused_conv(op: Emitter, n: NodeView) -> ir.Value:
+    """A FusedConv whose images have their channels last, and whose weights have not."""
     rank = n.rank(n.X)
-    return op.Transpose(value, perm=[0, *range(2, rank), 1])
+    z = None if n.Z is None else channels_first(op, n.Z, rank)
+    return channels_last(op, fused_convolution(op, n, channels_first(op, n.X, rank), z), rank)
 
 
 @defbody(

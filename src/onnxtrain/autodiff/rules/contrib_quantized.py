@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defbody, not_yet
-from onnxtrain.autodiff.rules._contrib import CONV, MS, refused
+from onnxtrain.autodiff.rules._contrib import CONV, MS, channels_first, channels_last, refused
 from onnxtrain.autodiff.rules.contrib_attention import attention_of
 from onnxtrain.emitter import Emitter
 
@@ -66,12 +66,20 @@ def qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
     return _qlinear_conv(op, n)
 
 
-def _qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """A Conv, with a scale for each output channel or for all; that of the bias is their product with that of x."""
+def _qlinear_conv(op: Emitter, n: NodeView, *, last: bool = False) -> ir.Value:
+    """A Conv, with a scale for each output channel or for all; that of the bias is their product with that of x.
+
+    Args:
+        op: emitter.
+        n: the node.
+        last: whether the channels of images are last; those of weights are where they always are.
+    """
     x = _real(op, n.x, n.x_scale, n.x_zero_point)
+    x = channels_first(op, x, n.rank(n.x)) if last else x
     w = _real(op, n.w, n.w_scale, n.w_zero_point, 0)
     bias = [] if n.B is None else [_times(op, n.B, n.x_scale, n.w_scale)]
     y = op.Conv(x, w, *bias, **{name: n.attr(name) for name in CONV})
+    y = channels_last(op, y, n.rank(n.x)) if last else y
     return _quantized(op, y, n.y_scale, n.y_zero_point, n.x)
 
 
@@ -84,10 +92,8 @@ def _times(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
 
 @defbody("QLinearConv", MS, _QCONV, "y", channels_last=0, **CONV)
 def contrib_qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """As the standard op."""
-    if n.attr("channels_last"):
-        raise refused(n, "channels that are last")
-    return _qlinear_conv(op, n)
+    """As the standard op, also of images whose channels are last."""
+    return _qlinear_conv(op, n, last=bool(n.attr("channels_last")))
 
 
 @defbody("DynamicQuantizeMatMul", MS, "A B b_scale b_zero_point bias", "Y")
@@ -139,16 +145,18 @@ def _softmax(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
 
 
 def _average_pool(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    if n.attr("channels_last"):
-        raise refused(n, "channels that are last")
-    y: ir.Value = op.AveragePool(x, **{name: n.attr(name) for name in _POOL})
-    return y
+    return _pooled(op, n, x, lambda x: op.AveragePool(x, **{name: n.attr(name) for name in _POOL}))
 
 
 def _global_average_pool(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    if n.attr("channels_last"):
-        raise refused(n, "channels that are last")
-    return op.GlobalAveragePool(x)
+    return _pooled(op, n, x, op.GlobalAveragePool)
+
+
+def _pooled(op: Emitter, n: NodeView, x: ir.Value, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    if not n.attr("channels_last"):
+        return pool(x)
+    rank = n.rank(n.X)
+    return channels_last(op, pool(channels_first(op, x, rank)), rank)
 
 
 _POOL = {
@@ -191,10 +199,10 @@ def qlinear_concat(op: Emitter, n: NodeView) -> ir.Value:
     "input weight bias input_scale weight_scale mask_index input_zero_point weight_zero_point past", "output present",
     do_rotary=0, mask_filter_value=-10000.0, num_heads=None, past_present_share_buffer=0, scale=None, unidirectional=0,
 )  # fmt: skip
-def qattention(op: Emitter, n: NodeView) -> ir.Value:
+def qattention(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Attention of an input and weights that are quantized."""
-    if n.past is not None or n.attr("do_rotary"):
-        raise refused(n, "a cache or rotary embeddings")
+    if n.attr("do_rotary"):
+        raise refused(n, "rotary embeddings")
     x = _real(op, n.input, n.input_scale, n.input_zero_point)
     weights = _real(op, n.weight, n.weight_scale, n.weight_zero_point, -1)
     return attention_of(op, n, op.Add(op.MatMul(x, weights), n.bias), [])

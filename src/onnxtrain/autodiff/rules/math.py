@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
 from onnxtrain.emitter import Emitter
+from onnxtrain.functions import clip_gradient, clip_gradient_of_finite
 
 defvjp("Add", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: ct)
 defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Neg(ct))
@@ -131,13 +132,9 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
     The bounds are scalars: each gets the sum over the elements that it replaced.
     """
-    inside = [op.GreaterOrEqual(n.input, n.min)] if _is_bound(n, n.min) else []
-    inside += [op.LessOrEqual(n.input, n.max)] if _is_bound(n, n.max) else []
     result: dict[str, ir.Value | None] = {}
     if n.needs("input"):
-        result["input"] = (
-            _masked(op, n, ct, op.And(*inside) if len(inside) == 2 else inside[0]) if inside else ct
-        )
+        result["input"] = _clipped(op, n, ct)
     for name, bound in (("min", n.min), ("max", n.max)):
         if not n.needs(name) or bound is None:
             continue
@@ -149,6 +146,17 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
             replaced = op.And(replaced, op.Less(bound, n.max)) if n.max is not None else replaced
         result[name] = op.reshape_like(op.ReduceSum(op.Where(replaced, ct, 0.0), keepdims=0), bound)
     return result
+
+
+def _clipped(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """The cotangent of what a Clip clips."""
+    low, high = _is_bound(n, n.min), _is_bound(n, n.max)
+    if low and high:
+        gradient = clip_gradient_of_finite if n.is_mixed(n.outputs[0]) else clip_gradient
+        return op.call(gradient, n.input, n.min, n.max, ct)
+    if low:
+        return _masked(op, n, ct, op.GreaterOrEqual(n.input, n.min))
+    return _masked(op, n, ct, op.LessOrEqual(n.input, n.max)) if high else ct
 
 
 @vjp("Sum", wrt=("data_0",), broadcasts=True)

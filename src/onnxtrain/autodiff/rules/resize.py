@@ -70,7 +70,7 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         return op.Mul(mean, float(np.prod(factors)))
     for position in reversed(range(len(axes))):
         if not _keeps(n, axes, position):
-            ct = _along(op, ct, _matrix(op, n, axes, position), axes[position], rank)
+            ct = _along(op, ct, _matrix(op, n, axes, position, ct), axes[position], rank)
     return ct
 
 
@@ -123,9 +123,9 @@ def _keeps_aspect_ratio(n: NodeView) -> bool:
     return n.sizes is not None and n.attr("keep_aspect_ratio_policy") != "stretch"
 
 
-def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int) -> ir.Value:
-    """Returns what the node does along one axis as a matrix `[size of X, size of Y]`."""
-    dtype = ir.DataType.DOUBLE if n.X.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: ir.Value) -> ir.Value:
+    """Returns what the node does along one axis as a matrix `[size of X, size of Y]`, of the dtype of a cotangent."""
+    dtype = ir.DataType.DOUBLE if like.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     size = op.dim(n.X, axes[position])
     square = op.Concat(size, size, axis=0)
     eye = op.EyeLike(op.Expand(op.const(0, dtype), square))
@@ -165,7 +165,9 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int) -> ir.
     matrix = (
         op.Squeeze(op.Slice(resized, [0], [1], [2]), [1, 2]) if resized_axes else op.Squeeze(resized, [0, 1])
     )
-    return matrix if dtype == n.X.dtype else op.Cast(matrix, to=n.X.dtype)
+    if like.dtype is None:
+        return op.CastLike(matrix, like)
+    return matrix if dtype == like.dtype else op.Cast(matrix, to=like.dtype)
 
 
 def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir.Value]:

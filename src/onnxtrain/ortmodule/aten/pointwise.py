@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule import _formulas
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule._torch import bounds_pass_gradients
 from onnxtrain.passes import mark_stop_gradient
 
 __all__ = ["select", "stop_gradient", "truncated"]
@@ -316,7 +317,7 @@ def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
 
 @lower("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
 def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = None) -> ir.Value:
-    """With numbers as bounds: on them the gradient passes, as by Clip."""
+    """With numbers as bounds: on them the gradient passes as it does in PyTorch."""
     target = str(low.node.target)
     if bounds:
         min, max = (None, bounds[0]) if "clamp_max" in target else (*bounds, None)[:2]
@@ -326,7 +327,11 @@ def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = 
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
     if low.dtype == ir.DataType.INT16:
         return _clamp_tensor(low, x, *limits)
-    return low.op.Clip(x, *limits)
+    y = low.op.Clip(x, *limits)
+    if bounds_pass_gradients or not _is_float(x):
+        return y
+    inside = low.op.And(low.op.Greater(x, limits[0]), low.op.Less(x, limits[1]))
+    return low.op.Where(inside, x, stop_gradient(low, y))
 
 
 @lower("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")

@@ -1,0 +1,313 @@
+"""Trains one file as a user would and compares its gradient with finite differences of the file itself.
+
+Prints a JSON object: the verdict and what it rests on.
+
+Usage: python judge.py FILE [--verbose]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from differences import Array, slopes
+from files import FLOATS, feeds_of, prediction, said, session
+from judges import Case, exposed, judges, runs
+
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.errors import NothingToTrain, OnnxTrainError
+from onnxtrain.gradient_check import in_precision
+
+STEPS = 3
+SAME = {"float64": 1e-6, "float32": 2e-3, "float16": 5e-2}
+"""How far the loss of the training model may be from that of the file, relative to the size of the predictions."""
+ENDLESS = 1e30
+
+
+class Refusal(Exception):
+    """A verdict other than that the file trains."""
+
+    def __init__(self, verdict: str, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict, self.reason = verdict, reason
+
+
+def judge(path: Path, verbose: bool = False) -> dict[str, Any]:
+    """Returns the verdict on a file.
+
+    trained, wrong (the gradient, or the loss), unsettled (differences tell nothing), refused (an error of onnxtrain),
+    crashed (any other), constant (no small change of what it holds changes what comes out), not finite (the file itself
+    computes numbers that are not), no parameter (it holds no number of floating point), no output (nothing of floating
+    point comes out), not run (by ONNX Runtime as it stands).
+    """
+    try:
+        return _judge(path, verbose)
+    except Refusal as refusal:
+        return {"verdict": refusal.verdict, "reason": refusal.reason}
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        return {"verdict": "crashed", "reason": f"{type(error).__name__}: {said(error)}"}
+
+
+def _judge(path: Path, verbose: bool) -> dict[str, Any]:
+    case = _case(path)
+    with tempfile.TemporaryDirectory() as directory:
+        start = time.perf_counter()
+        straight = _build(case, Path(directory))
+        built = time.perf_counter() - start
+        trained = _train(case, Path(directory), 0.01 if straight else 0.1)
+        manifest = json.loads((Path(directory) / "manifest.json").read_text())
+        values, gradients, value = _gradient(case, Path(directory), manifest)
+        compared = _compare(case, Path(directory), values, gradients, value, straight, verbose)
+    return {
+        "parameters": len(gradients),
+        "straight_through": straight,
+        "built": round(built, 1),
+        **trained,
+        **compared,
+    }
+
+
+def _case(path: Path) -> Case:
+    model = onnx.load(path)
+    try:
+        feeds = feeds_of(path, model)
+    except ValueError as error:
+        raise Refusal("not run", str(error)) from error
+    run = session(path)
+    outputs = dict(zip([o.name for o in run.get_outputs()], run.run(None, feeds), strict=True))
+    found = prediction(model, outputs)
+    if found is None:
+        kinds = sorted({o.type for o in run.get_outputs()})
+        raise Refusal("no output", f"nothing of floating point comes out: {', '.join(kinds)}")
+    output, known_as = found
+    predicted = outputs.get(output)
+    if predicted is None:
+        (predicted,) = session(exposed(model, output)).run([output], feeds)
+    _check_declared(model, output, predicted)
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal(predicted.shape) * max(float(np.std(predicted.astype(np.float64))), 0.1)
+    return Case(path, model, feeds, output, known_as, np.asarray(predicted + noise, predicted.dtype))
+
+
+def _check_declared(model: onnx.ModelProto, name: str, value: Array) -> None:
+    for info in model.graph.output:
+        shape = info.type.tensor_type.shape
+        if info.name == name and info.type.tensor_type.HasField("shape"):
+            dims = [dim.dim_value for dim in shape.dim]
+            if len(dims) != value.ndim or any(
+                d not in (0, n) for d, n in zip(dims, value.shape, strict=True)
+            ):
+                raise Refusal(
+                    "not run", f"it declares its output {dims}, and computes one of {list(value.shape)}"
+                )
+
+
+def _float_tensors(graph: onnx.GraphProto) -> int:
+    """How many tensors of floating point a graph holds."""
+    count = sum(tensor.data_type in FLOATS for tensor in graph.initializer)
+    count += sum(tensor.values.data_type in FLOATS for tensor in graph.sparse_initializer)
+    for node in graph.node:
+        for attribute in node.attribute:
+            count += node.op_type == "Constant" and attribute.t.data_type in FLOATS
+            count += _float_tensors(attribute.g) if attribute.HasField("g") else 0
+    return count
+
+
+def _build(case: Case, directory: Path) -> bool:
+    """Builds the artifacts; returns whether gradients had to pass rounding."""
+    options = {
+        "loss": "mse",
+        "optimizer": "sgd",
+        "loss_input_names": [case.known_as],
+        "artifact_directory": directory,
+    }
+    try:
+        generate_artifacts(case.path, **options)  # type: ignore[arg-type]
+    except OnnxTrainError as error:
+        if "straight_through=True" not in str(error):
+            raise _refused(case, error) from error
+    else:
+        return False
+    try:
+        generate_artifacts(case.path, **options, straight_through=True)  # type: ignore[arg-type]
+    except OnnxTrainError as error:
+        raise _refused(case, error) from error
+    return True
+
+
+def _refused(case: Case, error: OnnxTrainError) -> Refusal:
+    if isinstance(error, NothingToTrain):
+        if not _float_tensors(case.model.graph):
+            return Refusal("no parameter", "it holds no tensor of floating point")
+        if _is_piecewise_constant(case):
+            return Refusal("constant", f"small changes of what it holds change nothing. {said(error)}")
+    return Refusal("refused", f"{type(error).__name__}: {said(error)}")
+
+
+def _is_piecewise_constant(case: Case) -> bool:
+    """Whether small changes of all floats that the file holds leave its output as it is, as differences see it."""
+    model = in_precision(exposed(case.model, case.output), onnx.TensorProto.FLOAT)
+    tensors = {
+        t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type in FLOATS
+    }
+    try:
+        run = runs(model, list(tensors), case)
+    except Exception:
+        return False
+    rng = np.random.default_rng(2)
+    moved = {name: t * (1 + 1e-4 * rng.standard_normal(t.shape)) for name, t in tensors.items()}
+    return bool(np.array_equal(run(tensors), run(moved), equal_nan=True))
+
+
+def _check_finite(case: Case, numbers: Sequence[float]) -> None:
+    if np.isfinite(numbers).all():
+        return
+    copy = onnx.ModelProto()
+    copy.CopyFrom(case.model)
+    del copy.graph.output[:]
+    names = [name for node in copy.graph.node for name in node.output if name]
+    copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    try:
+        values = dict(zip(names, session(copy).run(names, case.feeds), strict=True))
+    except Exception as error:
+        raise Refusal("wrong", f"not finite: {list(numbers)}; {said(error)}") from error
+    for name, value in values.items():
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise Refusal(
+                "not finite", f"the file itself computes values that are infinite or no numbers ({name})"
+            )
+    raise Refusal("wrong", f"not finite: {list(numbers)}")
+
+
+def _train(case: Case, directory: Path, part: float) -> dict[str, Any]:
+    """Trains three steps with the on-device API, each of which takes `part` off the loss, as the gradient says."""
+    state = CheckpointState.load_checkpoint(directory / "checkpoint")
+    module = Module(directory / "training_model.onnx", state, directory / "eval_model.onnx")
+    optimizer = Optimizer(directory / "optimizer_model.onnx", module)
+    before = {name: p.data.copy() for name, p in state.parameters if p.requires_grad}
+    batch = [case.feeds.get(name, case.target) for name in module.input_names()]
+    losses = []
+    for _ in range(STEPS):
+        losses.append(float(module(*batch)))
+        if len(losses) == 1:
+            square = sum(
+                float((p.grad.astype(np.float64) ** 2).sum()) for _, p in state.parameters if p.requires_grad
+            )
+            _check_finite(case, [losses[0], square])
+            # But none changes more than a tenth of the parameters.
+            size = np.sqrt(sum(float((value.astype(np.float64) ** 2).sum()) for value in before.values()))
+            rate = min(part * losses[0] / square, 0.1 * size / np.sqrt(square)) if square else 0.1
+            optimizer.set_learning_rate(rate)
+        optimizer.step()
+        module.lazy_reset_grad()
+    module.eval()
+    losses.append(float(module(*batch)))
+    _check_finite(case, losses)
+    changed = sum(not np.array_equal(before[name], state.parameters[name].data) for name in before)
+    if not changed and square:
+        raise Refusal("unsettled", "the steps are lost in rounding: its gradient is one of rounding errors")
+    return {"losses": losses, "falls": losses[-1] < losses[0], "changed": changed}
+
+
+def _gradient(
+    case: Case, directory: Path, manifest: Mapping[str, Any]
+) -> tuple[dict[str, Array], dict[str, Array], float]:
+    """Returns the parameters of the checkpoint, the gradients of those that are trained, and the loss."""
+    state = CheckpointState.load_checkpoint(directory / "checkpoint")
+    values = {name: np.array(p.data) for name, p in state.parameters}
+    statistics = {name: np.array(p.data) for name, p in state.statistics}
+    names = {p["name"]: p["gradient"] for p in manifest["parameters"] if p["gradient"] is not None}
+    run = session(directory / "training_model.onnx")
+    known = {**case.feeds, **values, **statistics}
+    feeds = {i.name: known.get(i.name, case.target) for i in run.get_inputs()}
+    loss, *gradients = run.run([manifest["loss"], *names.values()], feeds)
+    return values, dict(zip(names, gradients, strict=True)), float(loss)
+
+
+def _compare(
+    case: Case,
+    directory: Path,
+    values: Mapping[str, Array],
+    gradients: Mapping[str, Array],
+    value: float,
+    straight: bool,
+    verbose: bool,
+) -> dict[str, Any]:
+    """Compares the loss with that of the file, and the gradient with differences by one judge after the other."""
+    (plain,) = session(exposed(case.model, case.output)).run([case.output], case.feeds)
+    dtype = str(plain.dtype)
+    size = float(np.mean(case.target.astype(np.float64) ** 2))
+    if abs(value - case.loss(plain)) > SAME.get(dtype, 5e-2) * (size + case.loss(plain)):
+        raise Refusal("wrong", f"the loss is {value:.6g}, that of the file {case.loss(plain):.6g}")
+    held = [onnx.numpy_helper.to_array(t) for t in case.model.graph.initializer if t.data_type in FLOATS]
+    if straight and any(np.abs(v.astype(np.float64)).max(initial=0) > ENDLESS for v in held):
+        raise Refusal(
+            "unsettled", "it quantises over an endless range (a mask of -3e38): numbers beside it are lost"
+        )
+    tried: dict[str, Any] = {}
+    try:
+        known = judges(case, directory, straight)
+    except Exception as error:
+        raise Refusal(
+            "unsettled", f"there is no file without its jumps to compare with: {said(error)}"
+        ) from error
+    for name, precision, make in known:
+        try:
+            run = make(list(values))
+            if straight and abs(case.loss(run(values)) - value) > 2e-5 * value:
+                tried[name] = "cannot: an op between integers rounds, too"
+                continue
+            found = slopes(
+                lambda given, run=run: case.loss(run(given)),
+                values,
+                gradients,
+                precision,
+                np.random.default_rng(1),
+            )
+        except Exception as error:
+            if verbose:
+                traceback.print_exc()
+            tried[name] = f"cannot: {said(error)[:120]}"
+            continue
+        if verbose:
+            for slope in found:
+                print(name, slope)
+        verdicts = [slope.verdict for slope in found]
+        worst = max(found, key=lambda slope: slope.error)
+        kind = "wrong" if "wrong" in verdicts else "unsettled" if "unsettled" in verdicts else "trained"
+        tried[name] = f"{kind}: {worst.error:.2g} ({worst.allowed:.2g} allowed)"
+        if kind == "trained":
+            return {"verdict": "trained", "judge": name, "error": worst.error, "tried": tried}
+    rounds = [text for text in tried.values() if "rounds, too" in text]
+    if rounds:
+        raise Refusal("unsettled", rounds[0])
+    verdict = "wrong" if any(text.startswith("wrong") for text in tried.values()) else "unsettled"
+    return {"verdict": verdict, "reason": json.dumps(tried), "tried": tried}
+
+
+def main() -> None:
+    """Prints the verdict on the file named on the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--verbose", action="store_true")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.getLogger("onnxtrain").setLevel(logging.ERROR)
+    print(json.dumps({"file": arguments.file.name, **judge(arguments.file, arguments.verbose)}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

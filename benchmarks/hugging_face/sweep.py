@@ -1,0 +1,160 @@
+"""Trains Hugging Face architectures from files of both PyTorch exporters, as they are and behind onnxruntime's tools.
+
+Each file is exported from a tiny network with random weights and becomes the variants of `variants.py`; `judge.py`
+builds its training from it, takes three steps and holds the gradients beside finite differences. Every architecture
+and exporter has a process of its own. Opsets go round, so that all of 13 to 23 are among the files.
+
+Usage: python sweep.py [NAME ...] [--exporter torchscript|dynamo] [--variants NAME ...] [--seconds N] [--files FOLDER]
+                       [--resume] [--not-right] [--page]
+Writes results/hugging_face.json and docs/hugging-face.md (with --page, the page alone).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import judge
+import numpy as np
+import torch
+import variants
+from page import written
+
+from models import DYNAMO, MODELS, OPSETS, TORCHSCRIPT, export, load
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "hugging_face.json"
+PAGE = HERE.parents[1] / "docs" / "hugging-face.md"
+
+
+def opset_of(name: str, exporter: str) -> int:
+    """The opset that an architecture is exported with: they go round."""
+    opsets = [o for o in OPSETS[exporter] if exporter == TORCHSCRIPT or o not in MODELS[name].not_at]
+    return opsets[list(MODELS).index(name) % len(opsets)]
+
+
+def measured(name: str, exporter: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields the result of each variant; where the process ends, of that which it was at."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_work, args=(sender, name, exporter, arguments)
+    )
+    process.start()
+    sender.close()
+    at, deadline = "export", time.monotonic() + arguments.seconds
+    while True:
+        if not receiver.poll(max(deadline - time.monotonic(), 0)):
+            process.kill()
+            yield {"variant": at, "verdict": "crash", "reason": f"more than {arguments.seconds:g} s"}
+            break
+        try:
+            said = receiver.recv()
+        except EOFError:
+            process.join()
+            if process.exitcode:
+                reason = f"the process ended with {process.exitcode}"
+                yield {"variant": at, "verdict": "crash", "reason": reason}
+            break
+        if isinstance(said, str):
+            at, deadline = said, time.monotonic() + arguments.seconds
+        else:
+            yield said
+    process.join()
+
+
+def _work(sender: Any, name: str, exporter: str, arguments: argparse.Namespace) -> None:
+    warnings.simplefilter("ignore")
+    if not arguments.verbose:
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  lives as long as the process
+        os.dup2(sys.stderr.fileno(), 2)
+    opset = opset_of(name, exporter)
+    path = arguments.files / f"{name}-{exporter}-{opset}.onnx"
+    kept = path.with_suffix(".npz")
+    common: dict[str, Any] = {"opset": opset}
+    try:
+        if not kept.exists():
+            feeds, symbolic = export(MODELS[name], exporter, opset, path)
+            np.savez(kept, **feeds, __symbolic__=symbolic)
+    except Exception as error:
+        sender.send({"variant": "export", "verdict": "export fails", "reason": judge.short(error), **common})
+        return
+    feeds = dict(np.load(kept))
+    common["symbolic"] = bool(feeds.pop("__symbolic__"))
+    judged: dict[str, judge.Outcome] = {}
+    for variant in arguments.variants:
+        sender.send(variant)
+        target = path.with_name(f"{path.stem}-{variant.replace(' ', '_').replace(',', '')}.onnx")
+        try:
+            variants.write(variant, path, target, feeds, MODELS[name].optimizer)
+        except Exception as error:
+            sender.send({"variant": variant, "verdict": "no file", "reason": judge.short(error), **common})
+            continue
+        straight = variant in variants.QUANTIZED
+        contents = variants.fingerprint(target)
+        if contents not in judged:
+            judged[contents] = judge.judge(target, feeds, straight_through=straight)
+        outcome = judged[contents]
+        found = {key: value for key, value in variants.ops(target).items() if key != "ai.onnx"}
+        sender.send({"variant": variant, **dataclasses.asdict(outcome), "ops": found, **common})
+
+
+def main() -> None:
+    """Sweeps, prints a line per file, and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--exporter", nargs="+", choices=list(OPSETS), default=[TORCHSCRIPT, DYNAMO])
+    parser.add_argument(
+        "--variants", nargs="+", choices=variants.VARIANTS, default=variants.VARIANTS, metavar="NAME"
+    )
+    parser.add_argument("--seconds", type=float, default=600, help="of one file")
+    parser.add_argument("--files", type=Path, default=HERE / "files", help="where they are kept")
+    parser.add_argument("--resume", action="store_true", help="leave out what the results have already")
+    parser.add_argument("--not-right", action="store_true", help="only what was not right")
+    parser.add_argument("--page", action="store_true", help="measure nothing, write the page")
+    parser.add_argument("--verbose", action="store_true")
+    arguments = parser.parse_args()
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not arguments.page:
+        arguments.files.mkdir(exist_ok=True, parents=True)
+        torch.set_num_threads(1)
+        load("transformers/")  # once, for all processes
+        _sweep(arguments, known)
+    PAGE.write_text(written(known))
+
+
+def _sweep(arguments: argparse.Namespace, known: dict[str, Any]) -> None:
+    asked = arguments.variants
+    for exporter in arguments.exporter:
+        for name in arguments.names or MODELS:
+            arguments.variants = [
+                v for v in asked if _wanted(known.get(f"{name} | {exporter} | {v}"), arguments)
+            ]
+            if not arguments.variants or (arguments.resume and f"{name} | {exporter} | export" in known):
+                continue
+            for result in measured(name, exporter, arguments):
+                key = f"{name} | {exporter} | {result['variant']}"
+                known[key] = {"name": name, "exporter": exporter, **result}
+                print(key, result["verdict"], result.get("reason", ""), sep=" | ", flush=True)
+                RESULTS.parent.mkdir(exist_ok=True)
+                RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+
+
+def _wanted(before: dict[str, Any] | None, arguments: argparse.Namespace) -> bool:
+    if arguments.resume:
+        return before is None
+    return not arguments.not_right or (before is not None and before["verdict"] != "right")
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        main()

@@ -20,6 +20,7 @@ from onnxtrain.passes.parameters import give_back, withhold
 from onnxtrain.passes.products import ColumnVectorPass
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.stop_gradient import mark_stopped_gradients
+from onnxtrain.passes.time_first import TimeFirstPass
 from onnxtrain.passes.torch_parameters import RestoreParametersPass
 from onnxtrain.passes.vectors import VectorsPass
 
@@ -43,7 +44,8 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     graph inputs; tensors of Constant nodes are initializers of the main graph (`is_constant` tells them
     from parameters); dtypes and shapes are annotated as far as they can be inferred; gradients stop at the
     Identity nodes that `is_stop_gradient` knows; parameters that PyTorch's exporters have merged are initializers of
-    their own again. Names of inputs, outputs and other initializers, and the order of initializers, stay.
+    their own again; recurrent layers have layout=0. Names of inputs, outputs and other initializers, and the order of
+    initializers, stay.
 
     Args:
         model: What :func:`onnxtrain.passes.load_model` returns.
@@ -73,6 +75,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         _check_converted(model, opset)
     model = lift_constants(model)
     RestoreParametersPass()(model)
+    TimeFirstPass()(model)
     withheld = withhold(model, variable)
     model = settle_shapes(model)
     check_types(model)

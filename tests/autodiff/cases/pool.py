@@ -136,5 +136,13 @@ CASES += [
         (F(2, 2, 2, 3), R(_unpool_indices())),
         lambda x, i: nnf.max_unpool2d(x, i % 24, 2),
         {"kernel_shape": [2, 2], "strides": [2, 2]},
-    )
+    ),
+    # With larger sizes the standard and ONNX Runtime compute different things: test_max_unpool.py.
+    Case(
+        "MaxUnpool",
+        (F(2, 2, 2, 3), R(_unpool_indices()), R(np.array([2, 2, 4, 6]))),
+        lambda x, i, _: nnf.max_unpool2d(x, i % 24, 2),
+        {"kernel_shape": [2, 2], "strides": [2, 2]},
+        name="output_shape",
+    ),
 ]

@@ -53,6 +53,17 @@ def cubic_inside(size, factor):
     return weights / weights.sum(0)
 
 
+def linear_at(size, result, factor):
+    """Linear weights `[size, result]` of positions that are `factor` apart, whatever the quotient of the sizes is."""
+    where = np.clip((np.arange(result) + 0.5) / factor - 0.5, 0, size - 1)
+    return np.maximum(1 - np.abs(np.arange(size)[:, None] - where), 0)
+
+
+def by_factor(mode, factor, align_corners=None, antialias=False):
+    """torch's interpolate by one factor for all axes."""
+    return lambda x, *_: nnf.interpolate(x, None, factor, mode, align_corners, antialias=antialias)
+
+
 UP = ((2, 3, 4, 3), scales(1, 1, 2, 3))
 LINEAR = {"mode": "linear"}
 CUBIC = {"mode": "cubic"}
@@ -112,6 +123,43 @@ CASES += [
         ("sizes-cubic", (2, 3, 4, 3), [2, 3, 7, 5], interpolated("bicubic", True), {**CUBIC, **ALIGNED}),
     ]
 ]  # fmt: skip
+SPATIAL = {"axes": [2, 3]}
+CASES += [
+    Case(
+        "Resize",
+        (F(*shape), None, None, given(np.array(sizes))),
+        twin,
+        {"keep_aspect_ratio_policy": policy, **SPATIAL, **attrs},
+        name=f"{policy}-{name}-{given.__name__}",
+    )
+    for name, given, shape, sizes, policy, twin, attrs in [
+        ("nearest", C, (2, 3, 4, 6), [6, 12], "not_larger", by_factor("nearest", 1.5), FLOOR),
+        ("nearest", R, (2, 3, 4, 6), [2, 12], "not_smaller", by_factor("nearest", 2), FLOOR),
+        ("linear", R, (2, 3, 4, 6), [9, 9], "not_larger", by_factor("bilinear", 1.5, False), LINEAR),
+        # 5/3 of 4 is 6.67, rounded to 7.
+        (
+            "linear-round", C, (1, 2, 3, 4), [5, 5], "not_smaller",
+            by_matrices(linear_at(3, 5, 5 / 3), linear_at(4, 7, 5 / 3)), LINEAR,
+        ),
+        ("cubic", R, (2, 3, 8, 6), [4, 6], "not_larger", by_factor("bicubic", 0.5, False), CUBIC),
+    ]
+]  # fmt: skip
+CASES += [
+    Case(
+        "Resize",
+        (F(2, 3, 8, 6), None, None, C(np.array([4, 6]))),
+        by_factor("bilinear", 0.5, False, True),
+        {"keep_aspect_ratio_policy": "not_larger", **SPATIAL, **LINEAR, **SMOOTH},
+        name="not_larger-antialias",
+    ),
+    Case(
+        "Resize",
+        (F(2, 3, 4), None, None, C(np.array([2, 3, 6]))),
+        by_matrices(linear_at(2, 3, 1.5), linear_at(3, 5, 1.5), linear_at(4, 6, 1.5)),
+        {"keep_aspect_ratio_policy": "not_smaller", **LINEAR},
+        name="not_smaller-all-axes",
+    ),
+]
 CASES += [
     Case(
         "Resize",

@@ -47,6 +47,25 @@ CASES += [
 ]
 CASES += [
     Case(
+        "GridSample",
+        (F(2, 2, 4, 5), F(2, 4, 2, 2, low=-reach, high=reach)),
+        lambda x, grid, padding=padding, align=align: nnf.grid_sample(
+            x, grid, "bicubic", padding, bool(align)
+        ),
+        {"mode": "cubic", "padding_mode": padding, "align_corners": align},
+        name=f"cubic-{padding}-{align}",
+        # onnx's moves samples beyond the border to it before it looks for the pixels around them.
+        evaluator="onnxruntime" if padding == "border" else "reference",
+    )
+    for padding, align, reach in (
+        ("zeros", 0, 1.6),
+        ("border", 1, 1.6),
+        ("reflection", 0, 3.6),
+        ("reflection", 1, 3.6),
+    )
+]
+CASES += [
+    Case(
         "AffineGrid",
         (F(2, *theta), C(np.array(size))),
         lambda theta, size, align=align: nnf.affine_grid(theta, size.tolist(), bool(align)),

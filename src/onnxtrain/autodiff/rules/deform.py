@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.autodiff.rules._linear import Place, corners, pixel, place_at, product, slopes, weights
+from onnxtrain.autodiff.rules._interpolation import Place, corners, pixel, place_at, product, slopes, weights
 from onnxtrain.autodiff.rules._scatter import scatter_nd
 from onnxtrain.emitter import Emitter
 

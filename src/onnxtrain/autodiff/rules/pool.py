@@ -9,10 +9,12 @@ import onnx_ir as ir
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import vjp
 from onnxtrain.autodiff.rules._count import counting_dtype, divide_by_count
-from onnxtrain.autodiff.rules._scatter import scatter_to
+from onnxtrain.autodiff.rules._scatter import positions, scatter_nd, scatter_to
 from onnxtrain.autodiff.rules._windows import Sizes, Windows, scatter_windows, spatial_sizes, windows_of
 from onnxtrain.emitter import Emitter, static_dims
-from onnxtrain.errors import DifferentiationError
+
+_DIGIT = 2**24
+_INT64_MAX = 2**63 - 1
 
 
 @vjp("MaxPool", wrt=("X",), saves=("Indices",))
@@ -92,13 +94,26 @@ def global_lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("MaxUnpool", wrt=("X",))
 def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y.flat[I] = X: the cotangent is read where X was written."""
-    if n.output_shape is not None and not _counts_over_result(n):
-        raise DifferentiationError(
-            f"differentiating MaxUnpool (node {n.node.name!r}): with output_shape, the standard and ONNX "
-            "Runtime disagree about what the indices count; leave it out and pad the result instead"
-        )
-    return op.Gather(op.Reshape(ct, [-1]), n.I)
+    """Y.flat[I] = X: the cotangent is read where X was written.
+
+    With output_shape the standard counts positions before the result is padded to it, and ONNX Runtime (1.32) those of
+    the result. So the op itself says where each element of X went; of several at one place, the one that stays counts.
+    """
+    if n.output_shape is None or _counts_over_result(n):
+        return op.Gather(op.Reshape(ct, [-1]), n.I)
+    number = op.Add(positions(op, n.X), 1)  # 0 is where nothing was written
+    high, low = (_unpooled(op, n, digit) for digit in (op.Div(number, _DIGIT), op.Mod(number, _DIGIT)))
+    source = op.Reshape(op.Add(op.Mul(high, _DIGIT), low), [-1, 1])
+    count = op.Add(op.Reshape(op.Size(n.X), [1]), 1)
+    total = scatter_nd(op, count, source, op.Reshape(ct, [-1]))
+    return op.reshape_like(op.Slice(total, [1], [_INT64_MAX], [0]), n.X)
+
+
+def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
+    """Returns where integers below 2²⁴ go in the result; stock CPU kernels have MaxUnpool for float32 only."""
+    attributes = {name: n.attr(name) for name in ("kernel_shape", "pads", "strides")}
+    moved = op.MaxUnpool(op.Cast(numbers, to=ir.DataType.FLOAT), n.I, n.output_shape, **attributes)
+    return op.Cast(moved, to=ir.DataType.INT64)
 
 
 def _counts_over_result(n: NodeView) -> bool:

@@ -4,26 +4,23 @@ The forward output Y holds all hidden states, so the gates of all steps are comp
 of any loop. Only what is recurrent runs in a Scan: the cell state of the LSTM forward, and the cotangents of
 the states backward. The Scan gives the cotangents of the gates' pre-activations, from which those of the
 weights follow by one MatMul over all steps.
-
-Layers that are composite ops, which keep their gates, have a composite op for the gradient: their rules are at the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.autodiff._node import NodeView, Signature
+from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import NoGradientRule
-from onnxtrain.functions import DOMAIN, LAYERS, CompositeOp
 
 _INT64_MIN = int(np.iinfo(np.int64).min)
+_OPERANDS = ("X", "W", "R", "B", "initial_h", "initial_c", "P")
 
 States = Sequence[ir.Value]
 Step = Callable[[Emitter, States, States], tuple[ir.Value, States]]
@@ -41,6 +38,7 @@ class _Direction:
         wb: input bias [gates * hidden]; `rb`: recurrent bias; None without.
         ct_y: cotangent of the hidden state after each step; `ct_states`: of the final states.
         c0: initial cell state, None but for the LSTM.
+        peepholes: weights of the cell state in the gates i, o and f, [hidden] each; None without.
     """
 
     x: ir.Value
@@ -52,6 +50,7 @@ class _Direction:
     ct_y: ir.Value
     ct_states: list[ir.Value]
     c0: ir.Value | None
+    peepholes: States | None
 
 
 @dataclass
@@ -63,11 +62,13 @@ class _Gradients:
         recurrent: of what is added to it, and what the rows of R are multiplied by there: pairs of
             [time, batch, rows] and [time, batch, hidden].
         states: cotangents of the initial states.
+        peepholes: of the weights of the cell state [3 * hidden], None without.
     """
 
     gates: ir.Value
     recurrent: list[tuple[ir.Value, ir.Value]]
     states: States
+    peepholes: ir.Value | None = None
 
 
 @vjp("RNN", wrt=("X", "W", "R", "B", "initial_h"), outputs=("Y", "Y_h"), saves=("Y",))
@@ -131,22 +132,23 @@ def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
 
 @vjp(
     "LSTM",
-    wrt=("X", "W", "R", "B", "initial_h", "initial_c"),
+    wrt=("X", "W", "R", "B", "initial_h", "initial_c", "P"),
     outputs=("Y", "Y_h", "Y_c"),
     saves=("Y",),
 )
 def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """C = f C_prev + i g, H = o Tanh(C), with gates i, o, f by Sigmoid and g by Tanh."""
+    """C = f C_prev + i g, H = o Tanh(C), with gates i, o, f by Sigmoid and g by Tanh.
+
+    With peepholes i and f also see P_i C_prev and P_f C_prev, and o sees P_o C.
+    """
     _activations(n, ["Sigmoid", "Tanh", "Tanh"])
-    if n.P is not None or n.attr("input_forget"):
-        raise _unsupported(n, "peepholes (input P) or input_forget")
+    if n.attr("input_forget"):
+        raise _unsupported(n, "input_forget")
 
     def gradients(layer: _Direction, hidden: ir.Value) -> _Gradients:
         before = _affine(op, layer.x, layer.w, layer.wb)
         before = op.Add(before, _affine(op, layer.h_prev, layer.r, layer.rb))
-        i, o, f, g = _split(op, before, 4)
-        i, o, f, g = op.Sigmoid(i), op.Sigmoid(o), op.Sigmoid(f), op.Tanh(g)
-        c_prev, c = _cells(op, layer, f, op.Mul(i, g))
+        i, o, f, g, c_prev, c = _lstm_gates(op, layer, *_split(op, before, 4))
         tanh_c = op.Tanh(c)
         to_c = op.Mul(o, op.Sub(1.0, op.Mul(tanh_c, tanh_c)))
         to_i = op.Mul(g, _sigmoid_slope(op, i))
@@ -154,15 +156,25 @@ def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangen
         to_f = op.Mul(c_prev, _sigmoid_slope(op, f))
         to_g = op.Mul(i, op.Sub(1.0, op.Mul(g, g)))
         to_gates = op.Concat(to_i, to_o, to_f, to_g, axis=-1)
+        keep = f
+        if layer.peepholes is not None:  # the cell state also reaches the next one, and H, by the gates
+            p_i, p_o, p_f = layer.peepholes
+            to_c = op.Add(to_c, op.Mul(to_o, p_o))
+            keep = op.Sum(f, op.Mul(to_i, p_i), op.Mul(to_f, p_f))
 
         def step(body: Emitter, states: States, values: States) -> tuple[ir.Value, States]:
-            (ct_h, ct_c), (to_c, to_gates, f) = states, values
+            (ct_h, ct_c), (to_c, to_gates, keep) = states, values
             ct_c = body.Add(ct_c, body.Mul(ct_h, to_c))
             gates = body.Mul(body.Concat(ct_c, ct_h, ct_c, ct_c, axis=-1), to_gates)
-            return gates, [body.MatMul(gates, layer.r), body.Mul(ct_c, f)]
+            return gates, [body.MatMul(gates, layer.r), body.Mul(ct_c, keep)]
 
-        gates, states = _scan_back(op, n, layer, [to_c, to_gates, f], step)
-        return _Gradients(gates, [(gates, layer.h_prev)], states)
+        gates, states = _scan_back(op, n, layer, [to_c, to_gates, keep], step)
+        peepholes = None
+        if n.needs("P"):
+            ct_i, ct_o, ct_f, _ = _split(op, gates, 4)
+            terms = op.Concat(op.Mul(ct_i, c_prev), op.Mul(ct_o, c), op.Mul(ct_f, c_prev), axis=-1)
+            peepholes = op.ReduceSum(terms, [0, 1], keepdims=0)
+        return _Gradients(gates, [(gates, layer.h_prev)], states, peepholes)
 
     return _layer(op, n, cts, gradients)
 
@@ -174,10 +186,10 @@ def _layer(
     gradients: Callable[[_Direction, ir.Value], _Gradients],
 ) -> Cotangents:
     """Splits a layer into directions, and joins their cotangents by input name."""
-    if n.attr("clip") is not None or n.attr("layout"):
-        raise _unsupported(n, "clip or layout=1")
+    if n.attr("clip") is not None:
+        raise _unsupported(n, "clip")
     backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[n.attr("direction")]
-    parts: dict[str, list[ir.Value]] = {name: [] for name in ("X", "W", "R", "B", "initial_h", "initial_c")}
+    parts: dict[str, list[ir.Value]] = {name: [] for name in _OPERANDS}
     for index, reverse in enumerate(backward):
         layer, hidden = _direction(op, n, cts, index, reverse)
         found = gradients(layer, hidden)
@@ -200,6 +212,8 @@ def _layer(
             parts["B"].append(op.Concat(*sums, axis=0))
         for name, state in zip(("initial_h", "initial_c"), found.states, strict=False):
             parts[name].append(state)
+        if found.peepholes is not None:
+            parts["P"].append(found.peepholes)
     result = {
         name: _stack(op, values) for name, values in parts.items() if name != "X" and values and n.needs(name)
     }
@@ -226,6 +240,7 @@ def _direction(
     if reverse:
         x, hidden, ct_y = (_flip(op, n, value) for value in (x, hidden, ct_y))
     wb, rb = (None, None) if n.B is None else op.Split(own(n.B), num_outputs=2, _outputs=2)
+    peepholes = n.P if n.op_type == "LSTM" else None
     layer = _Direction(
         x=x,
         h_prev=_shifted(op, state(n.initial_h), hidden),
@@ -236,19 +251,43 @@ def _direction(
         ct_y=ct_y,
         ct_states=[state(ct) for ct in cts[1:]],
         c0=state(n.initial_c) if n.op_type == "LSTM" else None,
+        peepholes=None if peepholes is None else op.Split(own(peepholes), num_outputs=3, _outputs=3),
     )
     return layer, hidden
 
 
-def _cells(op: Emitter, layer: _Direction, f: ir.Value, new: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The cell states before and after each step: C = f C_prev + new."""
+def _lstm_gates(
+    op: Emitter, layer: _Direction, i: ir.Value, o: ir.Value, f: ir.Value, g: ir.Value
+) -> tuple[ir.Value, ...]:
+    """Returns i, o, f and g of all steps, from what X, H and B add to them, and the cell states before and after."""
+    g = op.Tanh(g)
+    if layer.peepholes is None:
+        i, o, f = op.Sigmoid(i), op.Sigmoid(o), op.Sigmoid(f)
+        new = op.Mul(i, g)
+        cells = _cells(op, layer, [f, new], lambda body, c, f, new: body.Add(body.Mul(f, c), new))
+        return i, o, f, g, *cells
+    p_i, p_o, p_f = layer.peepholes
+
+    def step(body: Emitter, c: ir.Value, i: ir.Value, f: ir.Value, g: ir.Value) -> ir.Value:
+        i, f = (body.Sigmoid(body.Add(gate, body.Mul(c, p))) for gate, p in ((i, p_i), (f, p_f)))
+        return body.Add(body.Mul(f, c), body.Mul(i, g))
+
+    before, after = _cells(op, layer, [i, f, g], step)
+    seen = ((i, before, p_i), (o, after, p_o), (f, before, p_f))
+    return *(op.Sigmoid(op.Add(gate, op.Mul(c, p))) for gate, c, p in seen), g, before, after
+
+
+def _cells(
+    op: Emitter, layer: _Direction, values: States, step: Callable[..., ir.Value]
+) -> tuple[ir.Value, ir.Value]:
+    """The cell states before and after each step, given what computes one from the last and values of the step."""
     assert layer.c0 is not None
-    assert f.dtype is not None
-    body = op.subgraph(dict.fromkeys(("c_in", "f_in", "new_in"), f.dtype))
-    c_in, f_in, new_in = body.graph.inputs
-    c_out = body.Add(body.Mul(f_in, c_in), new_in)
-    attr = _scan_body(body, [c_out, body.Identity(c_out)])
-    _, cells = op.Scan(layer.c0, f, new, body=attr, num_scan_inputs=2, _outputs=2)
+    assert layer.x.dtype is not None
+    names = [f"value{k}" for k in range(len(values))]
+    body = op.subgraph(dict.fromkeys(("cell", *names), layer.x.dtype))
+    after = step(body, *body.graph.inputs)
+    attr = _scan_body(body, [after, body.Identity(after)])
+    _, cells = op.Scan(layer.c0, *values, body=attr, num_scan_inputs=len(values), _outputs=2)
     return _shifted(op, layer.c0, cells), cells
 
 
@@ -342,61 +381,3 @@ def _unsupported(n: NodeView, what: str) -> NoGradientRule:
         f"differentiating {n.op_type} (node {n.node.name!r}): {what} has no gradient rule; "
         "freeze what lies before it, or export the layer in its plain form"
     )
-
-
-def _lstm_layer(
-    gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
-) -> Cotangents:
-    """One direction of an LSTM as a composite op."""
-    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:3], strict=True)]
-    gates, *states = op.call(gradient, *given, n.out.gates, n.out.cells, n.initial_c, n.r, _outputs=3)
-    gates.shape = n.out.gates.shape
-    result = dict(zip(("initial_h", "initial_c"), states, strict=True))
-    return result | _operands(op, n, weights, gates, gates)
-
-
-def _gru_layer(
-    gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
-) -> Cotangents:
-    """One direction of a GRU as a composite op."""
-    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:2], strict=True)]
-    saved = (n.out.gates, n.out.inner, n.out.y, n.initial_h)
-    *gates, state = op.call(gradient, *given, *saved, n.r, _outputs=3)
-    for ct in gates:
-        ct.shape = n.out.gates.shape
-    return {"initial_h": state} | _operands(op, n, weights, *gates)
-
-
-def _operands(
-    op: Emitter, n: NodeView, weights: CompositeOp, ct_input: ir.Value, ct_hidden: ir.Value
-) -> dict[str, ir.Value]:
-    """Cotangents of x, w, r and b from those of the two parts of the gates."""
-    result = {}
-    if n.needs("x"):
-        result["x"] = op.MatMul(ct_input, op.Squeeze(n.w, [0]))
-    if any(map(n.needs, "wrb")):
-        found = op.call(weights, ct_input, ct_hidden, n.x, n.out.y, n.initial_h, _outputs=3)
-        result |= dict(zip("wrb", found, strict=True))
-    return result
-
-
-def _register() -> None:
-    rules = {
-        "LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells")),
-        "GRU": (_gru_layer, ("y", "y_h"), ("gates", "inner")),
-    }
-    for (name, _), (layer, gradient, weights) in LAYERS.items():
-        rule, outputs, saved = rules[name]
-        signature = Signature(layer.inputs, (*outputs, *saved))
-        for function in layer.function_names:
-            vjp(
-                function,
-                domain=DOMAIN,
-                wrt=layer.inputs,
-                outputs=outputs,
-                saves=("y", *saved),
-                signature=signature,
-            )(partial(rule, gradient, weights))
-
-
-_register()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -11,7 +13,7 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defvjp, vjp
 from onnxtrain.autodiff.rules._windows import Windows, pad, tap_slices
 from onnxtrain.emitter import Emitter, static_dims
-from onnxtrain.errors import DifferentiationError, ShapeRequired
+from onnxtrain.errors import ShapeRequired
 
 # The inverse of SpaceToDepth is DepthToSpace in its default mode.
 defvjp("SpaceToDepth", input=lambda op, n, ct: op.DepthToSpace(ct, blocksize=n.attr("blocksize")))
@@ -57,13 +59,9 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = X multiplied by a matrix along each resized axis: the cotangent is multiplied by their transposes.
 
     The matrices come from resizing identity matrices with the attributes of the node, so they are right for
-    every mode and for sizes that are symbolic. They are dense: an axis of length n costs as n² does.
+    every mode and for sizes that are symbolic. They are dense: an axis of length n costs as n² does, and with sizes
+    that keep the aspect ratio at most as n³.
     """
-    if n.attr("keep_aspect_ratio_policy") != "stretch" and n.sizes is not None:
-        raise DifferentiationError(
-            f"differentiating Resize (node {n.node.name!r}): keep_aspect_ratio_policy "
-            f"{n.attr('keep_aspect_ratio_policy')!r} is not supported; compute the sizes, and use 'stretch'"
-        )
     rank = n.rank(n.X)
     axes = [n.axis(n.X, axis) for axis in n.attr("axes") or range(rank)]
     factors = _repeats(n, axes)
@@ -80,7 +78,11 @@ def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
     """Returns how often each spatial position is repeated, None when Resize does anything else."""
     where, rounding = n.attr("coordinate_transformation_mode"), n.attr("nearest_mode")
     centred = where == "half_pixel" and rounding in ("round_prefer_floor", "round_prefer_ceil")
-    if n.attr("mode") != "nearest" or not (centred or (where, rounding) == ("asymmetric", "floor")):
+    if (
+        _keeps_aspect_ratio(n)
+        or n.attr("mode") != "nearest"
+        or not (centred or (where, rounding) == ("asymmetric", "floor"))
+    ):
         return None
     factors = [1.0] * n.rank(n.X)
     scales = n.constant(n.scales)
@@ -110,10 +112,15 @@ def _keeps(n: NodeView, axes: Sequence[int], position: int) -> bool:
     if n.sizes is None:
         scales = n.constant(n.scales)
         return scales is not None and bool(scales[position] == 1)
-    if n.X.shape is None or n.out.Y.shape is None:
+    if n.X.shape is None or n.out.Y.shape is None or _keeps_aspect_ratio(n):
         return False
     dim, result = n.X.shape[axes[position]], n.out.Y.shape[axes[position]]
     return bool(dim == result) and (isinstance(dim, int) or dim.value is not None)
+
+
+def _keeps_aspect_ratio(n: NodeView) -> bool:
+    """Whether the sizes are bounds that one scale for all axes is chosen for."""
+    return n.sizes is not None and n.attr("keep_aspect_ratio_policy") != "stretch"
 
 
 def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: ir.Value) -> ir.Value:
@@ -124,12 +131,22 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
     eye = op.EyeLike(op.Expand(op.const(0, dtype), square))
     unit = op.const(np.ones(3, np.float32))
     here = op.const([position])
+    resized_axes: dict[str, Any] = {}
+    image = op.Unsqueeze(eye, [0, 1])
     roi = scales = sizes = None
     if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         begin, end = op.Gather(n.roi, here), op.Gather(n.roi, op.const([position + len(axes)]))
         zero = op.Mul(op.CastLike(unit, n.roi), 0.0)
         roi = op.Concat(zero, begin, op.CastLike(unit, n.roi), end, axis=0)
-    if n.sizes is None:
+    if _keeps_aspect_ratio(n):
+        # The scale is not the quotient of the sizes of this axis: rows of constants have that of the chosen one.
+        before, after = _chosen(op, n, axes)
+        image = op.Expand(op.Unsqueeze(eye, [1, 2]), op.Concat(size, [1], before, size, axis=0))
+        sizes = op.Concat(after, op.Gather(n.sizes, here), axis=0)
+        resized_axes = {"axes": [2, 3], "keep_aspect_ratio_policy": n.attr("keep_aspect_ratio_policy")}
+        if roi is not None:
+            roi = op.Concat(op.Slice(roi, [2], [4]), op.Slice(roi, [6], [8]), axis=0)
+    elif n.sizes is None:
         scales = op.Concat(unit, op.Gather(n.scales, here), axis=0)
     else:
         sizes = op.Concat([1, 1], size, op.Gather(n.sizes, here), axis=0)
@@ -144,11 +161,28 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
             "nearest_mode",
         )
     }
-    resized = op.Resize(op.Unsqueeze(eye, [0, 1]), roi, scales, sizes, **attributes)
-    matrix = op.Squeeze(resized, [0, 1])
+    resized = op.Resize(image, roi, scales, sizes, **attributes, **resized_axes)
+    matrix = (
+        op.Squeeze(op.Slice(resized, [0], [1], [2]), [1, 2]) if resized_axes else op.Squeeze(resized, [0, 1])
+    )
     if like.dtype is None:
         return op.CastLike(matrix, like)
     return matrix if dtype == like.dtype else op.Cast(matrix, to=like.dtype)
+
+
+def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir.Value]:
+    """Returns sizes before and after, int64 [1], whose quotient is the scale of all axes."""
+    smallest = n.attr("keep_aspect_ratio_policy") == "not_larger"
+    wanted, dims = n.constant(n.sizes), static_dims(n.X) or ()
+    given = [dims[axis] for axis in axes] if dims else [None]
+    if wanted is not None and None not in given:
+        scales = [Fraction(int(size), int(dim or 1)) for size, dim in zip(wanted, given, strict=True)]
+        scale = min(scales) if smallest else max(scales)
+        return op.const([scale.denominator]), op.const([scale.numerator])
+    sizes = op.Gather(op.Shape(n.X), op.const(axes))
+    quotients = op.Div(*(op.Cast(value, to=ir.DataType.FLOAT) for value in (n.sizes, sizes)))
+    place = op.ArgMin(quotients) if smallest else op.ArgMax(quotients)
+    return op.Gather(sizes, place), op.Gather(n.sizes, place)
 
 
 def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:

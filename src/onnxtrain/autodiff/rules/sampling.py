@@ -10,23 +10,27 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import Cotangents, vjp
-from onnxtrain.autodiff.rules._linear import Place, corners, pixel, place_at, product, slopes, weights
+from onnxtrain.autodiff.rules._interpolation import (
+    Place,
+    corners,
+    cubic_place_at,
+    pixel,
+    place_at,
+    product,
+    slopes,
+    weights,
+)
 from onnxtrain.autodiff.rules._scatter import positions, scatter_nd, scatter_to
 from onnxtrain.emitter import Emitter
-from onnxtrain.errors import DifferentiationError
 
 
 @vjp("GridSample", wrt=("X", "grid"))
 def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Each sample is a sum of the pixels around it, weighted by how far each is along every axis.
 
-    At kinks of the padding as torch: no gradient for samples on or beyond the border.
+    At kinks of the padding as torch: no gradient for samples on or beyond the border. Where it is cubic, the padding is
+    of the pixels around a sample, of which there are always four along an axis.
     """
-    if n.attr("mode") not in ("linear", "nearest"):
-        raise DifferentiationError(
-            f"differentiating GridSample (node {n.node.name!r}): mode {n.attr('mode')!r} has no gradient "
-            "yet; use 'linear'"
-        )
     rank = n.rank(n.X) - 2
     places, slope = zip(*(_axis(op, n, axis, rank) for axis in range(rank)), strict=True)
     flat_ct, flat_x = op.merge_from(ct, 2), op.merge_from(n.X, 2)
@@ -70,6 +74,14 @@ def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Val
     # From -1 .. 1 to 0 .. size - 1 or, where that is the border of the border pixels, -1/2 .. size - 1/2.
     slope = op.Mul(last if n.attr("align_corners") else size, 0.5)
     where = op.Add(op.Mul(grid, slope), op.Mul(last, 0.5))
+    if n.attr("mode") == "cubic":
+
+        def brought_in(index: ir.Value) -> ir.Value:
+            if n.attr("padding_mode") != "reflection":
+                return index
+            return _reflected(op, index, size, last, bool(n.attr("align_corners")))[0]
+
+        return cubic_place_at(op, where, count, brought_in), slope
     if n.attr("padding_mode") == "reflection":
         where, sign = _reflected(op, where, size, last, bool(n.attr("align_corners")))
         slope = op.Mul(sign, slope)

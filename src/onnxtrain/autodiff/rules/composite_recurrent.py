@@ -1,0 +1,70 @@
+"""Recurrent layers that are composite ops, which keep their gates: a composite op computes the gradient."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView, Signature
+from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import DOMAIN, LAYERS, CompositeOp
+
+
+def _lstm_layer(
+    gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
+) -> Cotangents:
+    """One direction of an LSTM as a composite op."""
+    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:3], strict=True)]
+    gates, *states = op.call(gradient, *given, n.out.gates, n.out.cells, n.initial_c, n.r, _outputs=3)
+    gates.shape = n.out.gates.shape
+    result = dict(zip(("initial_h", "initial_c"), states, strict=True))
+    return result | _operands(op, n, weights, gates, gates)
+
+
+def _gru_layer(
+    gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
+) -> Cotangents:
+    """One direction of a GRU as a composite op."""
+    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:2], strict=True)]
+    saved = (n.out.gates, n.out.inner, n.out.y, n.initial_h)
+    *gates, state = op.call(gradient, *given, *saved, n.r, _outputs=3)
+    for ct in gates:
+        ct.shape = n.out.gates.shape
+    return {"initial_h": state} | _operands(op, n, weights, *gates)
+
+
+def _operands(
+    op: Emitter, n: NodeView, weights: CompositeOp, ct_input: ir.Value, ct_hidden: ir.Value
+) -> dict[str, ir.Value]:
+    """Cotangents of x, w, r and b from those of the two parts of the gates."""
+    result = {}
+    if n.needs("x"):
+        result["x"] = op.MatMul(ct_input, op.Squeeze(n.w, [0]))
+    if any(map(n.needs, "wrb")):
+        found = op.call(weights, ct_input, ct_hidden, n.x, n.out.y, n.initial_h, _outputs=3)
+        result |= dict(zip("wrb", found, strict=True))
+    return result
+
+
+def _register() -> None:
+    rules = {
+        "LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells")),
+        "GRU": (_gru_layer, ("y", "y_h"), ("gates", "inner")),
+    }
+    for (name, _), (layer, gradient, weights) in LAYERS.items():
+        rule, outputs, saved = rules[name]
+        signature = Signature(layer.inputs, (*outputs, *saved))
+        for function in layer.function_names:
+            vjp(
+                function,
+                domain=DOMAIN,
+                wrt=layer.inputs,
+                outputs=outputs,
+                saves=("y", *saved),
+                signature=signature,
+            )(partial(rule, gradient, weights))
+
+
+_register()

@@ -1,0 +1,65 @@
+"""Write recurrent layers that have the batch as their first axis with the time first."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+__all__ = ["TimeFirstPass"]
+
+_LAYERS = frozenset({"GRU", "LSTM", "RNN"})
+_SEQUENCES_FIRST = (1, 0, 2)
+"""From X [batch, time, input] to [time, batch, input], and of states from [batch, directions, hidden], or back."""
+_BATCH_FIRST = (2, 0, 1, 3)
+"""From Y [time, directions, batch, hidden] to [batch, time, directions, hidden]."""
+_BATCHED_INPUTS = (0, 5, 6)
+"""X, initial_h and initial_c."""
+
+
+class TimeFirstPass(ir.passes.InPlacePass):
+    """Rewrite recurrent layers with layout=1 as transposes around the same layer with layout=0.
+
+    ONNX Runtime (1.32) has no kernels with layout=1.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, in subgraphs too; names of outputs stay."""
+        layers = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if _is_batch_first(node)]
+        for node in layers:
+            _rewrite(node)
+        return ir.passes.PassResult(model, bool(layers))
+
+
+def _is_batch_first(node: ir.Node) -> bool:
+    return node.domain == "" and node.op_type in _LAYERS and bool(node.attributes.get_int("layout", 0))
+
+
+def _rewrite(node: ir.Node) -> None:
+    name = node.outputs[0].name or node.name
+    for index in _BATCHED_INPUTS:
+        value = node.inputs[index] if index < len(node.inputs) else None
+        if value is not None:
+            swap = _transpose(
+                value, _SEQUENCES_FIRST, ir.Value(name=f"{name}_time_first_{index}", type=value.type)
+            )
+            node.prepend([swap])
+            node.replace_input_with(index, swap.outputs[0])
+    attributes = [attribute for attribute in node.attributes.values() if attribute.name != "layout"]
+    layer = ir.Node(
+        node.domain, node.op_type, node.inputs, attributes, num_outputs=len(node.outputs), name=node.name
+    )
+    node.prepend([layer])
+    for index, (old, new) in enumerate(zip(node.outputs, layer.outputs, strict=True)):
+        if not old.name:
+            new.name = ""
+            continue
+        new.name, new.type = f"{old.name}_time_first", old.type
+        kept = ir.Value(name=old.name, type=old.type, shape=old.shape)
+        old.name = None
+        node.prepend([_transpose(new, _SEQUENCES_FIRST if index else _BATCH_FIRST, kept)])
+        old.replace_all_uses_with(kept, replace_graph_outputs=True)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+
+
+def _transpose(value: ir.Value, perm: tuple[int, ...], output: ir.Value) -> ir.Node:
+    return ir.Node("", "Transpose", [value], [ir.AttrInt64s("perm", perm)], outputs=[output])

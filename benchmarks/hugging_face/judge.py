@@ -25,7 +25,7 @@ from reference import Evaluator
 from onnxtrain import generate_artifacts
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.gradient_check import _in_double
+from onnxtrain.gradient_check import in_precision
 
 Array = npt.NDArray[Any]
 Loss = Callable[[Mapping[str, Array]], float]
@@ -350,7 +350,7 @@ def _wide_loss(
         return float(np.mean((np.asarray(y) - target.astype(np.float64)) ** 2))
 
     try:
-        evaluator = Evaluator(_named(_in_double(_open(own, places))))
+        evaluator = Evaluator(_named(in_precision(_open(own, places))))
         loss({})
     except Exception as error:
         print("no reference:", short(error))

@@ -119,10 +119,7 @@ def _model(
             for key, type_ in inputs
             if type_ is not None
         ],
-        [
-            helper.make_tensor_value_info(y, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), None)
-            for y in outputs
-        ],
+        [helper.make_empty_tensor_value_info(y) for y in outputs],
     )
     return helper.make_model(
         graph,

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 
-from kernels.against_body import SIZES, check, needs_kernels
+from kernels.against_body import SIZES, check, needs_kernels, run
 from onnxtrain.functions import COMPOSITES
 
 pytestmark = needs_kernels
 POINTWISE = [
     *("ReluGradient", "ReluGradientOfFinite", "SigmoidGradient", "TanhGradient"),
-    *("GeluGradient", "GeluTanhGradient", "MishGradient"),
+    *("GeluGradient", "GeluTanhGradient", "MishGradient", "SiluGradient"),
 ]
 
 
@@ -34,13 +35,47 @@ def _inputs(name: str, primal: np.ndarray, ct: np.ndarray) -> dict[str, np.ndarr
     return {COMPOSITES[name].inputs[0]: primal, "ct": ct}
 
 
-@pytest.mark.parametrize("name", ["ClipGradient", "ClipGradientOfFinite"])
 @pytest.mark.parametrize("shape", SIZES, ids=str)
-def test_clip_gradient(name: str, shape: Sequence[int]) -> None:
+def test_silu(shape: Sequence[int]) -> None:
+    check("Silu", {"x": 5 * np.random.default_rng(0).standard_normal(shape)})
+
+
+def test_silu_far_out() -> None:
+    check("Silu", {"x": np.array([-80, -13, -5.5, -1e-30, 0, 1e-30, 5.5, 13, 25, 80])})
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [([1], 0), ([3, 17], 1), ([17, 3], 0), ([2, 5, 19], 1), ([2, 3, 4, 33], -1), ([7, 3000], 1), ([0, 3], 1)],
+)
+def test_safe_softmax(shape: Sequence[int], axis: int) -> None:
+    """Some elements and some rows are masked, and one is no number; beside PyTorch, with kernel and with body."""
+    rng = np.random.default_rng(0)
+    x = 4 * rng.standard_normal(shape).astype(np.float32)
+    x[rng.random(shape) < 0.3] = -np.inf
+    rows = np.moveaxis(x, axis, -1)
+    rows[rng.random(rows.shape[:-1]) < 0.4] = -np.inf
+    for row in np.ndindex(rows.shape[:-1]):
+        finite = np.flatnonzero(np.isfinite(rows[row]))
+        if len(finite) > 1:
+            rows[row][finite[0]] = np.nan
+            break
+    want = torch.ops.aten._safe_softmax(torch.from_numpy(x).double(), axis).numpy()
+    for native, threads in ((True, 1), (True, 2), (False, 2)):
+        (y,) = run("SafeSoftmax", {"x": x}, {"axis": axis}, native=native, threads=threads)
+        np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-30)
+
+
+BOUNDED = ["ClipGradient", "ClipGradientOfFinite", "HardtanhGradient", "HardtanhGradientOfFinite"]
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("shape", SIZES, ids=str)
+def test_bounded_gradient(name: str, shape: Sequence[int]) -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(-2, 9, shape).astype(float)  # some of them on the bounds
     bounds = {"low": np.zeros(()), "high": np.full((), 6.0)}
-    check(name, {"x": x, **bounds, "ct": rng.standard_normal(shape)})
+    check(name, {COMPOSITES[name].inputs[0]: x, **bounds, "ct": rng.standard_normal(shape)})
 
 
 @pytest.mark.parametrize("name", ["SoftmaxGradient", "LogSoftmaxGradient"])

@@ -14,7 +14,7 @@ import torch
 from onnx import TensorProto, helper
 from torch import nn
 
-from kernels.against_body import check, needs_kernels
+from kernels.against_body import check, needs_kernels, run
 from onnxtrain.runtime.kernels import register_kernels
 from onnxtrain.training_graph import build_training_graphs
 
@@ -169,3 +169,28 @@ def test_net_against_torch(name: str, native: bool) -> None:
         distance = np.linalg.norm(computed[key] - value) / np.linalg.norm(value)
         # The second BatchNormalization takes most of what the first one does away, so that terms cancel.
         assert distance < 5e-5, key
+
+
+POOLINGS = [
+    ((2, 3, 8, 8), (2, 2), (2, 2), (0, 0, 0, 0)),
+    ((2, 3, 10, 32), (2, 2), (2, 2), (0, 0, 0, 0)),
+    ((1, 5, 16, 16), (2, 2), (2, 2), (0, 0, 0, 0)),
+    ((2, 3, 7, 9), (2, 2), (2, 2), (0, 0, 0, 0)),
+    ((2, 3, 7, 9), (3, 3), (2, 2), (1, 1, 1, 1)),
+    ((2, 3, 6, 5), (3, 2), (1, 2), (0, 1, 2, 0)),
+    ((0, 3, 6, 6), (2, 2), (2, 2), (0, 0, 0, 0)),
+]
+
+
+@pytest.mark.parametrize(("shape", "kernel", "strides", "pads"), POOLINGS, ids=str)
+def test_max_pool(
+    shape: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
+) -> None:
+    """The very values and indices of ONNX Runtime's own kernel, negative ones and equal ones among them."""
+    x = np.random.default_rng(0).integers(-9, 3, shape).astype(np.float32)
+    attributes = {"kernel_shape": list(kernel), "strides": list(strides), "pads": list(pads)}
+    expected = run("MaxPool", {"x": x}, attributes, native=False)
+    for threads in (1, 2):
+        found = run("MaxPool", {"x": x}, attributes, native=True, threads=threads)
+        for value, reference in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(value, reference)

@@ -72,6 +72,9 @@ GEOMETRIES = {
     "depthwise, two filters": plain(2, 1, 2, 9, 3, group=5),
     "batch 1": plain(1, 32, 32, 32, 3),
     "many weights": plain(1, 160, 96, 4, 3),
+    "many channels and outputs": plain(2, 170, 150, 8, 3),
+    "long rows of tiles": plain(1, 40, 24, 66, 3),
+    "no padding": Geometry(2, 1, 32, 40, (12, 21), (3, 3), (1, 1), (1, 1), (0, 0), (0, 0)),
     "one position": Geometry(4, 1, 6, 5, (3, 3), (3, 3), (1, 1), (1, 1), (0, 0), (0, 0)),
     "size 1": plain(1, 1, 1, 1, 1),
     "no samples": plain(0, 3, 4, 6, 3),
@@ -219,6 +222,35 @@ def _random_geometry(rng: np.random.Generator) -> Geometry:
         )
         if min(g.counts) > 0:
             return g
+
+
+def _random_of_three_taps(rng: np.random.Generator) -> Geometry:
+    """With enough channels, and a kernel of 3 x 3, for minimal filtering."""
+    size = tuple(int(n) for n in rng.integers(1, 50 if rng.random() < 0.3 else 18, 2))
+    depth = (int(rng.integers(1, 4)),) if rng.random() < 0.2 else ()
+    pads = [tuple(int(n) for n in rng.integers(0, 4, 2)) for _ in range(2)]
+    zeros, ones = (0,) * len(depth), (1,) * len(depth)
+    g = Geometry(
+        int(rng.integers(1, 6)),
+        int(rng.choice([1, 1, 2])),
+        *map(int, rng.integers(18, 70, 2)),
+        (*depth, *size),
+        (*ones, 3, 3),
+        (*ones, 1, 1),
+        (*ones, 1, 1),
+        (*zeros, *pads[0]),
+        (*zeros, *pads[1]),
+        symbolic=bool(rng.integers(2)),
+        wrt=[("x", "w", "b"), ("x", "w"), ("w",), ("w", "b"), ("x",)][rng.integers(5)],
+    )
+    return g if min(g.counts) > 0 else _random_of_three_taps(rng)
+
+
+@needs_kernels
+def test_convolutions_of_three_taps() -> None:
+    """`ONNXTRAIN_FUZZ_CONVOLUTIONS` is the number of cases."""
+    for seed in range(CASES):
+        check(_random_of_three_taps(np.random.default_rng([seed, 3])), seed)
 
 
 @needs_kernels

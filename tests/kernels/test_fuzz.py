@@ -72,6 +72,12 @@ def _groups(rng: np.random.Generator) -> Arguments:
     return [batch, 6, *axes], int(rng.choice([0, 1, 2, 3]))
 
 
+def _series_of_channels(rng: np.random.Generator) -> list[int]:
+    """Batch, six channels, and enough behind them for a deviation."""
+    batch, first, *axes = sizes(rng, 2, 4)
+    return [batch, 6, first + 7, *axes]
+
+
 def _classes(rng: np.random.Generator) -> Arguments:
     batch, classes, *axes = sizes(rng, 2, 4, empty=True)
     if axes:  # the reference evaluator takes no more
@@ -89,13 +95,20 @@ def _direction_and_sizes(rng: np.random.Generator) -> Arguments:
 
 
 def _convolution(seed: int) -> None:
-    test_convolutions.check(test_convolutions._random_geometry(np.random.default_rng(seed)), seed)
+    rng = np.random.default_rng(seed)
+    draw = test_convolutions._random_of_three_taps if seed % 2 else test_convolutions._random_geometry
+    test_convolutions.check(draw(rng), seed)
 
 
 CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Arguments]]] = [
     (
         test_activations.test_pointwise_gradient,
         lambda rng: (str(rng.choice(test_activations.POINTWISE)), sizes(rng, 0, 4, empty=True)),
+    ),
+    (test_activations.test_silu, lambda rng: (sizes(rng, 0, 4, empty=True),)),
+    (
+        test_activations.test_bounded_gradient,
+        lambda rng: (str(rng.choice(test_activations.BOUNDED)), sizes(rng, 0, 4, empty=True)),
     ),
     (test_activations.test_gradient_along_an_axis, _along_an_axis),
     (test_batch_norm.test_against_bodies, lambda rng: (_with_two(sizes(rng, 2, 5)),)),
@@ -106,6 +119,7 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (test_norms.test_rms_normalization, _rows),
     (test_norms.test_floored_rms_normalization, _rows),
     (test_norms.test_group_normalization_gradient, _groups),
+    (test_norms.test_group_normalization, lambda rng: (_series_of_channels(rng), int(rng.choice([1, 2, 3])))),
     (test_norms.test_reversible_instance_normalization, lambda rng: (_series(rng),)),
     (
         test_optimizers.test_step,

@@ -82,6 +82,18 @@ def test_group_normalization_gradient(shape: Sequence[int], groups: int) -> None
     check("GroupNormalizationGradient", inputs, attributes, terms=terms)
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("shape", [[2, 6, 5], [3, 6, 7, 9], [2, 6, 40, 41]], ids=str)
+def test_group_normalization(shape: Sequence[int], groups: int) -> None:
+    rng = _rng()
+    inputs = {
+        "x": 3 + rng.standard_normal(shape),
+        "scale": rng.standard_normal(6),
+        "bias": rng.standard_normal(6),
+    }
+    check("GroupNormalization", inputs, {"epsilon": 1e-3, "num_groups": groups})
+
+
 def test_group_normalization_of_nothing() -> None:
     inputs = {"ct": np.zeros((0, 6, 4)), "x": np.zeros((0, 6, 4)), "scale": np.ones(6)}
     ct_x, *sums = run("GroupNormalizationGradient", inputs, {"epsilon": 1e-3, "num_groups": 2}, native=True)

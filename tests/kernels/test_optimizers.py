@@ -34,7 +34,7 @@ def _inputs(name: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     tensors = {"w": 1.0, "g": 0.1, "m": 0.1, "b": 0.1}
     made = {key: scale * rng.standard_normal(shape) for key, scale in tensors.items()}
     # A mean of squares is no less than the square of the mean.
-    made |= {"v": made["m"] ** 2 + 0.01 * rng.random(shape), "s": rng.random(shape)}
+    made |= {"v": made["m"] ** 2 + 0.01 * (0.1 + rng.random(shape)), "s": rng.random(shape)}
     return {key: made[key] if key in made else np.array(SCALARS[key]) for key in COMPOSITES[name].inputs}
 
 

@@ -1,4 +1,4 @@
-// Gradients of activations, in one pass over memory.
+// SiLU and gradients of activations, in one pass over memory.
 #include "activation/elementwise.h"
 #include "activation/family.h"
 #include "core/op.h"
@@ -26,6 +26,20 @@ struct SigmoidGradient : Elementwise<SigmoidGradient> {
 struct TanhGradient : Elementwise<TanhGradient> {
   static constexpr const char* name = "TanhGradient_float";
   static vfloat apply(vfloat y, vfloat ct) { return ct * (1.f - y * y); }
+};
+
+struct Silu : Unary<Silu> {
+  static constexpr const char* name = "Silu_float";
+  static vfloat apply(vfloat x) { return x * sigmoid(x); }
+};
+
+// ct s (1 + x (1 - s)), s = sigmoid(x)
+struct SiluGradient : Elementwise<SiluGradient> {
+  static constexpr const char* name = "SiluGradient_float";
+  static vfloat apply(vfloat x, vfloat ct) {
+    const vfloat s = sigmoid(x);
+    return ct * (s * (x * (1.f - s) + 1.f));
+  }
 };
 
 // ct (Φ(x) + x φ(x)) of the standard normal
@@ -61,32 +75,48 @@ struct MishGradient : Elementwise<MishGradient> {
   }
 };
 
-// ct where low <= x <= high; the bounds are scalars.
-struct ClipGradient {
-  static constexpr const char* name = "ClipGradient_float";
+// Of a value, scalar bounds and its cotangent: `Op::apply(vfloat, float, float, vfloat)` is the formula.
+template <class Op>
+struct Bounded {
   static constexpr Floats<4> inputs{};
   static constexpr Floats<1> outputs{};
 
   void compute(Context& context) const {
     const auto x = context.input<const float>(0), ct = context.input<const float>(3);
     const auto low = context.input<const float>(1), high = context.input<const float>(2);
-    require(x.shape == ct.shape, "x and the cotangent must have the same shape");
+    require(x.shape == ct.shape, "the value and the cotangent must have the same shape");
     require(low.size() == 1 && high.size() == 1, "the bounds must be scalars");
     const auto y = context.output<float>(0, x.shape);
     if (!y.data) return;
     const float least = *low.data, most = *high.data;
     context.threads().ranges(x.size(), 16384, [&](std::size_t begin, std::size_t end) {
       vectors(end - begin, [=, x = x.data + begin, ct = ct.data + begin, y = y.data + begin](std::size_t i, auto extent) {
-        const vfloat value = load(x + i, extent);
-        store(y + i, select((value >= least) & (value <= most), load(ct + i, extent), vfloat{}), extent);
+        store(y + i, Op::apply(load(x + i, extent), least, most, load(ct + i, extent)), extent);
       });
     });
   }
 };
 
-// The body of this one is right for finite cotangents only.
+// ct where low <= x <= high
+struct ClipGradient : Bounded<ClipGradient> {
+  static constexpr const char* name = "ClipGradient_float";
+  static vfloat apply(vfloat x, float low, float high, vfloat ct) {
+    return select((x >= low) & (x <= high), ct, vfloat{});
+  }
+};
+
+// 0 where y <= low or y >= high, else ct.
+struct HardtanhGradient : Bounded<HardtanhGradient> {
+  static constexpr const char* name = "HardtanhGradient_float";
+  static vfloat apply(vfloat y, float low, float high, vfloat ct) { return select((y <= low) | (y >= high), vfloat{}, ct); }
+};
+
+// The bodies of these are right for finite cotangents only.
 struct ClipGradientOfFinite : ClipGradient {
   static constexpr const char* name = "ClipGradientOfFinite_float";
+};
+struct HardtanhGradientOfFinite : HardtanhGradient {
+  static constexpr const char* name = "HardtanhGradientOfFinite_float";
 };
 
 }  // namespace
@@ -96,6 +126,10 @@ void add_pointwise(Domain& domain) {
   domain.add<ReluGradientOfFinite>();
   domain.add<ClipGradient>();
   domain.add<ClipGradientOfFinite>();
+  domain.add<HardtanhGradient>();
+  domain.add<HardtanhGradientOfFinite>();
+  domain.add<Silu>();
+  domain.add<SiluGradient>();
   domain.add<SigmoidGradient>();
   domain.add<TanhGradient>();
   domain.add<GeluGradient>();

@@ -1,10 +1,108 @@
-// Gradients of Softmax and LogSoftmax along any axis.
+// Softmax of masked rows, and gradients of Softmax and LogSoftmax, along any axis.
 #include "activation/family.h"
 #include "core/op.h"
 #include "core/rows.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
+
+// Where an axis lies: `n` elements, `inner` apart, `outer` times `inner` of them.
+struct Along {
+  Along(const Shape& shape, int64_t given) {
+    const int64_t rank = static_cast<int64_t>(shape.size()), axis = given < 0 ? given + rank : given;
+    require(0 <= axis && axis < rank, "the axis must be one of the tensor");
+    const auto place = shape.begin() + axis;
+    outer = count(shape.begin(), place), n = *place, inner = count(place + 1, shape.end());
+  }
+
+  std::size_t outer, n, inner;
+};
+
+// The lanes that are not there are `other`.
+inline vfloat load_or(const float* from, Full, float) { return load(from); }
+inline vfloat load_or(const float* from, Part part, float other) {
+  vfloat v = splat(other);
+  std::memcpy(&v, from, part.count * sizeof(float));
+  return v;
+}
+
+// exp(x - max) / sum; zero where all are minus infinity.
+struct SafeSoftmax {
+  static constexpr const char* name = "SafeSoftmax_float";
+  static constexpr Floats<1> inputs{};
+  static constexpr Floats<1> outputs{};
+
+  explicit SafeSoftmax(const Attributes& attributes) : axis_(attributes.integer("axis")) {}
+
+  void compute(Context& context) const {
+    const auto x = context.input<const float>(0);
+    const auto y = context.output<float>(0, x.shape);
+    const Along axis(x.shape, axis_);
+    if (y.data == nullptr || x.size() == 0) return;
+    context.threads().ranges(axis.outer, 1 + 8192 / (axis.n * axis.inner), [&](std::size_t o, std::size_t end) {
+      for (; o < end; ++o) {
+        const std::size_t at = o * axis.n * axis.inner;
+        if (axis.inner == 1)
+          row(x.data + at, y.data + at, axis.n);
+        else
+          columns(x.data + at, y.data + at, axis.n, axis.inner);
+      }
+    });
+  }
+
+ private:
+  static constexpr float kNone = -__builtin_inff();
+  static constexpr std::size_t kBlock = 1024;  // elements summed in float
+
+  static void row(const float* x, float* y, std::size_t n) {
+    vfloat most = splat(kNone);
+    vint unknown{};  // where something is no number
+    vectors(n, [&](std::size_t i, auto extent) {
+      const vfloat value = load_or(x + i, extent, kNone);
+      most = max(value, most), unknown |= value != value;
+    });
+    float top = kNone;
+    bool known = true;
+    for (std::size_t i = 0; i < lanes; ++i) top = most[i] > top ? most[i] : top, known = known && !unknown[i];
+    if (top == kNone && known) {
+      vectors(n, [&](std::size_t i, auto extent) { store(y + i, vfloat{}, extent); });
+      return;
+    }
+    double total = 0;
+    for (std::size_t begin = 0; begin < n; begin += kBlock) {
+      vfloat block{};
+      vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
+        const vfloat value = exp(load_or(x + begin + i, extent, kNone) - top);
+        store(y + begin + i, value, extent);
+        block += value;
+      });
+      total += sum(block);
+    }
+    const float factor = static_cast<float>(1 / total);
+    vectors(n, [&](std::size_t i, auto extent) { store(y + i, load(y + i, extent) * factor, extent); });
+  }
+
+  static void columns(const float* x, float* y, std::size_t n, std::size_t inner) {
+    vectors(inner, [&](std::size_t i, auto extent) {
+      vfloat most = splat(kNone), total{};
+      vint unknown{};
+      for (std::size_t k = i; k < n * inner; k += inner) {
+        const vfloat value = load(x + k, extent);
+        most = max(value, most), unknown |= value != value;
+      }
+      const vint masked = (most == kNone) & ~unknown;
+      for (std::size_t k = i; k < n * inner; k += inner) {
+        const vfloat value = exp(load(x + k, extent) - most);
+        store(y + k, value, extent);
+        total += value;
+      }
+      for (std::size_t k = i; k < n * inner; k += inner)
+        store(y + k, select(masked, vfloat{}, load(y + k, extent) / total), extent);
+    });
+  }
+
+  int64_t axis_;
+};
 
 // `Formula` has part(y, ct), what is summed along the axis, and whole(y, ct, sum).
 template <class Formula>
@@ -19,11 +117,9 @@ struct AlongAxis {
     const auto y = context.input<float>(0), ct = context.input<float>(1);
     require(y.shape == ct.shape, "y and its cotangent must have the same shape");
     const auto to = context.output<float>(0, y.shape);
-    const int64_t rank = static_cast<int64_t>(y.shape.size()), axis = axis_ < 0 ? axis_ + rank : axis_;
-    require(0 <= axis && axis < rank, "the axis must be one of y");
+    const Along axis(y.shape, axis_);
     if (to.data == nullptr || y.size() == 0) return;
-    const auto place = y.shape.begin() + axis;
-    const std::size_t outer = count(y.shape.begin(), place), n = *place, inner = count(place + 1, y.shape.end());
+    const std::size_t outer = axis.outer, n = axis.n, inner = axis.inner;
     const std::size_t least = 1 + 8192 / (n * inner);
     context.threads().ranges(outer, least, [&](std::size_t o, std::size_t end) {
       for (; o < end; ++o) {
@@ -76,6 +172,7 @@ struct OfLogSoftmax {
 }  // namespace
 
 void add_softmax(Domain& domain) {
+  domain.add<SafeSoftmax>();
   domain.add<AlongAxis<OfSoftmax>>();
   domain.add<AlongAxis<OfLogSoftmax>>();
 }

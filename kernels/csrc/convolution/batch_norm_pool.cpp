@@ -1,4 +1,4 @@
-// BatchNormalization by the statistics of the batch, MaxPool and ReLU in one, and their gradient.
+// BatchNormalization by the statistics of the batch, MaxPool and ReLU in one, and their gradient; MaxPool alone.
 //
 // What BatchNormalization gives never reaches memory; its gradient is read where the maxima were.
 #include <cmath>
@@ -42,11 +42,12 @@ struct Pool {
     return kernel == window && stride == window && pad == none && in[0] == 1;
   }
 
-  // max(0, maximum) of each window, and base + its place.
+  // The maximum of each window, or `floor` where that is more, and base + its place.
   void run(const float* z, int64_t base, float* y, int64_t* places) const {
     halves() ? run_halves(z, base, y, places) : run_any(z, base, y, places);
   }
 
+  float floor = 0.f;
   Axes in{1, 1, 1}, out{1, 1, 1}, kernel{1, 1, 1}, stride{1, 1, 1}, pad{0, 0, 0};
 
  private:
@@ -67,7 +68,7 @@ struct Pool {
         consider(odd(top[0], top[1]), 1);
         consider(even(bottom[0], bottom[1]), static_cast<int32_t>(width));
         consider(odd(bottom[0], bottom[1]), static_cast<int32_t>(width) + 1);
-        store(y + o, select(best < 0.f, vfloat{}, best));
+        store(y + o, select(best < floor, splat(floor), best));
         int32_t offsets[lanes];
         std::memcpy(offsets, &place, sizeof place);
         for (int64_t k = 0; k < n; ++k) {
@@ -80,7 +81,7 @@ struct Pool {
       const int64_t candidates[] = {first, first + 1, first + width, first + width + 1};
       int64_t place = first;
       for (const int64_t candidate : candidates) place = z[candidate] > z[place] ? candidate : place;
-      y[o] = z[place] < 0.f ? 0.f : z[place];
+      y[o] = z[place] < floor ? floor : z[place];
       places[o] = base + place;
     }
   }
@@ -138,10 +139,41 @@ struct Pool {
             const int64_t here = (a * in[1] + b) * in[2] + c;
             if (z[here] > best) best = z[here], place = here;
           }
-      *y++ = best < 0.f ? 0.f : best;
+      *y++ = best < floor ? floor : best;
       *places++ = base + place;
     }
   }
+};
+
+struct MaxPool {
+  static constexpr const char* name = "MaxPool_float";
+  static constexpr Floats<1> inputs{};
+  static constexpr Type outputs[] = {Type::Float, Type::Int64};
+
+  explicit MaxPool(const Attributes& a)
+      : kernel_(a.integers("kernel_shape")), strides_(a.integers("strides")), pads_(a.integers("pads")) {}
+
+  void compute(Context& context) const {
+    const auto x = context.input<const float>(0);
+    Pool pool(x.shape, kernel_, strides_, pads_);
+    pool.floor = -__builtin_inff();
+    const Shape result = pool.result(x.shape);
+    const auto y = context.output<float>(0, result);
+    const auto places = context.output<int64_t>(1, result);
+    const std::size_t size = static_cast<std::size_t>(volume(pool.in)), windows = static_cast<std::size_t>(volume(pool.out));
+    context.threads().ranges(x.shape[0] * x.shape[1], 1 + 16384 / (1 + size), [&](std::size_t plane, std::size_t end) {
+      thread_local Scratch result_memory;
+      thread_local std::vector<int64_t> unread;
+      if (!places.data) unread.resize(windows);
+      for (; plane < end; ++plane)
+        pool.run(x.data + plane * size, static_cast<int64_t>(plane * size),
+                 y.data ? y.data + plane * windows : result_memory.floats(windows),
+                 places.data ? places.data + plane * windows : unread.data());
+    });
+  }
+
+ private:
+  std::vector<int64_t> kernel_, strides_, pads_;
 };
 
 struct BatchNormalizationMaxPoolRelu {
@@ -254,6 +286,7 @@ struct BatchNormalizationMaxPoolReluGradient {
 }  // namespace
 
 void add_batch_norm_pool(Domain& domain) {
+  domain.add<MaxPool>();
   domain.add<BatchNormalizationMaxPoolRelu>();
   domain.add<BatchNormalizationMaxPoolReluGradient>();
 }

@@ -5,6 +5,7 @@
 
 #include "convolution/product.h"
 #include "convolution/scratch.h"
+#include "convolution/winograd.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
@@ -33,6 +34,7 @@ void flatten(Gather& from, Scatter& to) {
 
 void forward(
     const Threads& threads, const Convolution& c, const float* x, const float* w, const float* bias, float* y) {
+  if (winograd_pays(c)) return winograd_forward(threads, c, x, w, bias, y);
   thread_local Scratch memory;
   const int64_t size = volume(c.in), positions = volume(c.out), depth = c.channels * taps_of(c);
   Gather from{c.batch, c.channels, c.groups * c.channels * size, size, c.in, c.out, c.stride, {}};
@@ -51,6 +53,7 @@ void forward(
 }
 
 void input_gradient(const Threads& threads, const Convolution& c, const float* dy, const float* w, float* dx) {
+  if (winograd_pays(c)) return winograd_input_gradient(threads, c, dy, w, dx);
   thread_local Scratch memory;
   const int64_t size = volume(c.in), positions = volume(c.out), kernel = taps_of(c);
   float* const a = memory.floats(c.groups * c.rows * c.channels * kernel);

@@ -6,35 +6,39 @@
 #include <immintrin.h>
 #endif
 
-#include "core/simd.h"
-
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 namespace {
 
-// Up to a vector of one row of a panel: elements [low, high) are x[source + distance * i], the others zero. Whole vectors
-// are written: what follows is written later.
-struct Run {
-  int64_t source;
-  int32_t place, low, high;
-};
+using Run = Plan::Run;
 
 #if defined(__AVX512F__)
 
-inline uint32_t first_bits(int64_t count) { return count >= 32 ? ~0u : (1u << count) - 1; }
-
 inline void copy(const float* from, const Run& run, float* to) {
-  const auto mask = static_cast<__mmask16>(first_bits(run.high) & ~first_bits(run.low));
-  _mm512_storeu_ps(to, _mm512_maskz_loadu_ps(mask, from));
+  _mm512_storeu_ps(to, _mm512_maskz_loadu_ps(static_cast<__mmask16>(run.bits), from));
 }
 
 // Every other element of two vectors, of which nothing is read but what is wanted.
 inline void copy_halved(const float* from, const Run& run, float* to) {
-  const uint32_t wanted = (run.high > run.low ? first_bits(2 * run.high - 1) : 0) & ~first_bits(2 * run.low);
-  const __m512 a = _mm512_maskz_loadu_ps(static_cast<__mmask16>(wanted), from);
-  const __m512 b = _mm512_maskz_loadu_ps(static_cast<__mmask16>(wanted >> 16), from + 16);
+  const __m512 a = _mm512_maskz_loadu_ps(static_cast<__mmask16>(run.bits), from);
+  const __m512 b = _mm512_maskz_loadu_ps(static_cast<__mmask16>(run.bits >> 16), from + 16);
   const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
   _mm512_storeu_ps(to, _mm512_permutex2var_ps(a, even, b));
+}
+
+// Both halves of them: those of a tap, whose row ends before the other's begins, and of the tap beside it.
+inline void copy_halves(const float* from, const Run& run, float* first, float* second) {
+  const __m512 a = _mm512_maskz_loadu_ps(static_cast<__mmask16>(run.bits), from);
+  const __m512 b = _mm512_maskz_loadu_ps(static_cast<__mmask16>(run.bits >> 16), from + 16);
+  const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+  const __m512i odd = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+  _mm512_mask_storeu_ps(first, static_cast<__mmask16>((1u << run.high) - 1), _mm512_permutex2var_ps(a, even, b));
+  _mm512_storeu_ps(second, _mm512_permutex2var_ps(a, odd, b));
+}
+
+inline void copy_picks(const float* from, const Plan::Picks& picks, float* to) {
+  const __m512i places = _mm512_loadu_si512(picks.sources);
+  _mm512_storeu_ps(to, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), static_cast<__mmask16>(picks.bits), places, from, 4));
 }
 
 #elif defined(__AVX2__)
@@ -69,6 +73,36 @@ inline void inside(int64_t start, int64_t step, int64_t size, int64_t length, in
   if (high < low) low = high = 0;
 }
 
+// The bits from `low` on below `high`.
+uint32_t bits_of(int64_t low, int64_t high) {
+  const auto below = [](int64_t count) { return count >= 32 ? ~0u : (1u << count) - 1; };
+  return high > low ? below(high) & ~below(low) : 0;
+}
+
+#if defined(__AVX512F__)
+
+// Whether taps come in pairs that together are all inputs of a row.
+bool in_pairs(const Gather& from) {
+  if (from.step[2] != 2 || from.taps.size() % 2 != 0) return false;
+  for (std::size_t i = 0; i < from.taps.size(); i += 2) {
+    const Axes &a = from.taps[i], &b = from.taps[i + 1];
+    if (a[0] != b[0] || a[1] != b[1] || a[2] + 1 != b[2]) return false;
+  }
+  return true;
+}
+
+// Whether rows of the grid are so short that elements are better picked one by one.
+bool picks_pay(const Gather& from) {
+  return from.grid[2] <= 4 && from.taps.size() > 1 && from.batch * from.per_sample < int64_t{1} << 31;
+}
+
+#else
+
+bool in_pairs(const Gather&) { return false; }
+bool picks_pay(const Gather&) { return false; }
+
+#endif
+
 }  // namespace
 
 void cut(const Axes& grid, int64_t batch, int64_t begin, int64_t width, std::vector<Segment>& segments) {
@@ -89,14 +123,18 @@ void cut(const Axes& grid, int64_t batch, int64_t begin, int64_t width, std::vec
   }
 }
 
-void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width, int64_t pitch,
-          float* panel) {
+void plan(const Gather& from, int64_t begin, int64_t width, Plan& what) {
   thread_local std::vector<Segment> segments;
-  thread_local std::vector<Run> runs;
   constexpr int64_t n = lanes;
   cut(from.grid, from.batch, begin, width, segments);
-  runs.clear();
-  for (const Axes& tap : from.taps) {
+  what.runs.clear();
+  what.picks.clear();
+  what.paired = in_pairs(from);
+  const bool picked = picks_pay(from);
+  for (std::size_t index = 0; index < from.taps.size(); index += what.paired && !picked ? 2 : 1) {
+    const Axes& tap = from.taps[index];
+    if (picked) what.picks.resize(what.picks.size() + static_cast<std::size_t>((width + n - 1) / n), Plan::Picks{});
+    Plan::Picks* const picks = what.picks.data() + what.picks.size() - (picked ? (width + n - 1) / n : 0);
     int64_t filled = 0;
     for (const Segment& s : segments) {
       const int64_t a = s.row0 * from.step[0] + tap[0], b = s.row1 * from.step[1] + tap[1];
@@ -105,31 +143,83 @@ void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64
       for (int64_t i = 0; i < s.length; i += n) {
         const int64_t column = (s.column + i) * from.step[2] + tap[2], length = std::min(n, s.length - i);
         int64_t low = 0, high = 0;
-        if (there) inside(column, from.step[2], from.in[2], length, low, high);
+        if (picked) {
+          if (there) inside(column, from.step[2], from.in[2], length, low, high);
+          for (int64_t k = low; k < high; ++k) {
+            const int64_t place = s.place + i + k;
+            picks[place / n].sources[place % n] = static_cast<int32_t>(row + column + k * from.step[2]);
+            picks[place / n].bits |= 1u << place % n;
+          }
+          continue;
+        }
         // Nothing outside of x is pointed at where nothing is read.
-        const int64_t source = high > low ? row + column : 0;
-        runs.push_back({source, static_cast<int32_t>(s.place + i), static_cast<int32_t>(low), static_cast<int32_t>(high)});
+        uint32_t bits;
+        int64_t source;
+        if (what.paired) {
+          if (there) inside(column, 1, from.in[2], 2 * length, low, high);
+          bits = bits_of(low, high);
+          source = high > low ? row + column : 0;
+          low = 0, high = length;
+        } else {
+          if (there) inside(column, from.step[2], from.in[2], length, low, high);
+          const int64_t step = from.step[2] <= 2 ? from.step[2] : 1;
+          bits = bits_of(step * low, step * (high - 1) + 1);
+          source = high > low ? row + column : 0;
+        }
+        what.runs.push_back({source, static_cast<int32_t>(s.place + i), bits, static_cast<int32_t>(low), static_cast<int32_t>(high)});
       }
       filled = s.place + s.length;
     }
-    for (; filled < width; filled += n) runs.push_back({0, static_cast<int32_t>(filled), 0, 0});
+    if (!picked)
+      for (; filled < width; filled += n) {
+        const int64_t length = what.paired ? std::min(n, width - filled) : 0;
+        what.runs.push_back({0, static_cast<int32_t>(filled), 0, 0, static_cast<int32_t>(length)});
+      }
   }
-  const std::size_t per_tap = runs.size() / from.taps.size();
+}
+
+void pack(const Gather& from, const Plan& what, const float* x, int64_t first, int64_t last, int64_t pitch, float* panel) {
+  const std::size_t taps = from.taps.size();
+#if defined(__AVX512F__)
+  if (!what.picks.empty()) {
+    const std::size_t vectors = what.picks.size() / taps;
+    for (int64_t c = first; c < last; ++c) {
+      const Plan::Picks* picks = what.picks.data();
+      for (std::size_t tap = 0; tap < taps; ++tap, panel += pitch)
+        for (std::size_t v = 0; v < vectors; ++v) copy_picks(x + c * from.per_channel, *picks++, panel + v * lanes);
+    }
+    return;
+  }
+#endif
+  const std::size_t each = what.paired ? 2 : 1, per_tap = what.runs.size() * each / taps;
   for (int64_t c = first; c < last; ++c) {
     const float* const source = x + c * from.per_channel;
-    const Run* run = runs.data();
-    for (std::size_t tap = 0; tap < from.taps.size(); ++tap, panel += pitch) {
+    const Run* run = what.runs.data();
+    for (std::size_t tap = 0; tap < taps; tap += each, panel += static_cast<int64_t>(each) * pitch) {
       const Run* const end = run + per_tap;
+#if defined(__AVX512F__)
+      if (what.paired) {
+        for (; run < end; ++run) copy_halves(source + run->source, *run, panel + run->place, panel + pitch + run->place);
+        continue;
+      }
+      if (from.step[2] == 2) {
+        for (; run < end; ++run) copy_halved(source + run->source, *run, panel + run->place);
+        continue;
+      }
+#endif
       if (from.step[2] == 1)
         for (; run < end; ++run) copy(source + run->source, *run, panel + run->place);
-#if defined(__AVX512F__)
-      else if (from.step[2] == 2)
-        for (; run < end; ++run) copy_halved(source + run->source, *run, panel + run->place);
-#endif
       else
         for (; run < end; ++run) copy_apart(source + run->source, from.step[2], *run, panel + run->place);
     }
   }
+}
+
+void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width, int64_t pitch,
+          float* panel) {
+  thread_local Plan what;
+  plan(from, begin, width, what);
+  pack(from, what, x, first, last, pitch, panel);
 }
 
 void prefetch(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "convolution/geometry.h"
+#include "core/simd.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
@@ -21,8 +22,36 @@ struct Gather {
   int64_t depth() const { return channels * static_cast<int64_t>(taps.size()); }
 };
 
-// Copies inputs into `panel`: for each channel in [first, last) and each tap a row of `width` positions from `begin` on,
-// `pitch` floats after the row before; zero beyond the last position. May write up to a vector beyond each row.
+// What is to be copied for some positions: the same for every channel.
+struct Plan {
+  // Up to a vector of one row of a panel: elements [low, high) are x[source + distance * i], the others zero. Whole
+  // vectors are written: what follows is written later. Of a pair [0, high) is what is written of the first row.
+  struct Run {
+    int64_t source;
+    int32_t place;
+    uint32_t bits;  // of the inputs that are read, where they lie one or two apart
+    int32_t low, high;
+  };
+
+  // A vector of a row of a panel, each of whose elements has a place of its own.
+  struct Picks {
+    int32_t sources[lanes];
+    uint32_t bits;
+  };
+
+  std::vector<Run> runs;     // of all taps
+  std::vector<Picks> picks;  // instead of runs, where these would be short
+  bool paired;               // a run is of two taps, side by side, of every other input
+};
+
+// Plans for `width` positions from `begin` on.
+void plan(const Gather& from, int64_t begin, int64_t width, Plan& what);
+
+// Copies inputs into `panel`: for each channel in [first, last) and each tap a row of the planned positions, `pitch`
+// floats after the row before; zero beyond the last position. May write up to a vector beyond each row.
+void pack(const Gather& from, const Plan& what, const float* x, int64_t first, int64_t last, int64_t pitch, float* panel);
+
+// Both, for positions of which nothing else is packed.
 void pack(const Gather& from, const float* x, int64_t first, int64_t last, int64_t begin, int64_t width, int64_t pitch,
           float* panel);
 

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #include "convolution/scratch.h"
 #include "convolution/tile.h"
 
@@ -13,6 +17,19 @@ namespace {
 // 48) while all rows of weights, which need a sixth of the bandwidth, come from the second.
 constexpr int64_t panel_rows = 160;
 constexpr int64_t sum_floats = 48 * 1024;  // of the results of several panels
+
+#if defined(__AVX512F__)
+
+// Writes up to a vector to every other place.
+inline void store_apart(vfloat value, int64_t count, float* to) {
+  const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+  const __m512i high = _mm512_set_epi32(15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8);
+  const uint32_t wanted = 0x55555555u & (count >= 16 ? ~0u : (1u << 2 * count) - 1);
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>(wanted), _mm512_permutex2var_ps((__m512)value, low, (__m512)value));
+  if (count > 8) _mm512_mask_storeu_ps(to + 16, static_cast<__mmask16>(wanted >> 16), _mm512_permutex2var_ps((__m512)value, high, (__m512)value));
+}
+
+#endif
 
 // Writes one row of a tile to the places of its positions.
 void write(const std::vector<Segment>& segments, const Scatter& to, const float* row, float bias, float* y) {
@@ -26,6 +43,11 @@ void write(const std::vector<Segment>& segments, const Scatter& to, const float*
       int64_t i = 0;
       for (; i + static_cast<int64_t>(lanes) <= s.length; i += lanes) store(at + i, load(from + i) + bias);
       for (; i < s.length; ++i) at[i] = from[i] + bias;
+#if defined(__AVX512F__)
+    } else if (to.step[2] == 2) {
+      for (int64_t i = 0; i < s.length; i += lanes)
+        store_apart(load(from + i) + bias, std::min<int64_t>(lanes, s.length - i), at + 2 * i);
+#endif
     } else {
       for (int64_t i = 0; i < s.length; ++i) at[i * to.step[2]] = from[i] + bias;
     }

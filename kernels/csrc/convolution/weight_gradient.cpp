@@ -10,6 +10,7 @@
 #include "convolution/scratch.h"
 #include "convolution/tile.h"
 #include "convolution/transpose.h"
+#include "convolution/winograd.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
@@ -127,6 +128,7 @@ void finish(const Job& job, int64_t group, int64_t first, int64_t last, float* d
 
 void weight_gradient(
     const Threads& threads, const Convolution& c, const float* dy, const float* x, float* dw, float* db) {
+  if (winograd_pays(c)) return winograd_weight_gradient(threads, c, dy, x, dw, db);
   thread_local Scratch memory;
   constexpr int64_t n = lanes;
   const int64_t size = volume(c.in), taps = volume(c.kernel), width = static_cast<int64_t>(threads.width());

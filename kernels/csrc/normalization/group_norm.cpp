@@ -1,5 +1,5 @@
-// The gradient of GroupNormalization and InstanceNormalization. A group, contiguous in memory, is read three times: for
-// its mean, for its variance and sums, and for ct_x; it stays in the cache where it is small enough.
+// GroupNormalization and its gradient, which is InstanceNormalization's, too. A group, contiguous in memory, is read
+// three times: for its mean, for its variance and sums, and for the result; it stays in the cache where it is small enough.
 #include <cmath>
 
 #include "core/op.h"
@@ -8,6 +8,90 @@
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
+
+constexpr std::size_t kBlock = 1024;  // elements summed in float
+
+// Without what f made of the zeros behind the end.
+inline vfloat kept(vfloat v, Full) { return v; }
+inline vfloat kept(vfloat v, Part part) {
+  vfloat result{};
+  std::memcpy(&result, &v, part.count * sizeof(float));
+  return result;
+}
+
+// Sum of f over the values.
+template <class F>
+inline double total(const float* values, std::size_t n, F f) {
+  double sum_of_blocks = 0;
+  for (std::size_t begin = 0; begin < n; begin += kBlock) {
+    vfloat block{};
+    vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
+      block += kept(f(load(values + begin + i, extent)), extent);
+    });
+    sum_of_blocks += sum(block);
+  }
+  return sum_of_blocks;
+}
+
+// Sum of ct (x - mean).
+inline double product(const float* ct, const float* x, float mean, std::size_t n) {
+  double sum_of_blocks = 0;
+  for (std::size_t begin = 0; begin < n; begin += kBlock) {
+    vfloat block{};
+    vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
+      block += load(ct + begin + i, extent) * (load(x + begin + i, extent) - mean);
+    });
+    sum_of_blocks += sum(block);
+  }
+  return sum_of_blocks;
+}
+
+// Mean, rounded and not, and 1 / sqrt(variance + epsilon) of a group.
+struct Moments {
+  Moments(const float* values, std::size_t size, float epsilon)
+      : exact(total(values, size, [](vfloat v) { return v; }) / static_cast<double>(size)), mean(static_cast<float>(exact)) {
+    const double squares = total(values, size, [m = mean](vfloat v) { return (v - m) * (v - m); });
+    inverse = 1.f / std::sqrt(static_cast<float>(squares / size) + epsilon);
+  }
+
+  double exact;
+  float mean, inverse;
+};
+
+struct GroupNormalization {
+  static constexpr const char* name = "GroupNormalization_float";
+  static constexpr Floats<3> inputs{};
+  static constexpr Floats<1> outputs{};
+
+  explicit GroupNormalization(const Attributes& attributes)
+      : epsilon_(attributes.number("epsilon")), groups_(attributes.integer("num_groups")) {}
+
+  void compute(Context& context) const {
+    const auto x = context.input<float>(0), scale = context.input<float>(1), bias = context.input<float>(2);
+    require(x.shape.size() >= 2, "x must have a batch and channels");
+    const std::size_t batch = x.shape[0], channels = x.shape[1], spatial = count(x.shape.begin() + 2, x.shape.end());
+    require(scale.size() == channels && bias.size() == channels, "one scale and bias per channel");
+    require(groups_ > 0 && channels % static_cast<std::size_t>(groups_) == 0, "the groups must share the channels evenly");
+    const std::size_t groups = static_cast<std::size_t>(groups_), per_group = channels / groups, size = per_group * spatial;
+    const auto y = context.output<float>(0, x.shape);
+    if (y.data == nullptr || size == 0) return;
+    context.threads().run(batch * groups, [&](std::size_t group) {
+      const std::size_t first = group * per_group;  // of all samples' channels
+      const Moments moments(x.data + first * spatial, size, epsilon_);
+      for (std::size_t c = first; c < first + per_group; ++c) {
+        const float *xs = x.data + c * spatial, factor = moments.inverse * scale.data[c % channels], shift = bias.data[c % channels];
+        float* to = y.data + c * spatial;
+        vectors(spatial, [&](std::size_t i, auto extent) {
+          store(to + i, (load(xs + i, extent) - moments.mean) * factor + shift, extent);
+        });
+      }
+    });
+  }
+
+ private:
+  float epsilon_;
+  int64_t groups_;
+};
 
 struct GroupNormalizationGradient {
   static constexpr const char* name = "GroupNormalizationGradient_float";
@@ -35,15 +119,13 @@ struct GroupNormalizationGradient {
       const float* values = x.data + first * spatial;
       const std::size_t size = per_group * spatial;
       if (size == 0) return;
-      const double exact_mean = total(values, size, [](vfloat v) { return v; }) / static_cast<double>(size);
-      const float mean = static_cast<float>(exact_mean);
-      const double squares = total(values, size, [mean](vfloat v) { return (v - mean) * (v - mean); });
-      const float inverse = 1.f / std::sqrt(static_cast<float>(squares / size) + epsilon_);
+      const Moments moments(values, size, epsilon_);
+      const float mean = moments.mean, inverse = moments.inverse;
       double sum_g = 0, sum_along = 0;
       for (std::size_t c = first; c < first + per_group; ++c) {
         const float *cts = ct.data + c * spatial, *xs = x.data + c * spatial;
         of_bias[c] = total(cts, spatial, [](vfloat v) { return v; });
-        of_scale[c] = inverse * (product(cts, xs, mean, spatial) - (exact_mean - mean) * of_bias[c]);
+        of_scale[c] = inverse * (product(cts, xs, mean, spatial) - (moments.exact - mean) * of_bias[c]);
         sum_g += of_bias[c] * scale.data[c % channels];
         sum_along += of_scale[c] * scale.data[c % channels];
       }
@@ -70,49 +152,15 @@ struct GroupNormalizationGradient {
   }
 
  private:
-  static constexpr std::size_t kBlock = 1024;  // elements summed in float
-
-  // Sum of f over the values.
-  template <class F>
-  static double total(const float* values, std::size_t n, F f) {
-    double sum_of_blocks = 0;
-    for (std::size_t begin = 0; begin < n; begin += kBlock) {
-      vfloat block{};
-      vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
-        block += kept(f(load(values + begin + i, extent)), extent);
-      });
-      sum_of_blocks += sum(block);
-    }
-    return sum_of_blocks;
-  }
-
-  // Sum of ct (x - mean).
-  static double product(const float* ct, const float* x, float mean, std::size_t n) {
-    double sum_of_blocks = 0;
-    for (std::size_t begin = 0; begin < n; begin += kBlock) {
-      vfloat block{};
-      vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
-        block += load(ct + begin + i, extent) * (load(x + begin + i, extent) - mean);
-      });
-      sum_of_blocks += sum(block);
-    }
-    return sum_of_blocks;
-  }
-
-  // Without what f made of the zeros behind the end.
-  static vfloat kept(vfloat v, Full) { return v; }
-  static vfloat kept(vfloat v, Part part) {
-    vfloat result{};
-    std::memcpy(&result, &v, part.count * sizeof(float));
-    return result;
-  }
-
   float epsilon_;
   int64_t groups_;
 };
 
 }  // namespace
 
-void add_group_norm(Domain& domain) { domain.add<GroupNormalizationGradient>(); }
+void add_group_norm(Domain& domain) {
+  domain.add<GroupNormalization>();
+  domain.add<GroupNormalizationGradient>();
+}
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -20,9 +20,13 @@ from onnxtrain.functions import (
     LAYERS,
     CompositeOp,
     floored_rms_normalization,
+    group_normalization,
+    hardtanh,
     instance_standardization,
     inverse_rms_normalization,
     reversible_instance_normalization,
+    safe_softmax,
+    silu,
 )
 from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
 
@@ -59,6 +63,15 @@ INSTANCE_NORMS = {
     reversible_instance_normalization: lambda x, mean, stdev, g, b: (x - mean) / stdev * g + b,
     instance_standardization: lambda x, mean, stdev: (x - mean) / stdev,
 }
+FUNCTIONS = {
+    silu: ({}, torch.nn.functional.silu),
+    safe_softmax: ({"axis": 1}, lambda x: torch.softmax(x, 1)),
+    hardtanh: ({}, lambda x, low, high: torch.nn.functional.hardtanh(x, low.item(), high.item())),
+    group_normalization: (
+        {"epsilon": 0.25, "num_groups": 2},
+        lambda x, scale, bias: torch.nn.functional.group_norm(x, 2, scale, bias, 0.25),
+    ),
+}
 SHAPES = [(5,), (4, 5), (2, 3, 5), (2, 2, 3, 5), (0, 5)]
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.composite.name)
 each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -66,7 +79,7 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 def test_every_composite_rule_has_a_row():
     recurrent = [layer for layer, *_ in LAYERS.values()]  # in fusion/test_recurrent.py
-    composites = [*(row.composite for row in ROWS), *INSTANCE_NORMS, *TWINS, *recurrent]
+    composites = [*(row.composite for row in ROWS), *INSTANCE_NORMS, *FUNCTIONS, *TWINS, *recurrent]
     tested = {name for composite in composites for name in composite.function_names}
     assert {op for domain, op in RULES if domain == DOMAIN} == tested
 
@@ -118,6 +131,47 @@ def test_vjp_matches_torch(row, shape, dtype, symbolic):
     for value, reference in zip(got, want, strict=True):
         assert value.dtype == dtype
         assert value.shape == tuple(reference.shape)
+        assert norm_relative_error(value, reference.numpy()) <= NORM_RELATIVE[np.dtype(dtype)]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("composite", FUNCTIONS, ids=lambda composite: composite.name)
+def test_vjp_of_functions_matches_torch(composite, dtype):
+    """Of all inputs but the bounds of hardtanh, some elements lying on these."""
+    attributes, twin = FUNCTIONS[composite]
+    rng, kind = np.random.default_rng(0), ir.DataType.from_numpy(np.dtype(dtype))
+    feed = {
+        "x": (rng.integers(-9, 10, (3, 4, 5)) / 4).astype(dtype),
+        "ct": rng.normal(size=(3, 4, 5)).astype(dtype),
+    }
+    feed |= {name: rng.normal(size=4).astype(dtype) for name in ("scale", "bias") if name in composite.inputs}
+    names = [name for name in composite.inputs if name in feed]
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="row")
+    for name in names:
+        shape = ir.Shape(feed[name].shape if feed[name].ndim == 1 else ["batch", *feed[name].shape[1:]])
+        graph.inputs.append(ir.Value(name=name, type=ir.TensorType(kind), shape=shape))
+    model = ir.Model(graph, ir_version=10)
+    op = Emitter(graph, functions=model.functions)
+    bounds = {"low": -1.0, "high": 1.5}
+    given = dict(zip(names, graph.inputs, strict=True))
+    y = op.call(
+        composite, *(given.get(n) or op.const(bounds[n], kind) for n in composite.inputs), **attributes
+    )
+    y.name, y.shape = "y", graph.inputs[0].shape
+    graph.outputs.append(y)
+    joint, gradients = add_gradients(model, "y", names, cotangent="ct")
+    append_outputs(joint, names, gradients)
+    proto = ir.to_proto(joint).SerializeToString()
+    found = ort.InferenceSession(proto, providers=["CPUExecutionProvider"]).run(None, feed)
+    values = {name: torch.from_numpy(value.astype(float)) for name, value in feed.items()}
+    leaves = [values[name].requires_grad_() for name in names]
+    bound = [
+        torch.tensor(value, dtype=torch.float64) for name, value in bounds.items() if name in composite.inputs
+    ]
+    result = twin(*leaves, *bound)
+    want = [result.detach(), *torch.autograd.grad(result, leaves, values["ct"])]
+    for value, reference in zip(found, want, strict=True):
+        assert value.dtype == dtype
         assert norm_relative_error(value, reference.numpy()) <= NORM_RELATIVE[np.dtype(dtype)]
 
 

@@ -29,7 +29,7 @@ def test_info_tells_what_was_compiled(caplog):
     (level, compiled), (_, called) = said(caplog)
     assert level == logging.INFO
     assert compiled.startswith("graph 0: compiled for training on cpu in ")
-    assert compiled.endswith(" nodes forward, 3 backward")
+    assert compiled.endswith(" nodes forward, 2 backward")
     assert called.startswith("graph 0: first call after ")
 
 

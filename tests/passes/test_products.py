@@ -46,6 +46,23 @@ def test_both_factors_transposed():
     assert rewritten(nodes, {"a": (5, 3), "b": (4, 5)}) == {"MatMul": 1}
 
 
+@pytest.mark.parametrize("b_shape", [(5, 4), (4, 5)], ids=["A", "A and B"])
+def test_a_gemm_reads_its_factors_the_other_way(b_shape):
+    gemm = helper.make_node("Gemm", ["a", "b"], ["p"], transA=1, transB=int(b_shape[1] == 5), alpha=0.5)
+    assert rewritten([gemm, transpose("p", "y")], {"a": (5, 3), "b": b_shape}) == {"Gemm": 1}
+
+
+def test_a_gemm_of_plain_factors():
+    gemm = helper.make_node("Gemm", ["a", "b"], ["p"])
+    assert rewritten([gemm, transpose("p", "y")], {"a": (3, 5), "b": (5, 4)}) == {"Gemm": 1}
+
+
+def test_a_gemm_with_a_summand_stays():
+    gemm = helper.make_node("Gemm", ["a", "b", "c"], ["p"])
+    shapes = {"a": (3, 5), "b": (5, 4), "c": (3, 4)}
+    assert rewritten([gemm, transpose("p", "y")], shapes) == {"Gemm": 1, "Transpose": 1}
+
+
 def test_a_transposed_factor_that_others_read_stays():
     nodes = [
         transpose("x", "xt"),

@@ -1,4 +1,4 @@
-"""Gradients of activations and normalised exponentials."""
+"""SiLU, hardtanh and the softmax of masked rows, and gradients of activations and normalised exponentials."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ __all__ = [
     "clip_gradient_of_finite",
     "gelu_gradient",
     "gelu_tanh_gradient",
+    "hardtanh",
+    "hardtanh_gradient",
+    "hardtanh_gradient_of_finite",
     "log_softmax_gradient",
     "mish_gradient",
     "relu_gradient",
     "relu_gradient_of_finite",
+    "safe_softmax",
     "sigmoid_gradient",
+    "silu",
+    "silu_gradient",
     "softmax_gradient",
     "tanh_gradient",
 ]
@@ -31,6 +37,14 @@ def softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeR
     product = op.Mul(ct, y)
     total = op.ReduceSum(product, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
     return op.Sub(product, op.Mul(y, total))
+
+
+@composite("SafeSoftmax", ["x"], {"axis": ir.AttributeType.INT})
+def safe_softmax(op: Emitter, x: ir.Value, *, axis: AttributeRef) -> ir.Value:
+    """Softmax, but zero where all of an axis is minus infinity, as masks make it. `SoftmaxGradient` is its gradient."""
+    most = op.ReduceMax(x, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
+    masked = op.Equal(most, -math.inf)
+    return op.Where(masked, 0.0, op.Softmax(op.Where(masked, 0.0, x), axis=axis))
 
 
 @composite("LogSoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
@@ -105,10 +119,47 @@ def _within(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value
     return op.And(op.GreaterOrEqual(x, low), op.LessOrEqual(x, high))
 
 
+@composite("Hardtanh", ["x", "low", "high"])
+def hardtanh(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
+    """Hardtanh, of which ReLU6 is one: a Clip whose gradient on the bounds is zero. The bounds are scalars."""
+    return op.Clip(x, low, high)
+
+
+@composite("HardtanhGradient", ["y", "low", "high", "ct"])
+def hardtanh_gradient(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value) -> ir.Value:
+    """Hardtanh: 0 where y <= low or y >= high, else ct; the bounds are scalars."""
+    return op.Where(_beyond(op, y, low, high), 0.0, ct)
+
+
+@composite("HardtanhGradientOfFinite", ["y", "low", "high", "ct"])
+def hardtanh_gradient_of_finite(
+    op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value
+) -> ir.Value:
+    """Hardtanh, as HardtanhGradient, where cotangents are finite; see ReluGradientOfFinite."""
+    return op.Mul(ct, op.Cast(op.Not(_beyond(op, y, low, high)), to=ct.dtype))
+
+
+def _beyond(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
+    return op.Or(op.LessOrEqual(y, low), op.GreaterOrEqual(y, high))
+
+
 @composite("SigmoidGradient", ["y", "ct"])
 def sigmoid_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
     """Sigmoid: ct * y (1 - y)."""
     return op.Mul(ct, op.Mul(y, op.Sub(1.0, y)))
+
+
+@composite("Silu", ["x"])
+def silu(op: Emitter, x: ir.Value) -> ir.Value:
+    """SiLU: x * sigmoid(x)."""
+    return op.Mul(x, op.Sigmoid(x))
+
+
+@composite("SiluGradient", ["x", "ct"])
+def silu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
+    """SiLU: ct * s (1 + x (1 - s)), with s = sigmoid(x)."""
+    sigmoid = op.Sigmoid(x)
+    return op.Mul(ct, op.Mul(sigmoid, op.Add(op.Mul(x, op.Sub(1.0, sigmoid)), 1.0)))
 
 
 @composite("TanhGradient", ["y", "ct"])

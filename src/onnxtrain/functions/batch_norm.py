@@ -1,4 +1,4 @@
-"""Training BatchNormalization, and with what follows it, as functions that native kernels take the place of.
+"""Training BatchNormalization, alone and with what follows it, and MaxPool, as functions that have native kernels.
 
 The gradient of BatchNormalization alone is in `normalization`.
 """
@@ -20,9 +20,11 @@ __all__ = [
     "batch_normalization_relu",
     "batch_normalization_relu_gradient",
     "batch_normalization_training",
+    "max_pool",
 ]
 
 _INPUTS = ["x", "scale", "bias", "mean", "var"]
+_WINDOWS = dict.fromkeys(("kernel_shape", "strides", "pads"), ir.AttributeType.INTS)
 _ATTRIBUTES = {"epsilon": ir.AttributeType.FLOAT, "momentum": ir.AttributeType.FLOAT}
 
 
@@ -58,7 +60,7 @@ def batch_normalization_relu_gradient(
 @composite(
     "BatchNormalizationMaxPoolRelu",
     _INPUTS,
-    _ATTRIBUTES | dict.fromkeys(("kernel_shape", "strides", "pads"), ir.AttributeType.INTS),
+    _ATTRIBUTES | _WINDOWS,
     outputs=4,
 )
 def batch_normalization_max_pool_relu(
@@ -101,6 +103,12 @@ def batch_normalization_max_pool_relu_gradient(
     positive = _where_positive(op, y, ct)
     spread = op.MaxUnpool(positive, indices, op.Shape(x), kernel_shape=[1, 1], strides=[1, 1])
     return batch_normalization_cotangents(op, spread, x, scale, epsilon)
+
+
+@composite("MaxPool", ["x"], _WINDOWS, outputs=2)
+def max_pool(op: Emitter, x: ir.Value, **windows: AttributeRef) -> tuple[ir.Value, ...]:
+    """MaxPool and the indices of the maxima, int64. x: `[batch, channels, height, width]`."""
+    return op.MaxPool(x, **windows, _outputs=2)
 
 
 def _where_positive(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:

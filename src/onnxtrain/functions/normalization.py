@@ -1,4 +1,6 @@
-"""Gradients of normalisations; those of the two root mean square ops of onnxtrain itself are in `rms_norm`.
+"""GroupNormalization, and gradients of normalisations.
+
+Those of the two root mean square ops of onnxtrain itself are in `rms_norm`.
 
 All rest on one formula. With x̂ = (x - mean(x)) * r, r = 1 / sqrt(var(x) + epsilon) over some axes, and the
 cotangent g of x̂, the cotangent of x is r * (g - mean(g) - x̂ * mean(g * x̂)), the means over the same axes
@@ -18,6 +20,7 @@ from ._composite import composite
 __all__ = [
     "batch_normalization_cotangents",
     "batch_normalization_gradient",
+    "group_normalization",
     "group_normalization_gradient",
     "layer_normalization_gradient",
     "rms_normalization_gradient",
@@ -76,6 +79,37 @@ def batch_normalization_cotangents(
 
 
 @composite(
+    "GroupNormalization",
+    ["x", "scale", "bias"],
+    {"epsilon": ir.AttributeType.FLOAT, "num_groups": ir.AttributeType.INT},
+)
+def group_normalization(
+    op: Emitter,
+    x: ir.Value,
+    scale: ir.Value,
+    bias: ir.Value,
+    *,
+    epsilon: AttributeRef,
+    num_groups: AttributeRef,
+) -> ir.Value:
+    """x̂ * scale + bias, x̂ standardised over each group of channels of each sample.
+
+    x: `[batch, channels, *spatial]`; scale and bias: `[channels]`.
+    """
+    flat = op.merge_from(x, 2)
+    groups = _shape_in_groups(op, x, op.Unsqueeze(op.ints(num_groups), [0]))
+    standard, _ = _standardize(op, op.Reshape(x, groups, allowzero=1), [2], epsilon)
+    scaled = op.Mul(op.reshape_like(standard, flat), op.Unsqueeze(scale, [1]))
+    return op.reshape_like(op.Add(scaled, op.Unsqueeze(bias, [1])), x)
+
+
+def _shape_in_groups(op: Emitter, x: ir.Value, count: ir.Value) -> ir.Value:
+    """Returns the shape `[batch, groups, -1]` of x, int64, for a number of groups in a vector."""
+    size = op.Div(op.Shape(op.Flatten(x, axis=1), start=1), count)
+    return op.Concat(op.Shape(x, start=0, end=1), count, size, axis=0)
+
+
+@composite(
     "GroupNormalizationGradient",
     ["ct", "x", "scale"],
     {"epsilon": ir.AttributeType.FLOAT, "num_groups": ir.AttributeType.INT},
@@ -98,8 +132,7 @@ def group_normalization_gradient(
     flat = op.merge_from(ct, 2)
     given = op.Unsqueeze(op.ints(num_groups), [0])
     count = op.Where(op.Equal(given, op.const([0])), op.Shape(scale), given)
-    size = op.Div(op.Shape(op.Flatten(x, axis=1), start=1), count)
-    groups = op.Concat(op.Shape(x, start=0, end=1), count, size, axis=0)
+    groups = _shape_in_groups(op, x, count)
     standard, inverse = _standardize(op, op.Reshape(x, groups, allowzero=1), [2], epsilon)
     ct_standard = op.Reshape(op.Mul(flat, op.Unsqueeze(scale, [1])), groups, allowzero=1)
     ct_x = _through_standardize(op, ct_standard, standard, inverse, 2)

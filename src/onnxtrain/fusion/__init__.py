@@ -7,8 +7,12 @@ know `onnxtrain.functions`, which `onnxtrain.passes` does not.
 from __future__ import annotations
 
 from onnxtrain.fusion._pass import Fusion, FusionPass
+from onnxtrain.fusion.activations import ACTIVATIONS
 from onnxtrain.fusion.convolutional import ConvolutionalPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.recurrent import RecurrentPass
 
-__all__ = ["NORMS", "ConvolutionalPass", "Fusion", "FusionPass", "RecurrentPass"]
+__all__ = ["FUSIONS", "NORMS", "ConvolutionalPass", "Fusion", "FusionPass", "RecurrentPass"]
+
+FUSIONS = (*NORMS, *ACTIVATIONS)
+"""All that forward graphs are searched for."""

@@ -20,6 +20,7 @@ from onnxtrain.functions import (
     batch_normalization_relu_gradient,
     batch_normalization_training,
     convolution,
+    max_pool,
     relu_gradient_of_finite,
 )
 from onnxtrain.fusion._pass import remove_unread
@@ -32,7 +33,7 @@ _Attributes = Mapping[str, int | float | list[int]]
 
 
 class ConvolutionalPass(ir.passes.InPlacePass):
-    """Rewrite Conv, training BatchNormalization and its gradient, with ReLU where there is one, in float32.
+    """Rewrite Conv, MaxPool, training BatchNormalization and its gradient, with ReLU where there is one, in float32.
 
     To be run last: passes that look for these ops do not know the functions.
     """
@@ -40,7 +41,12 @@ class ConvolutionalPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; subgraphs stay."""
         op = Emitter(model.graph, functions=model.functions)
-        rewrites: list[Callable[[Emitter, ir.Node], bool]] = [_convolution, _normalization, _gradient]
+        rewrites: list[Callable[[Emitter, ir.Node], bool]] = [
+            _convolution,
+            _normalization,
+            _pooling,
+            _gradient,
+        ]
         modified = [
             rewrite(op, node)
             for node in tuple(model.graph)
@@ -121,6 +127,17 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
         given.replace_all_uses_with(indices, replace_graph_outputs=True)
     indices.name = indices.name or ""
     op.graph.remove(pool, safe=True)
+    return True
+
+
+def _pooling(op: Emitter, node: ir.Node) -> bool:
+    """MaxPool whose indices are read, as its gradient does."""
+    if (node.op_type, node.domain) != ("MaxPool", "") or len(node.outputs) < 2 or not node.outputs[1].uses():
+        return False
+    windows = _windows(node)
+    if windows is None:
+        return False
+    _become(op, node, max_pool, windows)
     return True
 
 

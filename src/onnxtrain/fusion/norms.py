@@ -11,6 +11,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import static_dims
 from onnxtrain.functions import (
     floored_rms_normalization,
+    group_normalization,
     instance_standardization,
     inverse_rms_normalization,
     reversible_instance_normalization,
@@ -90,6 +91,47 @@ def _affine(last: ir.Node, match: Match) -> bool:
     )
 
 
+def _grouped(last: ir.Node, match: Match) -> bool:
+    """Whether groups of the channels of x are standardised and each channel is scaled, all of it in float32."""
+    x, y = match["x"], last.outputs[0]
+    if any(value.dtype != ir.DataType.FLOAT for value in (x, y, match["scale"], match["bias"])):
+        return False
+    dims = static_dims(x)
+    if dims is None or len(dims) < 3 or dims[1] is None or x.shape != y.shape:
+        return False
+    planes = [match[name] for name in ("scale_plane", "bias_plane") if name in match]
+    of_channels = all(static_dims(match[name]) == (dims[1],) for name in ("scale", "bias"))
+    return of_channels and all(static_dims(plane) == (dims[1], *[1] * (len(dims) - 2)) for plane in planes)
+
+
+def _into_groups(reshape: ir.Node) -> Mapping[str, Any] | None:
+    """As `[batch, groups, -1]`."""
+    sizes = None if reshape.inputs[1] is None else ir.convenience.get_const_tensor(reshape.inputs[1])
+    given = [] if sizes is None else sizes.numpy().ravel().tolist()
+    known = len(given) == 3 and given[0] == 0 and given[1] > 0 and given[2] == -1
+    return {"num_groups": given[1]} if known and not reshape.attributes.get_int("allowzero", 0) else None
+
+
+def _unscaled(norm: ir.Node) -> Mapping[str, Any] | None:
+    """InstanceNormalization with ones and zeros for scale and bias."""
+    for given, wanted in zip(norm.inputs[1:], (1, 0), strict=True):
+        tensor = None if given is None else ir.convenience.get_const_tensor(given)
+        if tensor is None or not (tensor.numpy() == wanted).all():
+            return None
+    return {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
+
+
+def _in_groups(norm: ir.Node) -> Mapping[str, Any] | None:
+    """GroupNormalization of opset 21, whose scale and bias are of channels."""
+    groups = norm.attributes.get_int("num_groups")
+    return {"epsilon": norm.attributes.get_float("epsilon", 1e-5), "num_groups": groups} if groups else None
+
+
+def _per_channel(name: str) -> Pattern:
+    plane = op.Unsqueeze(value(name), ..., name=f"{name}_plane", shared=True)
+    return either(plane, op.Cast(plane, shared=True))
+
+
 def _one_per_row(shape: ir.Shape) -> ir.Shape:
     return ir.Shape([*shape[:-1], 1])
 
@@ -120,7 +162,20 @@ _centered = op.Sub(_x, _mean, name="centered", shared=True)
 _variance = op.ReduceMean(_square(perhaps_stopped(_centered)), ..., where=_over_each_series)
 _stdev = stopped(op.Sqrt(op.Add(_variance, _epsilon)), "stdev")
 
+# GroupNormalization as exporters write it, over channels as a few long rows
+_rows = op.InstanceNormalization(op.Reshape(_x, ..., where=_into_groups), ..., where=_unscaled)
+
 NORMS = (
+    Fusion(
+        composite=group_normalization,
+        pattern=op.GroupNormalization(_x, _scale, value("bias"), where=_in_groups),
+        where=_grouped,
+    ),
+    Fusion(
+        composite=group_normalization,
+        pattern=op.Add(op.Mul(op.Reshape(_rows, ...), _per_channel("scale")), _per_channel("bias")),
+        where=_grouped,
+    ),
     Fusion(
         composite=floored_rms_normalization,
         pattern=op.Mul(op.Div(_x, _floored), _scale),

@@ -44,7 +44,8 @@ from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._session import is_of_onnxruntime
 from onnxtrain.ortmodule._split import has_custom_function, keep_from_global_hooks, split_at_custom_functions
 from onnxtrain.ortmodule._steps import Gradients, Steps, compile_in_steps
-from onnxtrain.ortmodule._torch import CompileContext
+from onnxtrain.ortmodule._torch import CompileContext, foreach_copy
+from onnxtrain.ortmodule._watch import unwatched
 
 __all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
 
@@ -338,6 +339,10 @@ class CompiledGraph:
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Runs the graph, writes mutated inputs back, and returns its outputs."""
+        outputs: tuple[Any, ...] = unwatched(self._compute, args)
+        return outputs
+
+    def _compute(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         body = self.body
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in body.inputs]
         if forward_ad._current_level >= 0 and any(map(_is_dual, tensors)):
@@ -360,15 +365,29 @@ class CompiledGraph:
             if error.__cause__ is not None and is_of_onnxruntime(error.__cause__):
                 self._plain(*args)  # its assertions come first
             raise
-        for placeholder, output in body.mutated:
-            written = args[placeholder].data if placeholder in self._unnoticed else args[placeholder]
-            with torch.set_grad_enabled(results[output].requires_grad):
-                written.copy_(results[output])
+        if body.mutated:
+            self._write_back(args, results)
         if self._in_order:
             outputs = tuple(results[: len(body.outputs)])
         else:
             outputs = tuple([output_of(kind, value, args, results) for kind, value in body.outputs])
         return outputs if self._aliases is None else self._aliases.fill(outputs, args)
+
+    def _write_back(self, args: tuple[Any, ...], results: Sequence[torch.Tensor]) -> None:
+        """Copies what the graph computes of inputs that it changes into these."""
+        targets, sources = [], []
+        for placeholder, output in self.body.mutated:
+            target = args[placeholder].data if placeholder in self._unnoticed else args[placeholder]
+            source = results[output]
+            if source.requires_grad:
+                with torch.enable_grad():
+                    target.copy_(source)
+            else:
+                targets.append(target)
+                sources.append(source)
+        if targets:
+            with torch.no_grad():
+                foreach_copy(targets, sources)
 
 
 class _FirstCall:

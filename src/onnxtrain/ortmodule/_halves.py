@@ -9,9 +9,9 @@ from onnx_ir.passes import common
 
 from onnxtrain.autodiff import reads
 from onnxtrain.ortmodule._checkpoint import region_of
-from onnxtrain.passes import remove_unread_control_flow
+from onnxtrain.passes import is_training_batch_norm, remove_unread_control_flow
 
-__all__ = ["Halves", "ancestors", "cut"]
+__all__ = ["Halves", "ancestors", "cut", "sources"]
 
 
 class Halves:
@@ -61,6 +61,21 @@ def ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
         nodes.add(node)
         stack += [value.producer() for value in reads(node)]
     return nodes
+
+
+def sources(values: Sequence[ir.Value]) -> set[ir.Value]:
+    """All values that these depend on, and they themselves."""
+    found: set[ir.Value] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if value not in found and node is not None:
+            # A result of BatchNormalization in training does not depend on the running statistics.
+            own = is_training_batch_norm(node) and value is node.outputs[0]
+            stack += [v for v in node.inputs[:3] if v is not None] if own else reads(node)
+        found.add(value)
+    return found
 
 
 _RECOMPUTED = frozenset(

@@ -9,18 +9,20 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.passes import common
 
 from onnxtrain._building import without_collection
-from onnxtrain.autodiff import expand_path, pull_back, reads
+from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.fusion import ConvolutionalPass
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
-from onnxtrain.ortmodule._halves import Halves, ancestors, cut
+from onnxtrain.ortmodule._halves import Halves, cut, sources
 from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime, suited
 from onnxtrain.passes import (
+    TransposedProductPass,
     infer_shapes,
     inline_functions,
     is_stop_gradient,
@@ -190,9 +192,14 @@ class Program:
         return models
 
     def _suited(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> ir.Model:
+        return suited(self._rewritten(model), self.device, layouts)
+
+    def _rewritten(self, model: ir.Model) -> ir.Model:
+        if TransposedProductPass()(model).modified:
+            common.RemoveUnusedNodesPass()(model)
         if self.device.type == "cpu":
             ConvolutionalPass()(model)
-        return suited(model, self.device, layouts)
+        return model
 
     @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
@@ -200,7 +207,7 @@ class Program:
         halves = Halves(joint, len(needs), cotangents, gradients)
         inputs, outputs, saved = halves.inputs, halves.outputs, halves.saved
         slots = _slots(needs, gradients)
-        behind = {value for node in ancestors(halves.present) for value in reads(node)}
+        behind = sources(halves.present)
         indices = [halves.results.index(value) for value in halves.residuals]
         places = list(enumerate(indices, start=len(saved) - len(indices)))
         own = [place for place, index in places if index >= len(outputs)]
@@ -253,9 +260,7 @@ class Program:
         return program, _slots(needs, gradients)
 
     def _session(self, model: ir.Model, layouts: Mapping[int, Layout] | None = None) -> Session:
-        if self.device.type == "cpu":
-            ConvolutionalPass()(model)
-        return Session(model, self.device, self.severity, layouts)
+        return Session(self._rewritten(model), self.device, self.severity, layouts)
 
     def _differentiable_vjp(
         self, needs: tuple[bool, ...], received: tuple[int, ...], wanted: tuple[bool, ...]

@@ -17,7 +17,13 @@ from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.ortmodule._layout import Layout, lay_out, restride
-from onnxtrain.passes import PositiveAxesPass, has_narrow_floats, infer_shapes, widen_narrow_floats
+from onnxtrain.passes import (
+    CrossEntropyPass,
+    PositiveAxesPass,
+    has_narrow_floats,
+    infer_shapes,
+    widen_narrow_floats,
+)
 from onnxtrain.runtime.kernels import register_kernels
 
 __all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime", "suited"]
@@ -57,6 +63,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
         lay_out(model, layouts)
     if not model.graph.outputs:
         return model
+    CrossEntropyPass()(model)
     if device.type == "cpu" and has_narrow_floats(model):
         model = widen_narrow_floats(model)
     if device.type == "cpu" and has_float64(model):

@@ -66,6 +66,9 @@ try:
     push_dispatch_mode = torch._C._push_on_torch_dispatch_stack
     pop_dispatch_mode = torch._C._pop_torch_dispatch_stack
     get_dispatch_mode = torch._C._get_dispatch_mode
+    count_dispatch_modes = torch._C._len_torch_dispatch_stack
+    dispatch_mode_at = torch._C._get_dispatch_stack_at
+    foreach_copy = torch._foreach_copy_
     FAKE_MODE = torch._C._TorchDispatchModeKey.FAKE
     is_tracing = torch._C._is_tracing
     current_graph_task_id = torch._C._current_graph_task_id
@@ -114,16 +117,19 @@ __all__ = [
     "c_eval_frame",
     "compute_overlapping_tensors",
     "constrain_range_for_size",
+    "count_dispatch_modes",
     "current_graph_task_id",
     "decompositions",
     "dispatch_keys_excluded",
     "dispatch_keys_included",
+    "dispatch_mode_at",
     "dynamo_config",
     "dynamo_optimize",
     "enable_python_dispatcher",
     "enter_vmap",
     "eval_frame",
     "fake_impls",
+    "foreach_copy",
     "from_dlpack",
     "from_fun",
     "functorch_transforms_active",

@@ -33,7 +33,7 @@ from onnxtrain.ortmodule._torch import (
     is_fx_symbolic_tracing,
 )
 
-__all__ = ["being_traced", "has_hooks", "watched"]
+__all__ = ["being_traced", "has_hooks", "unwatched", "watched"]
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
@@ -70,6 +70,19 @@ def watched(
         policy: whether that is allowed; if not, such a call raises ORTModuleTorchModelException when it is done.
     """
     return _Watched(call, plain, _Watch(report, policy)).run
+
+
+def unwatched(compute: Callable[..., Any], *args: Any) -> Any:
+    """Returns `compute(*args)`, whose operators are ORTModule's own: the watch would cost more than they do."""
+    count = _torch.count_dispatch_modes()
+    watch = _torch.dispatch_mode_at(count - 1) if count else None
+    if type(watch) is not _Watch:
+        return compute(*args)
+    _pop(None)
+    try:
+        return compute(*args)
+    finally:
+        _push(watch)
 
 
 def being_traced() -> bool:

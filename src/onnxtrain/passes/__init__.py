@@ -9,6 +9,7 @@ from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.cleanup import RANDOM_OPS, CleanupPass, remove_unread_control_flow
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
+from onnxtrain.passes.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.inline import inline_functions
@@ -45,6 +46,7 @@ __all__ = [
     "CeilModePass",
     "CleanupPass",
     "ColumnVectorPass",
+    "CrossEntropyPass",
     "DynamicBatchPass",
     "FoldConstantsPass",
     "ImpliedRanksPass",

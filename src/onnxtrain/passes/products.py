@@ -63,7 +63,7 @@ class TransposedProductPass(ir.passes.InPlacePass):
 
     `x @ W.T`, as exporters write linear layers, has the gradient (x^T ct)^T of W. Transposing the product costs a
     pass over a matrix of W's size in every step, while transposed factors are read as they are: runtimes merge them
-    into the product.
+    into the product. A Gemm says itself which of its factors are transposed.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -73,14 +73,29 @@ class TransposedProductPass(ir.passes.InPlacePass):
             product = _product(node)
             if product is None:
                 continue
+            modified = True
+            if product.op_type == "Gemm":
+                _exchange_factors(node, product)
+                continue
             factors = [_transposed(model.graph, node, factor) for factor in reversed(product.inputs)]
             node.op_type = "MatMul"
             node.attributes.clear()
             node.resize_inputs(2)
             for index, factor in enumerate(factors):
                 node.replace_input_with(index, factor)
-            modified = True
         return ir.passes.PassResult(model, modified)
+
+
+def _exchange_factors(node: ir.Node, gemm: ir.Node) -> None:
+    """Makes a node that transposes the product of a Gemm this product."""
+    node.op_type = "Gemm"
+    node.attributes.clear()
+    node.attributes.add(ir.AttrFloat32("alpha", gemm.attributes.get_float("alpha", 1.0)))
+    for name, other in (("transA", "transB"), ("transB", "transA")):
+        node.attributes.add(ir.AttrInt64(name, int(not gemm.attributes.get_int(other, 0))))
+    node.resize_inputs(2)
+    for index, factor in enumerate(reversed(gemm.inputs[:2])):
+        node.replace_input_with(index, factor)
 
 
 def _product(node: ir.Node) -> ir.Node | None:
@@ -89,10 +104,12 @@ def _product(node: ir.Node) -> ir.Node | None:
         return None
     value = node.inputs[0]
     product = value.producer() if value is not None else None
-    if product is None or product.op_type != "MatMul" or product.domain != "":
+    if product is None or product.op_type not in ("MatMul", "Gemm") or product.domain != "":
         return None
     if len(product.outputs[0].uses()) != 1 or product.outputs[0].is_graph_output():
         return None
+    if product.op_type == "Gemm":
+        return product if all(summand is None for summand in product.inputs[2:]) else None
     # The product is a matrix and so is this factor: the other one must be a matrix too.
     return product if any(_is_transpose(factor.producer()) for factor in product.inputs if factor) else None
 

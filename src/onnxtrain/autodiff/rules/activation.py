@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, vjp
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import (
+    DOMAIN,
     gelu_gradient,
     gelu_tanh_gradient,
+    hardtanh,
+    hardtanh_gradient,
+    hardtanh_gradient_of_finite,
     log_softmax_gradient,
     mish_gradient,
     relu_gradient,
     relu_gradient_of_finite,
+    safe_softmax,
     sigmoid_gradient,
+    silu,
+    silu_gradient,
     softmax_gradient,
     tanh_gradient,
 )
@@ -107,6 +114,27 @@ def gelu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 defvjp("Mish", X=lambda op, n, ct: op.call(mish_gradient, n.X, ct))
+
+
+def _silu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x sigmoid(x)."""
+    return op.call(silu_gradient, n.x, ct)
+
+
+def _hardtanh(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Y = x between the bounds, where alone it has a gradient."""
+    gradient = hardtanh_gradient_of_finite if n.is_mixed(n.out.y) else hardtanh_gradient
+    return op.call(gradient, n.out.y, n.low, n.high, ct)
+
+
+def _safe_softmax(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Rows of zeros have zero gradients by the formula of Softmax."""
+    return op.call(softmax_gradient, n.out.y, ct, axis=n.attr("axis"))
+
+
+for _composite, _rule in ((silu, _silu), (hardtanh, _hardtanh), (safe_softmax, _safe_softmax)):
+    for _name in _composite.function_names:
+        vjp(_name, domain=DOMAIN, wrt=("x",), signature=Signature(_composite.inputs, ("y",)))(_rule)
 
 
 @vjp("Swish", wrt=("X",))

@@ -16,6 +16,7 @@ from onnxtrain.functions import (
     batch_normalization_gradient,
     floored_rms_normalization,
     floored_rms_normalization_gradient,
+    group_normalization,
     group_normalization_gradient,
     instance_standardization,
     inverse_rms_normalization,
@@ -100,12 +101,17 @@ def instance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents
 
 
 @vjp("GroupNormalization", wrt=("X", "scale", "bias"))
-def group_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+def group_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y = x̂ * scale + bias, x̂ standardised over each group of channels of each sample."""
     ct, x, scale = _wide(op, ct, n.X, n.scale)
     attributes = {"epsilon": n.attr("epsilon"), "num_groups": n.attr("num_groups")}
     grads = op.call(group_normalization_gradient, ct, x, scale, **attributes, _outputs=3)
     return _as_inputs(op, n, dict(zip(("X", "scale", "bias"), grads, strict=True)))
+
+
+for _name in group_normalization.function_names:
+    _signature = Signature(("X", "scale", "bias"), ("Y",))
+    vjp(_name, domain=DOMAIN, wrt=("X", "scale", "bias"), signature=_signature)(group_norm)
 
 
 @vjp(

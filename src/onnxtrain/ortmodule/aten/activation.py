@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain import functions
 from onnxtrain.ortmodule import _formulas
 from onnxtrain.ortmodule._lowering import Lowering, lower
 
@@ -27,8 +28,10 @@ def relu(low: Lowering, x: ir.Value) -> ir.Value:
 @lower("aten.hardtanh.default")
 def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0) -> ir.Value:
     """Not Clip: on the bounds the gradient is 0 (so it is for relu6)."""
-    op = low.op
     least, most = low.tensor(min_val, low.dtype), low.tensor(max_val, low.dtype)
+    if low.dtype == ir.DataType.FLOAT:
+        return low.op.call(functions.hardtanh, x, least, most)
+    op = low.op
     x = op.Where(op.LessOrEqual(x, least), least, x)
     return op.Where(op.GreaterOrEqual(x, most), most, x)
 

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from onnxtrain import functions
 from onnxtrain.ortmodule._gradients import straight_through
 from onnxtrain.ortmodule._lowering import DTYPES, Lowering, lower
 from onnxtrain.ortmodule.aten.counting import segment_of_each
@@ -27,6 +28,8 @@ def safe_softmax(low: Lowering, x: ir.Value, dim: int, dtype: Any = None) -> ir.
     x = low.tensor(x, low.dtype)
     if _is_product(low.node.args[0]):
         return op.Softmax(x, axis=dim)
+    if low.dtype == ir.DataType.FLOAT and low.fake(0).dim() > 0:
+        return op.call(functions.safe_softmax, x, axis=dim)
     masked = op.Equal(op.ReduceMax(x, [dim], keepdims=1), op.const(float("-inf"), low.dtype))
     y = op.Softmax(op.Where(masked, op.const(0.0, low.dtype), x), axis=dim)
     return op.Where(masked, op.const(0.0, low.dtype), y)

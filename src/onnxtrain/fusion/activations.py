@@ -1,0 +1,22 @@
+"""Activations that models write in standard ops."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.functions import silu
+from onnxtrain.fusion._pass import Fusion
+from onnxtrain.fusion._patterns import Match, op, value
+
+__all__ = ["ACTIVATIONS"]
+
+
+def _is_float(last: ir.Node, match: Match) -> bool:
+    """Whether it is in float32, for which there is a kernel."""
+    x = match["x"]
+    return x.dtype == ir.DataType.FLOAT and x.shape is not None
+
+
+_x = value("x")
+
+ACTIVATIONS = (Fusion(composite=silu, pattern=op.Mul(_x, op.Sigmoid(_x)), where=_is_float),)

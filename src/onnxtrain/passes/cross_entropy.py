@@ -1,0 +1,45 @@
+"""The cross entropy of a matrix of scores, without a third axis."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+__all__ = ["CrossEntropyPass"]
+
+
+class CrossEntropyPass(ir.passes.InPlacePass):
+    """Rewrite SoftmaxCrossEntropyLoss of a matrix as LogSoftmax and NegativeLogLikelihoodLoss.
+
+    The op's function, which ONNX Runtime runs, adds an axis behind that of the classes, so that its LogSoftmax reads
+    each row with a stride, and copies the result.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; values keep their names."""
+        modified = False
+        for node in tuple(model.graph):
+            if _is_of_matrix(node):
+                _split(model.graph, node)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _is_of_matrix(node: ir.Node) -> bool:
+    if (node.op_type, node.domain) != ("SoftmaxCrossEntropyLoss", ""):
+        return False
+    scores = node.inputs[0]
+    return scores is not None and scores.shape is not None and scores.shape.rank() == 2
+
+
+def _split(graph: ir.Graph, node: ir.Node) -> None:
+    scores, old = node.inputs[0], node.outputs[1] if len(node.outputs) > 1 else None
+    assert scores is not None
+    name = (old.name if old is not None else None) or f"{node.outputs[0].name}_log_probabilities"
+    log_prob = ir.Value(name=name, type=scores.type, shape=scores.shape)
+    graph.insert_before(node, ir.node("LogSoftmax", [scores], attributes={"axis": 1}, outputs=[log_prob]))
+    if old is not None:
+        old.name = None
+        old.replace_all_uses_with(log_prob, replace_graph_outputs=True)
+        node.resize_outputs(1)
+    node.op_type = "NegativeLogLikelihoodLoss"
+    node.replace_input_with(0, log_prob)

@@ -9,6 +9,7 @@
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_indexing(Domain& domain);
+void add_linalg(Domain& domain);
 void add_losses(Domain& domain);
 void add_optimizers(Domain& domain);
 void add_recurrent(Domain& domain);
@@ -23,6 +24,7 @@ inline void add_all(Domain& domain) {
   add_group_norm(domain);
   add_instance_norm(domain);
   add_indexing(domain);
+  add_linalg(domain);
   add_losses(domain);
   add_optimizers(domain);
   add_recurrent(domain);

@@ -13,7 +13,7 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
-from onnxtrain.fusion import FUSIONS, ConvolutionalPass, FusionPass, RecurrentPass
+from onnxtrain.fusion import FUSIONS, ConvolutionalPass, FusionPass, ProductPass, RecurrentPass
 from onnxtrain.inference_graph import build_inference_model, inference_entry
 from onnxtrain.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
@@ -132,6 +132,7 @@ def build_training_graphs(
     CleanupPass(keep=set())(training)
     training, evaluation = suit_runtime(training), suit_runtime(evaluation)
     ConvolutionalPass()(training)
+    ProductPass()(training)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
     manifest["loss_mean"] = mean

@@ -18,6 +18,7 @@ from kernels import (
     test_batch_norm,
     test_convolutions,
     test_indexing,
+    test_linalg,
     test_losses,
     test_norms,
     test_optimizers,
@@ -90,6 +91,11 @@ def _embedding(rng: np.random.Generator) -> Arguments:
     return [max(rows, 1), *axes], tuple(sizes(rng, 0, 3, empty=True))
 
 
+def _factors(rng: np.random.Generator) -> Arguments:
+    """Rows, depth and columns, and which of the two matrices lies transposed."""
+    return rng.integers(0, 130, 3).tolist(), rng.integers(0, 2, 2).tolist()
+
+
 def _direction_and_sizes(rng: np.random.Generator) -> Arguments:
     return str(rng.choice(["", "Reverse"])), rng.integers(1, 40, 4).tolist()
 
@@ -114,6 +120,7 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (test_batch_norm.test_against_bodies, lambda rng: (_with_two(sizes(rng, 2, 5)),)),
     (_convolution, lambda rng: (int(rng.integers(1 << 40)),)),
     (test_indexing.test_embedding_gradient, _embedding),
+    (test_linalg.test_matrix_product, _factors),
     (test_losses.test_cross_entropy_gradient, _classes),
     (test_norms.test_layer_normalization_gradient, _rows),
     (test_norms.test_rms_normalization, _rows),

@@ -37,7 +37,7 @@ from .instance_norm import (
     reversible_instance_normalization_gradient,
     reversible_instance_normalization_parameter_gradient,
 )
-from .linalg import cholesky, inverse
+from .linalg import cholesky, inverse, matrix_product
 from .loss import softmax_cross_entropy_gradient
 from .normalization import (
     batch_normalization_gradient,
@@ -119,6 +119,7 @@ __all__ = [
     "lstm_gradient",
     "lstm_reverse",
     "lstm_reverse_gradient",
+    "matrix_product",
     "max_pool",
     "mish_gradient",
     "momentum_step",

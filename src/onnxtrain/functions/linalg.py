@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
-__all__ = ["cholesky", "inverse"]
+__all__ = ["cholesky", "inverse", "matrix_product"]
 
 Step = Callable[[Emitter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
@@ -87,3 +87,14 @@ def _eliminated(op: Emitter, a: ir.Value, state: ir.Value, step: Step) -> tuple[
     count = op.Squeeze(op.Shape(a, start=-1))
     final, all_given = op.Loop(count, None, state, body=inner.graph, _outputs=2)
     return final, all_given
+
+
+_TRANSPOSITIONS = {"transA": ir.AttributeType.INT, "transB": ir.AttributeType.INT}
+
+
+@composite("MatrixProduct", ["a", "b"], _TRANSPOSITIONS)
+def matrix_product(
+    op: Emitter, a: ir.Value, b: ir.Value, *, transA: AttributeRef, transB: AttributeRef
+) -> ir.Value:
+    """A B of two matrices, of which each may lie transposed: Gemm without a sum."""
+    return op.Gemm(a, b, transA=transA, transB=transB)

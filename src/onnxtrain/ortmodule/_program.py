@@ -15,7 +15,7 @@ from onnxtrain._building import without_collection
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.fusion import ConvolutionalPass
+from onnxtrain.fusion import ConvolutionalPass, ProductPass
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._halves import Halves, cut, sources
 from onnxtrain.ortmodule._layout import Layout
@@ -199,6 +199,7 @@ class Program:
             common.RemoveUnusedNodesPass()(model)
         if self.device.type == "cpu":
             ConvolutionalPass()(model)
+            ProductPass()(model)
         return model
 
     @without_collection()

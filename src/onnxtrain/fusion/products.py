@@ -1,0 +1,89 @@
+"""Products of matrices as the function that native kernels know, where onnxruntime's own product is slow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.functions import matrix_product
+from onnxtrain.fusion._pass import remove_unread
+
+__all__ = ["ProductPass"]
+
+_FAR_APART = 4096
+"""Rows of so many numbers crowd a cache, which holds few lines whose addresses end alike."""
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A matrix, or the one that it is the transpose of."""
+
+    value: ir.Value
+    transposed: bool
+
+    @property
+    def source(self) -> _Factor:
+        """The same without a node that transposes it."""
+        node = self.value.producer()
+        if node is None or (node.op_type, node.domain) != ("Transpose", "") or node.inputs[0] is None:
+            return self
+        matrix = self.value.shape is None or self.value.shape.rank() == 2
+        swaps = tuple(node.attributes.get_ints("perm") or (1, 0)) == (1, 0)
+        return _Factor(node.inputs[0], not self.transposed).source if matrix and swaps else self
+
+
+class ProductPass(ir.passes.InPlacePass):
+    """Rewrite products of float32 matrices of which the first lies transposed, or has rows of thousands of numbers.
+
+    Gradients of weights are such products, and that of the input of a layer with as many outputs as there are words.
+    To be run last: passes that look for products do not know the function.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; subgraphs stay."""
+        op = Emitter(model.graph, functions=model.functions)
+        modified = False
+        for node in tuple(model.graph):
+            factors = _factors(node) if node.graph is model.graph else None
+            if factors is None or not _is_slow(factors[0]):
+                continue
+            modified = True
+            old = [value.producer() for value in node.inputs if value is not None]
+            node.domain, node.op_type, _ = op.function(matrix_product, ir.DataType.FLOAT)
+            node.attributes.clear()
+            node.resize_inputs(2)
+            for index, (factor, name) in enumerate(zip(factors, matrix_product.attributes, strict=True)):
+                node.replace_input_with(index, factor.value)
+                node.attributes.add(ir.AttrInt64(name, int(factor.transposed)))
+            remove_unread(op.graph, old)
+        return ir.passes.PassResult(model, modified)
+
+
+def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
+    """Returns what a node is the product of; None unless it is one of two matrices, and nothing else."""
+    if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
+        return None
+    a, b = node.inputs[:2]
+    if a is None or b is None or any(summand is not None for summand in node.inputs[2:]):
+        return None
+    given = node.attributes
+    if given.get_float("alpha", 1.0) != 1:
+        return None
+    factors = (
+        _Factor(a, bool(given.get_int("transA", 0))).source,
+        _Factor(b, bool(given.get_int("transB", 0))).source,
+    )
+    return factors if all(_is_float_matrix(factor.value) for factor in factors) else None
+
+
+def _is_float_matrix(value: ir.Value) -> bool:
+    return value.dtype == ir.DataType.FLOAT and value.shape is not None and value.shape.rank() == 2
+
+
+def _is_slow(first: _Factor) -> bool:
+    if first.transposed:
+        return True
+    columns = (static_dims(first.value) or [None])[-1]
+    return columns is not None and columns >= _FAR_APART

@@ -1,0 +1,76 @@
+"""Products of which native kernels know a faster way become one op."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fusion.rewriting import ops, rewritten
+from onnxtrain.fusion import ProductPass
+from onnxtrain.passes import to_proto
+from passes._models import run
+
+WEIGHT_GRADIENT = """<ir_version: 10, opset_import: ["": 21]>
+net (float[n, 3] x, float[n, 4] ct) => (float[3, 4] y) { t = Transpose<perm = [1, 0]>(x)  y = MatMul(t, ct) }"""
+
+
+def product(shapes: dict[str, tuple[int, ...]], body: str) -> onnx.ModelProto:
+    """A model y of inputs of these shapes."""
+    inputs = ", ".join(f"float[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
+    return onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> net ({inputs}) => (float[r, c] y) {{ {body} }}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "body"),
+    [
+        ({"a": (5, 3), "b": (5, 4)}, "t = Transpose<perm = [1, 0]>(a)  y = MatMul(t, b)"),
+        ({"a": (5, 3), "b": (5, 4)}, "t = Transpose(a)  y = MatMul(t, b)"),
+        ({"a": (5, 3), "b": (5, 4)}, "y = Gemm<transA = 1>(a, b)"),
+        ({"a": (5, 3), "b": (4, 5)}, "t = Transpose(b)  y = Gemm<transA = 1>(a, t)"),
+        ({"a": (5, 3), "b": (4, 5)}, "t = Transpose(a)  y = Gemm<transB = 1>(t, b)"),
+        ({"a": (2, 4096), "b": (4096, 3)}, "y = MatMul(a, b)"),
+        ({"a": (2, 5000), "b": (3, 5000)}, "y = Gemm<transB = 1>(a, b)"),
+    ],
+)
+def test_becomes_one_op(shapes: dict[str, tuple[int, ...]], body: str) -> None:
+    proto = product(shapes, body)
+    model = rewritten(proto, ProductPass())
+    assert ops(model) == {"MatrixProduct_float": 1}
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    np.testing.assert_allclose(run(to_proto(model), feeds)[0], run(proto, feeds)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "body"),
+    [
+        ({"a": (3, 5), "b": (5, 4)}, "y = MatMul(a, b)"),
+        ({"a": (3, 5), "b": (4, 5)}, "y = Gemm<transB = 1>(a, b)"),
+        ({"a": (5, 3), "b": (5, 4)}, "y = Gemm<transA = 1, alpha = 0.5>(a, b)"),
+        ({"a": (5, 3), "b": (5, 4), "c": (3, 4)}, "y = Gemm<transA = 1>(a, b, c)"),
+        # Transposed twice.
+        ({"a": (5, 3), "b": (3, 4)}, "t = Transpose(a)  y = Gemm<transA = 1>(t, b)"),
+        ({"a": (2, 5, 3), "b": (2, 5, 4)}, "t = Transpose<perm = [0, 2, 1]>(a)  y = MatMul(t, b)"),
+        ({"a": (5, 3), "b": (2, 5, 4)}, "t = Transpose(a)  y = MatMul(t, b)"),
+    ],
+)
+def test_stays(shapes: dict[str, tuple[int, ...]], body: str) -> None:
+    assert "MatrixProduct_float" not in ops(rewritten(product(shapes, body), ProductPass()))
+
+
+def test_other_dtypes_stay() -> None:
+    proto = onnx.parser.parse_model(WEIGHT_GRADIENT.replace("float[", "double["))
+    assert ops(rewritten(proto, ProductPass())) == {"Transpose": 1, "MatMul": 1}
+
+
+def test_a_transpose_that_others_read_stays() -> None:
+    proto = onnx.parser.parse_model(
+        WEIGHT_GRADIENT.replace("=> (float[3, 4] y)", "=> (float[3, 4] y, float[3, n] t)")
+    )
+    model = rewritten(proto, ProductPass())
+    assert ops(model) == {"Transpose": 1, "MatrixProduct_float": 1}
+    feeds = {"x": np.ones((2, 3), np.float32), "ct": np.ones((2, 4), np.float32)}
+    assert run(to_proto(model), feeds)[0].tolist() == [[2] * 4] * 3

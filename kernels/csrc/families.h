@@ -2,6 +2,7 @@
 #pragma once
 
 #include "activation/family.h"
+#include "attention/family.h"
 #include "convolution/family.h"
 #include "core/op.h"
 #include "normalization/family.h"
@@ -17,6 +18,8 @@ void add_recurrent(Domain& domain);
 inline void add_all(Domain& domain) {
   add_pointwise(domain);
   add_softmax(domain);
+  add_attention(domain);
+  add_attention_gradient(domain);
   add_convolutions(domain);
   add_batch_norm(domain);
   add_layer_norm(domain);

@@ -13,7 +13,7 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
-from onnxtrain.fusion import FUSIONS, ConvolutionalPass, FusionPass, ProductPass, RecurrentPass
+from onnxtrain.fusion import FUSIONS, AttentionPass, ConvolutionalPass, FusionPass, ProductPass, RecurrentPass
 from onnxtrain.inference_graph import build_inference_model, inference_entry
 from onnxtrain.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
@@ -122,6 +122,7 @@ def build_training_graphs(
     statistics = _chain_statistics(forward, selection.statistics)
     FusionPass(FUSIONS)(forward)
     RecurrentPass()(forward)
+    AttentionPass()(forward)
     training, gradients = add_gradients(forward, loss, [*selection.trainable, *input_gradients])
     trained = len(selection.trainable)
     append_outputs(training, selection.trainable, gradients[:trained])

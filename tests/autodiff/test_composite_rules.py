@@ -11,6 +11,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from autodiff.test_attention import COMPOSITES as ATTENTION
 from autodiff.test_square_matrices import TWINS
 from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
 from onnxtrain.autodiff._registry import RULES
@@ -79,7 +80,14 @@ each_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 
 def test_every_composite_rule_has_a_row():
     recurrent = [layer for layer, *_ in LAYERS.values()]  # in fusion/test_recurrent.py
-    composites = [*(row.composite for row in ROWS), *INSTANCE_NORMS, *FUNCTIONS, *TWINS, *recurrent]
+    composites = [
+        *(row.composite for row in ROWS),
+        *INSTANCE_NORMS,
+        *FUNCTIONS,
+        *ATTENTION,
+        *TWINS,
+        *recurrent,
+    ]
     tested = {name for composite in composites for name in composite.function_names}
     assert {op for domain, op in RULES if domain == DOMAIN} == tested
 

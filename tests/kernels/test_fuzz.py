@@ -15,6 +15,7 @@ import pytest
 from kernels import (
     against_body,
     test_activations,
+    test_attention,
     test_batch_norm,
     test_convolutions,
     test_indexing,
@@ -91,6 +92,15 @@ def _embedding(rng: np.random.Generator) -> Arguments:
     return [max(rows, 1), *axes], tuple(sizes(rng, 0, 3, empty=True))
 
 
+def _heads(rng: np.random.Generator) -> list[int]:
+    """Batch, heads, queries, keys, size of queries and keys, size of values."""
+    return [
+        *rng.integers(1, 4, 2).tolist(),
+        *rng.integers(1, 150, 2).tolist(),
+        *rng.integers(1, 40, 2).tolist(),
+    ]
+
+
 def _factors(rng: np.random.Generator) -> Arguments:
     """Rows, depth and columns, and which of the two matrices lies transposed."""
     return rng.integers(0, 130, 3).tolist(), rng.integers(0, 2, 2).tolist()
@@ -117,6 +127,10 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
         lambda rng: (str(rng.choice(test_activations.BOUNDED)), sizes(rng, 0, 4, empty=True)),
     ),
     (test_activations.test_gradient_along_an_axis, _along_an_axis),
+    (
+        test_attention.test_attention,
+        lambda rng: (str(rng.choice(["Attention", "CausalAttention"])), _heads(rng)),
+    ),
     (test_batch_norm.test_against_bodies, lambda rng: (_with_two(sizes(rng, 2, 5)),)),
     (_convolution, lambda rng: (int(rng.integers(1 << 40)),)),
     (test_indexing.test_embedding_gradient, _embedding),

@@ -182,10 +182,12 @@ inline void store_some(float* to, vfloat value, size_t count) {
 }
 
 // C (+)= A [rows, depth] B for the panels [first, end) of a packed B [depth, columns], on the calling thread. C's rows are
-// `stride` apart; `row` is what the epilogue is told of the first one.
+// `stride` apart; `row` is what the epilogue is told of the first one. B may have been packed with more rows, `packed_depth`,
+// of which the first are taken.
 template <class Epilogue = AsItIs>
 inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, const float* packed, size_t first, size_t end,
-                       float* c, size_t stride, bool add, size_t row = 0, Epilogue epilogue = {}) {
+                       float* c, size_t stride, bool add, size_t row = 0, Epilogue epilogue = {}, size_t packed_depth = 0) {
+  const size_t panel_size = std::max(depth, packed_depth) * tile_columns;
   size_t k = 0;
   do {
     const size_t deep = std::min(depth_block, depth - k);
@@ -196,7 +198,7 @@ inline void gemm_block(size_t rows, size_t columns, size_t depth, Matrix a, cons
       if (last) value = epilogue(value, row + i, column, count);
       store_some(to, value, count);
     };
-    product_of_block(a.from(0, k), rows, deep, packed + k * tile_columns, depth * tile_columns, first, end, columns, out);
+    product_of_block(a.from(0, k), rows, deep, packed + k * tile_columns, panel_size, first, end, columns, out);
     k += deep;
   } while (k < depth);
 }

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.activations import ACTIVATIONS
+from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.convolutional import ConvolutionalPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 
-__all__ = ["FUSIONS", "NORMS", "ConvolutionalPass", "Fusion", "FusionPass", "ProductPass", "RecurrentPass"]
+__all__ = [
+    "FUSIONS",
+    "NORMS",
+    "AttentionPass",
+    "ConvolutionalPass",
+    "Fusion",
+    "FusionPass",
+    "ProductPass",
+    "RecurrentPass",
+]
 
 FUSIONS = (*NORMS, *ACTIVATIONS)
 """All that forward graphs are searched for."""

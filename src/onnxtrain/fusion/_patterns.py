@@ -25,11 +25,13 @@ __all__ = [
     "Match",
     "NodePattern",
     "Pattern",
+    "constant",
     "either",
     "equal_to",
     "number",
     "op",
     "perhaps_stopped",
+    "read_once",
     "stopped",
     "value",
 ]
@@ -75,8 +77,8 @@ class _Number:
     of: Callable[[float], float | None]
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        constant = _constant(value)
-        result = None if constant is None else self.of(constant)
+        given = constant(value)
+        result = None if given is None else self.of(given)
         if result is not None:
             yield from _with(match, {self.name: result} if self.name else {})
 
@@ -131,7 +133,7 @@ class NodePattern:
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
         """Yields each way in which the value is the output of such a node, see `Pattern`."""
-        node = value.producer() if value is not None and (self.shared or _read_once(value)) else None
+        node = value.producer() if value is not None and (self.shared or read_once(value)) else None
         if node is not None:
             yield from self._matches_node(node, match)
 
@@ -217,12 +219,12 @@ def _stops(value: ir.Value | None) -> Iterable[ir.Node]:
         value = node.inputs[0]
 
 
-def _read_once(value: ir.Value) -> bool:
+def read_once(value: ir.Value) -> bool:
     """Whether one node reads a value, at whatever inputs, and nothing else."""
     return not value.is_graph_output() and len({id(use.node) for use in value.uses()}) == 1
 
 
-def _constant(value: ir.Value | None) -> float | None:
+def constant(value: ir.Value | None) -> float | None:
     """Returns the number that a value always has."""
     node = value.producer() if value is not None else None
     if node is not None and node.op_type == "Cast" and node.domain == "":

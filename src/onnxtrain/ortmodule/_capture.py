@@ -24,7 +24,7 @@ from onnxtrain.ortmodule._torch import (
     pytree,
     to_fun,
 )
-from onnxtrain.ortmodule.aten.attention import EMBEDDINGS
+from onnxtrain.ortmodule.aten.attention import ATTENTION, EMBEDDINGS
 from onnxtrain.ortmodule.aten.indexing import INDEXING
 from onnxtrain.ortmodule.aten.pooling import INTERPOLATE
 from onnxtrain.ortmodule.aten.random import DROPOUTS
@@ -147,7 +147,7 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
 
 
 _REPLACED: dict[Any, Callable[..., Any]] = {
-    **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS,
+    **WHOLE_LAYERS, **DROPOUTS, **INTERPOLATE, **INDEXING, **EMBEDDINGS, **ATTENTION,
 }  # fmt: skip
 """Functions of Dynamo graphs that trace better, or as eager PyTorch runs them, when written in other terms."""
 

@@ -1,4 +1,8 @@
-"""Attention and embeddings. Attention itself comes as products, masks and a softmax."""
+"""Attention and embeddings.
+
+Under PyTorch's own tracing attention comes apart into products, masks and a softmax, whose results it would keep for
+the gradient. `ATTENTION` replaces it, before that happens, by `onnxtrain::attention`, which survives tracing.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 from onnxtrain import functions
@@ -16,6 +21,85 @@ from onnxtrain.ortmodule._gradients import straight_through
 from onnxtrain.ortmodule._lowering import DTYPES, Lowering, lower
 from onnxtrain.ortmodule.aten.counting import segment_of_each
 from onnxtrain.ortmodule.aten.indexing import counted
+
+_LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "attention(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float scale) -> Tensor"
+)
+
+
+@torch.library.register_fake("onnxtrain::attention")  # type: ignore[untyped-decorator]
+def _fake_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+) -> torch.Tensor:
+    return q.new_empty((*q.shape[:3], v.shape[3]))
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    plain = not dropout_p and not enable_gqa and not (is_causal and attn_mask is not None)
+    if not plain or not _is_whole(query, key, value, attn_mask):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return torch.ops.onnxtrain.attention(query, key, value, attn_mask, is_causal, factor)  # type: ignore[no-any-return]
+
+
+def _is_whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Whether it is attention of heads as `functions.attention` has it, in float32 on the CPU."""
+    if any(x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu" for x in (q, k, v)):
+        return False
+    if torch.is_autocast_enabled("cpu") or not isinstance(q.shape[3], int) or not q.shape[3]:
+        return False
+    if mask is not None:
+        if mask.dtype not in (torch.bool, torch.float32) or mask.dim() > 4:
+            return False
+        sizes = zip(reversed(mask.shape), (k.shape[2], q.shape[2], q.shape[1], q.shape[0]), strict=False)
+        if not all(dim == 1 or statically_known_true(dim == size) for dim, size in sizes):
+            return False
+    alike = [*zip(q.shape[:2], k.shape[:2], strict=True), *zip(q.shape[:2], v.shape[:2], strict=True)]
+    return statically_known_true(k.shape[2] > 0) and all(statically_known_true(a == b) for a, b in alike)
+
+
+ATTENTION: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: _attention}
+"""By the function in a Dynamo graph: what to trace instead."""
+
+
+@lower("onnxtrain.attention.default")
+def attention(
+    low: Lowering,
+    q: ir.Value,
+    k: ir.Value,
+    v: ir.Value,
+    mask: ir.Value | None,
+    is_causal: bool,
+    scale: float,
+) -> ir.Value:
+    """One composite op; rows that a mask leaves nothing of are zero, with zero gradients."""
+    op = low.op
+    if mask is None:
+        kind = functions.causal_attention if is_causal else functions.attention
+        y, log_sum = op.call(kind, q, k, v, scale=scale, _outputs=2)
+    else:
+        if mask.dtype == ir.DataType.BOOL:
+            mask = op.Where(mask, op.const(0.0, low.dtype), op.const(-math.inf, low.dtype))
+        y, log_sum = op.call(functions.safe_masked_attention, q, k, v, mask, scale=scale, _outputs=2)
+    log_sum.shape = ir.Shape(low.shape(low.result)[:3])
+    return y
 
 
 @lower("aten._safe_softmax.default")

@@ -1,0 +1,133 @@
+// softmax(scale Q Kᵀ + mask) V, and the logarithm of what the exponentials add up to, from which the gradient has the
+// probabilities again.
+#include "attention/family.h"
+#include "attention/scores.h"
+
+namespace onnxtrain::ONNXTRAIN_LEVEL {
+namespace {
+
+template <Masking masking>
+class Forward {
+ public:
+  Forward(const Sizes& sizes, float scale) : sizes_(sizes), scale_(scale) {}
+
+  // Queries [first, end) of one head.
+  void piece(const float* q, const float* k, const float* v, const Mask& mask, size_t first, size_t end, float* y,
+             float* log_sums) const {
+    const auto& [batch, heads, queries, keys, depth, width] = sizes_;
+    const Buffer packed_k(packed_size(depth, keys)), packed_v(packed_size(keys, width));
+    pack(Threads(), rows_of(k, depth).transposed(), depth, keys, packed_k.data());
+    pack(Threads(), rows_of(v, width), keys, width, packed_v.data());
+    const size_t block = sizes_.block(), stride = sizes_.stride();
+    const Buffer scores(block * stride), inverses(block);
+    for (size_t row = first; row < end; row += block) {
+      const size_t rows = std::min(block, end - row), taken = keys_of<masking>(row + rows - 1, keys);
+      gemm_block(rows, taken, depth, rows_of(q + row * depth, depth), packed_k.data(), 0, divided_up(taken, tile_columns),
+                 scores.data(), stride, false);
+      for (size_t i = 0; i < rows; ++i) {
+        float* own = scores.data() + i * stride;
+        const size_t attended = keys_of<masking>(row + i, keys);
+        log_sums[row + i] = exponentials(own, attended, mask, row + i, inverses.data() + i);
+        std::fill(own + attended, own + taken, 0.f);
+      }
+      const auto normalized = [&](vfloat sum, size_t i, size_t, size_t) { return sum * inverses.data()[i]; };
+      gemm_block(rows, width, taken, rows_of(scores.data(), stride), packed_v.data(), 0, divided_up(width, tile_columns),
+                 y + row * width, width, false, 0, normalized, keys);
+    }
+  }
+
+ private:
+  // Products become exponentials; returns the logarithm of their sum, and the inverse of that.
+  float exponentials(float* products, size_t count, const Mask& mask, size_t query, float* inverse) const {
+    constexpr float infinity = std::numeric_limits<float>::infinity();
+    vfloat most = splat(-infinity), sum{};
+    scores_of<masking>(products, count, scale_, mask, query, [&](size_t i, auto extent, vfloat score) {
+      store(products + i, score, extent);
+      most = max(select(within(extent), score, most), most);
+    });
+    float largest = -infinity;
+    for (size_t lane = 0; lane < lanes; ++lane) largest = std::max(largest, most[lane]);
+    if (masking == Masking::AddedSafely && largest == -infinity && !has_nan(products, count)) {
+      std::fill(products, products + count, 0.f);
+      *inverse = 0;
+      return infinity;
+    }
+    vectors(count, [&](size_t i, auto extent) {
+      const vfloat e = select(within(extent), exp(load(products + i, extent) - largest), vfloat{});
+      store(products + i, e, extent);
+      sum += e;
+    });
+    const float total = onnxtrain::ONNXTRAIN_LEVEL::sum(sum);
+    *inverse = 1 / total;
+    return largest + std::log(total);
+  }
+
+  static bool has_nan(const float* values, size_t count) {
+    return std::any_of(values, values + count, [](float value) { return value != value; });
+  }
+
+  static vint within(Full) { return vint{} == 0; }
+  static vint within(Part part) {
+    vint lane{};
+    for (size_t i = 0; i < lanes; ++i) lane[i] = static_cast<int>(i);
+    return lane < static_cast<int>(part.count);
+  }
+
+  Sizes sizes_;
+  float scale_;
+};
+
+template <Masking masking>
+struct AttentionOp {
+  static constexpr Floats<is_added(masking) ? 4 : 3> inputs{};
+  static constexpr Floats<2> outputs{};
+  float scale;
+
+  explicit AttentionOp(const Attributes& attributes) : scale(attributes.number("scale")) {}
+
+  void compute(Context& context) const {
+    const auto q = context.input<float>(0), k = context.input<float>(1), v = context.input<float>(2);
+    const Sizes sizes(q.shape, k.shape, v.shape);
+    const Masks masks = is_added(masking) ? Masks(context.input<float>(3), sizes) : Masks();
+    const auto y = context.output<float>(0, {q.shape[0], q.shape[1], q.shape[2], v.shape[3]});
+    const auto log_sums = context.output<float>(1, {q.shape[0], q.shape[1], q.shape[2]});
+    // Results that nothing reads have memory here.
+    const Buffer own_y(y.data ? 0 : sizes.all_heads() * sizes.queries * sizes.width), own_sums(log_sums.data ? 0 : sizes.all_heads() * sizes.queries);
+    float* const mixed = y.data ? y.data : own_y.data();
+    float* const sums = log_sums.data ? log_sums.data : own_sums.data();
+    const Forward<masking> forward(sizes, scale);
+    for_pieces(context.threads(), sizes, [&](size_t head, size_t, size_t first, size_t end) {
+      forward.piece(q.data + head * sizes.queries * sizes.depth, k.data + head * sizes.keys * sizes.depth,
+                    v.data + head * sizes.keys * sizes.width, masks.of(head / sizes.heads, head % sizes.heads), first, end,
+                    mixed + head * sizes.queries * sizes.width, sums + head * sizes.queries);
+    });
+  }
+};
+
+struct Attention : AttentionOp<Masking::None> {
+  static constexpr const char* name = "Attention_float";
+  using AttentionOp::AttentionOp;
+};
+struct CausalAttention : AttentionOp<Masking::Causal> {
+  static constexpr const char* name = "CausalAttention_float";
+  using AttentionOp::AttentionOp;
+};
+struct MaskedAttention : AttentionOp<Masking::Added> {
+  static constexpr const char* name = "MaskedAttention_float";
+  using AttentionOp::AttentionOp;
+};
+struct SafeMaskedAttention : AttentionOp<Masking::AddedSafely> {
+  static constexpr const char* name = "SafeMaskedAttention_float";
+  using AttentionOp::AttentionOp;
+};
+
+}  // namespace
+
+void add_attention(Domain& domain) {
+  domain.add<Attention>();
+  domain.add<CausalAttention>();
+  domain.add<MaskedAttention>();
+  domain.add<SafeMaskedAttention>();
+}
+
+}  // namespace onnxtrain::ONNXTRAIN_LEVEL

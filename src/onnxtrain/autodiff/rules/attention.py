@@ -1,0 +1,62 @@
+"""Attention as composite ops, which keep the logarithms of the sums of exponentials, and no probabilities."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._broadcast import sum_to_shape_of
+from onnxtrain.autodiff._node import NodeView, Signature
+from onnxtrain.autodiff._registry import Cotangents, vjp
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import (
+    DOMAIN,
+    CompositeOp,
+    attention,
+    attention_gradient,
+    causal_attention,
+    causal_attention_gradient,
+    masked_attention,
+    masked_attention_gradient,
+    safe_masked_attention,
+)
+
+
+def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+    """Of queries, keys and values by one composite op; of a mask, where that is learned, in standard ops."""
+    result: dict[str, ir.Value] = {}
+    if any(map(n.needs, "qkv")):
+        masks = n.inputs[3:]
+        grads = op.call(gradient, ct, n.q, n.k, n.v, n.out.log_sum, *masks, scale=n.attr("scale"), _outputs=3)
+        result = dict(zip("qkv", grads, strict=True))
+    if n.inputs[3:] and n.needs("mask"):
+        result["mask"] = _ct_mask(op, n, ct)
+    return result
+
+
+def _ct_mask(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
+    """That of the scores, summed over where the mask was repeated."""
+    keys, values = (op.Transpose(x, perm=[0, 1, 3, 2]) for x in (n.k, n.v))
+    scores = op.Add(op.MatMul(op.Mul(n.q, n.attr("scale")), keys), n.mask)
+    probabilities = op.Exp(op.Sub(scores, op.Unsqueeze(n.out.log_sum, [-1])))
+    product = op.Mul(probabilities, op.MatMul(ct, values))
+    ct_scores = op.Sub(product, op.Mul(probabilities, op.ReduceSum(product, [-1], keepdims=1)))
+    ct_scores.shape = ir.Shape([*n.q.shape[:3], n.k.shape[2]])
+    return sum_to_shape_of(op, ct_scores, ct_scores, n.mask)
+
+
+for _composite, _gradient in (
+    (attention, attention_gradient),
+    (causal_attention, causal_attention_gradient),
+    (masked_attention, masked_attention_gradient),
+    (safe_masked_attention, masked_attention_gradient),
+):
+    for _name in _composite.function_names:
+        vjp(
+            _name,
+            domain=DOMAIN,
+            wrt=_composite.inputs,
+            saves=("log_sum",),
+            signature=Signature(_composite.inputs, ("y", "log_sum")),
+        )(partial(_attention, _gradient))

@@ -1,0 +1,233 @@
+"""Attention, as exporters write it: products, scales, perhaps a mask, and a softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.functions import CompositeOp, attention, causal_attention, masked_attention
+from onnxtrain.fusion._pass import remove_unread
+from onnxtrain.fusion._patterns import constant, read_once
+
+__all__ = ["AttentionPass"]
+
+_SWAP = [0, 1, 3, 2]
+_NOTHING = -1e30
+"""What is added to a score of float32 so that its exponential is zero beside that of any other."""
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """scale * q keys + mask, where keys are transposed."""
+
+    q: ir.Value
+    keys: ir.Value
+    scale: float
+    mask: ir.Value | None
+
+
+class AttentionPass(ir.passes.InPlacePass):
+    """Rewrite softmax(scale q kᵀ + mask) v in float32 as one composite op, which keeps no probabilities.
+
+    q, k and v have the axes `[batch, heads, places, size]`, of which the first two must be known to be the same. Left
+    as they are: probabilities that something else reads, dropout of them, masks that choose instead of being added.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; subgraphs stay."""
+        op = Emitter(model.graph, functions=model.functions)
+        modified = [_rewrite(op, node) for node in tuple(model.graph) if node.graph is model.graph]
+        return ir.passes.PassResult(model, any(modified))
+
+
+def _rewrite(op: Emitter, node: ir.Node) -> bool:
+    """Makes the product of probabilities and values the op; whether there was such a product."""
+    softmax = _producer(node.inputs[0], "Softmax") if _is(node, "MatMul") else None
+    if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
+        return False
+    scores, v = _scores(softmax.inputs[0]), node.inputs[1]
+    if scores is None or v is None or not _fit(scores, v):
+        return False
+    composite, inputs = _kind(scores)
+    inputs = [scores.q, _swapped(op.graph, node, scores.keys), v, *inputs]
+    node.domain, node.op_type, _ = op.function(composite, ir.DataType.FLOAT)
+    node.attributes.add(ir.AttrFloat32("scale", scores.scale))
+    node.resize_inputs(len(inputs))
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+    node.resize_outputs(2)
+    log_sum = node.outputs[1]
+    log_sum.name = op.unique_name(f"{node.outputs[0].name}_log_sum")
+    assert scores.q.shape is not None
+    log_sum.shape, log_sum.type = ir.Shape(scores.q.shape[:3]), ir.TensorType(ir.DataType.FLOAT)
+    remove_unread(op.graph, [softmax])
+    return True
+
+
+def _is(node: ir.Node | None, op_type: str) -> bool:
+    return node is not None and (node.op_type, node.domain) == (op_type, "")
+
+
+def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
+    """Returns the node of one of these ops that computes a value, if one node alone reads that."""
+    node = value.producer() if value is not None and read_once(value) else None
+    return node if node is not None and any(_is(node, op_type) for op_type in op_types) else None
+
+
+def _scores(value: ir.Value | None) -> _Scores | None:
+    add, mask = _producer(value, "Add"), None
+    if add is not None:
+        value, mask = add.inputs
+        if _producer(value, "Mul", "Div", "MatMul") is None:
+            value, mask = mask, value
+    value, scale = _unscaled(value)
+    product = _producer(value, "MatMul")
+    if product is None:
+        return None
+    (q, by_q), (keys, by_keys) = map(_unscaled, product.inputs)
+    assert q is not None
+    assert keys is not None
+    return _Scores(q, keys, scale * by_q * by_keys, mask)
+
+
+def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
+    """Returns what a value is a multiple of, and the factor."""
+    scale = 1.0
+    while (node := _producer(value, "Mul", "Div")) is not None:
+        first, second = node.inputs
+        factor = constant(second)
+        if factor is None and node.op_type == "Mul":
+            first, factor = second, constant(first)
+        if factor is None or first is None or value is None or first.shape != value.shape:
+            break
+        value, scale = first, scale * (factor if node.op_type == "Mul" else 1 / factor)
+    return value, scale
+
+
+def _fit(scores: _Scores, v: ir.Value) -> bool:
+    """Whether sizes and dtypes are what the op takes."""
+    q, keys = scores.q, scores.keys
+    if any(x.dtype != ir.DataType.FLOAT or x.shape is None or x.shape.rank() != 4 for x in (q, keys, v)):
+        return False
+    assert q.shape is not None
+    assert keys.shape is not None
+    assert v.shape is not None
+    # The sizes that a product does not ask to be the same; batch and heads it would repeat.
+    if not all(_same(q.shape[i], x.shape[i]) for x in (keys, v) for i in (0, 1) if x.shape is not None):
+        return False
+    mask = scores.mask
+    if mask is None:
+        return True
+    wanted = [*q.shape[:3], keys.shape[3]]
+    dims = None if mask.shape is None or mask.dtype != ir.DataType.FLOAT else list(mask.shape)
+    if dims is None or len(dims) > 4:
+        return False
+    return all(dim == 1 or _same(dim, size) for dim, size in zip(dims[::-1], wanted[::-1], strict=False))
+
+
+def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
+    if isinstance(a, ir.SymbolicDim) or isinstance(b, ir.SymbolicDim):
+        names = [dim.value if isinstance(dim, ir.SymbolicDim) else None for dim in (a, b)]
+        return names[0] is not None and names[0] == names[1]
+    return a == b
+
+
+def _kind(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
+    """Returns the op and what it takes after q, k and v."""
+    if scores.mask is None:
+        return attention, []
+    assert scores.q.shape is not None
+    assert scores.keys.shape is not None
+    if _is_causal(scores.mask, scores.q.shape[2], scores.keys.shape[3]):
+        return causal_attention, []
+    return masked_attention, [scores.mask]
+
+
+def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.SymbolicDim) -> bool:
+    """Whether a mask leaves a query's scores as they are up to its own place, and nothing of those behind."""
+    shape = mask.shape
+    if shape is None or shape.rank() < 2 or any(dim != 1 for dim in shape[:-2]):
+        return False
+    if not (_same(shape[-2], queries) and _same(shape[-1], keys)):
+        return False
+    known = _known(mask)
+    if known is not None:
+        return _is_triangle(known.reshape(known.shape[-2:]))
+    where = mask.producer()
+    if where is None or not _is(where, "Where"):
+        return False
+    condition, *numbers = where.inputs
+    attended, other = map(constant, numbers)
+    node = condition.producer() if condition is not None else None
+    if _is(node, "Equal"):
+        assert node is not None
+        condition, zero = node.inputs
+        attended, other = other, attended
+        node = condition.producer() if condition is not None and constant(zero) == 0 else None
+    if attended != 0 or other is None or other > _NOTHING:
+        return False
+    return node is not None and _is_lower_triangle_of_ones(node)
+
+
+def _is_triangle(mask: np.ndarray) -> bool:
+    attended = np.tri(*mask.shape) == 1
+    return bool((mask[attended] == 0).all() and (mask[~attended] <= _NOTHING).all())
+
+
+def _is_lower_triangle_of_ones(node: ir.Node) -> bool:
+    if not _is(node, "Trilu") or node.attributes.get_int("upper", 1) != 0:
+        return False
+    if len(node.inputs) > 1 and node.inputs[1] is not None and constant(node.inputs[1]) != 0:
+        return False
+    known = _known(node.inputs[0])
+    if known is not None:
+        return bool((known == 1).all())
+    ones = node.inputs[0].producer() if node.inputs[0] is not None else None
+    return ones is not None and _is(ones, "Expand") and constant(ones.inputs[0]) == 1
+
+
+def _known(value: ir.Value | None) -> np.ndarray | None:
+    """Returns the numbers of a constant."""
+    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    return None if tensor is None else tensor.numpy()
+
+
+def _swapped(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:
+    """Returns transposed keys with their axes in the order of queries."""
+    source = _source_of_swap(keys)
+    if source is not None:
+        return source
+    assert keys.shape is not None
+    output = ir.Value(
+        name=f"{before.outputs[0].name}_keys", type=keys.type, shape=ir.Shape([keys.shape[i] for i in _SWAP])
+    )
+    node = ir.Node(
+        "", "Transpose", [keys], [ir.AttrInt64s("perm", _SWAP)], outputs=[output], name=f"{before.name}_keys"
+    )
+    graph.insert_before(before, node)
+    return output
+
+
+def _source_of_swap(keys: ir.Value) -> ir.Value | None:
+    """Returns what keys are transposed from, with batch and heads in one axis meanwhile or not."""
+    node = keys.producer()
+    if node is not None and _is(node, "Transpose"):
+        return node.inputs[0] if list(node.attributes.get_ints("perm") or []) == _SWAP else None
+    if node is None or not _is(node, "Reshape") or node.inputs[0] is None:
+        return None
+    swap = node.inputs[0].producer()
+    if swap is None or not _is(swap, "Transpose") or swap.attributes.get_ints("perm") != (0, 2, 1):
+        return None
+    merge = swap.inputs[0].producer() if swap.inputs[0] is not None else None
+    source = merge.inputs[0] if merge is not None and _is(merge, "Reshape") else None
+    if merge is None or source is None or source.shape is None or keys.shape is None:
+        return None
+    last = static_dims(merge.outputs[0])
+    wanted = [keys.shape[i] for i in _SWAP]
+    given = list(source.shape)
+    kept = last is not None and len(last) == 3 and list(last[1:]) == [*(static_dims(source) or ())][2:]
+    whole = len(given) == 4 and all(_same(a, b) for a, b in zip(given, wanted, strict=True))
+    return source if kept and whole and None not in (last or ())[1:] else None

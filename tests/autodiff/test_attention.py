@@ -1,0 +1,108 @@
+"""Attention as composite ops: values and gradients beside PyTorch in float64, in one piece with learned masks."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+
+from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import (
+    CompositeOp,
+    attention,
+    causal_attention,
+    masked_attention,
+    safe_masked_attention,
+)
+from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
+
+COMPOSITES = [attention, causal_attention, masked_attention, safe_masked_attention]
+SCALE = 0.75
+AXES = {
+    "q": ("batch", 3, "queries", 4),
+    "k": ("batch", 3, "keys", 4),
+    "v": ("batch", 3, "keys", 5),
+    "mask": (3, 1, "keys"),
+    "ct": ("batch", 3, "queries", 5),
+}
+SIZES = {"batch": 2, "queries": 6, "keys": 7}
+each_composite = pytest.mark.parametrize("composite", COMPOSITES, ids=lambda composite: composite.name)
+
+
+def sampled(composite: CompositeOp) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return {
+        name: rng.normal(size=[SIZES.get(axis, axis) for axis in AXES[name]])
+        for name in (*composite.inputs, "ct")
+    }
+
+
+def session(composite: CompositeOp, dtype: type, symbolic: bool) -> ort.InferenceSession:
+    """y and the gradients of all inputs."""
+    kind = ir.DataType.from_numpy(np.dtype(dtype))
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 21}, name="attention")
+    for name in composite.inputs:
+        axes = [axis if symbolic else SIZES.get(axis, axis) for axis in AXES[name]]
+        graph.inputs.append(ir.Value(name=name, type=ir.TensorType(kind), shape=ir.Shape(axes)))
+    model = ir.Model(graph, ir_version=10)
+    op = Emitter(graph, functions=model.functions)
+    y, log_sum = op.call(composite, *graph.inputs, scale=SCALE, _outputs=2)
+    q, v = graph.inputs[0], graph.inputs[2]
+    y.name, y.shape = "y", ir.Shape([*q.shape[:3], v.shape[3]])
+    log_sum.shape = ir.Shape(q.shape[:3])
+    graph.outputs.append(y)
+    joint, gradients = add_gradients(model, "y", composite.inputs, cotangent="ct")
+    append_outputs(joint, composite.inputs, gradients)
+    return ort.InferenceSession(ir.to_proto(joint).SerializeToString(), providers=["CPUExecutionProvider"])
+
+
+def in_torch(composite: CompositeOp, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The same by PyTorch's own attention."""
+    values = {name: torch.from_numpy(value.astype(float)) for name, value in feeds.items()}
+    leaves = [values[name].requires_grad_() for name in composite.inputs]
+    mask = values.get("mask")
+    y = torch.nn.functional.scaled_dot_product_attention(
+        *leaves[:3],
+        attn_mask=None if mask is None else mask.expand(2, 3, 6, 7),
+        is_causal=composite is causal_attention,
+        scale=SCALE,
+    )
+    return [value.detach().numpy() for value in (y, *torch.autograd.grad(y, leaves, values["ct"]))]
+
+
+@pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@each_composite
+def test_beside_torch(composite: CompositeOp, dtype: type, symbolic: bool) -> None:
+    feeds = {name: value.astype(dtype) for name, value in sampled(composite).items()}
+    for own, reference in zip(
+        session(composite, dtype, symbolic).run(None, feeds), in_torch(composite, feeds), strict=True
+    ):
+        assert own.dtype == dtype
+        assert norm_relative_error(own, reference) <= NORM_RELATIVE[np.dtype(dtype)]
+
+
+@each_composite
+def test_beside_finite_differences(composite: CompositeOp) -> None:
+    run, feeds = session(composite, np.float64, False), sampled(composite)
+    _, *gradients = run.run(None, feeds)
+    for name, gradient in zip(composite.inputs, gradients, strict=True):
+        direction = np.random.default_rng(4).normal(size=feeds[name].shape)
+        high, low = (
+            run.run(["y"], feeds | {name: feeds[name] + step * direction})[0] for step in (1e-5, -1e-5)
+        )
+        slope = float(((high - low) * feeds["ct"]).sum() / 2e-5)
+        assert float((gradient * direction).sum()) == pytest.approx(slope, rel=FINITE_DIFFERENCE)
+
+
+def test_a_query_without_keys_has_no_gradient() -> None:
+    feeds = {name: value.astype(np.float32) for name, value in sampled(safe_masked_attention).items()}
+    feeds["mask"][1] = -np.inf
+    y, *gradients = session(safe_masked_attention, np.float32, True).run(None, feeds)
+    assert (y[:, 1] == 0).all()
+    for gradient in gradients[:3]:
+        assert (gradient[:, 1] == 0).all()
+        assert np.isfinite(gradient).all()

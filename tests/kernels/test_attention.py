@@ -1,0 +1,124 @@
+"""Kernels of attention beside their bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from kernels.against_body import check, needs_kernels, run
+
+pytestmark = needs_kernels
+SIZES = [
+    (2, 3, 5, 7, 4, 6),
+    (1, 1, 1, 1, 1, 1),
+    (1, 2, 130, 130, 16, 16),
+    (2, 1, 40, 9, 33, 5),
+    (1, 1, 300, 260, 8, 8),
+]
+"""Batch, heads, queries, keys, size of queries and keys, size of values."""
+FEW = [(0, 2, 3, 3, 4, 4), (1, 2, 0, 3, 4, 4), (1, 2, 3, 3, 4, 0)]
+"""Nothing in one of them."""
+MASKS = [(), (1,), (7,), (5, 1), (5, 7), (3, 1, 7), (2, 1, 5, 7), (1, 3, 5, 7), (2, 3, 5, 7)]
+
+
+def inputs(sizes: Sequence[int], seed: int = 0) -> dict[str, np.ndarray]:
+    batch, heads, queries, keys, depth, width = sizes
+    rng = np.random.default_rng(seed)
+    return {
+        "q": rng.standard_normal((batch, heads, queries, depth)),
+        "k": rng.standard_normal((batch, heads, keys, depth)),
+        "v": rng.standard_normal((batch, heads, keys, width)),
+    }
+
+
+def check_gradient(name: str, given: dict[str, np.ndarray], scale: float, forward: str = "") -> None:
+    """The kernel beside the body, with the logarithms that the forward op gives."""
+    given = {key: value.astype(np.float32) for key, value in given.items()}
+    mixed, log_sum = run(forward or name, given, {"scale": scale}, native=True)
+    ct = np.random.default_rng(1).standard_normal(mixed.shape).astype(np.float32)
+    mask = {key: value for key, value in given.items() if key == "mask"}
+    pulled = {"ct": ct, **{key: given[key] for key in "qkv"}, "log_sum": log_sum, **mask}
+    size = float(np.linalg.norm(ct))
+    check(f"{name}Gradient", pulled, {"scale": scale}, terms=size)
+
+
+@pytest.mark.parametrize("name", ["Attention", "CausalAttention"])
+@pytest.mark.parametrize("sizes", [*SIZES, *FEW], ids=str)
+def test_attention(name: str, sizes: Sequence[int]) -> None:
+    given = inputs(sizes)
+    check(name, given, {"scale": 0.3})
+    check_gradient(name, given, 0.3)
+
+
+@pytest.mark.parametrize("name", ["MaskedAttention", "SafeMaskedAttention"])
+@pytest.mark.parametrize("shape", MASKS, ids=str)
+def test_masked_attention(name: str, shape: Sequence[int]) -> None:
+    rng = np.random.default_rng(2)
+    mask = np.where(rng.random(shape) < 0.2, -np.inf, rng.standard_normal(shape))
+    if shape and shape[-1] == 7:
+        mask[..., 0] = 1  # something is left of each row
+    elif np.isinf(mask).any():
+        mask = np.where(np.isinf(mask), 0.5, mask)
+    given = inputs(SIZES[0]) | {"mask": mask}
+    check(name, given, {"scale": 0.3})
+    check_gradient("MaskedAttention", given, 0.3, forward=name)
+
+
+def masked_throughout() -> dict[str, np.ndarray]:
+    """Of the five queries the second may attend to nothing."""
+    mask = np.zeros((5, 7))
+    mask[1] = -np.inf
+    return inputs(SIZES[0]) | {"mask": mask}
+
+
+def test_a_query_without_keys() -> None:
+    given = masked_throughout()
+    safe, log_sum = run("SafeMaskedAttention", given, {"scale": 0.3}, native=True)
+    plain = run("MaskedAttention", given, {"scale": 0.3}, native=True)[0]
+    assert (safe[:, :, 1] == 0).all()
+    assert np.isposinf(log_sum[:, :, 1]).all()
+    assert np.isnan(plain[:, :, 1]).all()
+    others = [0, 2, 3, 4]
+    np.testing.assert_array_equal(safe[:, :, others], plain[:, :, others])
+    check("SafeMaskedAttention", given, {"scale": 0.3})
+    pulled = {
+        "ct": np.ones_like(safe),
+        **{key: given[key] for key in "qkv"},
+        "log_sum": log_sum,
+        "mask": given["mask"],
+    }
+    for gradient in run("MaskedAttentionGradient", pulled, {"scale": 0.3}, native=True):
+        assert np.isfinite(gradient).all()
+    check("MaskedAttentionGradient", pulled, {"scale": 0.3})
+
+
+def test_what_is_no_number_in_a_masked_row_is_seen() -> None:
+    given = masked_throughout()
+    given["q"][0, 0, 1, 0] = np.nan
+    mixed = run("SafeMaskedAttention", given, {"scale": 0.3}, native=True)[0]
+    assert np.isnan(mixed[0, 0, 1]).all()
+    assert (mixed[1, :, 1] == 0).all()
+
+
+def test_large_scores() -> None:
+    given = inputs(SIZES[0])
+    given["q"] *= 300
+    check("Attention", given, {"scale": 1.0})
+    check("CausalAttention", given, {"scale": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"k": (2, 2, 7, 4)}, "keys must be of the batch"),
+        ({"v": (2, 3, 6, 6)}, "values must be of the batch"),
+        ({"mask": (5, 6)}, "a mask must have the sizes"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changed: dict[str, tuple[int, ...]], message: str) -> None:
+    given = inputs(SIZES[0]) | {"mask": np.zeros((5, 7))}
+    given |= {key: np.zeros(shape) for key, shape in changed.items()}
+    with pytest.raises(Exception, match=message):
+        run("MaskedAttention", given, {"scale": 0.3}, native=True)

@@ -99,6 +99,7 @@ def generate_artifacts(
     batch_norm: BatchNormMode = "as_exported",
     straight_through: bool = False,
     sample_weight: bool = False,
+    recompute: bool = False,
 ) -> None:
     """Writes the files that the on-device API trains from.
 
@@ -138,6 +139,8 @@ def generate_artifacts(
             quantisation-aware training.
         sample_weight: whether the models take a weight for each sample, as a last target `sample_weight` of shape
             [N]: the loss is then the weighted mean, sum(w·l) / sum(w).
+        recompute: whether results of elementwise ops and normalisations, and of some products, are computed again for
+            the gradients instead of being kept: less memory for some more time, and the same gradients.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
@@ -170,6 +173,7 @@ def generate_artifacts(
             frozen=frozen_params,
             batch_norm=batch_norm,
             inference_outputs=[name for name in own if name != loss_name],
+            recompute=recompute,
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:

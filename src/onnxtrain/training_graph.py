@@ -27,6 +27,7 @@ from onnxtrain.passes import (
     settle_shapes,
     suit_runtime,
 )
+from onnxtrain.recompute import RecomputePass
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
 
@@ -70,6 +71,7 @@ def build_training_graphs(
     batch_norm: BatchNormMode = "as_exported",
     input_gradients: Sequence[str] = (),
     inference_outputs: Sequence[str] = (),
+    recompute: bool = False,
 ) -> TrainingGraphs:
     """Returns the training and eval models of a canonical model that computes the scalar `loss`.
 
@@ -86,6 +88,7 @@ def build_training_graphs(
             training or inference mode in the training model; for each layer by a mapping of patterns to modes.
         input_gradients: names of floating-point inputs of which the training model returns the gradients too.
         inference_outputs: names of what an inference model returns; none for no such model.
+        recompute: whether values are computed again for the gradients instead of being kept.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
@@ -123,6 +126,7 @@ def build_training_graphs(
     FusionPass(FUSIONS)(forward)
     RecurrentPass()(forward)
     AttentionPass()(forward)
+    computed_forward = {str(value.name) for node in forward.graph for value in node.outputs if value.name}
     training, gradients = add_gradients(forward, loss, [*selection.trainable, *input_gradients])
     trained = len(selection.trainable)
     append_outputs(training, selection.trainable, gradients[:trained])
@@ -134,6 +138,8 @@ def build_training_graphs(
     training, evaluation = suit_runtime(training), suit_runtime(evaluation)
     ConvolutionalPass()(training)
     ProductPass()(training)
+    if recompute:
+        RecomputePass(computed_forward)(training)
 
     manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
     manifest["loss_mean"] = mean

@@ -107,6 +107,8 @@ class Session:
         options.intra_op_num_threads = torch.get_num_threads()
         # From the second run on it would take memory for all results at once, beside what the first has taken.
         options.enable_mem_pattern = False
+        # By default the gradients of all weights come last, and what they are products of is kept until then.
+        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         self._device = device
         if has_float64(model, ("MatMul", "ReduceMean")):
             # Beyond that it fuses scales and epsilons into attributes, which are float32.

@@ -1,0 +1,143 @@
+"""Values that are computed again for the gradients: the same gradients, and less that is kept for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import helper, numpy_helper
+
+from models import make_model
+from onnxtrain.api import CheckpointState, Module
+from onnxtrain.artifacts import generate_artifacts
+
+node = helper.make_node
+
+
+def weight(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(0, 0.3, shape).astype(np.float32)
+
+
+def blocks(count: int = 3, width: int = 64, *, dropout: bool = False) -> onnx.ModelProto:
+    """Layers x + gelu(norm(x) up + bias) down, with wide ones in between."""
+    nodes, weights, last = [], {}, "x"
+    for i in range(count):
+        weights |= {
+            f"scale{i}": 1 + weight(width),
+            f"shift{i}": weight(width),
+            f"up{i}": weight(width, 4 * width),
+            f"bias{i}": weight(4 * width),
+            f"down{i}": weight(4 * width, width),
+        }
+        nodes += [
+            node("LayerNormalization", [last, f"scale{i}", f"shift{i}"], [f"n{i}"]),
+            node("MatMul", [f"n{i}", f"up{i}"], [f"u{i}"]),
+            node("Add", [f"u{i}", f"bias{i}"], [f"h{i}"]),
+            node("Gelu", [f"h{i}"], [f"g{i}"]),
+            node("MatMul", [f"g{i}", f"down{i}"], [f"d{i}"]),
+            node("Add", [last, f"d{i}"], [f"y{i}"]),
+        ]
+        last = f"y{i}"
+    if dropout:
+        weights |= {"ratio": np.float32(0.5), "on": np.array(True)}
+        nodes.append(node("Dropout", [last, "ratio", "on"], ["dropped"], seed=7))
+        last = "dropped"
+    nodes.append(node("Identity", [last], ["out"]))
+    return make_model(nodes, {"x": ["b", 5, width]}, {"out": ["b", 5, width]}, weights)
+
+
+def gradients(model: onnx.ModelProto, folder: Path, recompute: bool, batch: int = 3) -> dict[str, np.ndarray]:
+    generate_artifacts(model, loss="mse", artifact_directory=folder, recompute=recompute)
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    module = Module(folder / "training_model.onnx", state)
+    x = np.random.default_rng(0).normal(size=(batch, 5, 64)).astype(np.float32)
+    loss = module(x, np.zeros_like(x))
+    return {"loss": np.asarray(loss)} | {name: np.array(p.grad) for name, p in state.parameters}
+
+
+@pytest.mark.parametrize("batch", [3, 1])
+def test_gradients_are_the_same(tmp_path: Path, batch: int) -> None:
+    plain, again = (gradients(blocks(), tmp_path / str(flag), flag, batch) for flag in (False, True))
+    assert plain.keys() == again.keys()
+    for name, reference in plain.items():
+        np.testing.assert_array_equal(again[name], reference, err_msg=name)
+
+
+def test_an_empty_batch(tmp_path: Path) -> None:
+    for name, value in gradients(blocks(), tmp_path, True, batch=0).items():
+        assert name == "loss" or not np.abs(value).any(), name
+
+
+def test_infinite_gradients_pass(tmp_path: Path) -> None:
+    """What delays a computation reads a gradient, which need not be finite."""
+    generate_artifacts(blocks(), loss="mse", artifact_directory=tmp_path, recompute=True)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = Module(tmp_path / "training_model.onnx", state)
+    x = np.full((2, 5, 64), np.nan, np.float32)
+    assert np.isnan(module(x, np.zeros_like(x)))
+    assert all(np.isnan(p.grad).any() for _, p in state.parameters)
+
+
+def written(model: onnx.ModelProto, folder: Path, recompute: bool) -> ir.Model:
+    generate_artifacts(model, loss="mse", artifact_directory=folder, recompute=recompute)
+    return ir.load(folder / "training_model.onnx")
+
+
+def kept_by_gradients(model: ir.Model) -> set[str]:
+    """What is computed before the loss and read behind it."""
+    nodes = list(model.graph)
+    loss = model.graph.outputs[0].producer()
+    assert loss is not None
+    end = nodes.index(loss) + 1
+    before = {value for node in nodes[:end] for value in node.outputs}
+    return {str(v.name) for node in nodes[end:] for v in node.inputs if v in before}
+
+
+def test_what_is_kept(tmp_path: Path) -> None:
+    """Of each block its input alone, of the one whose product is not done again the wide result too."""
+    plain, again = (
+        kept_by_gradients(written(blocks(), tmp_path / str(flag), flag)) for flag in (False, True)
+    )
+    wide = {"h0", "h1", "h2", "g0", "g1", "g2"}
+    assert wide <= plain
+    assert len(again & wide) == 1
+    assert not again & {"n0", "n1", "n2"}
+
+
+def test_random_numbers_are_drawn_once(tmp_path: Path) -> None:
+    ops = Counter(n.op_type for n in written(blocks(dropout=True), tmp_path, True).graph)
+    assert ops["Dropout"] == 1
+    assert ops["Gelu"] == 6
+
+
+def test_values_that_are_returned_are_kept(tmp_path: Path) -> None:
+    generate_artifacts(
+        blocks(), loss="mse", artifact_directory=tmp_path, recompute=True, additional_output_names=["g1"]
+    )
+    graph = ir.load(tmp_path / "training_model.onnx").graph
+    assert Counter(n.op_type for n in graph)["Gelu"] == 5
+
+
+def test_what_a_branch_reads_is_kept(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21]>
+        net (float[b, 70] x, bool c) => (float[b, 70] y) <float[70, 70] w> {
+        h = MatMul(x, w)  t = Tanh(h)
+        y = If (c) <then_branch = a () => (float[b, 70] p) { p = Mul(t, t) },
+                    else_branch = e () => (float[b, 70] q) { q = Exp(t) }> }"""
+    )
+    del model.graph.value_info[:]
+    model.graph.initializer.append(numpy_helper.from_array(weight(70, 70), "w"))
+    found = []
+    for recompute in (False, True):
+        folder = tmp_path / str(recompute)
+        generate_artifacts(model, loss="mse", artifact_directory=folder, recompute=recompute)
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        x = np.random.default_rng(0).normal(size=(3, 70)).astype(np.float32)
+        Module(folder / "training_model.onnx", state)(x, np.array(True), np.zeros_like(x))
+        found.append(np.array(state.parameters["w"].grad))
+    np.testing.assert_array_equal(*found)

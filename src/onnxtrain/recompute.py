@@ -47,7 +47,7 @@ class RecomputePass(ir.passes.InPlacePass):
         graph = model.graph
         plan = _Plan(graph, self._forward)
         writer = _Writer(Emitter(graph, functions=model.functions), plan)
-        readers = [node for node in graph if node not in plan.forward and any(map(plan.repeats, node.inputs))]
+        readers = [node for node in graph if plan.is_gradient(node) and any(map(plan.repeats, node.inputs))]
         for node in readers:
             writer.rewrite(node)
         for node in reversed(tuple(graph)):
@@ -75,7 +75,7 @@ class _Plan:
         captured = {value for node in graph for value in _captured(node)}
         for node in graph:
             for value in node.outputs if node in self.forward else ():
-                readers = [use.node for use in value.uses() if use.node not in self.forward]
+                readers = [use.node for use in value.uses() if self.is_gradient(use.node)]
                 fixed = value.is_graph_output() or value in captured or not all(map(self._signal, readers))
                 if fixed or (readers and not self._is_repeatable(value)):
                     self._kept.add(value)
@@ -111,6 +111,10 @@ class _Plan:
             if value.dtype is not None and value.dtype.is_floating_point():
                 return value
         return None
+
+    def is_gradient(self, node: ir.Node) -> bool:
+        """Whether a node is behind the forward pass, and reads more than sizes."""
+        return node not in self.forward and node.op_type not in ("Shape", "Size")
 
     def _is_copy(self, node: ir.Node) -> bool:
         if node.domain != "" or node.op_type not in _VIEWS:

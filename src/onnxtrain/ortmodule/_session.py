@@ -107,6 +107,8 @@ class Session:
         options.intra_op_num_threads = torch.get_num_threads()
         # From the second run on it would take memory for all results at once, beside what the first has taken.
         options.enable_mem_pattern = False
+        # Passed on to values of the same size, memory would stay for as long as one of these is to come.
+        options.enable_mem_reuse = False
         # By default the gradients of all weights come last, and what they are products of is kept until then.
         options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         self._device = device

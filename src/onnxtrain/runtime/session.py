@@ -111,9 +111,11 @@ def _suit_training(options: ort.SessionOptions) -> None:
     Threads stop looking for work at the end of a run, unless the options say otherwise: those of one session, still
     spinning, would take the cores from those of the other, and a step of a small net took twice as long.
     Values are allocated one by one: as one block, which a memory pattern makes of them from the second run on, they
-    need their memory a second time beside what the first run took.
+    need their memory a second time beside what the first run took. And each is freed when nothing needs it any more:
+    passed on to values of the same size, memory stays for as long as one of these is to come.
     """
     options.enable_mem_pattern = False
+    options.enable_mem_reuse = False
     try:
         options.get_session_config_entry(_SPINNING_STOP)
     except RuntimeError:  # it has not been set

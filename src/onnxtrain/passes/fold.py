@@ -60,7 +60,8 @@ _FOLDABLE = frozenset(
     }
 )
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"})
-_UNKNOWN = np.iinfo(np.int64).min  # stands for a symbolic dimension in a shape that is known in part
+_UNKNOWN = np.iinfo(np.int64).min + 4801
+"""Stands for a symbolic dimension in a shape that is known in part; the least integer is where exporters begin slices."""
 
 
 class FoldConstantsPass(ir.passes.InPlacePass):

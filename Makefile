@@ -33,7 +33,7 @@ define install_kernels
 endef
 KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
 
-.PHONY: demo test test-oldest test-newest test-torch test-sanitized clean check-python
+.PHONY: demo test test-oldest test-newest test-torch test-sanitized test-aarch64 kernels-aarch64 clean check-python
 
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
@@ -68,6 +68,13 @@ test-sanitized: $(TEST_VENV)/.installed
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
 		$(TEST_VENV)/bin/python -m pytest -p no:cacheprovider tests/kernels
+
+# The kernels for aarch64, cross-compiled on Debian, and their tests, emulated; below build/aarch64/.
+kernels-aarch64:
+	tests/aarch64/run.sh build
+
+test-aarch64: | check-python
+	PYTHON=$(PYTHON) tests/aarch64/run.sh test -q tests/kernels
 
 $(OLDEST_VENV)/.installed: pyproject.toml hatch_build.py tests/oldest.txt tests/oldest-ortmodule.txt | check-python
 	$(PYTHON) -m venv --clear $(OLDEST_VENV)

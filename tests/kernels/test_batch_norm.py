@@ -17,6 +17,7 @@ from torch import nn
 from kernels.against_body import check, needs_kernels, run
 from onnxtrain.runtime.kernels import register_kernels
 from onnxtrain.training_graph import build_training_graphs
+from tolerances import NORM_RELATIVE
 
 pytestmark = needs_kernels
 
@@ -167,8 +168,10 @@ def test_net_against_torch(name: str, native: bool) -> None:
             assert np.abs(computed[key]).max() < 1e-6
             continue
         distance = np.linalg.norm(computed[key] - value) / np.linalg.norm(value)
-        # The second BatchNormalization takes most of what the first one does away, so that terms cancel.
-        assert distance < 5e-5, key
+        # The second BatchNormalization takes most of what the first one's scale and bias do away, so that terms cancel:
+        # up to 4.5e-5 with what ONNX Runtime computes on x86-64, 5.4e-5 on aarch64.
+        limit = 1e-4 if key in ("s1_grad", "o1_grad") else NORM_RELATIVE[np.dtype(np.float32)]
+        assert distance < limit, key
 
 
 POOLINGS = [

@@ -42,6 +42,24 @@ def test_arithmetic_on_static_dimensions_beside_symbolic_ones():
     assert str(model.graph.outputs[0].shape) == "[batch,4,8]"
 
 
+def test_a_slice_from_the_least_integer_on():
+    """As PyTorch's exporter writes a slice from the beginning."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "least", "two"], ["front"]),
+        helper.make_node("Concat", ["front", "rest"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+    constants = {
+        "least": np.array([np.iinfo(np.int64).min]),
+        "two": np.int64([2]),
+        "rest": np.int64([12]),
+    }
+    model = folded(nodes, [2, 3, 4, 3], constants)
+    assert ops(model) == ["Reshape"]
+    assert str(model.graph.outputs[0].shape) == "[2,3,12]"
+
+
 def test_symbolic_dimensions_are_not_folded():
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),

@@ -68,9 +68,7 @@ class Forward {
 
   static vint within(Full) { return vint{} == 0; }
   static vint within(Part part) {
-    vint lane{};
-    for (size_t i = 0; i < lanes; ++i) lane[i] = static_cast<int>(i);
-    return lane < static_cast<int>(part.count);
+    return indices([](int i) { return i; }) < static_cast<int>(part.count);
   }
 
   Sizes sizes_;

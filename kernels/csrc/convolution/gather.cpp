@@ -41,7 +41,9 @@ inline void copy_picks(const float* from, const Plan::Picks& picks, float* to) {
   _mm512_storeu_ps(to, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), static_cast<__mmask16>(picks.bits), places, from, 4));
 }
 
-#elif defined(__AVX2__)
+#else
+
+#if defined(__AVX2__)
 
 inline void copy(const float* from, const Run& run, float* to) {
   const __m256i places = _mm256_set_epi32(7, 6, 5, 4, 3, 2, 1, 0);
@@ -53,9 +55,42 @@ inline void copy(const float* from, const Run& run, float* to) {
 #else
 
 inline void copy(const float* from, const Run& run, float* to) {
-  vfloat v{};
-  for (int i = run.low; i < run.high; ++i) v[i] = from[i];
-  store(to, v);
+  if (run.low == 0 && run.high == static_cast<int>(lanes)) return store(to, load(from));
+  float values[lanes] = {};
+  for (int i = run.low; i < run.high; ++i) values[i] = from[i];
+  store(to, load(values));
+}
+
+#endif
+
+// Every other element of two vectors, of which nothing is read but what is wanted: the second one ends with that.
+inline void copy_halved(const float* from, const Run& run, float* to) {
+  constexpr int n = lanes;
+  if (run.low == 0 && run.high == n)
+    return store(to, shuffle(load(from), load(from + n - 1), indices([](int i) { return 2 * i < n ? 2 * i : 2 * i + 1; })));
+  float values[lanes] = {};
+  for (int i = run.low; i < run.high; ++i) values[i] = from[2 * i];
+  store(to, load(values));
+}
+
+// Both halves of them: those of a tap, whose row ends before the other's begins, and of the tap beside it.
+inline void copy_halves(const float* from, const Run& run, float* first, float* second) {
+  constexpr uint32_t all = (uint64_t{1} << 2 * lanes) - 1;
+  vfloat a, b;
+  if (run.bits == all) {
+    a = load(from), b = load(from + lanes);
+  } else {
+    float values[2 * lanes] = {};
+    if (run.bits != 0)
+      for (int i = __builtin_ctz(run.bits); i < 32 - __builtin_clz(run.bits); ++i) values[i] = from[i];
+    a = load(values), b = load(values + lanes);
+  }
+  store_some(first, even(a, b), static_cast<std::size_t>(run.high));
+  store(second, odd(a, b));
+}
+
+inline void copy_picks(const float* from, const Plan::Picks& picks, float* to) {
+  for (std::size_t i = 0; i < lanes; ++i) to[i] = picks.bits >> i & 1 ? from[picks.sources[i]] : 0.f;
 }
 
 #endif
@@ -79,8 +114,6 @@ uint32_t bits_of(int64_t low, int64_t high) {
   return high > low ? below(high) & ~below(low) : 0;
 }
 
-#if defined(__AVX512F__)
-
 // Whether taps come in pairs that together are all inputs of a row.
 bool in_pairs(const Gather& from) {
   if (from.step[2] != 2 || from.taps.size() % 2 != 0) return false;
@@ -91,17 +124,10 @@ bool in_pairs(const Gather& from) {
   return true;
 }
 
-// Whether rows of the grid are so short that elements are better picked one by one.
+// Whether rows of the grid are so short that elements are better picked one by one, in vectors much longer than rows.
 bool picks_pay(const Gather& from) {
-  return from.grid[2] <= 4 && from.taps.size() > 1 && from.batch * from.per_sample < int64_t{1} << 31;
+  return lanes > 8 && from.grid[2] <= 4 && from.taps.size() > 1 && from.batch * from.per_sample < int64_t{1} << 31;
 }
-
-#else
-
-bool in_pairs(const Gather&) { return false; }
-bool picks_pay(const Gather&) { return false; }
-
-#endif
 
 }  // namespace
 
@@ -180,7 +206,6 @@ void plan(const Gather& from, int64_t begin, int64_t width, Plan& what) {
 
 void pack(const Gather& from, const Plan& what, const float* x, int64_t first, int64_t last, int64_t pitch, float* panel) {
   const std::size_t taps = from.taps.size();
-#if defined(__AVX512F__)
   if (!what.picks.empty()) {
     const std::size_t vectors = what.picks.size() / taps;
     for (int64_t c = first; c < last; ++c) {
@@ -190,14 +215,12 @@ void pack(const Gather& from, const Plan& what, const float* x, int64_t first, i
     }
     return;
   }
-#endif
   const std::size_t each = what.paired ? 2 : 1, per_tap = what.runs.size() * each / taps;
   for (int64_t c = first; c < last; ++c) {
     const float* const source = x + c * from.per_channel;
     const Run* run = what.runs.data();
     for (std::size_t tap = 0; tap < taps; tap += each, panel += static_cast<int64_t>(each) * pitch) {
       const Run* const end = run + per_tap;
-#if defined(__AVX512F__)
       if (what.paired) {
         for (; run < end; ++run) copy_halves(source + run->source, *run, panel + run->place, panel + pitch + run->place);
         continue;
@@ -206,7 +229,6 @@ void pack(const Gather& from, const Plan& what, const float* x, int64_t first, i
         for (; run < end; ++run) copy_halved(source + run->source, *run, panel + run->place);
         continue;
       }
-#endif
       if (from.step[2] == 1)
         for (; run < end; ++run) copy(source + run->source, *run, panel + run->place);
       else

@@ -7,13 +7,9 @@
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
-// Registers for rows * vectors sums, the vectors of one step, and a repeated number: 8 * 3 + 3 + 1 of AVX-512's 32, and
-// 4 * 3 + 3 + 1 of the 16 that others have. Eight sums or more hide the latency of a multiply-add.
-#if defined(__AVX512F__)
-constexpr int tile_rows = 8, tile_vectors = 3;
-#else
-constexpr int tile_rows = 4, tile_vectors = 3;
-#endif
+// Registers for rows * vectors sums, the vectors of one step, and a repeated number: 8 * 3 + 3 + 1 of 32, or 4 * 3 + 3 + 1
+// of 16. Eight sums or more hide the latency of a multiply-add.
+constexpr int tile_rows = registers == 32 ? 8 : 4, tile_vectors = 3;
 constexpr int64_t tile_width = tile_vectors * static_cast<int64_t>(lanes);
 
 // to[r][v] = sum over k of a[k * a_step + r * a_row] * b[k * b_step + v-th vector], or that much more: what has been

@@ -12,25 +12,14 @@ namespace detail {
 // Exchanges one bit of the indices of rows and columns.
 template <int Bit>
 inline void exchange(vfloat (&v)[lanes]) {
-  vint low, high;
-#pragma GCC unroll 16
-  for (int j = 0; j < static_cast<int>(lanes); ++j) {
-    low[j] = j & Bit ? static_cast<int>(lanes) + j - Bit : j;
-    high[j] = j & Bit ? static_cast<int>(lanes) + j : j + Bit;
-  }
+  const vint low = indices([](int j) { return j & Bit ? static_cast<int>(lanes) + j - Bit : j; });
+  const vint high = indices([](int j) { return j & Bit ? static_cast<int>(lanes) + j : j + Bit; });
 #pragma GCC unroll 16
   for (int i = 0; i < static_cast<int>(lanes); ++i) {
     if (i & Bit) continue;
     const vfloat a = v[i], b = v[i + Bit];
-#if defined(__clang__)
-    for (int j = 0; j < static_cast<int>(lanes); ++j) {
-      v[i][j] = j & Bit ? b[j - Bit] : a[j];
-      v[i + Bit][j] = j & Bit ? b[j] : a[j + Bit];
-    }
-#else
-    v[i] = __builtin_shuffle(a, b, low);
-    v[i + Bit] = __builtin_shuffle(a, b, high);
-#endif
+    v[i] = shuffle(a, b, low);
+    v[i + Bit] = shuffle(a, b, high);
   }
 }
 

@@ -71,7 +71,9 @@ inline void store_alternating(vfloat a, vfloat b, int64_t count, float* to) {
   if (count > 16)
     _mm512_mask_storeu_ps(to + 16, static_cast<__mmask16>(wanted >> 16), _mm512_permutex2var_ps((__m512)a, high, (__m512)b));
 #else
-  for (int64_t i = 0; i < count; ++i) to[i] = i % 2 ? b[i / 2] : a[i / 2];
+  const vfloat low = first_alternating(a, b), high = second_alternating(a, b);
+  store_some(to, low, std::min(count, n));
+  if (count > n) store_some(to + n, high, count - n);
 #endif
 }
 

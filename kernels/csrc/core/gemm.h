@@ -23,11 +23,7 @@ using std::ptrdiff_t;
 using std::size_t;
 
 // 32 registers hold 24 sums, two vectors of B and a number of A; 16 registers hold 12.
-#if defined(__AVX512F__) || defined(__aarch64__)
-constexpr size_t tile_rows = 12;
-#else
-constexpr size_t tile_rows = 6;
-#endif
+constexpr size_t tile_rows = registers == 32 ? 12 : 6;
 constexpr size_t tile_vectors = 2;
 constexpr size_t tile_columns = tile_vectors * lanes;
 constexpr size_t depth_block = 256;
@@ -172,14 +168,6 @@ inline void product_of_block(Matrix a, size_t rows, size_t depth, const float* p
 struct AsItIs {
   vfloat operator()(vfloat value, size_t, size_t, size_t) const { return value; }
 };
-
-inline vfloat load_some(const float* from, size_t count) { return count == lanes ? load(from) : load(from, count); }
-inline void store_some(float* to, vfloat value, size_t count) {
-  if (count == lanes)
-    store(to, value);
-  else
-    store(to, value, count);
-}
 
 // C (+)= A [rows, depth] B for the panels [first, end) of a packed B [depth, columns], on the calling thread. C's rows are
 // `stride` apart; `row` is what the epilogue is told of the first one. B may have been packed with more rows, `packed_depth`,

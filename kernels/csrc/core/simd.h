@@ -11,22 +11,32 @@
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 #if defined(__AVX512F__)
-constexpr std::size_t lanes = 16;
+constexpr std::size_t lanes = 16, registers = 32;
 #elif defined(__AVX2__)
-constexpr std::size_t lanes = 8;
+constexpr std::size_t lanes = 8, registers = 16;
+#elif defined(__aarch64__)
+constexpr std::size_t lanes = 4, registers = 32;
 #else
-constexpr std::size_t lanes = 4;
+constexpr std::size_t lanes = 4, registers = 16;
 #endif
 
 typedef float vfloat __attribute__((vector_size(lanes * sizeof(float))));
 typedef int32_t vint __attribute__((vector_size(lanes * sizeof(int32_t))));
 
+#if defined(__aarch64__)
+// GCC would move what memcpy copies through two integer registers.
+typedef float vfloat_in_memory
+    __attribute__((vector_size(lanes * sizeof(float)), aligned(alignof(float)), may_alias));
+inline vfloat load(const float* from) { return *reinterpret_cast<const vfloat_in_memory*>(from); }
+inline void store(float* to, vfloat v) { *reinterpret_cast<vfloat_in_memory*>(to) = v; }
+#else
 inline vfloat load(const float* from) {
   vfloat v;
   std::memcpy(&v, from, sizeof v);
   return v;
 }
 inline void store(float* to, vfloat v) { std::memcpy(to, &v, sizeof v); }
+#endif
 
 // The first `count` < lanes elements; the others are zero.
 inline vfloat load(const float* from, std::size_t count) {
@@ -36,11 +46,53 @@ inline vfloat load(const float* from, std::size_t count) {
 }
 inline void store(float* to, vfloat v, std::size_t count) { std::memcpy(to, &v, count * sizeof(float)); }
 
+// The first `count` <= lanes elements, of which most often there are as many as that.
+inline vfloat load_some(const float* from, std::size_t count) { return count == lanes ? load(from) : load(from, count); }
+inline void store_some(float* to, vfloat value, std::size_t count) {
+  if (count == lanes)
+    store(to, value);
+  else
+    store(to, value, count);
+}
+
 inline vfloat splat(float x) { return x - vfloat{}; }
 inline vfloat select(vint where, vfloat yes, vfloat no) { return where ? yes : no; }
 inline vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
 inline vfloat min(vfloat a, vfloat b) { return a < b ? a : b; }
 inline vfloat abs(vfloat a) { return a < 0 ? -a : a; }
+
+// Indices, which(i) at place i.
+template <class Which>
+inline vint indices(Which&& which) {
+  vint all;
+#pragma GCC unroll 16
+  for (int i = 0; i < static_cast<int>(lanes); ++i) all[i] = which(i);
+  return all;
+}
+
+// The elements at these places of a and b, which lie one after the other. Indices must be known when this is compiled.
+inline vfloat shuffle(vfloat a, vfloat b, vint from) {
+#if defined(__clang__)
+  vfloat v;
+  for (int i = 0; i < static_cast<int>(lanes); ++i)
+    v[i] = from[i] < static_cast<int>(lanes) ? a[from[i]] : b[from[i] - static_cast<int>(lanes)];
+  return v;
+#else
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
+// Every other element of a and b.
+inline vfloat even(vfloat a, vfloat b) { return shuffle(a, b, indices([](int i) { return 2 * i; })); }
+inline vfloat odd(vfloat a, vfloat b) { return shuffle(a, b, indices([](int i) { return 2 * i + 1; })); }
+
+// a[0] b[0] a[1] b[1] ...: the first half and the second.
+inline vfloat first_alternating(vfloat a, vfloat b) {
+  return shuffle(a, b, indices([](int i) { return i / 2 + i % 2 * static_cast<int>(lanes); }));
+}
+inline vfloat second_alternating(vfloat a, vfloat b) {
+  return shuffle(a, b, indices([](int i) { return static_cast<int>(lanes) / 2 + i / 2 + i % 2 * static_cast<int>(lanes); }));
+}
 
 inline vfloat sqrt(vfloat a) {
   vfloat r;

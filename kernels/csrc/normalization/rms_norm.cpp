@@ -41,7 +41,8 @@ void gradient(Context& context, const Tensor<const float>& ct, const Tensor<cons
     ColumnSums& own = sums[part].scale;
     for (std::size_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r) {
       const float *c = ct.data + r * n, *v = x.data + r * n;
-      const auto [inverse, share] = factor_of(r);
+      const Factor factor = factor_of(r);
+      const float inverse = factor.inverse;
       vfloat along{};
       float* block = own.block();
       vectors(n, [&](std::size_t i, auto extent) {
@@ -52,7 +53,7 @@ void gradient(Context& context, const Tensor<const float>& ct, const Tensor<cons
       own.row_done();
       if (ct_x.data == nullptr) continue;
       // One factor r at a time: r³ alone leaves the range of float32 where x is large.
-      const float slope = sum(along) * inverse * inverse * inverse * share;
+      const float slope = sum(along) * inverse * inverse * inverse * factor.share;
       float* to = ct_x.data + r * n;
       vectors(n, [&](std::size_t i, auto extent) {
         const vfloat g = load(c + i, extent) * load(scale.data + i, extent);

@@ -5,6 +5,7 @@
 #include "convolution/family.h"
 #include "core/op.h"
 #include "normalization/family.h"
+#include "product/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
@@ -26,6 +27,7 @@ inline void add_all(Domain& domain) {
   add_losses(domain);
   add_optimizers(domain);
   add_recurrent(domain);
+  add_products(domain);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -16,6 +16,7 @@ from kernels import (
     against_body,
     test_activations,
     test_batch_norm,
+    test_bfloat16_products,
     test_convolutions,
     test_indexing,
     test_losses,
@@ -90,6 +91,22 @@ def _embedding(rng: np.random.Generator) -> Arguments:
     return [max(rows, 1), *axes], tuple(sizes(rng, 0, 3, empty=True))
 
 
+def _factors(rng: np.random.Generator) -> Arguments:
+    """Matrices or batches of them, of which one may serve all, up to where the depth is cut."""
+    m, k, n = (int(rng.choice([0, 1, 2, 7, 16, 33, limit])) for limit in (150, 2600, 150))
+    batch = [int(size) for size in rng.integers(1, 4, int(rng.integers(0, 3)))]
+    sides = [[size if rng.random() < 0.7 else 1 for size in batch] for _ in range(2)]
+    a, b = [*sides[0], m, k], [*sides[1][int(rng.integers(len(batch) + 1)) :], k, n]
+    return a, b, str(rng.choice(["", "Left", "Right", "Both"]))
+
+
+def _gemm(rng: np.random.Generator) -> Arguments:
+    sizes_ = tuple(int(rng.choice([1, 5, 13, 64, limit])) for limit in (300, 2100, 300))
+    transposed = tuple(int(flag) for flag in rng.integers(0, 2, 2))
+    summands = (None, [], ["n"], ["m", 1], ["m", "n"])
+    return sizes_, transposed, summands[int(rng.integers(5))]
+
+
 def _direction_and_sizes(rng: np.random.Generator) -> Arguments:
     return str(rng.choice(["", "Reverse"])), rng.integers(1, 40, 4).tolist()
 
@@ -121,6 +138,8 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (test_norms.test_group_normalization_gradient, _groups),
     (test_norms.test_group_normalization, lambda rng: (_series_of_channels(rng), int(rng.choice([1, 2, 3])))),
     (test_norms.test_reversible_instance_normalization, lambda rng: (_series(rng),)),
+    (test_bfloat16_products.check_matmul, _factors),
+    (test_bfloat16_products.test_gemm, _gemm),
     (
         test_optimizers.test_step,
         lambda rng: (str(rng.choice(test_optimizers.NATIVE)), tuple(sizes(rng, 0, 4, empty=True))),

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.activations import ACTIVATIONS
+from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
 from onnxtrain.fusion.convolutional import ConvolutionalPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.recurrent import RecurrentPass
 
-__all__ = ["FUSIONS", "NORMS", "ConvolutionalPass", "Fusion", "FusionPass", "RecurrentPass"]
+__all__ = [
+    "FUSIONS",
+    "NORMS",
+    "Bfloat16ProductPass",
+    "Bfloat16RoundingPass",
+    "ConvolutionalPass",
+    "Fusion",
+    "FusionPass",
+    "RecurrentPass",
+    "WideCompositesPass",
+]
 
 FUSIONS = (*NORMS, *ACTIVATIONS)
 """All that forward graphs are searched for."""

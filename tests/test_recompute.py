@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from models import make_model
 from onnxtrain.api import CheckpointState, Module
 from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.trainer import Trainer
 
 node = helper.make_node
 
@@ -65,6 +66,30 @@ def test_gradients_are_the_same(tmp_path: Path, batch: int) -> None:
     assert plain.keys() == again.keys()
     for name, reference in plain.items():
         np.testing.assert_array_equal(again[name], reference, err_msg=name)
+
+
+def test_in_bfloat16(tmp_path: Path) -> None:
+    """Products of bfloat16 are done again in bfloat16."""
+    found = []
+    for flag in (False, True):
+        folder = tmp_path / str(flag)
+        generate_artifacts(blocks(), loss="mse", artifact_directory=folder, recompute=flag, precision="bf16")
+        state = CheckpointState.load_checkpoint(folder / "checkpoint")
+        x = np.random.default_rng(0).normal(size=(3, 5, 64)).astype(np.float32)
+        Module(folder / "training_model.onnx", state)(x, np.zeros_like(x))
+        found.append({name: np.array(p.grad) for name, p in state.parameters})
+    for name, reference in found[0].items():
+        np.testing.assert_array_equal(found[1][name], reference, err_msg=name)
+    assert not kept_by_gradients(ir.load(folder / "training_model.onnx")) & {"g0", "g1", "g2"}
+
+
+def test_a_trainer_that_recomputes(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(8, 5, 64)).astype(np.float32)
+    histories = []
+    for recompute in (False, True):
+        trainer = Trainer(blocks(), loss="mse", recompute=recompute, seed=1)
+        histories.append(trainer.fit(x, np.zeros_like(x), epochs=2, batch_size=4, verbose=False)["loss"])
+    assert histories[0] == histories[1]
 
 
 def test_an_empty_batch(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from steps.nets import CASES, Case, make_batch, make_net
 __all__ = ["write_artifacts"]
 
 
-def write_artifacts(case: Case, directory: Path) -> None:
+def write_artifacts(case: Case, directory: Path, precision: str = "fp32") -> None:
     """Writes what engines start from: artifacts, `forward.onnx`, `batch.npz` and `about.json`."""
     directory.mkdir(parents=True, exist_ok=True)
     net, (inputs, target) = make_net(case), make_batch(case)
@@ -40,6 +40,7 @@ def write_artifacts(case: Case, directory: Path) -> None:
         optimizer=optimizers.AdamW(**ADAMW, adam_mode=0),
         batch_norm="training" if norms else "as_exported",
         artifact_directory=directory,
+        precision=precision,
     )
     about = {
         "loss": case.net.loss,

@@ -6,11 +6,11 @@
 #include "convolution/family.h"
 #include "core/op.h"
 #include "normalization/family.h"
+#include "product/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_indexing(Domain& domain);
-void add_linalg(Domain& domain);
 void add_losses(Domain& domain);
 void add_optimizers(Domain& domain);
 void add_recurrent(Domain& domain);
@@ -27,10 +27,11 @@ inline void add_all(Domain& domain) {
   add_group_norm(domain);
   add_instance_norm(domain);
   add_indexing(domain);
-  add_linalg(domain);
   add_losses(domain);
   add_optimizers(domain);
   add_recurrent(domain);
+  add_matrix_products(domain);
+  add_bfloat16_products(domain);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

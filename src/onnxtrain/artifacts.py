@@ -33,7 +33,7 @@ from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.selection import expand_names
-from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
+from onnxtrain.training_graph import Precision, TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts"]
 
@@ -100,6 +100,7 @@ def generate_artifacts(
     straight_through: bool = False,
     sample_weight: bool = False,
     recompute: bool = False,
+    precision: Precision = "fp32",
 ) -> None:
     """Writes the files that the on-device API trains from.
 
@@ -141,6 +142,10 @@ def generate_artifacts(
             [N]: the loss is then the weighted mean, sum(w·l) / sum(w).
         recompute: whether results of elementwise ops and normalisations, and of some products, are computed again for
             the gradients instead of being kept: less memory for some more time, and the same gradients.
+        precision: "bf16" for a training model whose products of float32 matrices, forward and backward, round their
+            factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all other ops, and the eval
+            and inference models stay float32. It is fast with native kernels on processors with AVX512_BF16; elsewhere
+            it computes the same, and no faster than "fp32".
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
@@ -149,7 +154,7 @@ def generate_artifacts(
         NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         TypeError: `loss`, `optimizer` or a list of names is of no known kind.
-        ValueError: `batch_norm` is, or maps to, none of its three values.
+        ValueError: `batch_norm` is, or maps to, none of its three values; `precision` is none of its two.
     """
     for option, names in (
         ("requires_grad", requires_grad),
@@ -174,6 +179,7 @@ def generate_artifacts(
             batch_norm=batch_norm,
             inference_outputs=[name for name in own if name != loss_name],
             recompute=recompute,
+            precision=precision,
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:

@@ -22,7 +22,12 @@ _CHEAP = _VIEWS | {
     *("Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Sub", "Swish", "Tanh"),
     *("Where", "Silu_float", "Hardtanh_float", "FlooredRMSNormalization_float", "InverseRMSNormalization_float"),
 }  # fmt: skip
-_PRODUCTS = frozenset({"Gemm", "MatMul", "MatrixProduct_float"})
+_PRODUCTS = frozenset(
+    {
+        *("Gemm", "MatMul", "MatrixProduct_float", "GemmBfloat16_float", "MatMulBfloat16_float"),
+        "MatMulPermutedRightBfloat16_float",
+    }
+)
 _SHARE = 1 / 2
 """Of the work of all forward products, what is done again: a sixth more for a step, which has three of each."""
 _LEAST = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import onnx_ir as ir
 
@@ -13,7 +13,15 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
-from onnxtrain.fusion import FUSIONS, AttentionPass, ConvolutionalPass, FusionPass, ProductPass, RecurrentPass
+from onnxtrain.fusion import (
+    FUSIONS,
+    AttentionPass,
+    Bfloat16ProductPass,
+    ConvolutionalPass,
+    FusionPass,
+    ProductPass,
+    RecurrentPass,
+)
 from onnxtrain.inference_graph import build_inference_model, inference_entry
 from onnxtrain.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
@@ -31,7 +39,10 @@ from onnxtrain.recompute import RecomputePass
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
 
-__all__ = ["BatchNormMode", "TrainingGraphs", "build_training_graphs", "select_parameters"]
+__all__ = ["BatchNormMode", "Precision", "TrainingGraphs", "build_training_graphs", "select_parameters"]
+
+Precision = Literal["fp32", "bf16"]
+"""What products of float32 matrices are computed in: float32, or bfloat16 with sums in float32."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,7 @@ def build_training_graphs(
     input_gradients: Sequence[str] = (),
     inference_outputs: Sequence[str] = (),
     recompute: bool = False,
+    precision: Precision = "fp32",
 ) -> TrainingGraphs:
     """Returns the training and eval models of a canonical model that computes the scalar `loss`.
 
@@ -89,6 +101,7 @@ def build_training_graphs(
         input_gradients: names of floating-point inputs of which the training model returns the gradients too.
         inference_outputs: names of what an inference model returns; none for no such model.
         recompute: whether values are computed again for the gradients instead of being kept.
+        precision: of the training model's products of matrices; the other models compute in float32.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
@@ -96,7 +109,13 @@ def build_training_graphs(
             no scalar.
         NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op on the way has no gradient rule.
+        ValueError: `precision` is none of its two values.
     """
+    if precision not in get_args(Precision):
+        raise ValueError(
+            f"building the training graph: precision={precision!r} is unknown; pass 'fp32' (the default), or "
+            "'bf16' for products of matrices in bfloat16"
+        )
     mean = loss_mean(_named(model, loss))
     forward = model.clone()
     _set_outputs(forward, [loss, *additional_outputs])
@@ -137,6 +156,8 @@ def build_training_graphs(
     CleanupPass(keep=set())(training)
     training, evaluation = suit_runtime(training), suit_runtime(evaluation)
     ConvolutionalPass()(training)
+    if precision == "bf16":
+        Bfloat16ProductPass()(training)
     ProductPass()(training)
     if recompute:
         RecomputePass(computed_forward)(training)

@@ -427,6 +427,18 @@ def test_batch_norm_by_layer(run: Any, tmp_path: Path) -> None:
     )
 
 
+def test_precision(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ("--loss", "cross_entropy", "--precision", "bf16", "-o", tmp_path / "run")
+    for command in (("artifacts", mlp), ("train", mlp, "--data", data, "--epochs", 1, "--overwrite")):
+        result = run(*command, *arguments)
+        assert result.code == 0, result.err
+        ops = {node.op_type for node in onnx.load(tmp_path / "run/training_model.onnx").graph.node}
+        assert {"GemmBfloat16_float", "MatMulBfloat16_float"} & ops
+    again = run("train", tmp_path / "run", "--data", data, "--epochs", 2, "--precision", "fp32")
+    assert "--precision" in again.err
+    assert "is not one of" in run("artifacts", mlp, "--precision", "bf8").err
+
+
 def test_artifacts_of_a_prepared_model(run: Any, tmp_path: Path) -> None:
     model = models.conv_bn(training=False)
     for value in (*model.graph.input, *model.graph.output):

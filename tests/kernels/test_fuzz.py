@@ -17,12 +17,13 @@ from kernels import (
     test_activations,
     test_attention,
     test_batch_norm,
+    test_bfloat16_products,
     test_convolutions,
     test_indexing,
-    test_linalg,
     test_losses,
     test_norms,
     test_optimizers,
+    test_products,
     test_recurrent,
 )
 from kernels.against_body import needs_kernels
@@ -101,9 +102,25 @@ def _heads(rng: np.random.Generator) -> list[int]:
     ]
 
 
-def _factors(rng: np.random.Generator) -> Arguments:
+def _matrices(rng: np.random.Generator) -> Arguments:
     """Rows, depth and columns, and which of the two matrices lies transposed."""
     return rng.integers(0, 130, 3).tolist(), rng.integers(0, 2, 2).tolist()
+
+
+def _factors(rng: np.random.Generator) -> Arguments:
+    """Matrices or batches of them, of which one may serve all, up to where the depth is cut."""
+    m, k, n = (int(rng.choice([0, 1, 2, 7, 16, 33, limit])) for limit in (150, 2600, 150))
+    batch = [int(size) for size in rng.integers(1, 4, int(rng.integers(0, 3)))]
+    sides = [[size if rng.random() < 0.7 else 1 for size in batch] for _ in range(2)]
+    a, b = [*sides[0], m, k], [*sides[1][int(rng.integers(len(batch) + 1)) :], k, n]
+    return a, b, str(rng.choice(["", "Left", "Right", "Both"]))
+
+
+def _gemm(rng: np.random.Generator) -> Arguments:
+    sizes_ = tuple(int(rng.choice([1, 5, 13, 64, limit])) for limit in (300, 2100, 300))
+    transposed = tuple(int(flag) for flag in rng.integers(0, 2, 2))
+    summands = (None, [], ["n"], ["m", 1], ["m", "n"])
+    return sizes_, transposed, summands[int(rng.integers(5))]
 
 
 def _direction_and_sizes(rng: np.random.Generator) -> Arguments:
@@ -134,7 +151,7 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (test_batch_norm.test_against_bodies, lambda rng: (_with_two(sizes(rng, 2, 5)),)),
     (_convolution, lambda rng: (int(rng.integers(1 << 40)),)),
     (test_indexing.test_embedding_gradient, _embedding),
-    (test_linalg.test_matrix_product, _factors),
+    (test_products.test_matrix_product, _matrices),
     (test_losses.test_cross_entropy_gradient, _classes),
     (test_norms.test_layer_normalization_gradient, _rows),
     (test_norms.test_rms_normalization, _rows),
@@ -142,6 +159,8 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (test_norms.test_group_normalization_gradient, _groups),
     (test_norms.test_group_normalization, lambda rng: (_series_of_channels(rng), int(rng.choice([1, 2, 3])))),
     (test_norms.test_reversible_instance_normalization, lambda rng: (_series(rng),)),
+    (test_bfloat16_products.check_matmul, _factors),
+    (test_bfloat16_products.test_gemm, _gemm),
     (
         test_optimizers.test_step,
         lambda rng: (str(rng.choice(test_optimizers.NATIVE)), tuple(sizes(rng, 0, 4, empty=True))),

@@ -24,7 +24,7 @@ each_direction = pytest.mark.parametrize("direction", ["", "Reverse"])
 def compare(name: str, inputs: Inputs, **attributes: int) -> None:
     """Kernel and body, and the kernel on one thread with itself on two.
 
-    In float32 both, as ONNX's reference evaluator has no Scan that goes backwards.
+    In float32 both, as ONNX's reference evaluator has no Scan that goes backwards: each may be off by rounding.
     """
     body = run(name, inputs, attributes, native=False)
     kernel = run(name, inputs, attributes, native=True)
@@ -32,7 +32,7 @@ def compare(name: str, inputs: Inputs, **attributes: int) -> None:
     for standard, own, one in zip(body, kernel, again, strict=True):
         assert own.shape == standard.shape
         np.testing.assert_array_equal(own, one)
-        assert norm_relative_error(own, standard) <= NORM_RELATIVE[np.dtype(np.float32)]
+        assert norm_relative_error(own, standard) <= 2 * NORM_RELATIVE[np.dtype(np.float32)]
 
 
 def draw(seed: int, *shapes: Sequence[int], scale: float = 1.0) -> list[np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib.metadata
 import logging
 import sys
@@ -33,6 +34,17 @@ BatchNormOption = Annotated[
     ),
 ]
 
+
+class PrecisionName(enum.StrEnum):
+    """The values of `--precision`."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
+PrecisionOption = Annotated[
+    PrecisionName, typer.Option(help="Of products of matrices in training; parameters stay float32.")
+]
 DynamicBatchOption = Annotated[
     bool,
     typer.Option("--dynamic-batch", help="Make the batch of a model that was exported for one size dynamic."),
@@ -98,6 +110,7 @@ def artifacts(
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
     batch_norm: BatchNormOption = None,
+    precision: PrecisionOption = PrecisionName.FP32,
     dynamic_batch: DynamicBatchOption = False,
     replace_head: ReplaceHeadOption = None,
     nominal: Annotated[bool, typer.Option("--nominal", help="Also write a checkpoint without data.")] = False,
@@ -107,7 +120,7 @@ def artifacts(
     from onnxtrain.cli._artifacts import prepared, run_command
 
     source = prepared(model, dynamic_batch=dynamic_batch, classes=replace_head, seed=0)
-    run_command(source, loss, optimizer, output, train, freeze, batch_norm, nominal, json)
+    run_command(source, loss, optimizer, output, train, freeze, batch_norm, precision.value, nominal, json)
 
 
 @app.command()
@@ -194,6 +207,7 @@ def train(
         list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
     ] = None,
     batch_norm: BatchNormOption = None,
+    precision: PrecisionOption = PrecisionName.FP32,
     dynamic_batch: DynamicBatchOption = False,
     replace_head: ReplaceHeadOption = None,
     seed: Annotated[int, typer.Option(min=0, help="Of shuffling, splitting and Dropout.")] = 0,
@@ -242,6 +256,7 @@ def train(
         train=only,
         freeze=freeze,
         batch_norm=batch_norm,
+        precision=precision.value,
         dynamic_batch=dynamic_batch,
         replace_head=replace_head,
         target=target,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx_ir as ir
 
@@ -16,6 +16,7 @@ from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import LOSSES
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
+from onnxtrain.training_graph import Precision
 
 __all__ = ["batch_norm_mode", "check_loss", "prepared", "run_command"]
 
@@ -71,6 +72,7 @@ def run_command(
     train: Sequence[str] | None,
     freeze: Sequence[str] | None,
     batch_norm: Sequence[str] | None,
+    precision: str,
     nominal: bool,
     json: bool,
 ) -> None:
@@ -88,5 +90,6 @@ def run_command(
         additional_output_names=outputs if loss is not None else outputs[1:],
         nominal_checkpoint=nominal,
         batch_norm=batch_norm_mode(batch_norm),
+        precision=cast(Precision, precision),
     )
     inspect(output, json)

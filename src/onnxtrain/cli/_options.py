@@ -38,6 +38,7 @@ class TrainOptions:
     train: list[str] | None
     freeze: list[str] | None
     batch_norm: list[str] | None
+    precision: str
     dynamic_batch: bool
     replace_head: int | None
     seed: int

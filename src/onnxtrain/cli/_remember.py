@@ -36,6 +36,7 @@ _OF_THE_RUN = (
     "train",
     "freeze",
     "batch_norm",
+    "precision",
     "dynamic_batch",
     "seed",
     "replace_head",
@@ -58,6 +59,7 @@ _OF_A_FIT = (
     "schedule_epochs",
 )
 _ADDED: dict[str, Any] = {
+    "precision": "fp32",
     "schedule_option": None,
     "schedule_epochs": None,
     "warmup_ratio": 0.0,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.trainer import Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
+from onnxtrain.training_graph import Precision
 
 __all__ = ["run_command"]
 
@@ -175,6 +176,7 @@ def _begin(options: TrainOptions, directory: Path) -> Trainer:
         ema_decay=options.ema_decay,
         clip_grad_norm=options.clip_norm,
         batch_norm=batch_norm_mode(options.batch_norm),
+        precision=cast(Precision, options.precision),
         directory=directory,
         overwrite=options.overwrite,
         seed=options.seed,

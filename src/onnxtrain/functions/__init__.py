@@ -1,7 +1,7 @@
 """Composite training ops as model-local functions of domain `onnxtrain`."""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
-from ._specialized import SpecializedOp
+from ._specialized import SpecializedOp, widened
 from .activation import (
     clip_gradient,
     clip_gradient_of_finite,
@@ -38,6 +38,7 @@ from .batch_norm import (
     batch_normalization_training,
     max_pool,
 )
+from .bfloat16 import gemm_bfloat16, matmul_bfloat16, round_to_bfloat16
 from .convolution import convolution
 from .indexing import embedding_gradient
 from .instance_norm import (
@@ -113,6 +114,7 @@ __all__ = [
     "floored_rms_normalization_gradient",
     "gelu_gradient",
     "gelu_tanh_gradient",
+    "gemm_bfloat16",
     "group_normalization",
     "group_normalization_gradient",
     "gru",
@@ -134,6 +136,7 @@ __all__ = [
     "lstm_reverse_gradient",
     "masked_attention",
     "masked_attention_gradient",
+    "matmul_bfloat16",
     "matrix_product",
     "max_pool",
     "mish_gradient",
@@ -148,6 +151,7 @@ __all__ = [
     "reversible_instance_normalization_parameter_gradient",
     "rms_normalization_gradient",
     "rmsprop_step",
+    "round_to_bfloat16",
     "safe_masked_attention",
     "safe_softmax",
     "sgd_step",
@@ -157,4 +161,5 @@ __all__ = [
     "softmax_cross_entropy_gradient",
     "softmax_gradient",
     "tanh_gradient",
+    "widened",
 ]

@@ -8,15 +8,18 @@ for all). Native kernels are registered for the first numbers and read attribute
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, MutableMapping
 
 import onnx_ir as ir
 
-from ._composite import Body, CompositeOp
+from ._composite import DOMAIN, Body, CompositeOp
 
-__all__ = ["SpecializedOp"]
+__all__ = ["SpecializedOp", "widened"]
 
 _KEY = "onnxtrain.body"
+_NAME = re.compile(r"(.+?)\d+_b?float16")
+_NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
 
 class SpecializedOp(CompositeOp):
@@ -48,14 +51,8 @@ class SpecializedOp(CompositeOp):
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
         """Returns the function of this body in `functions`, or the first number that is free there."""
-        domain, name, overload = super().identifier(dtype, functions)
-        stem, _, suffix = name.rpartition("_")
-        for number in itertools.count():
-            identifier = (domain, f"{stem}{number}_{suffix}", overload)
-            there = functions.get(identifier)
-            if there is None or there.metadata_props.get(_KEY) == self._key:
-                return identifier
-        raise AssertionError("unreachable")
+        _, name, _ = super().identifier(dtype, functions)
+        return _numbered(name, self._key, functions)
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
         """Returns the function; its name has no number yet."""
@@ -67,3 +64,44 @@ class SpecializedOp(CompositeOp):
         value = super()._input(name, dtype)
         value.shape = self._shapes[name]
         return value
+
+
+def widened(
+    function: ir.Function, functions: MutableMapping[ir.OperatorIdentifier, ir.Function]
+) -> ir.OperatorIdentifier | None:
+    """Adds the function that computes in float32 what one of bfloat16 or float16 does; returns its name.
+
+    Returns None where `function` is none of a :class:`SpecializedOp` in these dtypes.
+    """
+    key, name = function.metadata_props.get(_KEY), _NAME.fullmatch(function.name)
+    if key is None or name is None or function.domain != DOMAIN:
+        return None
+    identifier = _numbered(f"{name[1]}_float", key, functions)
+    if identifier not in functions:
+        wide = function.clone()
+        for node in wide:
+            for attribute in tuple(node.attributes.values()):
+                if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _NARROW:
+                    tensor = ir.tensor(attribute.as_tensor().numpy().astype("float32"))
+                    node.attributes.add(ir.AttrTensor(attribute.name, tensor))
+                elif attribute.name == "to" and attribute.as_int() in _NARROW:
+                    node.attributes.add(ir.AttrInt64("to", int(ir.DataType.FLOAT)))
+        for value in (*wide.inputs, *(output for node in wide for output in node.outputs)):
+            if value.dtype in _NARROW:
+                value.type = ir.TensorType(ir.DataType.FLOAT)
+        wide.name = identifier[1]
+        functions[identifier] = wide
+    return identifier
+
+
+def _numbered(
+    name: str, key: str, functions: Mapping[ir.OperatorIdentifier, ir.Function]
+) -> ir.OperatorIdentifier:
+    """Returns the name with the number of the function with this body, or with the first one that is free."""
+    stem, _, suffix = name.rpartition("_")
+    for number in itertools.count():
+        identifier = (DOMAIN, f"{stem}{number}_{suffix}", "")
+        there = functions.get(identifier)
+        if there is None or there.metadata_props.get(_KEY) == key:
+            return identifier
+    raise AssertionError("unreachable")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.activations import ACTIVATIONS
 from onnxtrain.fusion.attention import AttentionPass
+from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
 from onnxtrain.fusion.convolutional import ConvolutionalPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
@@ -18,11 +19,14 @@ __all__ = [
     "FUSIONS",
     "NORMS",
     "AttentionPass",
+    "Bfloat16ProductPass",
+    "Bfloat16RoundingPass",
     "ConvolutionalPass",
     "Fusion",
     "FusionPass",
     "ProductPass",
     "RecurrentPass",
+    "WideCompositesPass",
 ]
 
 FUSIONS = (*NORMS, *ACTIVATIONS)

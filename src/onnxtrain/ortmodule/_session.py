@@ -13,6 +13,7 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
+from onnxtrain.fusion import Bfloat16ProductPass, Bfloat16RoundingPass, ConvolutionalPass, WideCompositesPass
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
@@ -24,7 +25,7 @@ from onnxtrain.passes import (
     infer_shapes,
     widen_narrow_floats,
 )
-from onnxtrain.runtime.kernels import register_kernels
+from onnxtrain.runtime.kernels import kernel_library, register_kernels
 
 __all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime", "suited"]
 
@@ -65,7 +66,11 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
         return model
     CrossEntropyPass()(model)
     if device.type == "cpu" and has_narrow_floats(model):
-        model = widen_narrow_floats(model)
+        model = widen_narrow_floats(WideCompositesPass()(model).model)
+        if kernel_library() is not None:
+            ConvolutionalPass()(model)
+            Bfloat16ProductPass(of_rounded=True)(model)
+            Bfloat16RoundingPass()(model)
     if device.type == "cpu" and has_float64(model):
         model = expand_float64(model)
     if _has_no_elements(model.graph):

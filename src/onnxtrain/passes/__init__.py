@@ -34,11 +34,12 @@ from onnxtrain.passes.stop_gradient import (
 from onnxtrain.passes.suit_runtime import suit_runtime
 from onnxtrain.passes.torch_parameters import TorchSignature, mark_gradients
 from onnxtrain.passes.twins import BODIES, TWINS
-from onnxtrain.passes.widen import has_narrow_floats, widen_narrow_floats
+from onnxtrain.passes.widen import EXACT_OPS, has_narrow_floats, widen_narrow_floats
 
 __all__ = [
     "BODIES",
     "CANONICAL_OPSET",
+    "EXACT_OPS",
     "MAX_IR_VERSION",
     "MAX_OPSET",
     "RANDOM_OPS",

@@ -61,7 +61,7 @@ _FOLDABLE = frozenset(
 )
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"})
 _UNKNOWN = np.iinfo(np.int64).min + 4801
-"""Stands for a symbolic dimension in a shape that is known in part; the least integer is where exporters begin slices."""
+"""Stands for a symbolic dimension in a shape that is known in part; exporters begin slices at the least integer."""
 
 
 class FoldConstantsPass(ir.passes.InPlacePass):

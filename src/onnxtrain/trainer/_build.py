@@ -15,6 +15,7 @@ from onnxtrain.losses import make_loss
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
+from onnxtrain.training_graph import Precision
 
 __all__ = ["build_run", "loss_name", "name_list", "random_ops", "with_clipping"]
 
@@ -37,6 +38,8 @@ def build_run(
     clip_grad_value: float | None,
     batch_norm: BatchNormMode,
     straight_through: bool,
+    precision: Precision,
+    recompute: bool,
     loss_input_names: Sequence[str] | None,
 ) -> Run:
     """Writes the artifacts of a model to `directory` and opens them; its own outputs come after the loss.
@@ -62,6 +65,8 @@ def build_run(
             loss_input_names=None if loss_input_names is None else list(loss_input_names),
             batch_norm=batch_norm,
             straight_through=straight_through,
+            precision=precision,
+            recompute=recompute,
             sample_weight=sample_weight,
         )
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
     from onnxtrain.layer_modes import BatchNormMode
     from onnxtrain.passes import ModelSource
+    from onnxtrain.training_graph import Precision
 
 __all__ = ["Trainer"]
 
@@ -66,6 +67,8 @@ class Trainer(TrainerResults):
             fixed, "as_exported" does what the model says. For each layer by patterns, of which the first that matches
             decides: `{"backbone.*": "inference", "*": "training"}`.
         straight_through: whether gradients pass through rounding and quantisation as if these did nothing.
+        precision: "bf16" trains with products of matrices in bfloat16; see :func:`generate_artifacts`.
+        recompute: whether to take less memory for some more time; see :func:`generate_artifacts`.
         loss_input_names: the output that is the prediction, where the model has several.
         directory: where the files of the run live; the state is saved there after every epoch. Default: a
             temporary directory, which is removed at the end unless an interrupted run was saved there.
@@ -111,6 +114,8 @@ class Trainer(TrainerResults):
         clip_grad_value: float | None = None,
         batch_norm: BatchNormMode = "as_exported",
         straight_through: bool = False,
+        precision: Precision = "fp32",
+        recompute: bool = False,
         loss_input_names: Sequence[str] | str | None = None,
         directory: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -149,6 +154,8 @@ class Trainer(TrainerResults):
             clip_grad_value=clip_grad_value,
             batch_norm=batch_norm,
             straight_through=straight_through,
+            precision=precision,
+            recompute=recompute,
             loss_input_names=inputs_of_loss,
         )
         workspace.remove_earlier()

@@ -49,11 +49,11 @@ def _known_pads(w: Windows) -> tuple[int, ...] | None:
 
 
 def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
-    """Whether the gradient can be a function that native kernels know."""
+    """Whether the gradient can be a function that native kernels know, if only when it is computed in float32."""
     return (
         op.can_call
         and 0 not in spatial_sizes(ct)
-        and ct.dtype == ir.DataType.FLOAT
+        and ct.dtype in (ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
         and 1 <= len(w.kernel) <= 3
     )
 

@@ -1,7 +1,7 @@
 // Products of two matrices, of which each may lie transposed.
 #include "core/gemm.h"
 #include "core/op.h"
-#include "families.h"
+#include "product/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
@@ -33,6 +33,6 @@ struct MatrixProduct {
 
 }  // namespace
 
-void add_linalg(Domain& domain) { domain.add<MatrixProduct>(); }
+void add_matrix_products(Domain& domain) { domain.add<MatrixProduct>(); }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

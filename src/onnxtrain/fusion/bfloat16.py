@@ -1,0 +1,253 @@
+"""What is computed in bfloat16, as native kernels do: products of matrices, and composite ops between roundings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import (
+    COMPOSITES,
+    DOMAIN,
+    CompositeOp,
+    gemm_bfloat16,
+    matmul_bfloat16,
+    round_to_bfloat16,
+    widened,
+)
+from onnxtrain.fusion._pass import remove_unread
+from onnxtrain.passes import EXACT_OPS
+
+__all__ = ["Bfloat16ProductPass", "Bfloat16RoundingPass", "WideCompositesPass"]
+
+_FLOAT, _NARROW = ir.DataType.FLOAT, ir.DataType.BFLOAT16
+_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+_SUFFIXES = {"bfloat16": _NARROW, "float16": ir.DataType.FLOAT16}
+
+
+class Bfloat16ProductPass(ir.passes.InPlacePass):
+    """Rewrite MatMul and Gemm of float32 as products with factors rounded to bfloat16.
+
+    What transposes or rounds a factor becomes part of the product. To be run last: passes that look for these ops do
+    not know the functions, which have no gradient rules.
+
+    Args:
+        of_rounded: only products whose factors have been bfloat16 before, as :func:`widen_narrow_floats` leaves them:
+            these stay what they were.
+    """
+
+    def __init__(self, *, of_rounded: bool = False) -> None:
+        super().__init__()
+        self._of_rounded = of_rounded
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, in subgraphs too."""
+        op = Emitter(model.graph, functions=model.functions)
+        modified = False
+        rounded: dict[ir.Value, bool] = {}
+        for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
+            rewrite = _REWRITES.get(node.op_type) if node.domain == "" else None
+            if rewrite is None or any(value is None or value.dtype != _FLOAT for value in node.inputs[:2]):
+                continue
+            if self._of_rounded and not all(_is_rounded(value, rounded) for value in node.inputs[:2]):
+                continue
+            factors = node.inputs[:2]
+            rewrite(op, node)
+            modified = True
+            if node.graph is not None:
+                loose = [value.producer() for value in factors if value is not None]
+                remove_unread(node.graph, loose)
+        return ir.passes.PassResult(model, modified)
+
+
+def _matmul(op: Emitter, node: ir.Node) -> None:
+    sources, orders = [], []
+    for value in node.inputs:
+        assert value is not None
+        source, order = _source(value, node)
+        sources.append(source)
+        orders.append(order)
+    _become(op, node, matmul_bfloat16[orders[0] is not None, orders[1] is not None], sources)
+    for name, order in zip(("perm_a", "perm_b"), orders, strict=True):
+        if order is not None:
+            node.attributes.add(ir.AttrInt64s(name, order))
+
+
+def _gemm(op: Emitter, node: ir.Node) -> None:
+    given = node.attributes
+    scales = {name: given.get_float(name, 1.0) for name in ("alpha", "beta")}
+    transposed = {name: bool(given.get_int(name, 0)) for name in ("transA", "transB")}
+    inputs: list[ir.Value | None] = []
+    for name, value in zip(transposed, node.inputs, strict=False):
+        assert value is not None
+        source, order = _source(value, node)
+        inputs.append(source)
+        transposed[name] ^= order is not None
+    _become(op, node, gemm_bfloat16, [*inputs, *node.inputs[2:]])
+    for name, scale in scales.items():
+        node.attributes.add(ir.AttrFloat32(name, scale))
+    for name, flag in transposed.items():
+        node.attributes.add(ir.AttrInt64(name, int(flag)))
+
+
+_REWRITES: dict[str, Callable[[Emitter, ir.Node], None]] = {"MatMul": _matmul, "Gemm": _gemm}
+
+
+def _become(op: Emitter, node: ir.Node, composite: CompositeOp, inputs: Sequence[ir.Value | None]) -> None:
+    node.domain, node.op_type, _ = op.function(composite, _FLOAT)
+    node.attributes.clear()
+    for index, value in enumerate(inputs):
+        node.replace_input_with(index, value)
+
+
+def _source(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...] | None]:
+    """Returns what a factor is but for its rounding and the order of its axes, and that order unless it is the same.
+
+    The last axis there is one of the last two here, lest no two numbers of a matrix lie beside one another.
+    """
+    order: tuple[int, ...] | None = None
+    while True:
+        inner = _before_rounding(value, product)
+        if inner is None:
+            inner, permutation = _transposed(value)
+            if inner is None or permutation is None:
+                break
+            composed = permutation if order is None else tuple(permutation[axis] for axis in order)
+            if len(composed) - 1 not in composed[-2:]:
+                break
+            order = composed
+        value = inner
+    return value, None if order == tuple(range(len(order or ()))) else order
+
+
+def _is_rounded(value: ir.Value | None, known: dict[ir.Value, bool]) -> bool:
+    """Whether each number of a value was one of bfloat16 before it was cast to float32."""
+    if value is None:
+        return False
+    if value not in known:
+        node = value.producer()
+        moved = node is not None and node.domain == "" and node.op_type in EXACT_OPS and _sources(node)
+        known[value] = all(_is_rounded(source, known) for source in moved) if moved else _widens(value)
+    return known[value]
+
+
+def _sources(node: ir.Node) -> list[ir.Value]:
+    return [value for value in node.inputs if value is not None and value.dtype == _FLOAT]
+
+
+def _widens(value: ir.Value | None) -> bool:
+    """Whether a value was bfloat16 before it was cast to float32."""
+    cast = _producer(value, "Cast")
+    return cast is not None and cast.inputs[0] is not None and cast.inputs[0].dtype == _NARROW
+
+
+def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
+    """Returns the float32 value that a value is the rounding of, in its shape.
+
+    Views of the rounded value are written anew, of the other one, before `product`.
+    """
+    node = value.producer()
+    if node is not None and node.domain == "" and node.op_type in _VIEWS and node.inputs[0] is not None:
+        inner = _before_rounding(node.inputs[0], product)
+        if inner is None:
+            return None
+        view = ir.node(node.op_type, [inner, *node.inputs[1:]])
+        for attribute in node.attributes.values():
+            view.attributes.add(attribute)
+        view.outputs[0].type, view.outputs[0].shape = value.type, value.shape
+        product.prepend(view)
+        return view.outputs[0]
+    widen = _producer(value, "Cast") if _widens(value) else None
+    round_ = _producer(widen.inputs[0], "Cast") if widen is not None else None
+    source = round_.inputs[0] if round_ is not None else None
+    return source if source is not None and source.dtype == _FLOAT else None
+
+
+def _transposed(value: ir.Value) -> tuple[ir.Value | None, tuple[int, ...] | None]:
+    """Returns what a value has the axes of, in another order, and that order."""
+    node = _producer(value, "Transpose")
+    given = node.attributes.get("perm") if node is not None else None
+    if node is None or given is None:
+        return None, None
+    return node.inputs[0], tuple(int(axis) for axis in given.as_ints())
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = value.producer() if value is not None else None
+    return node if node is not None and (node.op_type, node.domain) == (op_type, "") else None
+
+
+class Bfloat16RoundingPass(ir.passes.InPlacePass):
+    """Rewrite casts of float32 to bfloat16 and back, between which nothing reads the bfloat16, as one op."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; subgraphs stay."""
+        op = Emitter(model.graph, functions=model.functions)
+        modified = False
+        for node in tuple(model.graph):
+            result = node.outputs[0]
+            source = node.inputs[0] if _widens(result) else None
+            narrow = _producer(source, "Cast")
+            if source is None or narrow is None or source.is_graph_output():
+                continue
+            readers = {use.node for use in source.uses()}
+            if narrow.inputs[0] is None or narrow.inputs[0].dtype != _FLOAT or readers != {node}:
+                continue
+            _become(op, node, round_to_bfloat16, narrow.inputs)
+            remove_unread(model.graph, [narrow])
+            modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+class WideCompositesPass(ir.passes.InPlacePass):
+    """Compute composite ops of bfloat16 and float16 in float32, and round their results once, as PyTorch does.
+
+    For the CPU, where ops have kernels in float32 alone.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; subgraphs stay."""
+        op = Emitter(model.graph, functions=model.functions)
+        modified = False
+        for node in tuple(model.graph):
+            suffix = node.op_type.rpartition("_")[2]
+            if node.domain != DOMAIN or suffix not in _SUFFIXES or any(v.type is None for v in node.outputs):
+                continue
+            wide = _in_float32(op, node, model)
+            if wide is not None:
+                _widen(node, _SUFFIXES[suffix])
+                node.domain, node.op_type, _ = wide
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _in_float32(op: Emitter, node: ir.Node, model: ir.Model) -> ir.OperatorIdentifier | None:
+    """Returns the function of float32 for a call of one of a narrower dtype; None where there is no such one."""
+    composite = COMPOSITES.get(node.op_type.rpartition("_")[0])
+    if composite is not None:
+        return op.function(composite, _FLOAT)
+    function = model.functions.get(node.op_identifier())
+    return None if function is None else widened(function, model.functions)
+
+
+def _widen(node: ir.Node, dtype: ir.DataType) -> None:
+    """Puts casts around a node: to float32 before it, back to its dtype behind it."""
+    for index, value in enumerate(node.inputs):
+        if value is not None and value.dtype == dtype:
+            node.prepend(cast := _cast(value, _FLOAT))
+            node.replace_input_with(index, cast.outputs[0])
+    for value in node.outputs:
+        if value.name and value.dtype == dtype:
+            value.type = ir.TensorType(_FLOAT)
+            node.append(cast := _cast(value, dtype))
+            result = cast.outputs[0]
+            value.replace_all_uses_with(result, replace_graph_outputs=True)
+            cast.replace_input_with(0, value)
+            result.name, value.name = value.name, f"{value.name}_float"
+
+
+def _cast(value: ir.Value, dtype: ir.DataType) -> ir.Node:
+    cast = ir.node("Cast", [value], {"to": int(dtype)})
+    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(dtype), value.shape
+    return cast

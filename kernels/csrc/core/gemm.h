@@ -211,13 +211,20 @@ void gemm_packed(const Threads& threads, size_t rows, size_t columns, size_t dep
   });
 }
 
-// The same with B as it is.
+// The same with B as it is, of which so many rows at a time are packed.
 template <class Epilogue = AsItIs>
 void gemm(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, Matrix b, float* c, size_t stride,
           bool add = false, Epilogue epilogue = {}) {
-  const Buffer packed(packed_size(depth, columns));
-  pack(threads, b, depth, columns, packed.data());
-  gemm_packed(threads, rows, columns, depth, a, packed.data(), c, stride, add, epilogue);
+  const size_t most = 4 * depth_block;
+  const Buffer packed(packed_size(std::min(depth, most), columns));
+  for (size_t k = 0; k == 0 || k < depth; k += most) {
+    const size_t deep = std::min(most, depth - k);
+    pack(threads, b.from(k, 0), deep, columns, packed.data());
+    if (k + deep == depth)
+      gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0, epilogue);
+    else
+      gemm_packed(threads, rows, columns, deep, a.from(0, k), packed.data(), c, stride, add || k > 0);
+  }
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -131,8 +131,10 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
 
 
 def _pooling(op: Emitter, node: ir.Node) -> bool:
-    """MaxPool whose indices are read, as its gradient does."""
-    if (node.op_type, node.domain) != ("MaxPool", "") or len(node.outputs) < 2 or not node.outputs[1].uses():
+    """MaxPool whose indices are read, as its gradient does, or saved for that."""
+    if (node.op_type, node.domain) != ("MaxPool", "") or len(node.outputs) < 2:
+        return False
+    if not node.outputs[1].uses() and not node.outputs[1].is_graph_output():
         return False
     windows = _windows(node)
     if windows is None:

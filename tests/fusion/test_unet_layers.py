@@ -119,8 +119,9 @@ def test_gradient_of_silu() -> None:
 def test_a_pooling_whose_indices_are_saved() -> None:
     """As in the forward half of a graph, whose gradient another session computes."""
     proto = onnx.parser.parse_model(
-        """<ir_version: 10, opset_import: ["": 21]> 
-        net (float[2, 3, 6, 8] x) => (float[2, 3, 3, 4] y, int64[2, 3, 3, 4] i) { y, i = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) }"""
+        """<ir_version: 10, opset_import: ["": 21]>
+        net (float[2, 3, 6, 8] x) => (float[2, 3, 3, 4] y, int64[2, 3, 3, 4] i) {
+        y, i = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(x) }"""
     )
     model = rewritten(proto, ConvolutionalPass())
     assert ops(model) == {"MaxPool_float": 1}

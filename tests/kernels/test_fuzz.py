@@ -59,6 +59,17 @@ def _softmax(rng: np.random.Generator) -> str:
     return str(rng.choice(["SoftmaxGradient", "LogSoftmaxGradient"]))
 
 
+def _pooling(rng: np.random.Generator) -> Arguments:
+    """A shape, and windows that pass over it, half of them of 2 x 2 in steps of 2."""
+    batch, channels, *axes = [1 + size for size in (sizes(rng, 4, 4))]
+    halves = rng.random() < 0.5
+    kernel = [2, 2] if halves else rng.integers(1, 5, 2).tolist()
+    strides = [2, 2] if halves else rng.integers(1, 4, 2).tolist()
+    pads = [int(rng.integers(size)) for size in kernel * 2]
+    axes = [max(axis, size) for axis, size in zip(axes, kernel, strict=True)]
+    return [batch, channels, *axes], kernel, strides, pads
+
+
 def _series(rng: np.random.Generator) -> list[int]:
     """Batch, at least two steps in time, perhaps further axes, channels."""
     first, *rest = sizes(rng, 3, 4)
@@ -149,6 +160,7 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
         lambda rng: (str(rng.choice(["Attention", "CausalAttention"])), _heads(rng)),
     ),
     (test_batch_norm.test_against_bodies, lambda rng: (_with_two(sizes(rng, 2, 5)),)),
+    (test_batch_norm.test_max_pool, _pooling),
     (_convolution, lambda rng: (int(rng.integers(1 << 40)),)),
     (test_indexing.test_embedding_gradient, _embedding),
     (test_products.test_matrix_product, _matrices),

@@ -39,7 +39,8 @@ struct Pool {
 
   bool halves() const {
     const Axes window{1, 2, 2}, none{0, 0, 0};
-    return kernel == window && stride == window && pad == none && in[0] == 1;
+    const bool inside = 2 * out[1] <= in[1] && 2 * out[2] <= in[2];  // no padding behind the last window either
+    return kernel == window && stride == window && pad == none && in[0] == 1 && inside;
   }
 
   // The maximum of each window, or `floor` where that is more, and base + its place.

@@ -12,6 +12,7 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_indexing(Domain& domain);
 void add_losses(Domain& domain);
+void add_max_pool(Domain& domain);
 void add_optimizers(Domain& domain);
 void add_recurrent(Domain& domain);
 
@@ -21,6 +22,7 @@ inline void add_all(Domain& domain) {
   add_attention(domain);
   add_attention_gradient(domain);
   add_convolutions(domain);
+  add_max_pool(domain);
   add_batch_norm(domain);
   add_layer_norm(domain);
   add_rms_norm(domain);

@@ -17,16 +17,18 @@ from onnxtrain.fusion import (
     FUSIONS,
     AttentionPass,
     Bfloat16ProductPass,
-    ConvolutionalPass,
     FusionPass,
+    NativeOpsPass,
     ProductPass,
     RecurrentPass,
+    Relu6Pass,
 )
 from onnxtrain.inference_graph import build_inference_model, inference_entry
 from onnxtrain.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
+    ImplicitExpandPass,
     ReluAfterMaxPoolPass,
     TrainingModePass,
     TransposedProductPass,
@@ -144,6 +146,7 @@ def build_training_graphs(
     statistics = _chain_statistics(forward, selection.statistics)
     FusionPass(FUSIONS)(forward)
     RecurrentPass()(forward)
+    Relu6Pass()(forward)
     AttentionPass()(forward)
     computed_forward = {str(value.name) for node in forward.graph for value in node.outputs if value.name}
     training, gradients = add_gradients(forward, loss, [*selection.trainable, *input_gradients])
@@ -153,9 +156,10 @@ def build_training_graphs(
     training.graph.outputs.extend(computed[output] for output in statistics.values())
     append_outputs(training, input_gradients, gradients[trained:])
     TransposedProductPass()(training)
+    ImplicitExpandPass()(training)
     CleanupPass(keep=set())(training)
     training, evaluation = suit_runtime(training), suit_runtime(evaluation)
-    ConvolutionalPass()(training)
+    NativeOpsPass()(training)
     if precision == "bf16":
         Bfloat16ProductPass()(training)
     ProductPass()(training)

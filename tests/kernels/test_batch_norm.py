@@ -40,22 +40,24 @@ def test_against_bodies(shape: Sequence[int]) -> None:
     x, ct, y = 3 + rng.standard_normal((3, *shape))
     scale, bias, mean = rng.standard_normal((3, shape[1]))
     inputs = {"x": x, "scale": scale, "bias": bias, "mean": mean, "var": mean**2}
-    for name in ("BatchNormalizationTraining", "BatchNormalizationRelu"):
+    for name in ("BatchNormalizationTraining", "BatchNormalizationRelu", "BatchNormalizationRelu6"):
         check(name, inputs, {"epsilon": 1e-5, "momentum": 0.9})
     gradient = {"ct": ct, "x": x, "scale": scale}
     size = float(np.linalg.norm(ct))
     terms = (size, size * (x.size / shape[1]) ** 0.5, size)
     check("BatchNormalizationGradient", gradient, {"epsilon": 1e-5}, terms=terms)
     y -= 3  # half of it positive
-    check("BatchNormalizationReluGradient", gradient | {"y": y}, {"epsilon": 1e-5}, terms=terms)
+    for name, result in (("Relu", y), ("Relu6", 6 * np.clip(y, 0, 1))):
+        check(f"BatchNormalization{name}Gradient", gradient | {"y": result}, {"epsilon": 1e-5}, terms=terms)
 
 
-def test_relu_keeps_what_is_no_number() -> None:
+@pytest.mark.parametrize("name", ["BatchNormalizationRelu", "BatchNormalizationRelu6"])
+def test_relu_keeps_what_is_no_number(name: str) -> None:
     x = np.ones((2, 2, 3))
     x[0, 0, 0] = np.nan
     zeros, ones = np.zeros(2), np.ones(2)
     inputs = {"x": x, "scale": ones, "bias": zeros, "mean": zeros, "var": ones}
-    check("BatchNormalizationRelu", inputs, {"epsilon": 1e-5, "momentum": 0.9})
+    check(name, inputs, {"epsilon": 1e-5, "momentum": 0.9})
 
 
 POOLS = {

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from kernels.against_body import needs_kernels
 from onnxtrain.autodiff import differentiate
-from onnxtrain.fusion import ConvolutionalPass
+from onnxtrain.fusion import NativeOpsPass
 from onnxtrain.runtime.kernels import register_kernels
 
 CASES = int(os.environ.get("ONNXTRAIN_FUZZ_CONVOLUTIONS", "15"))
@@ -128,7 +128,7 @@ def gradient_model(g: Geometry) -> onnx.ModelProto:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     joint = ir.from_proto(differentiate(model, of="y", wrt=list(g.wrt), cotangent="ct"))
-    ConvolutionalPass()(joint)
+    NativeOpsPass()(joint)
     return ir.to_proto(joint)
 
 

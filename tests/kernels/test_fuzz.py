@@ -165,6 +165,10 @@ CHECKS: list[tuple[Callable[..., None], Callable[[np.random.Generator], Argument
     (test_indexing.test_embedding_gradient, _embedding),
     (test_products.test_matrix_product, _matrices),
     (test_losses.test_cross_entropy_gradient, _classes),
+    (
+        test_norms.test_layer_normalization,
+        lambda rng: (*_rows(rng), int(rng.choice([-1, 1]))),
+    ),
     (test_norms.test_layer_normalization_gradient, _rows),
     (test_norms.test_rms_normalization, _rows),
     (test_norms.test_floored_rms_normalization, _rows),

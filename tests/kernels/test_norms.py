@@ -18,6 +18,19 @@ def _rng() -> np.random.Generator:
     return np.random.default_rng(1)
 
 
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("shape", ROWS, ids=str)
+def test_layer_normalization(shape: Sequence[int], axis: int) -> None:
+    rng = _rng()
+    x = 2 + rng.standard_normal(shape)
+    scale, bias = rng.standard_normal((2, *shape[axis:]))
+    inputs = {"x": x, "scale": scale, "bias": bias}
+    inverse = 1 / np.sqrt(x.var(tuple(range(len(shape)))[axis:]) + 1e-5)
+    # In a row of one element everything cancels, in one of two equal ones nearly so.
+    terms = float(np.linalg.norm(inverse)) * (abs(x).max(initial=0) if scale.size < 3 else 1)
+    check("LayerNormalizationTraining", inputs, {"axis": axis, "epsilon": 1e-5}, terms=(terms, 0.0, terms))
+
+
 @pytest.mark.parametrize("shape", ROWS, ids=str)
 def test_layer_normalization_gradient(shape: Sequence[int]) -> None:
     rng = _rng()

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "convolution/product.h"
-#include "convolution/scratch.h"
+#include "core/scratch.h"
 #include "convolution/winograd.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "convolution/scratch.h"
+#include "core/scratch.h"
 #include "convolution/transpose.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {

@@ -6,7 +6,5 @@
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 void add_convolutions(Domain& domain);
-void add_batch_norm(Domain& domain);
-void add_batch_norm_pool(Domain& domain);
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

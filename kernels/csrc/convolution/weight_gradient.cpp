@@ -7,7 +7,7 @@
 
 #include "convolution/dense.h"
 #include "convolution/gather.h"
-#include "convolution/scratch.h"
+#include "core/scratch.h"
 #include "convolution/tile.h"
 #include "convolution/transpose.h"
 #include "convolution/winograd.h"

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #endif
 
-#include "convolution/scratch.h"
+#include "core/scratch.h"
 #include "convolution/tile.h"
 #include "convolution/winograd_tiles.h"
 

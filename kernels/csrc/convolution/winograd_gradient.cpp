@@ -5,7 +5,7 @@
 // for the second-level cache, and where that gives the threads too little to do, a part of the tiles.
 #include <algorithm>
 
-#include "convolution/scratch.h"
+#include "core/scratch.h"
 #include "convolution/tile.h"
 #include "convolution/transpose.h"
 #include "convolution/winograd.h"

@@ -14,6 +14,8 @@ inline std::size_t row_parts(const Threads& threads, std::size_t rows, std::size
   return std::clamp<std::size_t>(rows * n / worthwhile, 1, std::min(threads.width(), std::max<std::size_t>(rows, 1)));
 }
 
+void add_batch_norm(Domain& domain);
+void add_batch_norm_pool(Domain& domain);
 void add_layer_norm(Domain& domain);
 void add_rms_norm(Domain& domain);
 void add_group_norm(Domain& domain);

@@ -3,59 +3,18 @@
 #include <cmath>
 
 #include "core/op.h"
-#include "core/rows.h"
+#include "normalization/channels.h"
 #include "normalization/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
 
-constexpr std::size_t kBlock = 1024;  // elements summed in float
-
-// Without what f made of the zeros behind the end.
-inline vfloat kept(vfloat v, Full) { return v; }
-inline vfloat kept(vfloat v, Part part) {
-  vfloat result{};
-  std::memcpy(&result, &v, part.count * sizeof(float));
-  return result;
-}
-
-// Sum of f over the values.
-template <class F>
-inline double total(const float* values, std::size_t n, F f) {
-  double sum_of_blocks = 0;
-  for (std::size_t begin = 0; begin < n; begin += kBlock) {
-    vfloat block{};
-    vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
-      block += kept(f(load(values + begin + i, extent)), extent);
-    });
-    sum_of_blocks += sum(block);
-  }
-  return sum_of_blocks;
-}
-
-// Sum of ct (x - mean).
-inline double product(const float* ct, const float* x, float mean, std::size_t n) {
-  double sum_of_blocks = 0;
-  for (std::size_t begin = 0; begin < n; begin += kBlock) {
-    vfloat block{};
-    vectors(std::min(kBlock, n - begin), [&](std::size_t i, auto extent) {
-      block += load(ct + begin + i, extent) * (load(x + begin + i, extent) - mean);
-    });
-    sum_of_blocks += sum(block);
-  }
-  return sum_of_blocks;
-}
-
-// Mean, rounded and not, and 1 / sqrt(variance + epsilon) of a group.
-struct Moments {
+// Mean, and 1 / sqrt(variance + epsilon), of a group.
+struct Moments : Statistics {
   Moments(const float* values, std::size_t size, float epsilon)
-      : exact(total(values, size, [](vfloat v) { return v; }) / static_cast<double>(size)), mean(static_cast<float>(exact)) {
-    const double squares = total(values, size, [m = mean](vfloat v) { return (v - m) * (v - m); });
-    inverse = 1.f / std::sqrt(static_cast<float>(squares / size) + epsilon);
-  }
+      : Statistics(Channel{1, size, 0}, values), inverse(1.f / std::sqrt(static_cast<float>(variance) + epsilon)) {}
 
-  double exact;
-  float mean, inverse;
+  float inverse;
 };
 
 struct GroupNormalization {
@@ -82,7 +41,7 @@ struct GroupNormalization {
         const float *xs = x.data + c * spatial, factor = moments.inverse * scale.data[c % channels], shift = bias.data[c % channels];
         float* to = y.data + c * spatial;
         vectors(spatial, [&](std::size_t i, auto extent) {
-          store(to + i, (load(xs + i, extent) - moments.mean) * factor + shift, extent);
+          store(to + i, (load(xs + i, extent) - moments.center) * factor + shift, extent);
         });
       }
     });
@@ -120,12 +79,17 @@ struct GroupNormalizationGradient {
       const std::size_t size = per_group * spatial;
       if (size == 0) return;
       const Moments moments(values, size, epsilon_);
-      const float mean = moments.mean, inverse = moments.inverse;
+      const float mean = moments.center, inverse = moments.inverse;
       double sum_g = 0, sum_along = 0;
       for (std::size_t c = first; c < first + per_group; ++c) {
         const float *cts = ct.data + c * spatial, *xs = x.data + c * spatial;
-        of_bias[c] = total(cts, spatial, [](vfloat v) { return v; });
-        of_scale[c] = inverse * (product(cts, xs, mean, spatial) - (moments.exact - mean) * of_bias[c]);
+        const auto [total, along] = Channel{1, spatial, 0}.sums<2>([=](std::size_t i, auto extent, vfloat* sums) {
+          const vfloat g = load(cts + i, extent);
+          sums[0] += g;
+          sums[1] += g * (load(xs + i, extent) - mean);
+        });
+        of_bias[c] = total;
+        of_scale[c] = inverse * (along - moments.off * total);
         sum_g += of_bias[c] * scale.data[c % channels];
         sum_along += of_scale[c] * scale.data[c % channels];
       }

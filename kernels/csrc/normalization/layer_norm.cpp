@@ -1,10 +1,56 @@
-// The gradient of LayerNormalization, each row read twice: once for its sums, and while it is in the cache for ct_x.
+// LayerNormalization and its gradient: a row is read from memory once, and again from the cache.
+#include <cmath>
+
 #include "core/op.h"
 #include "core/rows.h"
+#include "normalization/channels.h"
 #include "normalization/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
+
+struct LayerNormalization {
+  static constexpr const char* name = "LayerNormalizationTraining_float";
+  static constexpr Floats<3> inputs{};
+  static constexpr Floats<3> outputs{};
+
+  explicit LayerNormalization(const Attributes& attributes)
+      : axis_(attributes.integer("axis")), epsilon_(attributes.number("epsilon")) {}
+
+  void compute(Context& context) const {
+    const auto x = context.input<float>(0), scale = context.input<float>(1), bias = context.input<float>(2);
+    const int64_t rank = static_cast<int64_t>(x.shape.size()), axis = axis_ < 0 ? axis_ + rank : axis_;
+    require(0 <= axis && axis < rank, "axis must be one of x");
+    const std::size_t n = count(x.shape.begin() + axis, x.shape.end());
+    require(scale.size() == n && bias.size() == n, "scale and bias must have the size of a row");
+    Shape rows_shape = x.shape;
+    std::fill(rows_shape.begin() + axis, rows_shape.end(), 1);
+    const std::size_t rows = count(rows_shape);
+    const auto y = context.output<float>(0, x.shape);
+    const auto means = context.output<float>(1, rows_shape), inverses = context.output<float>(2, rows_shape);
+    const Threads threads = context.threads();
+    const auto parts = row_parts(threads, rows, n);
+    threads.run(parts, [&](std::size_t part) {
+      for (std::size_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r) {
+        const float* const from = x.data + r * n;
+        const Statistics statistics(Channel{1, n, 0}, from);
+        const float mean = statistics.center, inverse = 1.f / std::sqrt(static_cast<float>(statistics.variance) + epsilon_);
+        if (means.data) means.data[r] = mean;
+        if (inverses.data) inverses.data[r] = inverse;
+        if (y.data == nullptr) continue;
+        float* const to = y.data + r * n;
+        vectors(n, [&](std::size_t i, auto extent) {
+          const vfloat standard = (load(from + i, extent) - mean) * inverse;
+          store(to + i, standard * load(scale.data + i, extent) + load(bias.data + i, extent), extent);
+        });
+      }
+    });
+  }
+
+ private:
+  int64_t axis_;
+  float epsilon_;
+};
 
 struct LayerNormalizationGradient {
   static constexpr const char* name = "LayerNormalizationGradient_float";
@@ -68,6 +114,9 @@ struct LayerNormalizationGradient {
 
 }  // namespace
 
-void add_layer_norm(Domain& domain) { domain.add<LayerNormalizationGradient>(); }
+void add_layer_norm(Domain& domain) {
+  domain.add<LayerNormalization>();
+  domain.add<LayerNormalizationGradient>();
+}
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

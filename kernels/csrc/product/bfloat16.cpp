@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "convolution/scratch.h"
+#include "core/scratch.h"
 #include "product/pairs.h"
 #include "product/rounding.h"
 

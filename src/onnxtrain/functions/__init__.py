@@ -34,6 +34,8 @@ from .batch_norm import (
     batch_normalization_max_pool_relu,
     batch_normalization_max_pool_relu_gradient,
     batch_normalization_relu,
+    batch_normalization_relu6,
+    batch_normalization_relu6_gradient,
     batch_normalization_relu_gradient,
     batch_normalization_training,
     max_pool,
@@ -54,6 +56,7 @@ from .normalization import (
     group_normalization,
     group_normalization_gradient,
     layer_normalization_gradient,
+    layer_normalization_training,
     rms_normalization_gradient,
 )
 from .optimizer import (
@@ -100,6 +103,8 @@ __all__ = [
     "batch_normalization_max_pool_relu",
     "batch_normalization_max_pool_relu_gradient",
     "batch_normalization_relu",
+    "batch_normalization_relu6",
+    "batch_normalization_relu6_gradient",
     "batch_normalization_relu_gradient",
     "batch_normalization_training",
     "causal_attention",
@@ -129,6 +134,7 @@ __all__ = [
     "inverse_rms_normalization",
     "inverse_rms_normalization_gradient",
     "layer_normalization_gradient",
+    "layer_normalization_training",
     "log_softmax_gradient",
     "lstm",
     "lstm_gradient",

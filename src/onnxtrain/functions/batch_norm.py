@@ -18,6 +18,8 @@ __all__ = [
     "batch_normalization_max_pool_relu",
     "batch_normalization_max_pool_relu_gradient",
     "batch_normalization_relu",
+    "batch_normalization_relu6",
+    "batch_normalization_relu6_gradient",
     "batch_normalization_relu_gradient",
     "batch_normalization_training",
     "max_pool",
@@ -55,6 +57,27 @@ def batch_normalization_relu_gradient(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """BatchNormalizationRelu: cotangents of x, scale and bias; y is its result, of the shape of x; ct is finite."""
     return batch_normalization_cotangents(op, _where_positive(op, y, ct), x, scale, epsilon)
+
+
+@composite("BatchNormalizationRelu6", _INPUTS, _ATTRIBUTES, outputs=3)
+def batch_normalization_relu6(op: Emitter, *inputs: ir.Value, **attributes: Any) -> tuple[ir.Value, ...]:
+    """BatchNormalizationTraining, limited to [0, 6]."""
+    y, mean, var = op.BatchNormalization(*inputs, training_mode=1, **attributes, _outputs=3)
+    return op.Clip(y, 0.0, 6.0), mean, var
+
+
+@composite(
+    "BatchNormalizationRelu6Gradient",
+    ["ct", "x", "scale", "y"],
+    {"epsilon": ir.AttributeType.FLOAT},
+    outputs=3,
+)
+def batch_normalization_relu6_gradient(
+    op: Emitter, ct: ir.Value, x: ir.Value, scale: ir.Value, y: ir.Value, *, epsilon: AttributeRef
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """BatchNormalizationRelu6: as of BatchNormalizationRelu; ReLU6's gradient is 0 at its bounds, as in PyTorch."""
+    within = op.Mul(_where_positive(op, y, ct), op.Cast(op.Less(y, 6.0), to=ct.dtype))
+    return batch_normalization_cotangents(op, within, x, scale, epsilon)
 
 
 @composite(

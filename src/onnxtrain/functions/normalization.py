@@ -23,6 +23,7 @@ __all__ = [
     "group_normalization",
     "group_normalization_gradient",
     "layer_normalization_gradient",
+    "layer_normalization_training",
     "rms_normalization_gradient",
 ]
 
@@ -138,6 +139,22 @@ def group_normalization_gradient(
     ct_x = _through_standardize(op, ct_standard, standard, inverse, 2)
     ct_scale = op.ReduceSum(op.Mul(flat, op.reshape_like(standard, flat)), [0, 2], keepdims=0)
     return op.reshape_like(ct_x, x), ct_scale, op.ReduceSum(flat, [0, 2], keepdims=0)
+
+
+@composite(
+    "LayerNormalizationTraining",
+    ["x", "scale", "bias"],
+    {"axis": ir.AttributeType.INT, "epsilon": ir.AttributeType.FLOAT},
+    outputs=3,
+)
+def layer_normalization_training(
+    op: Emitter, x: ir.Value, scale: ir.Value, bias: ir.Value, **attributes: AttributeRef
+) -> tuple[ir.Value, ...]:
+    """LayerNormalization with its mean and inverse standard deviation.
+
+    scale and bias have the shape of the last axes of x, from `axis` on.
+    """
+    return op.LayerNormalization(x, scale, bias, **attributes, _outputs=3)
 
 
 @composite(

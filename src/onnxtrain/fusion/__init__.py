@@ -10,10 +10,11 @@ from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.activations import ACTIVATIONS
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
-from onnxtrain.fusion.convolutional import ConvolutionalPass
+from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
+from onnxtrain.fusion.relu6 import Relu6Pass
 
 __all__ = [
     "FUSIONS",
@@ -21,11 +22,12 @@ __all__ = [
     "AttentionPass",
     "Bfloat16ProductPass",
     "Bfloat16RoundingPass",
-    "ConvolutionalPass",
     "Fusion",
     "FusionPass",
+    "NativeOpsPass",
     "ProductPass",
     "RecurrentPass",
+    "Relu6Pass",
     "WideCompositesPass",
 ]
 

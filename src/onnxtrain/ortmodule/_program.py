@@ -15,13 +15,14 @@ from onnxtrain._building import without_collection
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.fusion import ConvolutionalPass, ProductPass
+from onnxtrain.fusion import NativeOpsPass, ProductPass
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._halves import Halves, cut, sources
 from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime, suited
 from onnxtrain.passes import (
+    ImplicitExpandPass,
     TransposedProductPass,
     infer_shapes,
     inline_functions,
@@ -197,8 +198,9 @@ class Program:
     def _rewritten(self, model: ir.Model) -> ir.Model:
         if TransposedProductPass()(model).modified:
             common.RemoveUnusedNodesPass()(model)
+        ImplicitExpandPass()(model)
         if self.device.type == "cpu":
-            ConvolutionalPass()(model)
+            NativeOpsPass()(model)
             ProductPass()(model)
         return model
 

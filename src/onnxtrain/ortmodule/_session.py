@@ -13,7 +13,7 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
-from onnxtrain.fusion import Bfloat16ProductPass, Bfloat16RoundingPass, ConvolutionalPass, WideCompositesPass
+from onnxtrain.fusion import Bfloat16ProductPass, Bfloat16RoundingPass, NativeOpsPass, WideCompositesPass
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
@@ -68,7 +68,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     if device.type == "cpu" and has_narrow_floats(model):
         model = widen_narrow_floats(WideCompositesPass()(model).model)
         if kernel_library() is not None:
-            ConvolutionalPass()(model)
+            NativeOpsPass()(model)
             Bfloat16ProductPass(of_rounded=True)(model)
             Bfloat16RoundingPass()(model)
     if device.type == "cpu" and has_float64(model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.passes.axes import PositiveAxesPass
+from onnxtrain.passes.broadcast import ImplicitExpandPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.cleanup import RANDOM_OPS, CleanupPass, remove_unread_control_flow
@@ -50,6 +51,7 @@ __all__ = [
     "CrossEntropyPass",
     "DynamicBatchPass",
     "FoldConstantsPass",
+    "ImplicitExpandPass",
     "ImpliedRanksPass",
     "IsolateStatisticsPass",
     "Mode",

@@ -173,6 +173,8 @@ def _kernel_cotangent(
         if result is None:
             result = _depthwise_by_taps(op, windowed, pad(op, value, w), w, group)
         return op.Reshape(result, list(shape))
+    if group == 1 and _is_small(spatial_sizes(windowed), shape):
+        return _dense_of_whole_batch(op, windowed, value, w, shape)
     padded = pad(op, value, w)
     flat = _flat_shape(op, windowed)
     left = op.Reshape(_split_groups(op, windowed, rows, group), flat)
@@ -186,6 +188,29 @@ def _kernel_cotangent(
     result = op.Reshape(result, [shape[0], *taps, columns])
     rank = len(shape)
     return op.Transpose(result, perm=[0, rank - 1, *range(1, rank - 1)])
+
+
+def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
+    """Whether samples have fewer windows than it takes for a product of their own, of which there would be the sum."""
+    if not counts or None in counts:
+        return False
+    products, operands = math.prod(shape), math.prod(count or 0 for count in counts) * (shape[0] + shape[1])
+    return products > 2 * operands
+
+
+def _dense_of_whole_batch(
+    op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
+) -> ir.Value:
+    """As `_kernel_cotangent`, of one group: a product over all samples, for which channels come first, per tap."""
+    rank = len(shape)
+    swap = [1, 0, *range(2, rank)]
+    left = op.Reshape(op.Transpose(windowed, perm=swap), [shape[0], -1])
+    slices = tap_slices(op, op.Transpose(pad(op, value, w), perm=swap), w)
+    products = [op.MatMul(left, op.Transpose(op.Reshape(x, [shape[1], -1]), perm=[1, 0])) for x in slices]
+    result = _zero_if_empty(op, _concat(op, products, 1), windowed)
+    return op.Transpose(
+        op.Reshape(result, [shape[0], *w.kernel, shape[1]]), perm=[0, rank - 1, *range(1, rank - 1)]
+    )
 
 
 def _depthwise_by_taps(

@@ -14,7 +14,14 @@ from onnxtrain.functions import clip_gradient, clip_gradient_of_finite
 
 defvjp("Add", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: ct)
 defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Neg(ct))
-defvjp("Mul", broadcasts=True, A=lambda op, n, ct: op.Mul(ct, n.B), B=lambda op, n, ct: op.Mul(ct, n.A))
+
+# The two cotangents of a square are equal: the first one is both.
+defvjp(
+    "Mul",
+    broadcasts=True,
+    A=lambda op, n, ct: op.Mul(op.Mul(ct, 2.0) if n.A is n.B else ct, n.B),
+    B=lambda op, n, ct: None if n.A is n.B else op.Mul(ct, n.A),
+)
 defvjp(
     "Div",
     broadcasts=True,

@@ -1,4 +1,4 @@
-"""Convolutional nets as the functions that native kernels know.
+"""Standard ops as the functions that native kernels know: those of convolutional nets, and LayerNormalization.
 
 These functions have no gradient rules: the standard ops have, and the pass is for graphs that have their gradients. On
 a stock runtime their bodies are the nodes that were there.
@@ -6,7 +6,7 @@ a stock runtime their bodies are the nodes that were there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -17,23 +17,28 @@ from onnxtrain.functions import (
     batch_normalization_max_pool_relu,
     batch_normalization_max_pool_relu_gradient,
     batch_normalization_relu,
+    batch_normalization_relu6,
+    batch_normalization_relu6_gradient,
     batch_normalization_relu_gradient,
     batch_normalization_training,
     convolution,
+    hardtanh,
+    hardtanh_gradient_of_finite,
+    layer_normalization_training,
     max_pool,
     relu_gradient_of_finite,
 )
 from onnxtrain.fusion._pass import remove_unread
 from onnxtrain.passes import is_training_batch_norm
 
-__all__ = ["ConvolutionalPass"]
+__all__ = ["NativeOpsPass"]
 
 _FLOAT = ir.DataType.FLOAT
 _Attributes = Mapping[str, int | float | list[int]]
 
 
-class ConvolutionalPass(ir.passes.InPlacePass):
-    """Rewrite Conv, MaxPool, training BatchNormalization and its gradient, with ReLU where there is one, in float32.
+class NativeOpsPass(ir.passes.InPlacePass):
+    """Rewrite Conv, MaxPool, LayerNormalization, training BatchNormalization and its gradient, with ReLU, in float32.
 
     To be run last: passes that look for these ops do not know the functions.
     """
@@ -46,6 +51,7 @@ class ConvolutionalPass(ir.passes.InPlacePass):
             _normalization,
             _pooling,
             _gradient,
+            _layer_normalization,
         ]
         modified = [
             rewrite(op, node)
@@ -92,7 +98,7 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """BatchNormalization, and the Relu, or MaxPool and Relu, that alone read its result."""
+    """BatchNormalization, and the Relu, ReLU6, or MaxPool and Relu, that alone read its result."""
     if not is_training_batch_norm(node):
         return False
     attributes: _Attributes = {
@@ -107,6 +113,11 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
     if relu is not None:
         _become(op, node, batch_normalization_relu, attributes)
         _take_over(y, relu)
+        return True
+    relu6 = _sole_reader(y)
+    if relu6 is not None and _is_relu6(relu6):
+        _become(op, node, batch_normalization_relu6, attributes)
+        _take_over(y, relu6)
         return True
     windows = None if pool is None else _windows(pool)
     behind = None if pool is None or windows is None else _reader(pool.outputs[0], "Relu")
@@ -130,6 +141,27 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
     return True
 
 
+def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
+    """LayerNormalization with scale and bias of the shape of the normalised axes.
+
+    ONNX Runtime (1.32) ends the process over one whose bias is left out by an empty name, as a function would have to.
+    """
+    if (node.op_type, node.domain, len(node.inputs)) != ("LayerNormalization", "", 3):
+        return False
+    x, *affine = node.inputs
+    axis, sizes = node.attributes.get_int("axis", -1), None if x is None else static_dims(x)
+    if sizes is None or None in sizes[axis:] or node.attributes.get_int("stash_type", 1) != 1:
+        return False
+    if any(value is None or static_dims(value) != sizes[axis:] for value in affine):
+        return False
+    node.resize_outputs(3)
+    for output in node.outputs:
+        output.name = output.name or ""
+    attributes: _Attributes = {"axis": axis, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
+    _become(op, node, layer_normalization_training, attributes)
+    return True
+
+
 def _pooling(op: Emitter, node: ir.Node) -> bool:
     """MaxPool whose indices are read, as its gradient does, or saved for that."""
     if (node.op_type, node.domain) != ("MaxPool", "") or len(node.outputs) < 2:
@@ -143,14 +175,32 @@ def _pooling(op: Emitter, node: ir.Node) -> bool:
     return True
 
 
+def _is_relu6(node: ir.Node) -> bool:
+    """Whether a node is a Hardtanh between 0 and 6."""
+    return _calls(node, hardtanh) and _within_relu6(node.inputs)
+
+
+def _within_relu6(inputs: Sequence[ir.Value | None]) -> bool:
+    """Whether the second and third input are 0 and 6."""
+    return all(
+        value is not None and value.const_value is not None and value.const_value.numpy().item() == bound
+        for value, bound in zip(inputs[1:3], (0, 6), strict=True)
+    )
+
+
 def _reader(value: ir.Value, op_type: str, but: str = "") -> ir.Node | None:
     """Returns the node of the standard domain that reads a value, and nothing else does except nodes of type `but`."""
+    reader = _sole_reader(value, but)
+    return reader if reader is not None and (reader.op_type, reader.domain) == (op_type, "") else None
+
+
+def _sole_reader(value: ir.Value, but: str = "") -> ir.Node | None:
+    """Returns the node of the same graph that reads a value, if nothing else does except nodes of type `but`."""
     readers = [use.node for use in value.uses() if use.node.op_type != but]
-    reader = readers[0] if len(readers) == 1 and not value.is_graph_output() else None
     own = value.producer()
-    if reader is None or own is None or (reader.op_type, reader.domain) != (op_type, ""):
+    if len(readers) != 1 or value.is_graph_output() or own is None or readers[0].graph is not own.graph:
         return None
-    return reader if reader.graph is own.graph else None
+    return readers[0]
 
 
 def _take_over(value: ir.Value, last: ir.Node) -> None:
@@ -191,10 +241,16 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
     if unpool is not None and not _is_spread(unpool, node.inputs[1]):
         return False
     relu = _sole_producer(unpool, unpool.inputs[0]) if unpool is not None else last
-    if relu is None or not _calls(relu, relu_gradient_of_finite):
+    if relu is None:
         return False
-    y, ct = relu.inputs
-    composite, more = batch_normalization_relu_gradient, [y]
+    if _calls(relu, hardtanh_gradient_of_finite) and _within_relu6(relu.inputs) and unpool is None:
+        composite = batch_normalization_relu6_gradient
+    elif _calls(relu, relu_gradient_of_finite):
+        composite = batch_normalization_relu_gradient
+    else:
+        return False
+    y, ct = relu.inputs[0], relu.inputs[-1]
+    more = [y]
     if unpool is not None:
         composite, more = batch_normalization_max_pool_relu_gradient, [y, unpool.inputs[1]]
     node.replace_input_with(0, ct)

@@ -1,15 +1,36 @@
-// BatchNormalization by the statistics of the batch, with a ReLU behind it or not, and their gradients.
+// BatchNormalization by the statistics of the batch, alone or with a ReLU or ReLU6 behind it, and their gradients.
 #include <cmath>
 
-#include "convolution/channels.h"
-#include "convolution/family.h"
+#include "normalization/channels.h"
+#include "normalization/family.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
 
-template <bool Relu>
+// What is behind: what it makes of a value, and what its gradient, told by the result, makes of a cotangent. Neither is
+// by max() or min(), which of what is no number would make a bound.
+struct Nothing {
+  static constexpr bool reads_result = false;
+  static constexpr const char *name = "BatchNormalizationTraining_float", *gradient = "BatchNormalizationGradient_float";
+  static vfloat apply(vfloat value) { return value; }
+  static vfloat back(vfloat, vfloat ct) { return ct; }
+};
+struct Relu {
+  static constexpr bool reads_result = true;
+  static constexpr const char *name = "BatchNormalizationRelu_float", *gradient = "BatchNormalizationReluGradient_float";
+  static vfloat apply(vfloat value) { return select(value < 0.f, vfloat{}, value); }
+  static vfloat back(vfloat y, vfloat ct) { return select(y > 0.f, ct, vfloat{}); }
+};
+struct Relu6 {
+  static constexpr bool reads_result = true;
+  static constexpr const char *name = "BatchNormalizationRelu6_float", *gradient = "BatchNormalizationRelu6Gradient_float";
+  static vfloat apply(vfloat value) { return select(value > 6.f, splat(6.f), Relu::apply(value)); }
+  static vfloat back(vfloat y, vfloat ct) { return select(y < 6.f, Relu::back(y, ct), vfloat{}); }
+};
+
+template <class Activation>
 struct Normalization {
-  static constexpr const char* name = Relu ? "BatchNormalizationRelu_float" : "BatchNormalizationTraining_float";
+  static constexpr const char* name = Activation::name;
   static constexpr Floats<5> inputs{};
   static constexpr Floats<3> outputs{};
 
@@ -35,9 +56,7 @@ struct Normalization {
       const float factor = scale.data[c] / std::sqrt(static_cast<float>(variance) + epsilon_), shift = bias.data[c];
       float* const to = y.data + c * sizes.positions;
       channel.all([=](std::size_t i, auto extent) {
-        const vfloat value = (load(from + i, extent) - center) * factor + shift;
-        // Not max(): of what is no number it would make zero.
-        store(to + i, Relu ? select(value < 0.f, vfloat{}, value) : value, extent);
+        store(to + i, Activation::apply((load(from + i, extent) - center) * factor + shift), extent);
       });
     });
   }
@@ -46,19 +65,19 @@ struct Normalization {
   float epsilon_, momentum_;
 };
 
-// With r = 1 / sqrt(var + epsilon) and g the cotangent of what is before the ReLU, y its result:
+// With r = 1 / sqrt(var + epsilon) and g the cotangent of what is before the activation, y its result:
 // ct_x = scale r (g - mean(g) - (x - mean) r² mean(g (x - mean))).
-template <bool Relu>
+template <class Activation>
 struct NormalizationGradient {
-  static constexpr const char* name = Relu ? "BatchNormalizationReluGradient_float" : "BatchNormalizationGradient_float";
-  static constexpr Floats<(Relu ? 4 : 3)> inputs{};
+  static constexpr const char* name = Activation::gradient;
+  static constexpr Floats<(Activation::reads_result ? 4 : 3)> inputs{};
   static constexpr Floats<3> outputs{};
 
   explicit NormalizationGradient(const Attributes& a) : epsilon_(a.number("epsilon")) {}
 
   void compute(Context& context) const {
     const auto ct = context.input<const float>(0), x = context.input<const float>(1), scale = context.input<const float>(2);
-    const auto y = Relu ? context.input<const float>(3) : ct;
+    const auto y = Activation::reads_result ? context.input<const float>(3) : ct;
     const Sizes sizes(x.shape);
     require(ct.shape == x.shape && y.shape == x.shape, "x, y and the cotangent must have one shape");
     require(scale.size() == sizes.channels, "one scale per channel");
@@ -69,8 +88,7 @@ struct NormalizationGradient {
       const std::size_t first = c * sizes.positions;
       const float *const xs = x.data + first, *const cts = ct.data + first, *const ys = y.data + first;
       const auto cotangent = [=](std::size_t i, auto extent) {
-        const vfloat g = load(cts + i, extent);
-        return Relu ? select(load(ys + i, extent) > 0.f, g, vfloat{}) : g;
+        return Activation::back(load(ys + i, extent), load(cts + i, extent));
       };
       const double exact = mean_of(channel, xs);
       const float center = static_cast<float>(exact);
@@ -102,10 +120,12 @@ struct NormalizationGradient {
 }  // namespace
 
 void add_batch_norm(Domain& domain) {
-  domain.add<Normalization<false>>();
-  domain.add<Normalization<true>>();
-  domain.add<NormalizationGradient<false>>();
-  domain.add<NormalizationGradient<true>>();
+  domain.add<Normalization<Nothing>>();
+  domain.add<Normalization<Relu>>();
+  domain.add<Normalization<Relu6>>();
+  domain.add<NormalizationGradient<Nothing>>();
+  domain.add<NormalizationGradient<Relu>>();
+  domain.add<NormalizationGradient<Relu6>>();
   add_batch_norm_pool(domain);
 }
 

@@ -1,4 +1,4 @@
-// What BatchNormalization and its gradient share: loops over a channel of all samples, and its statistics.
+// What normalisations of channels share: loops over a channel of all samples, or a group of one, and its statistics.
 //
 // A channel is read from memory once: what later passes over it read lies in the second-level cache, 128 KB for 32
 // samples of 32 x 32. Sums are in float over blocks and of those in double.

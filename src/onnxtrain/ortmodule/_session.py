@@ -114,8 +114,10 @@ class Session:
         options.enable_mem_pattern = False
         # Passed on to values of the same size, memory would stay for as long as one of these is to come.
         options.enable_mem_reuse = False
-        # By default the gradients of all weights come last, and what they are products of is kept until then.
-        options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        # By default the gradients of all weights come last, and what they are products of is kept until then. Among the
+        # ops of bodies, though, that order frees values earlier (ResNet-18: 610 MB instead of 889).
+        if kernel_library() is not None:
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
         self._device = device
         if has_float64(model, ("MatMul", "ReduceMean")):
             # Beyond that it fuses scales and epsilons into attributes, which are float32.

@@ -21,6 +21,7 @@ _CHEAP = _VIEWS | {
     *("Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "Pow", "RMSNormalization", "Reciprocal", "Relu", "Selu"),
     *("Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Sub", "Swish", "Tanh"),
     *("Where", "Silu_float", "Hardtanh_float", "FlooredRMSNormalization_float", "InverseRMSNormalization_float"),
+    "LayerNormalizationTraining_float",
 }  # fmt: skip
 _PRODUCTS = frozenset(
     {

@@ -241,7 +241,7 @@ def test_the_training_model_has_the_fused_ops():
     rms, layer, rin = ops("RMSNorm"), ops("LayerNorm"), ops("RINorm")
     assert rms["FlooredRMSNormalization_float"] == rms["FlooredRMSNormalizationGradient_float"] == 1
     assert rms["ReduceL2"] == rms["Clip"] == 0
-    assert layer["LayerNormalization"] == layer["LayerNormalizationGradient_float"] == 1
+    assert layer["LayerNormalizationTraining_float"] == layer["LayerNormalizationGradient_float"] == 1
     normalization = "ReversibleInstanceNormalization"
     assert rin[f"{normalization}_float"] == rin[f"{normalization}Gradient_float"] == 1
     assert rin["Sqrt"] == rin["Where"] == 0

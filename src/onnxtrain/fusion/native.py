@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
@@ -142,21 +143,25 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
 
 
 def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
-    """LayerNormalization with scale and bias of the shape of the normalised axes.
+    """LayerNormalization whose statistics gradients read, with scale and bias of the shape of the normalised axes.
 
-    ONNX Runtime (1.32) ends the process over one whose bias is left out by an empty name, as a function would have to.
+    One without bias gets zeros: ONNX Runtime (1.32) ends the process over a bias that is left out by an empty name, as
+    a function would have to.
     """
-    if (node.op_type, node.domain, len(node.inputs)) != ("LayerNormalization", "", 3):
+    if (node.op_type, node.domain, len(node.outputs)) != ("LayerNormalization", "", 3):
         return False
-    x, *affine = node.inputs
+    x, scale = node.inputs[:2]
+    bias = node.inputs[2] if len(node.inputs) == 3 else None
     axis, sizes = node.attributes.get_int("axis", -1), None if x is None else static_dims(x)
     if sizes is None or None in sizes[axis:] or node.attributes.get_int("stash_type", 1) != 1:
         return False
-    if any(value is None or static_dims(value) != sizes[axis:] for value in affine):
+    if any(value is not None and static_dims(value) != sizes[axis:] for value in (scale, bias)):
         return False
-    node.resize_outputs(3)
-    for output in node.outputs:
-        output.name = output.name or ""
+    if not all(output.name for output in node.outputs):
+        return False
+    node.resize_inputs(3)
+    if bias is None:
+        node.replace_input_with(2, op.const(np.zeros(sizes[axis:], np.float32)))
     attributes: _Attributes = {"axis": axis, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
     _become(op, node, layer_normalization_training, attributes)
     return True

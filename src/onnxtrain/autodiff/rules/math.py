@@ -15,12 +15,20 @@ from onnxtrain.functions import clip_gradient, clip_gradient_of_finite
 defvjp("Add", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: ct)
 defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Neg(ct))
 
-# The two cotangents of a square are equal: the first one is both.
+
+def _is_square(n: NodeView) -> bool:
+    """Whether the two cotangents of a Mul are equal, and twice the one takes the place of their sum.
+
+    Not in narrow floats, where x + y + y and x + 2 y are rounded differently, and PyTorch does the former.
+    """
+    return n.A is n.B and n.A.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
+
+
 defvjp(
     "Mul",
     broadcasts=True,
-    A=lambda op, n, ct: op.Mul(op.Mul(ct, 2.0) if n.A is n.B else ct, n.B),
-    B=lambda op, n, ct: None if n.A is n.B else op.Mul(ct, n.A),
+    A=lambda op, n, ct: op.Mul(op.Mul(ct, 2.0) if _is_square(n) else ct, n.B),
+    B=lambda op, n, ct: None if _is_square(n) else op.Mul(ct, n.A),
 )
 defvjp(
     "Div",

@@ -18,6 +18,7 @@ from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.ortmodule._layout import Layout, lay_out, restride
+from onnxtrain.ortmodule._threads import CoreSharing
 from onnxtrain.passes import (
     CrossEntropyPass,
     PositiveAxesPass,
@@ -133,6 +134,7 @@ class Session:
             )
         except binding.NotImplemented as error:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
+        self._sharing = CoreSharing()
         self._session = session  # keeps the native one alive
         self._native = session._sess
         self._inputs = [value.name for value in model.graph.inputs]
@@ -162,9 +164,11 @@ class Session:
         results = binding.OrtValueVector()
         if self._device.type == "cuda":  # DLPack carries no stream: what the inputs wait for must be done
             torch.cuda.current_stream(self._device).synchronize()
-        self._native.run_with_ortvaluevector(
-            _RUN_OPTIONS, self._inputs, feeds, self._outputs, results, self._devices
-        )
+        arguments = _RUN_OPTIONS, self._inputs, feeds, self._outputs, results, self._devices
+        if self._sharing.is_settled:
+            self._native.run_with_ortvaluevector(*arguments)
+        else:
+            self._sharing.watch(lambda: self._native.run_with_ortvaluevector(*arguments))
         outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)

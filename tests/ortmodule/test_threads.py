@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from onnxtrain.ortmodule import _threads
+from onnxtrain.ortmodule._threads import CoreSharing
+
+pytestmark = pytest.mark.torch
+
+TEAM = """
+import os, torch
+from torch.utils.data import DataLoader
+from onnxtrain.ortmodule._threads import share_cores
+torch.set_num_threads(3)
+x = torch.arange(300_000.0)
+want = x.sin().sum()
+before = len(os.listdir("/proc/self/task"))
+share_cores()
+share_cores()
+print(len(os.listdir("/proc/self/task")) - before)
+assert torch.equal(x.sin().sum(), want)
+assert [batch.tolist() for batch in DataLoader([1, 2, 3], 2, num_workers=1)] == [[1, 2], [3]]  # in a forked process
+"""
+
+
+@pytest.mark.parametrize(("seconds", "shared"), [(0.0, 0), (1.5e-3, 1)])
+def test_cores_are_shared_where_runs_are_long(
+    seconds: float, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(_threads, "share_cores", lambda: calls.append(None))
+    sharing = CoreSharing()
+    for count in range(4):
+        assert not sharing.is_settled
+        assert sharing.watch(lambda count=count: (time.sleep(seconds), count)[1]) == count
+    assert sharing.is_settled
+    assert len(calls) == shared
+
+
+def test_one_long_run_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one takes memory, another may have been interrupted."""
+    monkeypatch.setattr(_threads, "share_cores", lambda: pytest.fail("runs are short"))
+    sharing = CoreSharing()
+    for seconds in (5e-3, 0.0, 5e-3, 5e-3):
+        sharing.watch(lambda seconds=seconds: time.sleep(seconds))
+    assert sharing.is_settled
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
+@pytest.mark.parametrize(("settings", "threads"), [({}, 3), ({"OMP_WAIT_POLICY": "active"}, 0)])
+def test_a_second_team_is_made_once(settings: dict[str, str], threads: int) -> None:
+    """A thread, and with it two of OpenMP."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    found = subprocess.run(
+        [sys.executable, "-c", TEAM], env=environment | settings, capture_output=True, text=True, check=True
+    )
+    assert int(found.stdout) == threads

@@ -13,28 +13,18 @@ from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.export_warnings import check_training_mode, warn_of_export
-from onnxtrain.fusion import (
-    FUSIONS,
-    AttentionPass,
-    Bfloat16ProductPass,
-    FusionPass,
-    NativeOpsPass,
-    ProductPass,
-    RecurrentPass,
-    Relu6Pass,
-)
+from onnxtrain.fusion import fuse_exported, fuse_kernels
 from onnxtrain.inference_graph import build_inference_model, inference_entry
 from onnxtrain.layer_modes import BatchNormMode, switch_modes
 from onnxtrain.losses import LABELS_KEY, TARGET_KEY, loss_mean, mark_labels
 from onnxtrain.passes import (
     CleanupPass,
-    ImplicitExpandPass,
     ReluAfterMaxPoolPass,
     TrainingModePass,
-    TransposedProductPass,
     infer_shapes,
     promote_initializers,
     settle_shapes,
+    simplify_gradients,
     suit_runtime,
 )
 from onnxtrain.recompute import RecomputePass
@@ -144,10 +134,7 @@ def build_training_graphs(
     CleanupPass(keep=set())(evaluation)
 
     statistics = _chain_statistics(forward, selection.statistics)
-    FusionPass(FUSIONS)(forward)
-    RecurrentPass()(forward)
-    Relu6Pass()(forward)
-    AttentionPass()(forward)
+    fuse_exported(forward)
     computed_forward = {str(value.name) for node in forward.graph for value in node.outputs if value.name}
     training, gradients = add_gradients(forward, loss, [*selection.trainable, *input_gradients])
     trained = len(selection.trainable)
@@ -155,14 +142,10 @@ def build_training_graphs(
     computed = values_by_name(training.graph)
     training.graph.outputs.extend(computed[output] for output in statistics.values())
     append_outputs(training, input_gradients, gradients[trained:])
-    TransposedProductPass()(training)
-    ImplicitExpandPass()(training)
+    simplify_gradients(training)
     CleanupPass(keep=set())(training)
     training, evaluation = suit_runtime(training), suit_runtime(evaluation)
-    NativeOpsPass()(training)
-    if precision == "bf16":
-        Bfloat16ProductPass()(training)
-    ProductPass()(training)
+    fuse_kernels(training, bfloat16=precision == "bf16")
     if recompute:
         RecomputePass(computed_forward)(training)
 

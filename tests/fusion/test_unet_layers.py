@@ -18,6 +18,10 @@ from tolerances import norm_relative_error
 SILU = """<ir_version: 10, opset_import: ["": 21]>
 net (float[batch, 6, 4] x) => (float[batch, 6, 4] y) { s = Sigmoid(x)  y = Mul(s, x) }"""
 
+SILU_BY_EXP = """<ir_version: 10, opset_import: ["": 21]>
+net (float[batch, 6, 4] x) => (float[batch, 6, 4] y) <float one = {1}> {
+  n = Neg(x)  e = Exp(n)  d = Add(one, e)  y = Div(x, d) }"""
+
 GROUPED = """<ir_version: 10, opset_import: ["": 21]>
 net (float[batch, 6, 4, 5] x) => (float[batch, 6, 4, 5] y)
 <float[6] weight, float[6] bias, float[GROUPS] one, float[GROUPS] zero,
@@ -66,14 +70,20 @@ def check_gradients(proto: onnx.ModelProto, x: np.ndarray, wrt: list[str], gradi
         assert norm_relative_error(value, reference) <= 1e-6
 
 
-def test_silu() -> None:
-    model = onnx.parser.parse_model(SILU)
+@pytest.mark.parametrize("text", [SILU, SILU_BY_EXP], ids=["sigmoid", "exp"])
+def test_silu(text: str) -> None:
+    model = onnx.parser.parse_model(text)
     assert ops(rewritten(model, FusionPass(FUSIONS))) == {"Silu_float": 1}
 
 
 def test_a_gate_is_no_silu() -> None:
     model = onnx.parser.parse_model(SILU.replace("Mul(s, x)", "Mul(s, s)"))
     assert ops(rewritten(model, FusionPass(FUSIONS))) == {"Sigmoid": 1, "Mul": 1}
+
+
+def test_another_number_than_one_is_no_silu() -> None:
+    model = onnx.parser.parse_model(SILU_BY_EXP.replace("{1}", "{2}"))
+    assert "Silu_float" not in ops(rewritten(model, FusionPass(FUSIONS)))
 
 
 def test_half_silu_stays() -> None:
@@ -111,9 +121,10 @@ def test_gradients_of_groups() -> None:
     check_gradients(grouped(3), x, ["x", "weight", "bias"], "GroupNormalizationGradient_float")
 
 
-def test_gradient_of_silu() -> None:
+@pytest.mark.parametrize("text", [SILU, SILU_BY_EXP], ids=["sigmoid", "exp"])
+def test_gradient_of_silu(text: str) -> None:
     x = 4 * np.random.default_rng(0).standard_normal((3, 6, 4)).astype(np.float32)
-    check_gradients(onnx.parser.parse_model(SILU), x, ["x"], "SiluGradient_float")
+    check_gradients(onnx.parser.parse_model(text), x, ["x"], "SiluGradient_float")
 
 
 def test_a_pooling_whose_indices_are_saved() -> None:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 
 from onnxtrain import differentiate
-from onnxtrain.passes import ImplicitExpandPass, infer_shapes, load_model, to_proto
+from onnxtrain.passes import infer_shapes, load_model, simplify_gradients, to_proto
 from passes._models import normal, run
 
 
@@ -17,7 +17,7 @@ def rewritten(text: str, shapes: Mapping[str, Sequence[int]]) -> Counter[str]:
     proto = onnx.parser.parse_model('<ir_version: 10, opset_import: ["": 21]>\n' + text)
     feeds = {name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
     model = infer_shapes(load_model(proto))
-    ImplicitExpandPass()(model)
+    simplify_gradients(model)
     for got, want in zip(run(to_proto(model), feeds), run(proto, feeds), strict=True):
         np.testing.assert_array_equal(got, want)
     return Counter(node.op_type for node in model.graph)
@@ -59,7 +59,6 @@ def test_the_mean_of_squares():
     text = """<ir_version: 10, opset_import: ["": 21]>
     net (float[n, 3] x) => (float y) { q = Mul(x, x)  y = ReduceMean<keepdims = 0>(q) }"""
     model = load_model(differentiate(onnx.parser.parse_model(text), "y", ["x"]))
-    ImplicitExpandPass()(model)
     counts = Counter(node.op_type for node in model.graph)
     assert counts["Expand"] == counts["Add"] == 0
     x = normal(4, 3)

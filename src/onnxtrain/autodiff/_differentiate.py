@@ -13,7 +13,14 @@ import onnx_ir as ir
 from onnxtrain._building import without_collection
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
-from onnxtrain.passes import canonicalize, inline_schema_functions, load_model, mark_gradients, suit_runtime
+from onnxtrain.passes import (
+    canonicalize,
+    inline_schema_functions,
+    load_model,
+    mark_gradients,
+    simplify_gradients,
+    suit_runtime,
+)
 
 from ._activity import active_values, is_differentiable_dtype
 from ._driver import pull_back
@@ -104,6 +111,7 @@ def differentiate(
     if value not in outputs:
         outputs.append(value)
     append_outputs(result, wrt, gradients)
+    simplify_gradients(result)
     mark_gradients(result)
     result = suit_runtime(result)
     return result if isinstance(model, ir.Model) else ir.to_proto(result)

@@ -1,15 +1,15 @@
 """Chains of standard ops that become one composite op, with one for the gradient.
 
 A fusion is a pattern, written as the computation that it recognises, and the op: see `norms.py`. These are passes that
-know `onnxtrain.functions`, which `onnxtrain.passes` does not.
+know `onnxtrain.functions`, which `onnxtrain.passes` does not. Which of them run where is said in `lists.py`.
 """
 
 from __future__ import annotations
 
 from onnxtrain.fusion._pass import Fusion, FusionPass
-from onnxtrain.fusion.activations import ACTIVATIONS
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
+from onnxtrain.fusion.lists import FUSIONS, fuse_exported, fuse_forward, fuse_kernels
 from onnxtrain.fusion.native import NativeOpsPass
 from onnxtrain.fusion.norms import NORMS
 from onnxtrain.fusion.products import ProductPass
@@ -29,7 +29,7 @@ __all__ = [
     "RecurrentPass",
     "Relu6Pass",
     "WideCompositesPass",
+    "fuse_exported",
+    "fuse_forward",
+    "fuse_kernels",
 ]
-
-FUSIONS = (*NORMS, *ACTIVATIONS)
-"""All that forward graphs are searched for."""

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.functions import silu
 from onnxtrain.fusion._pass import Fusion
-from onnxtrain.fusion._patterns import Match, op, value
+from onnxtrain.fusion._patterns import Match, equal_to, op, value
 
 __all__ = ["ACTIVATIONS"]
 
@@ -19,4 +19,7 @@ def _is_float(last: ir.Node, match: Match) -> bool:
 
 _x = value("x")
 
-ACTIVATIONS = (Fusion(composite=silu, pattern=op.Mul(_x, op.Sigmoid(_x)), where=_is_float),)
+ACTIVATIONS = (
+    Fusion(composite=silu, pattern=op.Mul(_x, op.Sigmoid(_x)), where=_is_float),
+    Fusion(composite=silu, pattern=op.Div(_x, op.Add(op.Exp(op.Neg(_x)), equal_to(1.0))), where=_is_float),
+)

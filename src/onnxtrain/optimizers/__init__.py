@@ -15,7 +15,7 @@ from onnxtrain.errors import GraphBuildError
 
 from ._adafactor import Adafactor
 from ._adam import Adam, AdamW
-from ._base import MomentSpec, Optimizer, ParameterGroup
+from ._base import Moment, MomentSpec, Optimizer, ParameterGroup
 from ._build import build_optimizer_model, manifest_entry
 from ._clipping import ClipGradNorm, ClipGradValue, GradientClipping
 from ._gradient_descent import SGD, Adagrad, RMSprop
@@ -34,6 +34,7 @@ __all__ = [
     "ClipGradValue",
     "GradientClipping",
     "Lion",
+    "Moment",
     "MomentSpec",
     "Muon",
     "Optimizer",

@@ -55,7 +55,7 @@ class Adafactor(Optimizer):
         require(self, "d", lambda value: 1 <= value < math.inf, "a number from 1 on")
         require_not_negative(self, "weight_decay")
 
-    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+    def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         if len(shape) < 2:
             return [Moment("running mean of the gradient's square")]
         return [

@@ -29,7 +29,7 @@ class _AdamFamily(Optimizer):
         require_betas(self)
         require_not_negative(self, "eps", "weight_decay")
 
-    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+    def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return _MOMENTS
 
     def _coefficients(self) -> tuple[float, float, float, float]:

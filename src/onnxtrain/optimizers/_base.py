@@ -128,11 +128,11 @@ class Optimizer(ABC):
         """Returns the moments of a parameter of this shape, in the order of the optimizer model's inputs."""
         return tuple(
             MomentSpec(f"momentum{index}", value, meaning, shape if own is None else own)
-            for index, (meaning, value, own) in enumerate(self._moments(shape))
+            for index, (meaning, value, own) in enumerate(self.moments(shape))
         )
 
     @abstractmethod
-    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+    def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         """Returns the moments of a parameter of this shape."""
 
     def refusal(self, shape: tuple[int, ...]) -> str | None:

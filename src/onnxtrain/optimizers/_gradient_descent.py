@@ -53,7 +53,7 @@ class SGD(Optimizer):
                 "it needs a positive momentum and no dampening"
             )
 
-    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+    def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [Moment("momentum")] if self.momentum else []
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
@@ -100,7 +100,7 @@ class Adagrad(Optimizer):
         super().__post_init__()
         require_not_negative(self, "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
 
-    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+    def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [Moment("sum of squares of the gradient", self.initial_accumulator_value)]
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
@@ -143,7 +143,7 @@ class RMSprop(Optimizer):
         require(self, "alpha", lambda alpha: 0 <= alpha <= 1, "between 0 and 1")
         require_not_negative(self, "eps", "momentum", "weight_decay")
 
-    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+    def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [
             Moment("running mean of the gradient's square"),
             *([Moment("running mean of the gradient")] if self.centered else []),

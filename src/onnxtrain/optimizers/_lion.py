@@ -35,7 +35,7 @@ class Lion(Optimizer):
         require_betas(self)
         require_not_negative(self, "weight_decay")
 
-    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+    def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [Moment("running mean of the gradient")]
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:

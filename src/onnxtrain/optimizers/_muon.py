@@ -70,7 +70,7 @@ class Muon(Optimizer):
             "'original' or 'match_rms_adamw'",
         )
 
-    def _moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
+    def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [Moment("running mean of the gradient")]
 
     def refusal(self, shape: tuple[int, ...]) -> str | None:

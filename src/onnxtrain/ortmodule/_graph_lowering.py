@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from onnxtrain.fusion import FUSIONS, FusionPass, RecurrentPass
+from onnxtrain.fusion import fuse_forward
 from onnxtrain.ortmodule._checkpoint import REGION, mark_region
 from onnxtrain.ortmodule._lowering import (
     COMPLEX_LOWERINGS,
@@ -44,8 +44,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     lowered = _GraphLowering(graph_module, model).run()
     CeilModePass(keep_sizes=True)(model)
     _infer_missing_shapes(model)
-    FusionPass(FUSIONS)(model)
-    RecurrentPass()(model)
+    fuse_forward(model)
     ReluAfterMaxPoolPass()(model)
     return lowered
 

@@ -9,26 +9,24 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import common
 
 from onnxtrain._building import without_collection
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.fusion import NativeOpsPass, ProductPass
+from onnxtrain.fusion import fuse_kernels
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._halves import Halves, cut, sources
 from onnxtrain.ortmodule._layout import Layout
 from onnxtrain.ortmodule._options import LogLevel
 from onnxtrain.ortmodule._session import Session, is_of_onnxruntime, suited
 from onnxtrain.passes import (
-    ImplicitExpandPass,
-    TransposedProductPass,
     infer_shapes,
     inline_functions,
     is_stop_gradient,
     lift_constants,
     settle_shapes,
+    simplify_gradients,
 )
 
 __all__ = ["Backward", "Program", "TrainingStep"]
@@ -196,12 +194,9 @@ class Program:
         return suited(self._rewritten(model), self.device, layouts)
 
     def _rewritten(self, model: ir.Model) -> ir.Model:
-        if TransposedProductPass()(model).modified:
-            common.RemoveUnusedNodesPass()(model)
-        ImplicitExpandPass()(model)
+        simplify_gradients(model)
         if self.device.type == "cpu":
-            NativeOpsPass()(model)
-            ProductPass()(model)
+            fuse_kernels(model)
         return model
 
     @without_collection()

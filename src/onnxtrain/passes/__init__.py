@@ -13,6 +13,7 @@ from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_con
 from onnxtrain.passes.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.fold import FoldConstantsPass
+from onnxtrain.passes.gradients import simplify_gradients
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
 from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_model
@@ -85,6 +86,7 @@ __all__ = [
     "remove_unread_control_flow",
     "save_model",
     "settle_shapes",
+    "simplify_gradients",
     "stand_in",
     "suit_runtime",
     "to_proto",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import onnx_ir as ir
-from onnx_ir.passes import common
 
 __all__ = ["ImplicitExpandPass"]
 
@@ -18,13 +17,14 @@ class ImplicitExpandPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place, outside of subgraphs, which may be run without what lies around them."""
+        """Rewrite in place, outside of subgraphs, which may be run without what lies around them.
+
+        An Expand that nothing reads any more is left.
+        """
         modified = False
         for node in tuple(model.graph):
             if (node.op_type, node.domain) == ("Expand", ""):
                 modified |= _leave_to_readers(node)
-        if modified:
-            common.RemoveUnusedNodesPass()(model)
         return ir.passes.PassResult(model, modified)
 
 

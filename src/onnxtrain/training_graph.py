@@ -142,9 +142,9 @@ def build_training_graphs(
     computed = values_by_name(training.graph)
     training.graph.outputs.extend(computed[output] for output in statistics.values())
     append_outputs(training, input_gradients, gradients[trained:])
-    simplify_gradients(training)
     CleanupPass(keep=set())(training)
     training, evaluation = suit_runtime(training), suit_runtime(evaluation)
+    simplify_gradients(training)
     fuse_kernels(training, bfloat16=precision == "bf16")
     if recompute:
         RecomputePass(computed_forward)(training)

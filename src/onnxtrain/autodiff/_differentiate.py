@@ -111,9 +111,9 @@ def differentiate(
     if value not in outputs:
         outputs.append(value)
     append_outputs(result, wrt, gradients)
-    simplify_gradients(result)
     mark_gradients(result)
     result = suit_runtime(result)
+    simplify_gradients(result)
     return result if isinstance(model, ir.Model) else ir.to_proto(result)
 
 

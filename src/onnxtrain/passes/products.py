@@ -69,6 +69,7 @@ class TransposedProductPass(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; the transposes left over are for CleanupPass to remove."""
         modified = False
+        made: dict[ir.Value, ir.Value] = {}
         for node in tuple(model.graph):
             product = _product(node)
             if product is None:
@@ -77,7 +78,7 @@ class TransposedProductPass(ir.passes.InPlacePass):
             if product.op_type == "Gemm":
                 _exchange_factors(node, product)
                 continue
-            factors = [_transposed(model.graph, node, factor) for factor in reversed(product.inputs)]
+            factors = [_transposed(made, node, factor) for factor in reversed(product.inputs)]
             node.op_type = "MatMul"
             node.attributes.clear()
             node.resize_inputs(2)
@@ -122,9 +123,11 @@ def _is_transpose(node: ir.Node | None) -> bool:
     return permutation is not None and tuple(permutation.as_ints()) == _SWAP
 
 
-def _transposed(graph: ir.Graph, before: ir.Node, factor: ir.Value | None) -> ir.Value:
-    """Returns the transpose of a matrix: what it is the transpose of, or else of a new node."""
+def _transposed(made: dict[ir.Value, ir.Value], before: ir.Node, factor: ir.Value | None) -> ir.Value:
+    """Returns the transpose of a matrix: what it is the transpose of, or else of a new node, one for each matrix."""
     assert factor is not None
+    if factor in made:
+        return made[factor]
     producer = factor.producer()
     if producer is not None and _is_transpose(producer):
         source = producer.inputs[0]
@@ -139,5 +142,6 @@ def _transposed(graph: ir.Graph, before: ir.Node, factor: ir.Value | None) -> ir
         outputs=[output],
         name=f"{before.name}_factor",
     )
-    graph.insert_before(before, transpose)
+    before.prepend(transpose)
+    made[factor] = output
     return output

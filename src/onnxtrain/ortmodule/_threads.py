@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
-import sys
-import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = ["CoreSharing", "share_cores"]
 
 _T = TypeVar("_T")
 
 _SET_BY_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-_ELEMENTS_PER_THREAD = 1 << 15
-"""What PyTorch gives a thread at least."""
+_SOFT = 1
+"""`omp_pause_soft`: what has been set stays."""
 _TIMED = 4
 _LONG = 1e-3
 """Seconds of a run from which on a core of one's own is worth more than one that is awake."""
@@ -52,22 +53,29 @@ class CoreSharing:
 
 @functools.cache
 def share_cores() -> None:
-    """Makes PyTorch's threads rest soon after an op, so that ONNX Runtime's find the cores free.
+    """Makes PyTorch's threads end with each step of an optimizer, so that ONNX Runtime's find the cores free.
 
-    Those of GNU OpenMP look for more work for 300,000 turns by default, which are milliseconds, but for 100 when there
-    are more OpenMP threads than cores (libgomp's manual, `GOMP_SPINCOUNT`). It cannot know of ONNX Runtime's, so it
-    gets a second team, which is made once and has nothing to do. Nothing is done where there is one thread, or the
-    environment says how long to wait.
+    Those of GNU OpenMP look for more work for some milliseconds after an op before they rest, and there is no telling
+    them otherwise while the program runs. PyTorch's next op starts new ones, in a tenth of a millisecond. Nothing is
+    done where PyTorch has one thread or another OpenMP, or the environment says how long to wait.
     """
-    threads = torch.get_num_threads()
-    if sys.platform != "linux" or threads == 1 or any(name in os.environ for name in _SET_BY_USER):
+    if torch.get_num_threads() == 1 or any(name in os.environ for name in _SET_BY_USER):
         return
-    made = threading.Event()
+    pause = _pause()
+    if pause is not None:
 
-    def have_a_team() -> None:
-        torch.zeros(_ELEMENTS_PER_THREAD * threads)
-        made.set()
-        threading.Event().wait()  # a team goes with the thread that made it
+        def end_threads(*_: object) -> None:
+            pause(_SOFT)
 
-    threading.Thread(target=have_a_team, name="onnxtrain-openmp-team", daemon=True).start()
-    made.wait()
+        register_optimizer_step_post_hook(end_threads)
+
+
+def _pause() -> Callable[[int], int] | None:
+    """Returns GNU OpenMP's `omp_pause_resource_all`, if that is what PyTorch computes with."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    libraries = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
+    if len(libraries) != 1:
+        return None
+    pause: Callable[[int], int] | None = getattr(ctypes.CDLL(libraries.pop()), "omp_pause_resource_all", None)
+    return pause

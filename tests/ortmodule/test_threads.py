@@ -13,7 +13,7 @@ from onnxtrain.ortmodule._threads import CoreSharing
 pytestmark = pytest.mark.torch
 
 TEAM = """
-import os, torch
+import os, sklearn.cluster, torch  # scikit-learn has a libgomp of its own
 from torch.utils.data import DataLoader
 from onnxtrain.ortmodule._threads import share_cores
 

@@ -74,7 +74,9 @@ def _pause() -> Callable[[int], int] | None:
     """Returns GNU OpenMP's `omp_pause_resource_all`, if that is what PyTorch computes with."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.exists() else []
-    libraries = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
+    loaded = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
+    # Other packages may have brought one of their own.
+    libraries = {path for path in loaded if path.startswith(str(Path(torch.__file__).parent))} or loaded
     if len(libraries) != 1:
         return None
     pause: Callable[[int], int] | None = getattr(ctypes.CDLL(libraries.pop()), "omp_pause_resource_all", None)

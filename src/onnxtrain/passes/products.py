@@ -67,7 +67,7 @@ class TransposedProductPass(ir.passes.InPlacePass):
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; the transposes left over are for CleanupPass to remove."""
+        """Rewrite in place; transposes that nothing reads any more are left."""
         modified = False
         made: dict[ir.Value, ir.Value] = {}
         for node in tuple(model.graph):

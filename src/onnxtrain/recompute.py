@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.passes import remove_unread_nodes
 
 __all__ = ["RecomputePass"]
 
@@ -56,9 +57,7 @@ class RecomputePass(ir.passes.InPlacePass):
         readers = [node for node in graph if plan.is_gradient(node) and any(map(plan.repeats, node.inputs))]
         for node in readers:
             writer.rewrite(node)
-        for node in reversed(tuple(graph)):
-            if node in plan.forward and not any(v.uses() or v.is_graph_output() for v in node.outputs):
-                graph.remove(node, safe=True)
+        remove_unread_nodes(graph, plan.forward)
         return ir.passes.PassResult(model, bool(readers))
 
 

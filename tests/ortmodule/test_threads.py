@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from onnxtrain.ortmodule import _threads
 from onnxtrain.ortmodule._threads import CoreSharing
@@ -43,7 +45,7 @@ def test_cores_are_shared_where_runs_are_long(
 ) -> None:
     calls: list[None] = []
     monkeypatch.setattr(_threads, "share_cores", lambda: calls.append(None))
-    sharing = CoreSharing()
+    sharing = CoreSharing(torch.device("cpu"))
     for count in range(4):
         assert not sharing.is_settled
         assert sharing.watch(lambda count=count: (time.sleep(seconds), count)[1]) == count
@@ -54,7 +56,7 @@ def test_cores_are_shared_where_runs_are_long(
 def test_one_long_run_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one takes memory, another may have been interrupted."""
     monkeypatch.setattr(_threads, "share_cores", lambda: pytest.fail("runs are short"))
-    sharing = CoreSharing()
+    sharing = CoreSharing(torch.device("cpu"))
     for seconds in (5e-3, 0.0, 5e-3, 5e-3):
         sharing.watch(lambda seconds=seconds: time.sleep(seconds))
     assert sharing.is_settled
@@ -68,3 +70,22 @@ def test_threads_end_with_a_step(settings: dict[str, str], left: int) -> None:
         [sys.executable, "-c", TEAM], env=environment | settings, capture_output=True, text=True, check=True
     )
     assert found.stdout.split() == ["2", str(left)]
+
+
+def test_other_devices_have_nothing_to_share() -> None:
+    assert CoreSharing(torch.device("cuda")).is_settled
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        [],
+        ["/opt/intel/libiomp5.so"],
+        ["/usr/lib/libgomp.so.1", "/opt/other/libgomp.so.1"],  # which of them PyTorch has cannot be told
+    ],
+)
+def test_nothing_is_done_with_another_openmp(paths: list[str], tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    assert _threads._pause(maps) is None
+    maps.write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 1234    {path}\n" for path in paths))
+    assert _threads._pause(maps) is None

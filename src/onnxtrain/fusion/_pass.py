@@ -10,8 +10,9 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import CompositeOp
 from onnxtrain.fusion._patterns import Match, NodePattern
+from onnxtrain.passes import remove_unread_chains
 
-__all__ = ["Fusion", "FusionPass", "remove_unread"]
+__all__ = ["Fusion", "FusionPass"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class Fusion:
         _move_before(last, stops)
         for stop, output in zip(stops, last.outputs[1:], strict=False):
             stop.replace_input_with(0, output)
-        remove_unread(op.graph, loose)
+        remove_unread_chains(op.graph, loose)
 
 
 class FusionPass(ir.passes.InPlacePass):
@@ -92,15 +93,3 @@ def _move_before(node: ir.Node, stops: Sequence[ir.Node]) -> None:
         front = min(sources, key=lambda source: places[id(source)])
         graph.remove(node)
         graph.insert_before(front, node)
-
-
-def remove_unread(graph: ir.Graph, nodes: list[ir.Node | None]) -> None:
-    """Removes those of the nodes, and of the nodes that these read, whose outputs nothing reads."""
-    while nodes:
-        node = nodes.pop()
-        if node is None or node.graph is not graph:
-            continue
-        if any(value.uses() or value.is_graph_output() for value in node.outputs):
-            continue
-        nodes += [value.producer() for value in node.inputs if value is not None]
-        graph.remove(node, safe=True)

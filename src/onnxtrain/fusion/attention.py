@@ -9,8 +9,8 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import CompositeOp, attention, causal_attention, masked_attention
-from onnxtrain.fusion._pass import remove_unread
 from onnxtrain.fusion._patterns import constant, read_once
+from onnxtrain.passes import remove_unread_chains
 
 __all__ = ["AttentionPass"]
 
@@ -63,7 +63,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> bool:
     log_sum.name = op.unique_name(f"{node.outputs[0].name}_log_sum")
     assert scores.q.shape is not None
     log_sum.shape, log_sum.type = ir.Shape(scores.q.shape[:3]), ir.TensorType(ir.DataType.FLOAT)
-    remove_unread(op.graph, [softmax])
+    remove_unread_chains(op.graph, [softmax])
     return True
 
 

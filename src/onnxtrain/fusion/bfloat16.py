@@ -16,8 +16,7 @@ from onnxtrain.functions import (
     round_to_bfloat16,
     widened,
 )
-from onnxtrain.fusion._pass import remove_unread
-from onnxtrain.passes import EXACT_OPS
+from onnxtrain.passes import EXACT_OPS, remove_unread_chains
 
 __all__ = ["Bfloat16ProductPass", "Bfloat16RoundingPass", "WideCompositesPass"]
 
@@ -57,7 +56,7 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
             modified = True
             if node.graph is not None:
                 loose = [value.producer() for value in factors if value is not None]
-                remove_unread(node.graph, loose)
+                remove_unread_chains(node.graph, loose)
         return ir.passes.PassResult(model, modified)
 
 
@@ -195,7 +194,7 @@ class Bfloat16RoundingPass(ir.passes.InPlacePass):
             if narrow.inputs[0] is None or narrow.inputs[0].dtype != _FLOAT or readers != {node}:
                 continue
             _become(op, node, round_to_bfloat16, narrow.inputs)
-            remove_unread(model.graph, [narrow])
+            remove_unread_chains(model.graph, [narrow])
             modified = True
         return ir.passes.PassResult(model, modified)
 

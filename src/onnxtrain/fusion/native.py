@@ -29,8 +29,7 @@ from onnxtrain.functions import (
     max_pool,
     relu_gradient_of_finite,
 )
-from onnxtrain.fusion._pass import remove_unread
-from onnxtrain.passes import is_training_batch_norm
+from onnxtrain.passes import is_training_batch_norm, remove_unread_chains
 
 __all__ = ["NativeOpsPass"]
 
@@ -263,7 +262,7 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
     for index, value in enumerate(more):
         node.replace_input_with(3 + index, value)
     _become(op, node, composite, {"epsilon": node.attributes.get_float("epsilon", 1e-5)})
-    remove_unread(op.graph, [last])
+    remove_unread_chains(op.graph, [last])
     return True
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import matrix_product
-from onnxtrain.fusion._pass import remove_unread
+from onnxtrain.passes import remove_unread_chains
 
 __all__ = ["ProductPass"]
 
@@ -57,7 +57,7 @@ class ProductPass(ir.passes.InPlacePass):
             for index, (factor, name) in enumerate(zip(factors, matrix_product.attributes, strict=True)):
                 node.replace_input_with(index, factor.value)
                 node.attributes.add(ir.AttrInt64(name, int(factor.transposed)))
-            remove_unread(op.graph, old)
+            remove_unread_chains(op.graph, old)
         return ir.passes.PassResult(model, modified)
 
 

@@ -9,7 +9,7 @@ from onnx_ir.passes import common
 
 from onnxtrain.autodiff import reads
 from onnxtrain.ortmodule._checkpoint import region_of
-from onnxtrain.passes import is_training_batch_norm, remove_unread_control_flow
+from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers, remove_unread_nodes
 
 __all__ = ["Halves", "ancestors", "cut", "sources"]
 
@@ -161,9 +161,7 @@ def cut(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]
     graph.outputs.extend(known[name] for name in names_out)
     graph.inputs.clear()
     graph.inputs.extend(new_inputs)
-    remove_unread_control_flow(graph)
+    remove_unread_nodes(graph)
     common.RemoveUnusedNodesPass()(part)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses() and not value.is_graph_output():
-            del graph.initializers[name]
+    remove_unread_initializers(graph, list(graph.initializers.values()))
     return part

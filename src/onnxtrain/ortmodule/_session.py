@@ -134,7 +134,7 @@ class Session:
             )
         except binding.NotImplemented as error:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
-        self._sharing = CoreSharing()
+        self._sharing = CoreSharing(device)
         self._session = session  # keeps the native one alive
         self._native = session._sess
         self._inputs = [value.name for value in model.graph.inputs]

@@ -31,12 +31,15 @@ class CoreSharing:
     Short runs gain more from a core that PyTorch's threads keep awake: a processor at rest takes some ten microseconds
     to wake, more in a virtual machine.
 
+    Args:
+        device: where the session computes; on others than the CPU there is nothing to share.
+
     Attributes:
         is_settled: whether runs need not be watched any more.
     """
 
-    def __init__(self) -> None:
-        self.is_settled = False
+    def __init__(self, device: torch.device) -> None:
+        self.is_settled = device.type != "cpu"
         self._times: list[float] = []
 
     def watch(self, run: Callable[[], _T]) -> _T:
@@ -70,9 +73,12 @@ def share_cores() -> None:
         register_optimizer_step_post_hook(end_threads)
 
 
-def _pause() -> Callable[[int], int] | None:
-    """Returns GNU OpenMP's `omp_pause_resource_all`, if that is what PyTorch computes with."""
-    maps = Path("/proc/self/maps")
+def _pause(maps: Path = Path("/proc/self/maps")) -> Callable[[int], int] | None:
+    """Returns GNU OpenMP's `omp_pause_resource_all`, if that is what PyTorch computes with.
+
+    Args:
+        maps: file with a line for each part of the memory of this process, the file that it shows at the end.
+    """
     lines = maps.read_text().splitlines() if maps.exists() else []
     loaded = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
     # Other packages may have brought one of their own.

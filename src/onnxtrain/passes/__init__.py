@@ -8,7 +8,7 @@ from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.broadcast import ImplicitExpandPass
 from onnxtrain.passes.canonical import canonicalize
 from onnxtrain.passes.ceil_mode import CeilModePass
-from onnxtrain.passes.cleanup import RANDOM_OPS, CleanupPass, remove_unread_control_flow
+from onnxtrain.passes.cleanup import RANDOM_OPS, CleanupPass
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
@@ -36,6 +36,7 @@ from onnxtrain.passes.stop_gradient import (
 from onnxtrain.passes.suit_runtime import suit_runtime
 from onnxtrain.passes.torch_parameters import TorchSignature, mark_gradients
 from onnxtrain.passes.twins import BODIES, TWINS
+from onnxtrain.passes.unread import remove_unread_chains, remove_unread_initializers, remove_unread_nodes
 from onnxtrain.passes.widen import EXACT_OPS, has_narrow_floats, widen_narrow_floats
 
 __all__ = [
@@ -83,7 +84,9 @@ __all__ = [
     "mark_stop_gradient",
     "mark_stopped_gradients",
     "promote_initializers",
-    "remove_unread_control_flow",
+    "remove_unread_chains",
+    "remove_unread_initializers",
+    "remove_unread_nodes",
     "save_model",
     "settle_shapes",
     "simplify_gradients",

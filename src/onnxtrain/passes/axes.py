@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.unread import remove_unread_initializers
+
 __all__ = ["NoAxesPass", "PositiveAxesPass"]
 
 _OF_ONE_ELEMENT = {
@@ -36,8 +38,7 @@ class NoAxesPass(ir.passes.InPlacePass):
             node.op_type = elementwise
             node.attributes.clear()
             node.resize_inputs(1)
-            if axes is not None and axes.is_initializer() and not axes.uses() and not axes.is_graph_input():
-                model.graph.initializers.pop(str(axes.name), None)
+            remove_unread_initializers(model.graph, [axes])
             if elementwise == "Mul":
                 node.resize_inputs(2)
                 node.replace_input_with(1, node.inputs[0])

@@ -6,7 +6,8 @@ from collections import Counter
 
 import onnx_ir as ir
 
-from onnxtrain.passes.rewire import read_nothing, stand_in
+from onnxtrain.passes.rewire import stand_in
+from onnxtrain.passes.unread import read_nothing
 
 __all__ = ["TakenBranchPass"]
 

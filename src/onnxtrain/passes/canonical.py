@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelError, UnsupportedOpsetError
+from onnxtrain.passes.blocked import BlockedLayoutPass
 from onnxtrain.passes.check_types import check_types
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.defaults import DefaultsPass
@@ -74,6 +75,8 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     if opset < CANONICAL_OPSET:
         _check_converted(model, opset)
     model = lift_constants(model)
+    if BlockedLayoutPass()(model).modified:
+        lift_constants(model)
     RestoreParametersPass()(model)
     TimeFirstPass()(model)
     withheld = withhold(model, variable)

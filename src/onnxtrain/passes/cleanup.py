@@ -9,10 +9,10 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.passes.constants import is_float_parameter
-from onnxtrain.passes.rewire import read_nothing
 from onnxtrain.passes.stop_gradient import is_stop_gradient
+from onnxtrain.passes.unread import remove_unread_nodes
 
-__all__ = ["RANDOM_OPS", "CleanupPass", "remove_unread_control_flow"]
+__all__ = ["RANDOM_OPS", "CleanupPass"]
 
 RANDOM_OPS = frozenset(
     {
@@ -62,7 +62,9 @@ class CleanupPass(ir.passes.InPlacePass):
             modified |= common.DeduplicateInitializersPass(size_limit=_SMALL)(model).modified
         with _nodes_hidden(_unmergeable(model)):
             modified |= common.CommonSubexpressionEliminationPass(size_limit=_SMALL)(model).modified
-        modified |= remove_unread_control_flow(model.graph)
+        modified |= remove_unread_nodes(
+            model.graph
+        )  # onnx_ir's leaves what the bodies of those gone have read
         with _initializers_set_aside(model, kept):
             modified |= common.RemoveUnusedNodesPass()(model).modified
         rest = ir.passes.Sequential(_RemoveUnusedFunctions(), common.RemoveUnusedOpsetsPass())
@@ -86,29 +88,6 @@ class CleanupPass(ir.passes.InPlacePass):
             for name, value in model.graph.initializers.items()
             if (name in self._keep if self._keep is not None else is_float_parameter(value))
         }
-
-
-def remove_unread_control_flow(graph: ir.Graph) -> bool:
-    """Remove the nodes with subgraphs whose results nothing reads, and what only they read; return if there are any.
-
-    onnx_ir's pass removes such a node, but what its subgraphs read keeps a reader, and stays.
-    """
-    modified = False
-    if not any(_has_subgraph(node) for node in graph):
-        return modified
-    for node in reversed(graph):
-        if any(value.uses() or value.is_graph_output() for value in node.outputs):
-            continue
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                read_nothing(attribute.as_graph())
-        graph.remove(node, safe=True)
-        modified = True
-    return modified
-
-
-def _has_subgraph(node: ir.Node) -> bool:
-    return any(attribute.type == ir.AttributeType.GRAPH for attribute in node.attributes.values())
 
 
 def _interface(model: ir.Model) -> tuple[list[str | None], list[str | None]]:

@@ -10,6 +10,7 @@ import onnx_ir as ir
 from onnx import helper
 
 from onnxtrain.passes.constants import is_constant, mark_constant
+from onnxtrain.passes.unread import remove_unread_initializers, remove_unread_nodes
 
 __all__ = ["FoldConstantsPass"]
 
@@ -230,12 +231,6 @@ def _remove_unused(model: ir.Model, folded: list[ir.Node], known: dict[ir.Value,
     """Remove folded nodes, partly known shapes and constants that nothing uses any more."""
     candidates = set(folded) | {node for value in known if (node := value.producer()) is not None}
     sources = {value for node in candidates for value in node.inputs if value is not None and value in known}
-    removed = False
-    for node in reversed(model.graph):
-        if node in candidates and not any(out.uses() or out.is_graph_output() for out in node.outputs):
-            model.graph.remove(node, safe=True)
-            removed = True
-    for value in sources:
-        if value.is_initializer() and is_constant(value) and not value.uses() and not value.is_graph_output():
-            model.graph.initializers.pop(str(value.name))
+    removed = remove_unread_nodes(model.graph, candidates)
+    remove_unread_initializers(model.graph, [value for value in sources if is_constant(value)])
     return removed

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.broadcast import ImplicitExpandPass
 from onnxtrain.passes.products import TransposedProductPass
+from onnxtrain.passes.unread import is_read, remove_unread_initializers, remove_unread_nodes
 
 __all__ = ["simplify_gradients"]
 
@@ -17,18 +18,8 @@ def simplify_gradients(model: ir.Model) -> None:
     not this function's to remove.
     """
     graph = model.graph
-    unread = {node for node in graph if not any(map(_is_read, node.outputs))}
-    constants = {name for name, value in graph.initializers.items() if _is_read(value)}
-    if not TransposedProductPass()(model).modified | ImplicitExpandPass()(model).modified:
-        return
-    for node in reversed(tuple(graph)):
-        if node not in unread and not any(map(_is_read, node.outputs)):
-            graph.remove(node, safe=True)
-    for name in constants:
-        value = graph.initializers[name]
-        if not _is_read(value) and not value.is_graph_input():
-            del graph.initializers[name]
-
-
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()
+    unread = {node for node in graph if not any(map(is_read, node.outputs))}
+    initializers = [value for value in graph.initializers.values() if is_read(value)]
+    if TransposedProductPass()(model).modified | ImplicitExpandPass()(model).modified:
+        remove_unread_nodes(graph, set(graph) - unread)
+        remove_unread_initializers(graph, initializers)

@@ -1,10 +1,10 @@
-"""Put values in the place of others, and take readers away, with what onnx_ir's own methods leave out."""
+"""Put values in the place of others, with what onnx_ir's own methods leave out."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["read_nothing", "stand_in"]
+__all__ = ["stand_in"]
 
 
 def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
@@ -22,10 +22,3 @@ def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
     copy = ir.node("Identity", [result], outputs=[ir.Value(name=name, type=result.type, shape=result.shape)])
     before.prepend([copy])
     output.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
-
-
-def read_nothing(subgraph: ir.Graph) -> None:
-    """Take its inputs from every node of a subgraph that nobody runs, so that what it read has a reader less."""
-    for node in subgraph.all_nodes():
-        for index in range(len(node.inputs)):
-            node.replace_input_with(index, None)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.constants import lift_constants, mark_constant
 from onnxtrain.passes.rewire import stand_in
+from onnxtrain.passes.unread import is_read
 
 __all__ = ["KnownSequencesPass"]
 
@@ -44,7 +45,7 @@ class KnownSequencesPass(ir.passes.InPlacePass):
         if modified:
             for value in reversed(known):
                 maker = value.producer()
-                if maker is not None and maker.graph is not None and not _is_read(value):
+                if maker is not None and maker.graph is not None and not is_read(value):
                     maker.graph.remove(maker, safe=True)
             lift_constants(model)
         return ir.passes.PassResult(model, modified)
@@ -204,7 +205,3 @@ def _is_wanted(sequence: ir.Value) -> bool:
         ):
             return True
     return False
-
-
-def _is_read(value: ir.Value) -> bool:
-    return bool(value.uses()) or value.is_graph_output()

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.passes.unread import remove_unread_initializers
+
 __all__ = ["is_stop_gradient", "lost_detaches", "mark_stop_gradient", "mark_stopped_gradients"]
 
 _KEY, _ORIGIN = "pkg.torch.onnx.fx_node", "aten.detach"
@@ -42,16 +44,8 @@ def mark_stopped_gradients(model: ir.Model) -> ir.Model:
             node.resize_inputs(1)
             node.replace_input_with(0, value)
             mark_stop_gradient(node)
-            _remove_unused(model.graph, condition)
+            remove_unread_initializers(model.graph, [condition])
     return model
-
-
-def _remove_unused(graph: ir.Graph, value: ir.Value | None) -> None:
-    """Remove an initializer of the main graph that nothing reads any more: ONNX Runtime warns of such."""
-    if value is None or value.uses() or value.is_graph_output():
-        return
-    if graph.initializers.get(str(value.name)) is value:
-        graph.initializers.pop(str(value.name))
 
 
 def _chooses_nothing(node: ir.Node) -> bool:

@@ -14,6 +14,7 @@ from onnxtrain.passes.constants import is_float_parameter
 from onnxtrain.passes.load import share_tensor
 from onnxtrain.passes.mode import STATISTICS, fresh_name
 from onnxtrain.passes.stop_gradient import is_stop_gradient
+from onnxtrain.passes.unread import remove_unread_initializers
 
 __all__ = ["RestoreParametersPass", "TorchSignature", "mark_gradients"]
 
@@ -215,8 +216,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
         transpose.metadata_props.update(node.metadata_props)
         node.prepend(transpose)
         node.replace_input_with(1, transposed)
-        if not value.uses():
-            del model.graph.initializers[str(value.name)]
+        remove_unread_initializers(model.graph, [value])
 
 
 def _restore_statistics(model: ir.Model) -> None:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.shapes import infer_shapes
+from onnxtrain.passes.unread import remove_unread_chains
 
 __all__ = ["EXACT_OPS", "has_narrow_floats", "widen_narrow_floats"]
 
@@ -84,10 +85,7 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
                 rounded, widened = _round_after(node, value, exact)
                 wide[rounded] = widened
                 casts += [cast for cast in (widened.producer(), rounded.producer()) if cast is not None]
-    for cast in casts:
-        result = cast.outputs[0]
-        if cast.op_type == "Cast" and not result.uses() and not result.is_graph_output():
-            model.graph.remove(cast, safe=True)
+    remove_unread_chains(model.graph, [cast for cast in casts if cast.op_type == "Cast"])
     return model
 
 

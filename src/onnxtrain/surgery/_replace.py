@@ -10,7 +10,14 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import ModelSource, TorchSignature, canonicalize, load_model
+from onnxtrain.passes import (
+    ModelSource,
+    TorchSignature,
+    canonicalize,
+    load_model,
+    remove_unread_initializers,
+    remove_unread_nodes,
+)
 from onnxtrain.passes.mode import fresh_name
 from onnxtrain.selection import is_generated_name
 from onnxtrain.surgery._linear import Linear, find_head, op_name
@@ -91,7 +98,8 @@ def replace_head(
     if logits:
         _drop_probabilities(layer, name)
     _keep_outputs(result, layer, name)
-    _remove_unread(result, [old, layer.bias])
+    remove_unread_nodes(result.graph)
+    remove_unread_initializers(result.graph, [old, layer.bias])
     for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
         node.metadata_props.clear()  # of the exporter, about parameters that are no more
     return result
@@ -255,12 +263,3 @@ def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:
         )
     model.graph.outputs.clear()
     model.graph.outputs.extend(kept)
-
-
-def _remove_unread(model: ir.Model, initializers: list[ir.Value | None]) -> None:
-    for node in reversed(tuple(model.graph)):
-        if not any(value.uses() or value.is_graph_output() for value in node.outputs):
-            model.graph.remove(node, safe=True)
-    for value in initializers:
-        if value is not None and not value.uses() and model.graph.initializers.get(str(value.name)) is value:
-            del model.graph.initializers[str(value.name)]

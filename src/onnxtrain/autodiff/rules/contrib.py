@@ -12,19 +12,9 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
-from onnxtrain.autodiff._registry import defbody, not_yet
+from onnxtrain.autodiff._registry import defbody
 from onnxtrain.autodiff.rules._contrib import CONV, MS, refused
 from onnxtrain.emitter import Emitter
-
-_NCHWC = "com.microsoft.nchwc"
-
-not_yet(
-    *("AveragePool", "Conv", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"),
-    *("ReorderInput", "ReorderOutput", "Upsample"),
-    reason="onnxruntime has laid this file out for one kind of CPU. Start from the model before, or save the "
-    "optimized one with graph_optimization_level ORT_ENABLE_EXTENDED",
-    domain=_NCHWC,
-)
 
 
 @defbody("FusedMatMul", MS, "A B", "Y", alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)

@@ -471,6 +471,25 @@ def test_clipping_by_norm_matches_torch_to_its_epsilon() -> None:
         np.testing.assert_allclose(-got, tensor.grad.numpy(), rtol=1.1e-6 / norm)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "readers"),
+    [
+        (AdamW(weight_decay=0.1, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "AdamWStep"}),
+        (Adam(clip_grad=ClipGradNorm()), {"ReduceSumSquare", "AdamStep"}),
+        (SGD(clip_grad=ClipGradNorm()), {"ReduceSumSquare", "SGDStep"}),
+        (Adam(weight_decay=0.1, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "Mul"}),
+        (SGD(momentum=0.9, clip_grad=ClipGradNorm()), {"ReduceSumSquare", "Mul"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_clipping_by_norm_writes_gradients_where_the_step_cannot_scale_them(
+    optimizer: Optimizer, readers: set[str]
+) -> None:
+    graph = build_optimizer_model(optimizer, _specs(shapes={"matrix": (3, 4), "vector": (5,)})).graph
+    gradients = {"matrix_grad", "vector_grad"}
+    assert {node.op_type for node in graph if any(v and v.name in gradients for v in node.inputs)} == readers
+
+
 def test_zero_gradients_are_not_divided_by_their_norm() -> None:
     session = _session(build_optimizer_model(AdamW(clip_grad=ClipGradNorm(1.0)), _specs()))
     state = _state(AdamW(), np.float32)

@@ -32,6 +32,11 @@ class _AdamFamily(Optimizer):
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return _MOMENTS
 
+    def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
+        beta1, one_minus_beta1, beta2, one_minus_beta2, *others = scalars
+        square = op.Mul(op.Mul(factor, factor), one_minus_beta2)
+        return beta1, op.Mul(factor, one_minus_beta1), beta2, square, *others
+
     def _coefficients(self) -> tuple[float, float, float, float]:
         beta1, beta2 = self.betas
         return beta1, 1 - beta1, beta2, 1 - beta2
@@ -109,6 +114,9 @@ class Adam(_AdamFamily):
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=True)
+
+    def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
+        return None if self.weight_decay else super().scaled(op, scalars, factor)
 
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]

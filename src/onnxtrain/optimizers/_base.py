@@ -149,6 +149,18 @@ class Optimizer(ABC):
             step: int64 [], 1 at the first step.
         """
 
+    def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
+        """Returns scalars with which :meth:`update` takes `g` for `factor` times `g`; None if there are none such.
+
+        So clipping by the norm need not write the clipped gradients.
+
+        Args:
+            op: writes into the optimizer model.
+            scalars: what :meth:`scalars` returned.
+            factor: [], in the dtype of the computation.
+        """
+        return None
+
     @abstractmethod
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]

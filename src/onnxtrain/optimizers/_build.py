@@ -130,23 +130,36 @@ def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
     gradients = [_as(op, slot.g, _working_dtype(slot)) for slot in slots]
-    if optimizer.clip_grad is not None:
+    factor = optimizer.clip_grad.factor(op, gradients) if optimizer.clip_grad is not None else None
+    if optimizer.clip_grad is not None and factor is None:
         gradients = optimizer.clip_grad.apply(op, gradients)
-    scalars: dict[tuple[Optimizer, float, ir.DataType], Sequence[Operand]] = {}
+    known: dict[tuple[Optimizer, float, ir.DataType], tuple[Sequence[Operand], ir.Value | None]] = {}
     for slot, gradient in zip(slots, gradients, strict=True):
         own, scale, dtype = slot.update.optimizer, slot.update.learning_rate_scale, _working_dtype(slot)
-        if (own, scale, dtype) not in scalars:
+        if (own, scale, dtype) not in known:
             rate = _as(op, learning_rate, dtype)
-            scalars[own, scale, dtype] = own.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
+            scalars = own.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
+            known[own, scale, dtype] = _scaled(op, own, scalars, factor and _as(op, factor, dtype))
+        scalars, left = known[own, scale, dtype]
+        if left is not None:
+            gradient = op.Mul(gradient, left)
         values = [_as(op, slot.w, dtype), gradient, *slot.moments]
         flat = own.elementwise and _ends_with_one(slot.w)
         w, g, *moments = (op.Reshape(value, [-1]) for value in values) if flat else values
-        results = own.update(op, w, g, moments, scalars[own, scale, dtype])
+        results = own.update(op, w, g, moments, scalars)
         for old, new, name in zip((slot.w, *slot.moments), results, slot.outputs, strict=True):
             assert old.dtype is not None
             output = _as(op, op.reshape_like(new, old) if flat else new, old.dtype)
             output.name, output.shape = name, old.shape
             op.graph.outputs.append(output)
+
+
+def _scaled(
+    op: Emitter, optimizer: Optimizer, scalars: Sequence[Operand], factor: ir.Value | None
+) -> tuple[Sequence[Operand], ir.Value | None]:
+    """Returns the scalars of a step of gradients times a factor, and what is left to multiply these by."""
+    scaled = None if factor is None else optimizer.scaled(op, scalars, factor)
+    return (scalars, factor) if scaled is None else (scaled, None)
 
 
 def _ends_with_one(value: ir.Value) -> bool:

@@ -22,6 +22,10 @@ class GradientClipping(ABC):
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
         """Returns the clipped gradients, of their shapes and dtypes (float or double)."""
 
+    def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value | None:
+        """Returns the scalar, float or double, that clipping multiplies all gradients by; None where it does not."""
+        return None
+
 
 @dataclass(frozen=True)
 class ClipGradNorm(GradientClipping):
@@ -41,13 +45,16 @@ class ClipGradNorm(GradientClipping):
         _require_positive(self, "max_norm")
 
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
+        factor = self.factor(op, gradients)
+        factors = {dtype: _cast(op, factor, dtype) for g in gradients if (dtype := g.dtype) is not None}
+        return [op.Mul(gradient, factors[gradient.dtype]) for gradient in gradients if gradient.dtype]
+
+    def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value:
         dtypes = {gradient.dtype for gradient in gradients}
         wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
         squares = [_cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
         norm = op.Sqrt(op.Sum(*squares))
-        scale = op.Div(self.max_norm, op.Max(norm, self.max_norm))
-        scales = {dtype: _cast(op, scale, dtype) for dtype in dtypes if dtype is not None}
-        return [op.Mul(gradient, scales[gradient.dtype]) for gradient in gradients if gradient.dtype]
+        return op.Div(self.max_norm, op.Max(norm, self.max_norm))
 
 
 @dataclass(frozen=True)

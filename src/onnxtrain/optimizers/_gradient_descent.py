@@ -65,6 +65,9 @@ class SGD(Optimizer):
         gain = op.Where(op.Equal(step, 1), first, op.const(1 - self.dampening, like=learning_rate))
         return (learning_rate, self.momentum, gain)
 
+    def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
+        return None if self.momentum or self.weight_decay else [op.Mul(factor, scalar) for scalar in scalars]
+
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:

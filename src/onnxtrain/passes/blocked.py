@@ -18,6 +18,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.passes.mode import fresh_name
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.rewire import stand_in
+from onnxtrain.passes.unread import remove_unread_initializers
 
 __all__ = ["BlockedLayoutPass"]
 
@@ -34,9 +35,10 @@ class BlockedLayoutPass(ir.passes.InPlacePass):
 
     What is between a ReorderInput and a ReorderOutput lies in memory in blocks of 8 or 16 channels, as many as a vector
     of the CPU holds, with zeros for those that the last block lacks; weights are packed to match. Here these are the
-    plain tensors that they stand for, and weights `[channels out, channels in / group, height, width]` under the names
-    of the packed ones, without the zeros. An activation or sum that the optimizer has fused makes a `com.microsoft`
-    FusedConv. The layout is that of `onnxruntime/core/optimizer/nchwc_transformer.cc`.
+    plain tensors that they stand for, and weights `[channels out, channels in / group, height, width]` without the
+    zeros, under the names of the packed ones with `.weight` or `.bias` behind them. An activation or sum that the
+    optimizer has fused makes a `com.microsoft` FusedConv. The layout is that of
+    `onnxruntime/core/optimizer/nchwc_transformer.cc`.
 
     How large the blocks are the file does not say. They are taken to be those of this machine, as onnxruntime does
     when it runs the file.
@@ -53,10 +55,11 @@ class BlockedLayoutPass(ir.passes.InPlacePass):
             return ir.passes.PassResult(model, modified=False)
         convs = {node: _Conv(node) for node in nodes if node.op_type == "Conv"}
         channels = _Channels(model, convs)
-        written: dict[tuple[ir.Value, Any, Any], ir.Value] = {}
+        written: dict[tuple[ir.Value, tuple[int, ...]], ir.Value] = {}
         for conv in convs.values():
             conv.rewrite(model, channels, written)
         channels.forget_shapes()
+        remove_unread_initializers(model.graph, [value for value, _ in written])
         for node in nodes:
             if node in convs:
                 continue
@@ -98,7 +101,7 @@ class _Conv:
         return _last(np.any(self.weight, axis=(0, 2, 3)))
 
     def rewrite(
-        self, model: ir.Model, channels: _Channels, written: dict[tuple[ir.Value, Any, Any], ir.Value]
+        self, model: ir.Model, channels: _Channels, written: dict[tuple[ir.Value, tuple[int, ...]], ir.Value]
     ) -> None:
         """Makes it a standard one."""
         node = self.node
@@ -107,9 +110,9 @@ class _Conv:
         for index, array in enumerate(arrays, start=1):
             packed = node.inputs[index]
             assert packed is not None
-            key = packed, out, into if index == 1 else None
+            key = packed, array.shape
             if key not in written:
-                written[key] = _put(model, packed, array, again=any(packed is other for other, *_ in written))
+                written[key] = _put(model, packed, array, "weight" if index == 1 else "bias")
             node.replace_input_with(index, written[key])
         if self.is_depthwise and out is not None:
             node.attributes["group"] = ir.AttrInt64("group", out)
@@ -219,16 +222,13 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
     return np.moveaxis(blocks, (-1, -2), (1, 3)).reshape(weight.shape)
 
 
-def _put(model: ir.Model, packed: ir.Value, array: Array, *, again: bool) -> ir.Value:
-    """Returns an initializer with an array in place of a packed one, or beside it where that is done `again`."""
-    name = fresh_name(model, f"{packed.name}.{len(array)}") if again else str(packed.name)
+def _put(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
+    """Returns a new initializer: under the name of the packed one a file's reader would look for the packed numbers."""
+    name = fresh_name(model, f"{packed.name}.{role}")
     tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
     value = ir.Value(name=name, type=packed.type, shape=ir.Shape(array.shape), const_value=tensor)
     value.metadata_props.update(packed.metadata_props)
-    if again:
-        model.graph.register_initializer(value)
-    else:
-        model.graph.initializers[name] = value
+    model.graph.register_initializer(value)
     return value
 
 

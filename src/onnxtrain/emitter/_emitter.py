@@ -1,87 +1,26 @@
-"""Writing ONNX nodes: `op.Mul(a, b)` appends a Mul node to a graph and returns its output value.
-
-Everything that builds graphs (gradient rules, losses, optimizers, onnxblock) writes them with an :class:`Emitter`.
-"""
+"""The emitter, and what it writes."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 
+from onnxtrain.emitter._names import Names, all_names, inputs_of_subgraph
+from onnxtrain.emitter._schemas import output_dtype, schema_of
+from onnxtrain.emitter._values import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes.constants import mark_constant
 
-__all__ = [
-    "AttributeRef",
-    "Composite",
-    "Emitter",
-    "Operand",
-    "Write",
-    "find_value",
-    "output_dtype",
-    "schema_of",
-    "static_dims",
-    "values_by_name",
-]
+__all__ = ["AttributeRef", "Composite", "Emitter", "Operand", "Write"]
 
 Operand = ir.Value | npt.ArrayLike | None
-
-_TENSOR_TYPES = {
-    "tensor(float)": ir.DataType.FLOAT,
-    "tensor(double)": ir.DataType.DOUBLE,
-    "tensor(float16)": ir.DataType.FLOAT16,
-    "tensor(bfloat16)": ir.DataType.BFLOAT16,
-    "tensor(int64)": ir.DataType.INT64,
-    "tensor(int32)": ir.DataType.INT32,
-    "tensor(bool)": ir.DataType.BOOL,
-}
-
-
-@functools.cache
-def schema_of(op_type: str, opset: int, domain: str = "") -> onnx.defs.OpSchema:
-    """Returns the ONNX schema of `op_type` that is in force at `opset`.
-
-    Raises:
-        GraphBuildError: there is no such op at that opset.
-    """
-    try:
-        return onnx.defs.get_schema(op_type, opset, domain)
-    except onnx.defs.SchemaError as error:
-        raise GraphBuildError(
-            f"looking up the schema of {domain or 'ai.onnx'}::{op_type} at opset {opset}: no such op; "
-            "check its spelling and the opset"
-        ) from error
-
-
-def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
-    """Returns the dimensions of `value`, None for each symbolic one; None when even the rank is unknown."""
-    if value.shape is None:
-        return None
-    return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
-
-
-def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
-    """Returns the input, initializer or node output of that name, None when the graph has no such value."""
-    return next((value for value in _values(graph) if value.name == name), None)
-
-
-def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Returns all inputs, initializers and node outputs of a graph by name: what to look many names up in."""
-    return {str(value.name): value for value in _values(graph)}
-
-
-def _values(graph: ir.Graph) -> Iterator[ir.Value]:
-    computed = (value for node in graph for value in node.outputs)
-    return itertools.chain(graph.inputs, graph.initializers.values(), computed)
 
 
 @dataclass(frozen=True)
@@ -114,24 +53,6 @@ class Write(Protocol):
     def __call__(self, *inputs: Operand, **attributes: Any) -> ir.Value: ...
 
 
-class _Names:
-    """The names that are taken, and for each wish the number that was tried last."""
-
-    def __init__(self, names: Iterable[str]) -> None:
-        self._taken = set(names)
-        self._counts: dict[str, int] = {}
-
-    def unique(self, wish: str) -> str:
-        """Returns `wish`, or `wish_1`, ... whichever is not taken yet, and takes it."""
-        name, count = wish, self._counts.get(wish, 0)
-        while name in self._taken:
-            count += 1
-            name = f"{wish}_{count}"
-        self._counts[wish] = count
-        self._taken.add(name)
-        return name
-
-
 class Emitter:
     """Appends nodes to a graph or a function body.
 
@@ -162,7 +83,7 @@ class Emitter:
         self._in_function = in_function
         self._constants: dict[tuple[Any, ...], ir.Value] = {}
         self._shapes: dict[ir.Value, ir.Value] = {}
-        self._names = _Names(_all_names(graph))
+        self._names = Names(all_names(graph))
 
     def __getattr__(self, op_type: str) -> Write:
         if not op_type[:1].isupper():
@@ -427,7 +348,7 @@ class Emitter:
         for node in copy.all_nodes():
             node.name = self.unique_name(f"{self.scope}{node.name or node.op_type}")
             inner = [
-                value for attribute in node.attributes.values() for value in _inputs_of_subgraph(attribute)
+                value for attribute in node.attributes.values() for value in inputs_of_subgraph(attribute)
             ]
             for value in (*node.outputs, *inner):
                 if value.name:
@@ -498,57 +419,3 @@ def _attributes(attributes: Mapping[str, Any]) -> list[ir.Attr]:
         else:
             result.append(ir.convenience.convert_attribute(name, value))
     return result
-
-
-def output_dtype(
-    formal: onnx.defs.OpSchema.FormalParameter,
-    schema: onnx.defs.OpSchema,
-    values: Sequence[ir.Value | None],
-    attributes: Mapping[str, Any],
-) -> ir.DataType | None:
-    """Returns the dtype that a schema gives to an output; None when it cannot be told.
-
-    It is fixed, set by an attribute, or that of an input of the same type.
-    """
-    if formal.type_str in _TENSOR_TYPES:
-        return _TENSOR_TYPES[formal.type_str]
-    if schema.name == "Cast":
-        return ir.DataType(int(attributes["to"]))
-    if "dtype" in attributes:
-        return ir.DataType(int(attributes["dtype"]))
-    allowed = {t: c.allowed_type_strs for c in schema.type_constraints for t in [c.type_param_str]}
-    if len(allowed.get(formal.type_str, ())) == 1:
-        return _TENSOR_TYPES.get(next(iter(allowed[formal.type_str])))
-    for value, parameter in zip(values, _formal_inputs(schema), strict=False):
-        if parameter.type_str == formal.type_str and value is not None:
-            return value.dtype
-    if "stash_type" in schema.attributes:  # statistics of normalisations are float32 unless it says otherwise
-        return ir.DataType(int(attributes.get("stash_type", ir.DataType.FLOAT)))
-    return None
-
-
-def _formal_inputs(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
-    formals = list(schema.inputs)
-    yield from formals
-    while formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
-        yield formals[-1]
-
-
-def _all_names(graph: ir.Graph) -> Iterator[str]:
-    for value in (*graph.inputs, *graph.initializers.values()):
-        yield value.name or ""
-    for node in graph.all_nodes():
-        yield node.name or ""
-        for value in node.outputs:
-            yield value.name or ""
-        for attribute in node.attributes.values():
-            for value in _inputs_of_subgraph(attribute):
-                yield value.name or ""
-
-
-def _inputs_of_subgraph(attribute: ir.Attr) -> Iterator[ir.Value]:
-    """Yields the inputs and initializers of the subgraph that an attribute is."""
-    if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
-        subgraph = attribute.as_graph()
-        yield from subgraph.inputs
-        yield from subgraph.initializers.values()

@@ -1,0 +1,48 @@
+"""Names that no other value or node of a graph has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+__all__ = ["Names", "all_names", "inputs_of_subgraph"]
+
+
+class Names:
+    """The names that are taken, and for each wish the number that was tried last."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._taken = set(names)
+        self._counts: dict[str, int] = {}
+
+    def unique(self, wish: str) -> str:
+        """Returns `wish`, or `wish_1`, ... whichever is not taken yet, and takes it."""
+        name, count = wish, self._counts.get(wish, 0)
+        while name in self._taken:
+            count += 1
+            name = f"{wish}_{count}"
+        self._counts[wish] = count
+        self._taken.add(name)
+        return name
+
+
+def all_names(graph: ir.Graph) -> Iterator[str]:
+    """Yields the names of everything in a graph and in its subgraphs."""
+    for value in (*graph.inputs, *graph.initializers.values()):
+        yield value.name or ""
+    for node in graph.all_nodes():
+        yield node.name or ""
+        for value in node.outputs:
+            yield value.name or ""
+        for attribute in node.attributes.values():
+            for value in inputs_of_subgraph(attribute):
+                yield value.name or ""
+
+
+def inputs_of_subgraph(attribute: ir.Attr) -> Iterator[ir.Value]:
+    """Yields the inputs and initializers of the subgraph that an attribute is."""
+    if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
+        subgraph = attribute.as_graph()
+        yield from subgraph.inputs
+        yield from subgraph.initializers.values()

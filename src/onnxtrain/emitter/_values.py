@@ -1,0 +1,32 @@
+"""What is known of the values of a graph."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import onnx_ir as ir
+
+__all__ = ["find_value", "static_dims", "values_by_name"]
+
+
+def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
+    """Returns the dimensions of `value`, None for each symbolic one; None when even the rank is unknown."""
+    if value.shape is None:
+        return None
+    return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
+
+
+def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
+    """Returns the input, initializer or node output of that name, None when the graph has no such value."""
+    return next((value for value in _values(graph) if value.name == name), None)
+
+
+def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
+    """Returns all inputs, initializers and node outputs of a graph by name: what to look many names up in."""
+    return {str(value.name): value for value in _values(graph)}
+
+
+def _values(graph: ir.Graph) -> Iterator[ir.Value]:
+    computed = (value for node in graph for value in node.outputs)
+    return itertools.chain(graph.inputs, graph.initializers.values(), computed)

@@ -71,6 +71,9 @@ def _judge(path: Path, verbose: bool) -> dict[str, Any]:
         manifest = json.loads((Path(directory) / "manifest.json").read_text())
         values, gradients, value = _gradient(case, Path(directory), manifest)
         compared = _compare(case, Path(directory), values, gradients, value, straight, verbose)
+        if compared["verdict"] == "wrong" and _is_rounding(case, Path(directory), manifest, gradients):
+            reason = "its gradient is one of rounding errors: in the last digits of the parameters it is another one"
+            raise Refusal("unsettled", reason)
     return {
         "parameters": len(gradients),
         "straight_through": straight,
@@ -210,6 +213,11 @@ def _train(case: Case, directory: Path, part: float) -> dict[str, Any]:
             # But none changes more than a tenth of the parameters.
             size = np.sqrt(sum(float((value.astype(np.float64) ** 2).sum()) for value in before.values()))
             rate = min(part * losses[0] / square, 0.1 * size / np.sqrt(square)) if square else 0.1
+            if square and rate * square < np.finfo(np.float32).eps * losses[0]:
+                # Steps of such a size in a direction that rounding has chosen may lead anywhere.
+                raise Refusal(
+                    "unsettled", "the steps are lost in rounding: its gradient is one of rounding errors"
+                )
             optimizer.set_learning_rate(rate)
         optimizer.step()
         module.lazy_reset_grad()
@@ -218,16 +226,27 @@ def _train(case: Case, directory: Path, part: float) -> dict[str, Any]:
     _check_finite(case, losses)
     changed = sum(not np.array_equal(before[name], state.parameters[name].data) for name in before)
     if not changed and square:
-        raise Refusal("unsettled", "the steps are lost in rounding: its gradient is one of rounding errors")
+        raise Refusal("unsettled", "the steps are lost in rounding: they change no parameter")
     return {"losses": losses, "falls": losses[-1] < losses[0], "changed": changed}
 
 
 def _gradient(
-    case: Case, directory: Path, manifest: Mapping[str, Any]
+    case: Case, directory: Path, manifest: Mapping[str, Any], moved: float = 0.0
 ) -> tuple[dict[str, Array], dict[str, Array], float]:
-    """Returns the parameters of the checkpoint, the gradients of those that are trained, and the loss."""
+    """Returns the parameters of the checkpoint, the gradients of those that are trained, and the loss.
+
+    Args:
+        case: what is judged.
+        directory: the artifacts.
+        manifest: theirs.
+        moved: by which random part of their own the parameters are moved before.
+    """
     state = CheckpointState.load_checkpoint(directory / "checkpoint")
-    values = {name: np.array(p.data) for name, p in state.parameters}
+    rng = np.random.default_rng(3)
+    values = {
+        name: np.asarray(p.data * (1 + moved * rng.standard_normal(p.data.shape)), p.data.dtype)
+        for name, p in state.parameters
+    }
     statistics = {name: np.array(p.data) for name, p in state.statistics}
     names = {p["name"]: p["gradient"] for p in manifest["parameters"] if p["gradient"] is not None}
     run = session(directory / "training_model.onnx")
@@ -235,6 +254,16 @@ def _gradient(
     feeds = {i.name: known.get(i.name, case.target) for i in run.get_inputs()}
     loss, *gradients = run.run([manifest["loss"], *names.values()], feeds)
     return values, dict(zip(names, gradients, strict=True)), float(loss)
+
+
+def _is_rounding(
+    case: Case, directory: Path, manifest: Mapping[str, Any], gradients: Mapping[str, Array]
+) -> bool:
+    """Whether the gradient is another one where parameters differ in their last digits."""
+    _, others, _ = _gradient(case, directory, manifest, moved=1e-6)
+    wide = {name: gradient.astype(np.float64) for name, gradient in gradients.items()}
+    distance = sum(float(((wide[name] - others[name]) ** 2).sum()) for name in wide)
+    return distance > 0.25 * sum(float((gradient**2).sum()) for gradient in wide.values())
 
 
 def _compare(

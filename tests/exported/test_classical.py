@@ -154,24 +154,31 @@ def test_numbers_of_formulas_are_not_trained(producer: str, trained: set[str] | 
         assert losses[-1] < losses[0]
 
 
-def test_a_scale_that_is_rounded_gives_the_sizes_that_the_runtime_computes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "twin"), [("linear", "bilinear"), ("nearest", "nearest-exact")])
+def test_a_scale_that_is_rounded_gives_the_sizes_that_the_runtime_computes(
+    mode: str, twin: str, tmp_path: Path
+) -> None:
     """10 times float32 0.7 is 6.99999988 in float64 and 7 in float32."""
     model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 13]>
-        net (float[N, 2, 10, 10] x) => (float[N, A, B] y)
-            <float[4] scales = {1.0, 1.0, 0.7, 0.9}, int64[3] shape = {-1, 14, 9}>
-        {
-            scaled = Mul(x, w)
-            small = Resize<mode = "linear", coordinate_transformation_mode = "half_pixel">(scaled, , scales)
-            y = Reshape(small, shape)
-        }"""
+        f"""<ir_version: 8, opset_import: ["": 13]>
+        net (float[N, 10, 10, 2] x) => (float[N, A, B] y)
+            <float[4] scales = {{1.0, 1.0, 0.7, 0.9}}, int64[3] shape = {{-1, 14, 9}}>
+        {{
+            last = Mul(x, w)
+            scaled = Transpose<perm = [0, 3, 1, 2]>(last)
+            small = Resize<mode = "{mode}", nearest_mode = "round_prefer_ceil">(scaled, , scales)
+            moved = Transpose<perm = [0, 2, 3, 1]>(small)
+            back = Transpose<perm = [0, 3, 1, 2]>(moved)
+            y = Reshape(back, shape)
+        }}"""
     )
-    model.graph.initializer.append(floats("w", RNG.standard_normal((2, 10, 10))))
+    model.graph.initializer.append(floats("w", RNG.standard_normal((10, 10, 2))))
     run = Run.generate(tmp_path, model, loss="mse", optimizer="sgd")
     assert {name for name, _ in run.state.parameters} == {"w"}
-    x = RNG.standard_normal((3, 2, 10, 10)).astype(np.float32)
+    x = RNG.standard_normal((3, 10, 10, 2)).astype(np.float32)
     weight = torch.tensor(run.state.parameters["w"].data.copy(), requires_grad=True)
-    small = torch.nn.functional.interpolate(torch.tensor(x) * weight, size=(7, 9), mode="bilinear")
+    scaled = (torch.tensor(x) * weight).permute(0, 3, 1, 2)
+    small = torch.nn.functional.interpolate(scaled, size=(7, 9), mode=twin)
     loss = torch.nn.functional.mse_loss(small.reshape(3, 14, 9), torch.ones(3, 14, 9))
     np.testing.assert_allclose(float(run.module(x, np.ones((3, 14, 9), np.float32))), loss.item(), rtol=1e-5)
     (gradient,) = torch.autograd.grad(loss, weight)

@@ -1,8 +1,9 @@
-"""Say to what sizes a Resize goes whose scales are rounded, so that nobody computes others."""
+"""Write a Resize whose scales are rounded so that everybody computes the sizes that are meant."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -17,10 +18,12 @@ _ROUNDING = 1e-5
 
 
 class ResizeSizesPass(ir.passes.InPlacePass):
-    """Replace scales by sizes where shape inference and ONNX Runtime disagree on the sizes that follow.
+    """Replace scales where shape inference and ONNX Runtime disagree on the sizes that follow.
 
     TensorFlow's converters write the scale 0.7 where an image of 10 is to become one of 7. Shape inference (onnx 1.23)
-    rounds 10 times float32 0.7, which is less, down to 6; ONNX Runtime multiplies in float32, and gets 7.
+    rounds 10 times float32 0.7, which is less, down to 6; ONNX Runtime multiplies in float32, and gets 7. The next
+    larger float32 is clear to both. To the nearest neighbour that could make another one of what lies halfway: there
+    the sizes are written, of all axes, as ONNX Runtime (1.32) cannot move a Resize of some axes past a Transpose.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -69,13 +72,51 @@ def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
 
 
 def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
-    constant = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(sizes, np.int64))})
-    constant.outputs[0].name = f"{node.outputs[0].name}/sizes"
-    node.prepend(constant)
-    node.attributes["axes"] = ir.AttrInt64s("axes", axes)
-    if node.inputs[2] is not None:
-        mark_constant(node.inputs[2])  # no parameter, though nothing may be left that reads it
+    scales = node.inputs[2]
+    assert scales is not None
+    assert scales.const_value is not None
+    mark_constant(scales)  # no parameter, though nothing may be left that reads it
+    if node.attributes.get_string("mode", "nearest") != "nearest":
+        node.replace_input_with(
+            2, _constant(node, "scales", _enlarged(node, scales.const_value.numpy(), axes))
+        )
+        return
+    node.attributes.pop("axes", None)
     node.resize_inputs(4)
     node.replace_input_with(1, None)
     node.replace_input_with(2, None)
-    node.replace_input_with(3, constant.outputs[0])
+    node.replace_input_with(3, _all_sizes(node, dict(zip(axes, sizes, strict=True))))
+
+
+def _all_sizes(node: ir.Node, known: dict[int, int]) -> ir.Value:
+    """Returns the sizes of all axes: those that are known, and of the others those that they have."""
+    source = node.inputs[0]
+    assert source is not None
+    assert source.shape is not None
+    parts = []
+    for axis, own in enumerate(source.shape):
+        size = known.get(axis, own)
+        if isinstance(size, int):
+            parts.append(_constant(node, f"size_{axis}", np.array([size], np.int64)))
+        else:
+            parts.append(_written(node, f"size_{axis}", "Shape", source, start=axis, end=axis + 1))
+    return _written(node, "sizes", "Concat", *parts, axis=0)
+
+
+def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
+    """Returns scales of which those of some axes are the next larger numbers."""
+    given = list(node.attributes.get_ints("axes", range(len(scales))))
+    larger = np.nextafter(scales.astype(np.float32), np.float32(np.inf))
+    return np.where([axis in axes for axis in given], larger, scales)
+
+
+def _constant(node: ir.Node, role: str, array: np.ndarray) -> ir.Value:
+    return _written(node, role, "Constant", value=ir.tensor(array))
+
+
+def _written(node: ir.Node, role: str, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+    """Returns the result of a node written before another."""
+    new = ir.node(op_type, inputs, attributes)
+    new.outputs[0].name = f"{node.outputs[0].name}/{role}"
+    node.prepend(new)
+    return new.outputs[0]

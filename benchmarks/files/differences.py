@@ -32,22 +32,25 @@ class Slope:
 
     Attributes:
         names: the parameters that change.
-        error: how far the two are apart, relative to what the terms come to in a random direction.
+        error: how far the two are apart, relative to what the terms come to in a random direction; at a kink, how far
+            the gradient's is from all that lie between the slopes to both sides.
         spread: the same between the two steps that agree best.
         allowed: the largest error that is none.
+        kink: whether the slopes to both sides are not the same, as where a quantised value is the 0 of a Relu.
     """
 
     names: Sequence[str]
     error: float
     spread: float
     allowed: float
+    kink: bool = False
 
     @property
     def verdict(self) -> str:
         """right, wrong or unsettled."""
         if self.error <= self.allowed:
             return "right"
-        return "unsettled" if self.spread > UNSETTLED else "wrong"
+        return "unsettled" if self.spread > UNSETTLED or self.kink else "wrong"
 
 
 def groups_of(names: Sequence[str], most: int, rng: np.random.Generator) -> list[list[str]]:
@@ -109,6 +112,14 @@ def _slope(
     if not pairs:
         return Slope(list(direction), float("inf"), float("inf"), 0.0)
     spread, (first, second) = min(pairs)
-    error = min(abs(derivative - first), abs(derivative - second))
-    allowed = TOLERANCE[precision] + 3 * spread / terms
-    return Slope(list(direction), float(error / terms), float(spread / terms), float(min(allowed, 0.2)))
+    error = min(abs(derivative - first), abs(derivative - second)) / terms
+    allowed = min(TOLERANCE[precision] + 3 * spread / terms, 0.2)
+    kink = False
+    if error > allowed:
+        here = at(0.0)
+        sides = [((at(step) - here) / step, (here - at(-step)) / step) for step in steps[-2:]]
+        apart = min(abs(up - down) for up, down in sides)
+        kink = apart > allowed * terms + 10 * rounding[-1]
+        if kink:
+            error = min(abs(derivative - np.clip(derivative, min(side), max(side))) for side in sides) / terms
+    return Slope(list(direction), float(error), float(spread / terms), float(allowed), kink)

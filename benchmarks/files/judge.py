@@ -43,6 +43,10 @@ class Refusal(Exception):
         self.verdict, self.reason = verdict, reason
 
 
+class Overshot(Refusal):
+    """Training led to something that is not finite."""
+
+
 def judge(path: Path, verbose: bool = False) -> dict[str, Any]:
     """Returns the verdict on a file.
 
@@ -67,7 +71,7 @@ def _judge(path: Path, verbose: bool) -> dict[str, Any]:
         start = time.perf_counter()
         straight = _build(case, Path(directory))
         built = time.perf_counter() - start
-        trained = _train(case, Path(directory), 0.01 if straight else 0.1)
+        trained = _trained(case, Path(directory), 0.01 if straight else 0.1)
         manifest = json.loads((Path(directory) / "manifest.json").read_text())
         values, gradients, value = _gradient(case, Path(directory), manifest)
         compared = _compare(case, Path(directory), values, gradients, value, straight, verbose)
@@ -195,6 +199,16 @@ def _check_finite(case: Case, numbers: Sequence[float]) -> None:
     raise Refusal("wrong", f"not finite: {list(numbers)}")
 
 
+def _trained(case: Case, directory: Path, part: float) -> dict[str, Any]:
+    """Trains by smaller steps where a step led so far that nothing finite comes out."""
+    for smaller in (part, part / 10):
+        try:
+            return _train(case, directory, smaller)
+        except Overshot:
+            continue
+    return _train(case, directory, part / 1000)
+
+
 def _train(case: Case, directory: Path, part: float) -> dict[str, Any]:
     """Trains three steps with the on-device API, each of which takes `part` off the loss, as the gradient says."""
     state = CheckpointState.load_checkpoint(directory / "checkpoint")
@@ -223,6 +237,8 @@ def _train(case: Case, directory: Path, part: float) -> dict[str, Any]:
         module.lazy_reset_grad()
     module.eval()
     losses.append(float(module(*batch)))
+    if np.isfinite(losses[0]) and not np.isfinite(losses).all():
+        raise Overshot("wrong", f"not finite: {losses}")
     _check_finite(case, losses)
     changed = sum(not np.array_equal(before[name], state.parameters[name].data) for name in before)
     if not changed and square:

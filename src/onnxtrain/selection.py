@@ -25,14 +25,16 @@ __all__ = [
     "some_names",
 ]
 
-# Inputs that configure an op: nobody means to train the bounds of a ReLU6 or the scale factors of an
-# upsampling.
+# Inputs that configure an op: nobody means to train the bounds of a ReLU6, the scale factors of an upsampling or the
+# boxes that are cut out, at whose edges the result jumps.
 _SETTINGS = {
     "Clip": (1, 2),
     "Dropout": (1,),
+    "MaxRoiPool": (1,),
     "OneHot": (2,),
     "Pad": (2,),
     "Resize": (1, 2),
+    "RoiAlign": (1,),
 }
 
 # Names that the PyTorch exporters make up; of scalars, they are constants such as the exponent of x ** 2.

@@ -159,6 +159,26 @@ def two_fresh_batch_norms() -> onnx.ModelProto:
     return linear(nodes, **values)
 
 
+def cut_out() -> onnx.ModelProto:
+    """Boxes whose result is read as the logits of the samples."""
+    values = {
+        "w": weights(4, 3),
+        "shape": np.array([1, 3, -1, 1], np.int64),
+        "boxes": np.array([[0.0, 0.0, 1.0, 5.0]], np.float32),
+        "images": np.array([0], np.int64),
+        "table": np.array([-1, 3], np.int64),
+    }
+    nodes = [
+        node("MatMul", ["x", "w"], ["h"]),
+        node("Transpose", ["h"], ["t"], perm=[1, 0]),
+        node("Reshape", ["t", "shape"], ["image"]),
+        node("RoiAlign", ["image", "boxes", "images"], ["cut"], output_height=5, output_width=1),
+        node("Transpose", ["cut"], ["last"], perm=[0, 2, 3, 1]),
+        node("Reshape", ["last", "table"], ["logits"]),
+    ]
+    return linear(nodes, **values)
+
+
 # model, options, trainable parameters, all outputs
 TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[str], list[str]]] = {
     "parameter is an output": (parameter_as_output, {"loss_input_names": ["logits"]}, ["w"], ["loss"]),
@@ -196,6 +216,7 @@ TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[s
     "one parameter in three places": (tied, {}, ["w"], ["loss"]),
     "parameters listed among the inputs": (parameters_among_inputs, {}, ["w1", "b1", "w2", "b2"], ["loss"]),
     "bounds of Clip are no parameters": (clipped, {}, ["w"], ["loss"]),
+    "boxes of RoiAlign are no parameters": (cut_out, {}, ["w"], ["loss"]),
     "bounds of Clip by name": (clipped, {"requires_grad": ["high"]}, ["high"], ["loss"]),
     "parameter in a branch": (branch, {}, ["w", "two", "zero"], ["loss"]),
     "branches without parameters": (branch, {"requires_grad": ["w"]}, ["w"], ["loss"]),

@@ -134,9 +134,12 @@ def select_parameters(
         wanted = {name for name in requested if name in named[0] or name not in frozen_names}
         trainable = [name for name in model.graph.initializers if name in wanted]
     if not trainable:
+        others = (
+            "" if frozen_names.issuperset(floats) else " and the others set up ops or are numbers of formulas"
+        )
         raise NothingToTrain(
             "building the training graph: no parameter is left to train; the model has "
-            f"{len(floats)} floating-point initializers, of which {len(frozen_names)} are frozen. "
+            f"{len(floats)} floating-point initializers, of which {len(frozen_names)} are frozen{others}. "
             "Name the parameters to train in requires_grad, or freeze fewer."
         )
     kept = [name for name in model.graph.initializers if name in frozen_names - set(statistics)]

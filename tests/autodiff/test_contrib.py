@@ -67,6 +67,21 @@ OPS = [
     Op("FusedMatMul", [_f(4, 3, 5), _f(3, 5, 2)], {"transBatchA": 1}, (0, 1), name="batch"),
     Op("FusedGemm", [_f(3, 4), _f(5, 4), _f(5)], {"transB": 1, "alpha": 0.5, "activation": "Tanh"}, (0, 1, 2)),
     Op("FusedGemm", [_f(3, 4), _f(4, 5)], {"activation": "LeakyRelu", "activation_alpha": 0.2}, (0, 1), name="leaky"),
+    Op("FusedGemm", [_f(3, 4), _f(4, 5)], {"activation": "Softsign"}, (0, 1), name="softsign"),
+    Op(
+        "FusedGemm",
+        [_f(3, 4), _f(4, 5)],
+        {"activation": "Selu", "activation_alpha": 1.5, "activation_gamma": 1.1},
+        (0, 1),
+        name="selu",
+    ),
+    Op(
+        "FusedGemm",
+        [_f(3, 4), _f(4, 5)],
+        {"activation": "ThresholdedRelu", "activation_alpha": 0.5},
+        (0, 1),
+        name="thresholded",
+    ),
     Op("FusedConv", [_f(1, 2, 5, 5), _f(3, 2, 3, 3), _f(3)], {"activation": "Relu", "pads": [1] * 4}, (0, 1, 2)),
     Op("FusedConv", [_f(1, 2, 5, 5), _f(2, 2, 3, 3), _f(2), _f(1, 2, 3, 3)], {}, (0, 1, 3), name="sum"),
     Op(

@@ -26,7 +26,7 @@ CONV = {
 def refused(n: NodeView, what: str) -> NoGradientRule:
     """Returns the error for an input or attribute that asks for what is not written in standard ops."""
     return NoGradientRule(
-        f"differentiating {n.node.domain or 'ai.onnx'}.{n.op_type}: {what} are not written in standard ops here. "
+        f"differentiating {n.node.domain or 'ai.onnx'}.{n.op_type}: {what} cannot be written in standard ops here. "
         "Freeze what lies before it, or start from the model before onnxruntime's optimizer or builder"
     )
 

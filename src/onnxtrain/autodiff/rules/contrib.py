@@ -16,6 +16,14 @@ from onnxtrain.autodiff._registry import defbody
 from onnxtrain.autodiff.rules._contrib import CONV, MS, refused
 from onnxtrain.emitter import Emitter
 
+_ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
+    **dict.fromkeys(("Elu", "LeakyRelu", "ThresholdedRelu"), ("alpha",)),
+    "HardSigmoid": ("alpha", "beta"),
+    "Selu": ("alpha", "gamma"),
+}
+"""What onnxruntime fuses behind a product, and the attributes whose numbers come with it."""
+
 
 @defbody("FusedMatMul", MS, "A B", "Y", alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
 def fused_matmul(op: Emitter, n: NodeView) -> ir.Value:
@@ -71,17 +79,13 @@ def _activated(
 ) -> ir.Value:
     """Returns an activation of `x`, by its name and its numbers in the order in which onnxruntime has them."""
     name = kind.decode() if isinstance(kind, bytes) else kind
+    if not name:
+        return x
     if name == "Clip":
         return op.Clip(x, *numbers)
-    if name == "HardSigmoid":
-        return op.HardSigmoid(x, **dict(zip(("alpha", "beta"), numbers, strict=False)))
-    if name in ("LeakyRelu", "Elu"):
-        return op.emit(name, x, **dict(zip(("alpha",), numbers, strict=False)))
-    if name in ("Relu", "Sigmoid", "Tanh", "Softplus", "HardSwish"):
-        return op.emit(name, x)
-    if name:
+    if name not in _ACTIVATIONS:
         raise refused(n, f"the activation {name}")
-    return x
+    return op.emit(name, x, **dict(zip(_ACTIVATIONS[name], numbers, strict=False)))
 
 
 @defbody("Gelu", MS, "X", "Y")

@@ -79,7 +79,7 @@ def _(bench: Bench) -> None:
 @case("opset is too new")
 def _(bench: Bench) -> None:
     model = models.mlp()
-    model.opset_import[0].version = 27
+    model.opset_import[0].version = 99
     bench.generate(model)
 
 

@@ -188,11 +188,26 @@ def _check_versions(model: ir.Model, origin: str) -> None:
             f"Cannot load a model from {origin}: it imports opset {opset}, and there is none below 1. Export it "
             "again."
         )
-    if opset > MAX_OPSET:
+    if opset > MAX_OPSET and _is_older(model, opset):
+        for known in (imports, *(function.opset_imports for function in model.functions.values())):
+            known[""] = min(known.get("", MAX_OPSET), MAX_OPSET)
+    elif opset > MAX_OPSET:
         raise UnsupportedOpsetError(
             f"Cannot use the model of {origin}: it has opset {opset}, and stock ONNX Runtime accepts at most "
             f"{MAX_OPSET}. Export it again with an opset between 13 and {MAX_OPSET}."
         )
+
+
+def _is_older(model: ir.Model, opset: int) -> bool:
+    """Whether all standard ops of a model of a newer opset are as they were at the last one that runtimes accept.
+
+    Onnxruntime's optimizer writes the newest opset that it has heard of into models that import none.
+    """
+    if opset > onnx.defs.onnx_opset_version():
+        return False
+    graphs = (*model.graphs(), *(function.graph for function in model.functions.values()))
+    ops = {node.op_type for graph in graphs for node in graph.all_nodes() if node.domain == ""}
+    return all(onnx.defs.has(op) and onnx.defs.get_schema(op, opset).since_version <= MAX_OPSET for op in ops)
 
 
 def _check_text(model: ir.Model, origin: str) -> None:

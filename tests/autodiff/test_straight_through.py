@@ -207,3 +207,48 @@ def test_an_image_of_integers_is_resized() -> None:
     resized = torch.nn.functional.interpolate(given, scale_factor=2, mode="bilinear")
     (expected,) = torch.autograd.grad(resized, given, torch.tensor(ct))
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+MOVES = {
+    "Concat": "r = Concat<axis = 1>(q, q)",
+    "DepthToSpace": "r = DepthToSpace<blocksize = 2>(q)",
+    "Expand": "r = Expand(q, six)",
+    "Flatten": "r = Flatten(q)",
+    "Gather": "r = Gather<axis = 2>(q, places)",
+    "Identity": "r = Identity(q)",
+    "MaxPool": "r = MaxPool<kernel_shape = [2, 2], strides = [2, 2]>(q)",
+    "Pad": "r = Pad(q, pads, z)",
+    "ReduceMax": "r = ReduceMax(q, places)",
+    "Reshape": "r = Reshape(q, flat)",
+    "Slice": "r = Slice(q, one, three, three)",
+    "SpaceToDepth": "r = SpaceToDepth<blocksize = 2>(q)",
+    "Split": "unread, r = Split<axis = 1, num_outputs = 2>(q)",
+    "Tile": "r = Tile(q, repeats)",
+    "Transpose": "r = Transpose<perm = [0, 2, 3, 1]>(q)",
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_what_moves_quantised_values_moves_their_gradients(name: str) -> None:
+    """As onnxruntime's quantizer leaves them between two ops on integers."""
+    sizes = {"six": [2, 4, 4, 4], "places": [2, 1], "pads": [0, 0, 1, 0, 0, 0, 0, 2], "flat": [2, -1]}
+    sizes |= {"one": [1], "three": [3], "repeats": [1, 1, 2, 1]}
+    numbers = ", ".join(f"int64[{len(n)}] {key} = {{{', '.join(map(str, n))}}}" for key, n in sizes.items())
+    moved = MOVES[name].replace("z)", "zero)").replace("(q", "(x").replace(", q)", ", x)")
+    end = "y = ReduceSum<keepdims = 0>(s)"
+    whole = f"""(float[2, 4, 4, 4] x) => (float y) <float zero = {{0}}, {numbers}> {{
+        {moved}  s = Mul(r, r)  {end} }}"""
+    stepped = f"""(float[2, 4, 4, 4] x) => (float y) <float scale = {{0.5}}, uint8 z = {{0}}, {numbers}> {{
+        q = QuantizeLinear(x, scale, z)  {MOVES[name]}  d = DequantizeLinear(r, scale, z)  s = Mul(d, d)  {end} }}"""
+    levels = np.random.default_rng(3).permutation(128).reshape(2, 4, 4, 4)
+    given = {"x": (0.5 * levels).astype(np.float32), "ct": np.ones((), np.float32)}
+    step = differentiate(
+        onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> g {whole}'),
+        "y",
+        ["x"],
+        cotangent="ct",
+    )
+    session = ort.InferenceSession(step.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,), (got,) = session.run(["x_grad"], given), gradients(stepped, ["x"], **given)
+    np.testing.assert_array_equal(got, expected)
+    assert np.any(got)

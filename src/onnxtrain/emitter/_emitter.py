@@ -295,16 +295,16 @@ class Emitter:
         fill = () if constant is None else (constant,)
         return self.Pad(value, pads, *fill, mode=mode)
 
-    def zeros_like(self, value: ir.Value) -> ir.Value:
-        """Returns zeros of the shape and dtype of `value`."""
-        return self._filled(value, 0)
+    def zeros_like(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
+        """Returns zeros of the shape of `value`, of its dtype or another."""
+        return self._filled(value, 0, dtype)
 
     def ones_like(self, value: ir.Value) -> ir.Value:
         """Returns ones of the shape and dtype of `value`."""
         return self._filled(value, 1)
 
-    def _filled(self, value: ir.Value, number: int) -> ir.Value:
-        dtype = value.dtype or ir.DataType.FLOAT
+    def _filled(self, value: ir.Value, number: int, dtype: ir.DataType | None = None) -> ir.Value:
+        dtype = dtype or value.dtype or ir.DataType.FLOAT
         # ConstantOfShape has no bfloat16 kernel on the CPU; Expand has every dtype.
         output: ir.Value = self.Expand(self.const(number, dtype), self.shape_of(value))
         output.shape = value.shape

@@ -77,7 +77,7 @@ def compress(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 @vjp("TopK", wrt=("X",), outputs=("Values",), saves=("Indices",))
 def top_k(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The cotangent at the elements that were chosen, zero elsewhere."""
-    return op.ScatterElements(op.zeros_like(n.X), n.out.Indices, ct, axis=n.attr("axis"))
+    return op.ScatterElements(op.zeros_like(n.X, ct.dtype), n.out.Indices, ct, axis=n.attr("axis"))
 
 
 @vjp("Unique", wrt=("X",), saves=("indices",))
@@ -109,7 +109,7 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     attributes = {"axis": axis, "mode": mode}
     past = update = None
     if n.needs("past_cache"):
-        past = op.TensorScatter(ct, op.zeros_like(n.update), n.write_indices, **attributes)
+        past = op.TensorScatter(ct, op.zeros_like(n.update, ct.dtype), n.write_indices, **attributes)
     if n.needs("update"):
         place = op.Range(0, op.Squeeze(op.dim(n.update, axis)), 1)
         if n.write_indices is not None:
@@ -175,7 +175,7 @@ def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Wri
     if n.needs("data"):
         # Without a reduction the indices must not repeat (ONNX), so what is overwritten gets nothing.
         data = {
-            "none": lambda: write(ct, op.zeros_like(n.updates), "none"),
+            "none": lambda: write(ct, op.zeros_like(n.updates, ct.dtype), "none"),
             "add": lambda: ct,
             "mul": lambda: write(ct, n.updates, "mul"),
         }[reduction]()

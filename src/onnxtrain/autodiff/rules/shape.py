@@ -62,7 +62,8 @@ def _sizes(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
 @vjp("Split", wrt=("input",))
 def split(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
     """The cotangents of the parts joined; zeros for parts that nothing reads."""
-    parts = [op.zeros_like(output) if ct is None else ct for output, ct in zip(n.outputs, cts, strict=True)]
+    dtype = next(ct.dtype for ct in cts if ct is not None)
+    parts = [ct or op.zeros_like(output, dtype) for output, ct in zip(n.outputs, cts, strict=True)]
     return op.Concat(*parts, axis=n.attr("axis"))
 
 

@@ -339,7 +339,9 @@ def _compare(
     rounds = [text for text in tried.values() if "rounds, too" in text]
     if rounds:
         raise Refusal("unsettled", rounds[0])
-    verdict = "wrong" if any(text.startswith("wrong") for text in tried.values()) else "unsettled"
+    said_by_float64 = [t for name, t in tried.items() if "float64" in name and not t.startswith("cannot")]
+    decisive = said_by_float64 or tried.values()
+    verdict = "wrong" if any(text.startswith("wrong") for text in decisive) else "unsettled"
     return {"verdict": verdict, "reason": json.dumps(tried), "tried": tried}
 
 

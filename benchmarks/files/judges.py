@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ import numpy as np
 import onnx
 from differences import Array
 from files import session
-from onnx.reference import ReferenceEvaluator
 from surrogate import quantises, smooth
 
 from onnxtrain.gradient_check import in_precision
+
+sys.path.append(str(Path(__file__).parents[1] / "hugging_face"))
+from reference import Evaluator
 
 __all__ = ["Case", "exposed", "judges", "runs"]
 
@@ -139,7 +142,7 @@ def runs(model: onnx.ModelProto, names: Sequence[str], case: Case) -> Run:
 
 def _evaluates(model: onnx.ModelProto, names: Sequence[str], case: Case) -> Run:
     dtypes = _overridable(model, names)
-    run = ReferenceEvaluator(model)
+    run = Evaluator(model)
 
     def evaluate(given: Mapping[str, Array]) -> Array:
         known = {**case.feeds, **given}

@@ -202,6 +202,14 @@ def test_opset_too_new(text, opset):
         load_model(proto)
 
 
+def test_an_annotation_of_another_dtype_than_its_tensor():
+    """As converters to float16 leave it behind of the scales of a Resize."""
+    proto = mlp()
+    expected = run(proto, X)[0]
+    proto.graph.value_info.append(info("w1", [3, 4], onnx.TensorProto.FLOAT16))
+    np.testing.assert_array_equal(run(to_proto(canonicalize(load_model(proto))), X)[0], expected)
+
+
 @pytest.mark.parametrize("opset", [0, -1])
 def test_opset_that_never_was(opset):
     proto = mlp()

@@ -77,6 +77,9 @@ def load_model(source: ModelSource) -> ir.Model:
     for graph in model.graphs():
         for value in graph.initializers.values():
             _settle_external_data(value, origin)
+            if value.const_value is not None and value.dtype != value.const_value.dtype:
+                # As converters to float16 leave the annotation of a tensor that they have not converted.
+                value.type = ir.TensorType(value.const_value.dtype)
     return model
 
 

@@ -9,6 +9,7 @@ from onnx import inliner
 from onnx_ir.passes.common import InlinePass
 
 from onnxtrain.errors import ModelError
+from onnxtrain.passes.apart import name_apart
 from onnxtrain.passes.lean import lean_proto, restore
 from onnxtrain.passes.shapes import infer_shapes
 
@@ -32,9 +33,11 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
         model = _inline_other_opsets(model)
     _prepare(model)
     try:
-        return InlinePass(criteria)(model).model
+        inlined = InlinePass(criteria)(model).model
     except (ir.passes.PassError, ir.passes.PreconditionError, ValueError) as error:
         raise ModelError(f"Cannot inline the model's functions: {error.__cause__ or error}") from error
+    name_apart(inlined)  # what is written beside a body may have a name of a value in it
+    return inlined
 
 
 def _other_opset(model: ir.Model, function: ir.Function) -> bool:

@@ -124,6 +124,9 @@ CASES = [
     ),
     Quantized("MatMulInteger", ["q", W, XZ, WZ], lambda x: x @ _real(W, 1, WZ) / XS, domain="", floats=True),
     Quantized(
+        "MatMulInteger", ["q", W[:, 0].copy(), XZ, WZ], lambda x: x @ _real(W[:, 0], 1, WZ) / XS, domain="", floats=True
+    ),
+    Quantized(
         "ConvInteger", ["q", BYTE_KERNEL, XZ, XZ], lambda x: fn.conv2d(x, _real(BYTE_KERNEL, 1, XZ), stride=2) / XS,
         {"strides": [2, 2]}, domain="", x=IMAGE, floats=True,
     ),
@@ -191,6 +194,44 @@ def test_gradient_is_that_of_what_the_integers_stand_for(case: Quantized) -> Non
             "the torch twin computes something else"
         )
     assert norm_relative_error(gradient, expected.numpy()) <= 10 * NORM_RELATIVE[np.dtype(np.float32)]
+
+
+@pytest.mark.parametrize("by_output", [False, True])
+def test_an_lstm_with_quantised_weights(by_output: bool) -> None:
+    """The gradient is that of an LSTM with the numbers that the integers stand for, at the rounded X."""
+    rng = np.random.default_rng(5)
+    hidden, axes = 4, (2, 16) if by_output else (2,)
+    weights = {
+        "W": rng.integers(-90, 90, (2, 3, 16), np.int8),
+        "R": rng.integers(-90, 90, (2, 4, 16), np.int8),
+    }
+    weights |= {f"{k}s": rng.uniform(4e-3, 9e-3, axes).astype(np.float32) for k in "WR"}
+    weights |= {f"{k}z": np.zeros(axes, np.int8) for k in "WR"}
+    bias = rng.uniform(-1, 1, (2, 32)).astype(np.float32)
+    given = {"X": rng.uniform(-1, 1, (5, 2, 3)).astype(np.float32)}
+    outputs = "Y, H, C"
+    head = """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> g (float[5, 2, 3] X) => (float loss) {"""
+    tail = """ys = ReduceSum<keepdims = 0>(Y)  hs = ReduceSumSquare<keepdims = 0>(H)  cs = ReduceL1<keepdims = 0>(C)
+        loss = Sum(ys, hs, cs) }"""
+    attributes = f'<hidden_size = {hidden}, direction = "bidirectional">'
+    quantised = onnx.parser.parse_model(
+        f"{head} {outputs} = com.microsoft.DynamicQuantizeLSTM{attributes}(X, W, R, B, , , , , Ws, Wz, Rs, Rz) {tail}"
+    )
+    whole = onnx.parser.parse_model(f"{head} {outputs} = LSTM{attributes}(X, W, R, B) {tail}")
+    scales = {k: weights[f"{k}s"].reshape(2, 1, -1) for k in "WR"}
+    real = {k: (weights[k] * scales[k]).swapaxes(1, 2).astype(np.float32) for k in "WR"}
+    for model, stored in ((quantised, weights), (whole, real)):
+        for name, array in {**stored, "B": bias}.items():
+            model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
+    rounding = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[5, 2, 3] X) => (float[5, 2, 3] y) {
+        q, s, z = DynamicQuantizeLinear(X)  y = DequantizeLinear(q, s, z) }""")
+    (rounded,) = _run(rounding, ["y"], given)
+    (expected,) = _run(differentiate(whole, "loss", ["X"]), ["X_grad"], {"X": rounded})
+    step = differentiate(quantised, "loss", ["X"], straight_through=True)
+    loss, got = _run(step, ["loss", "X_grad"], given)
+    assert norm_relative_error(got, expected) <= 10 * NORM_RELATIVE[np.dtype(np.float32)]
+    assert abs(loss - _run(whole, ["loss"], {"X": rounded})[0]) < 0.05 * abs(loss)
 
 
 CHAINS = {

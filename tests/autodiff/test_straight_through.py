@@ -184,7 +184,7 @@ def test_an_op_without_a_rule_is_blamed_for_the_rank_that_it_hides() -> None:
     model = onnx.parser.parse_model(
         """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
         g (float[1, 8, 4, 4] x, float[8, 8, 1, 1] w) => (float[1, 8, 4, 4] y) {
-            a = com.microsoft.DynamicQuantizeLSTM(x, w, w)
+            a = com.microsoft.QEmbedLayerNormalization(x, w, w)
             y = ConvTranspose(a, w)
         }"""
     )

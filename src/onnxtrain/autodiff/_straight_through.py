@@ -86,9 +86,12 @@ def _dequantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = (A - a_zero_point) · (B - b_zero_point)."""
     b = _shifted(op, n.B, n.b_zero_point, ct)
+    if n.rank(n.B) == 1:
+        return op.MatMul(op.Unsqueeze(ct, [-1]), op.Unsqueeze(b, [0]))
     if n.rank(n.B) != 2:
         raise NoGradientRule(
-            f"differentiating MatMulInteger ({where(n.node)}) straight through: {n.B.name!r} is no matrix"
+            f"differentiating MatMulInteger ({where(n.node)}) straight through: {n.B.name!r} is neither a matrix nor "
+            "a vector"
         )
     return op.MatMul(ct, op.Transpose(b, perm=[1, 0]))
 

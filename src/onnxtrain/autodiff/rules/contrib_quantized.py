@@ -17,7 +17,6 @@ from onnxtrain.autodiff.rules.contrib_attention import attention_of
 from onnxtrain.emitter import Emitter
 
 not_yet(
-    "DynamicQuantizeLSTM",
     "QEmbedLayerNormalization",
     reason="its product is one of integers; train the model before it is quantized",
     domain=MS,
@@ -103,6 +102,43 @@ def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
     a = _real(op, q, scale, zero)
     y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
     return y if n.bias is None else op.Add(y, n.bias)
+
+
+@defbody(
+    "DynamicQuantizeLSTM", MS,
+    "X W R B sequence_lens initial_h initial_c P W_scale W_zero_point R_scale R_zero_point", "Y Y_h Y_c",
+    activation_alpha=None, activation_beta=None, activations=None, clip=None, direction="forward",
+    hidden_size=None, input_forget=0,
+)  # fmt: skip
+def dynamic_quantize_lstm(op: Emitter, n: NodeView) -> tuple[ir.Value, ...]:
+    """An LSTM, for which X is quantized over its own range; what is rounded of the state at each step is not."""
+    q, scale, zero = op.DynamicQuantizeLinear(n.X, _outputs=3)
+    weights = [
+        op.Transpose(_by_direction(op, n, *given), perm=[0, 2, 1])
+        for given in ((n.W, n.W_scale, n.W_zero_point), (n.R, n.R_scale, n.R_zero_point))
+    ]
+    others = (n.B, n.sequence_lens, n.initial_h, n.initial_c, n.P)
+    names = (
+        "activation_alpha",
+        "activation_beta",
+        "activations",
+        "clip",
+        "direction",
+        "hidden_size",
+        "input_forget",
+    )
+    given = {name: n.attr(name) for name in names}
+    return op.LSTM(_real(op, q, scale, zero), *weights, *others, **given, _outputs=3)
+
+
+def _by_direction(op: Emitter, n: NodeView, q: ir.Value, scale: ir.Value, zero: ir.Value | None) -> ir.Value:
+    """The numbers of weights [directions, in, out], with a scale for each direction, or for each of its outputs."""
+    axes = [1, 2] if n.rank(scale) == 1 else [1]
+    value = op.Cast(q, to=scale.dtype)
+    if zero is not None:
+        value = op.Sub(value, op.Unsqueeze(op.Cast(zero, to=scale.dtype), axes))
+    result: ir.Value = op.Mul(value, op.Unsqueeze(scale, axes))
+    return result
 
 
 @defbody("MatMulIntegerToFloat", MS, "A B a_scale b_scale a_zero_point b_zero_point bias", "Y")

@@ -9,6 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.passes.apart import name_apart
+from onnxtrain.passes.appended import AppendedSequencesPass
 from onnxtrain.passes.branches import TakenBranchPass
 from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
@@ -39,7 +40,8 @@ def settle_shapes(model: ir.Model) -> ir.Model:
 
     Ranks that the model leaves open come from the ops. Poolings and Resizes whose sizes shape inference miscounts are
     rewritten: what is folded must not follow from them. An If whose condition turns out to be constant becomes the
-    branch that is taken, sequences of known tensors become these; the state of a Loop gets the shape that each
+    branch that is taken, sequences of known tensors become these, and those that a Loop
+    appends to what it scans; the state of a Loop gets the shape that each
     iteration keeps. Data are propagated last, when all static sizes are known that could make it costly.
     """
     loops = LoopStatePass(lambda trial: infer_shapes(trial, propagate=False))
@@ -50,6 +52,7 @@ def settle_shapes(model: ir.Model) -> ir.Model:
         ResizeSizesPass(),
         TakenBranchPass(),
         KnownSequencesPass(),
+        AppendedSequencesPass(),
         FoldConstantsPass(),
         loops,
     )

@@ -20,7 +20,7 @@ from onnxtrain.gradient_check import in_precision
 sys.path.append(str(Path(__file__).parents[1] / "hugging_face"))
 from reference import Evaluator
 
-__all__ = ["Case", "exposed", "judges", "runs"]
+__all__ = ["Case", "Evaluator", "exposed", "judges", "runs"]
 
 REFERENCE_SECONDS = 20.0
 """No longer may one evaluation in ONNX's reference evaluator take."""

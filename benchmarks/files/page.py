@@ -62,10 +62,11 @@ every parameter along random directions beside finite differences of the file it
 where it has the kernels, else in float32 with steps of several sizes; where float32 does not settle, by ONNX's
 reference evaluator in float64). Where exporters have merged or transposed parameters, which training takes apart again,
 the differences are those of `inference_model.onnx`. Losses must be those of the file. Files of float16 are compared
-with the same numbers in wider floats. Of files that quantise, which are built with `straight_through=True`, the
-differences are those of the file without the jumps: what rounding added for the given inputs is added still
-(`benchmarks/files/surrogate.py`). Weights are random or fitted to random data. `benchmarks/files/make.py` and
-`variants.py` make the files, `sweep.py` trains those of any folder and writes this page:
+with the same numbers in wider floats. Where the slopes to both sides differ, as where a quantised value is the 0 of a
+Relu or the largest of a pool twice, the gradient's must lie between them. Of files that quantise, which are built with
+`straight_through=True`, the differences are those of the file without the jumps: what rounding added for the given
+inputs is added still (`benchmarks/files/surrogate.py`). Weights are random or fitted to random data.
+`benchmarks/files/make.py` and `variants.py` make the files, `sweep.py` trains those of any folder and writes this page:
 
 ```sh
 python benchmarks/files/make.py build/files          # scikit-learn's and Keras's sources where those are installed

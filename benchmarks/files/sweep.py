@@ -17,8 +17,10 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -84,6 +86,11 @@ def _used(pid: int | None) -> tuple[float, int]:
         return 0.0, 0
 
 
+def _without_places(text: str, folder: Path) -> str:
+    """What errors say without the folders that the files and artifacts were in."""
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/tmp\w+/", "", text.replace(f"{folder}/", ""))
+
+
 def main() -> None:
     """Sweeps, prints a line per file, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -112,9 +119,13 @@ def main() -> None:
         start = time.monotonic()
         known[name] = judged(path, arguments.seconds, arguments.gigabytes)
         print(name, known[name]["verdict"], known[name].get("reason", ""), sep=" | ", flush=True)
+        if known[name]["verdict"] == "trained":
+            known[name].pop("tried", None)
         known[name]["seconds"] = round(time.monotonic() - start, 1)
         RESULTS.mkdir(exist_ok=True)
-        results.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
+        results.write_text(
+            _without_places(json.dumps(dict(sorted(known.items())), indent=1), arguments.folder) + "\n"
+        )
     everything: dict[str, dict[str, Any]] = {}
     for path in sorted(RESULTS.glob("*.json")):
         everything |= json.loads(path.read_text())

@@ -15,6 +15,7 @@ from onnxtrain.passes.ceil_mode import CeilModePass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.lean import lean_proto
 from onnxtrain.passes.loops import LoopStatePass
+from onnxtrain.passes.output_shape import OutputShapePass
 from onnxtrain.passes.ranks import ImpliedRanksPass
 from onnxtrain.passes.resize_sizes import ResizeSizesPass
 from onnxtrain.passes.sequences import KnownSequencesPass
@@ -38,17 +39,18 @@ _MAX_ELEMENTS = 1 << 21
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Ranks that the model leaves open come from the ops. Poolings and Resizes whose sizes shape inference miscounts are
-    rewritten: what is folded must not follow from them. An If whose condition turns out to be constant becomes the
-    branch that is taken, sequences of known tensors become these, and those that a Loop
-    appends to what it scans; the state of a Loop gets the shape that each
-    iteration keeps. Data are propagated last, when all static sizes are known that could make it costly.
+    Ranks that the model leaves open come from the ops. Poolings, Resizes and ConvTransposes whose sizes shape inference
+    miscounts are rewritten: what is folded must not follow from them. An If whose condition turns out to be constant
+    becomes the branch that is taken, sequences of known tensors become these, and those that a Loop appends to what it
+    scans; the state of a Loop gets the shape that each iteration keeps. Data are propagated last, when all static sizes
+    are known that could make it costly.
     """
     loops = LoopStatePass(lambda trial: infer_shapes(trial, propagate=False))
     steps = (
         ImpliedRanksPass(),
         VectorsPass(),
         CeilModePass(),
+        OutputShapePass(),
         ResizeSizesPass(),
         TakenBranchPass(),
         KnownSequencesPass(),

@@ -302,6 +302,7 @@ def test_gradients_of_what_the_kernel_computes(case: Op) -> None:
 
 def test_every_body_has_a_case() -> None:
     quantized = {(case.domain, case.op) for case in test_quantized_ops.CASES}
+    quantized |= test_quantized_ops.WITH_A_TEST_OF_THEIR_OWN
     twins = {("com.microsoft", "QuantizeLinear")}  # as the standard op
     assert set(BODIES) <= {(case.domain, case.op) for case in OPS} | quantized | twins
 

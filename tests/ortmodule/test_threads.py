@@ -4,13 +4,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 import torch
 
 from onnxtrain.ortmodule import _threads
-from onnxtrain.ortmodule._threads import CoreSharing
+from onnxtrain.ortmodule._threads import CoreSharing, threads_for
+from onnxtrain.passes import infer_shapes
 
 pytestmark = pytest.mark.torch
 
@@ -89,3 +92,39 @@ def test_nothing_is_done_with_another_openmp(paths: list[str], tmp_path: Path) -
     assert _threads._pause(maps) is None
     maps.write_text("".join(f"7f00-7f01 r-xp 00000000 08:01 1234    {path}\n" for path in paths))
     assert _threads._pause(maps) is None
+
+
+def product(rows: str, columns: int = 64) -> ir.Model:
+    return ir.from_onnx_text(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[{rows}, 256] x, float[256, {columns}] w) => (float[{rows}, {columns}] y) {{
+            a = MatMul(x, w)  y = Tanh(a) }}""")
+
+
+@pytest.mark.parametrize(
+    ("model", "threads"),
+    [
+        (lambda: infer_shapes(product("1")), 1),
+        (lambda: infer_shapes(product("32")), 1),  # 0.5 million multiplications
+        (lambda: infer_shapes(product("128")), 3),  # 2 million
+        (lambda: infer_shapes(product("n")), 3),
+        (lambda: product("1"), 3),  # nothing is known of what is between
+        (lambda: infer_shapes(product("1", 8192)), 3),  # weights of 2 million
+    ],
+    ids=["one row", "few rows", "many rows", "symbolic", "no shapes", "large weights"],
+)
+def test_little_work_is_done_by_one_thread(model: Callable[[], ir.Model], threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert threads_for(model()) == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("op", ["LSTM", "Conv", "Attention", "Loop"])
+def test_what_ops_with_loops_take_is_not_told_by_their_sizes(op: str) -> None:
+    x, y = (
+        ir.Value(name=name, shape=ir.Shape([2, 2]), type=ir.TensorType(ir.DataType.FLOAT)) for name in "xy"
+    )
+    graph = ir.Graph([x], [y], nodes=[ir.node(op, [x], outputs=[y])], opset_imports={"": 21})
+    assert threads_for(ir.Model(graph, ir_version=10)) == torch.get_num_threads()

@@ -18,7 +18,7 @@ from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.ortmodule._layout import Layout, lay_out, restride
-from onnxtrain.ortmodule._threads import CoreSharing
+from onnxtrain.ortmodule._threads import CoreSharing, threads_for
 from onnxtrain.passes import (
     CrossEntropyPass,
     PositiveAxesPass,
@@ -110,7 +110,7 @@ class Session:
         options.log_severity_level = severity
         # PyTorch's own threads compute between two runs: spinning on would take the cores away from them.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.intra_op_num_threads = threads_for(model)
         # From the second run on it would take memory for all results at once, beside what the first has taken.
         options.enable_mem_pattern = False
         # Passed on to values of the same size, memory would stay for as long as one of these is to come.

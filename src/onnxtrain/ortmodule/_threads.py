@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import onnx_ir as ir
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["CoreSharing", "share_cores"]
+__all__ = ["CoreSharing", "share_cores", "threads_for"]
 
 _T = TypeVar("_T")
 
@@ -23,6 +26,39 @@ _SOFT = 1
 _TIMED = 4
 _LONG = 1e-3
 """Seconds of a run from which on a core of one's own is worth more than one that is awake."""
+
+
+_LITTLE = 1 << 20
+"""Multiplications, or elements read and written, for which one thread takes no longer than others to wake."""
+_PRODUCTS = frozenset({"Gemm", "MatMul", "MatrixProduct"})
+_LONG_OPS = re.compile(
+    r"Attention|Conv|Einsum|GRU|Gemm|If|LSTM|Loop|MatMul|RNN|Scan|DFT|Det|Inverse|Resize|TopK"
+)
+
+
+def threads_for(model: ir.Model) -> int:
+    """Returns how many threads a graph is worth: PyTorch's number, or one where there is next to nothing to do.
+
+    PyTorch decides so for each op. ONNX Runtime hands work out as soon as there is some for two threads, and the others
+    rest between two runs. Graphs with symbolic sizes get all threads.
+    """
+    return 1 if sum(map(_work, model.graph)) < _LITTLE else torch.get_num_threads()
+
+
+def _work(node: ir.Node) -> float:
+    """How many numbers a node multiplies, or reads and writes; infinite where that is not known."""
+    values = [value for value in (*node.inputs, *node.outputs) if value is not None]
+    sizes = [_elements(value) for value in values]
+    name = node.op_type.removesuffix("_float")
+    if name in _PRODUCTS:  # [m, k] times [k, n]: m·k·n is the root of (m·k)·(k·n)·(m·n)
+        return math.sqrt(sizes[0] * sizes[1] * sizes[-1])
+    return math.inf if _LONG_OPS.search(name) else sum(sizes)
+
+
+def _elements(value: ir.Value) -> float:
+    if value.shape is None or not all(isinstance(size, int) for size in value.shape):
+        return math.inf
+    return math.prod(size for size in value.shape if isinstance(size, int))
 
 
 class CoreSharing:

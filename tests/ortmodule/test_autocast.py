@@ -148,7 +148,10 @@ def executed(net: nn.Module, folder: Path) -> Counter[str]:
 
 
 @needs_kernels
-def test_products_and_composites_are_those_that_have_kernels(tmp_path: Path) -> None:
+def test_products_and_composites_are_those_that_have_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONNXTRAIN_KERNELS", "auto")
     ops = executed(Gated(), tmp_path)
     assert not {"MatMul", "Gemm"} & ops.keys()
     assert sum(count for op, count in ops.items() if "Bfloat16" in op and "Round" not in op) == 9
@@ -157,7 +160,8 @@ def test_products_and_composites_are_those_that_have_kernels(tmp_path: Path) -> 
 
 
 @needs_kernels
-def test_gradients_of_convolutions_are_one_op_each(tmp_path: Path) -> None:
+def test_gradients_of_convolutions_are_one_op_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONNXTRAIN_KERNELS", "auto")
     ops = executed(Convolved(), tmp_path)
     assert ops["Convolution_float"] == 4
     gradients = {op: count for op, count in ops.items() if op.startswith("Convolution") and "Grad" in op}

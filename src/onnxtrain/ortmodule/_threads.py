@@ -16,6 +16,8 @@ import onnx_ir as ir
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from onnxtrain.emitter import static_dims
+
 __all__ = ["CoreSharing", "share_cores", "threads_for"]
 
 _T = TypeVar("_T")
@@ -56,9 +58,8 @@ def _work(node: ir.Node) -> float:
 
 
 def _elements(value: ir.Value) -> float:
-    if value.shape is None or not all(isinstance(size, int) for size in value.shape):
-        return math.inf
-    return math.prod(size for size in value.shape if isinstance(size, int))
+    dims = static_dims(value)
+    return math.inf if dims is None or None in dims else math.prod(size for size in dims if size is not None)
 
 
 class CoreSharing:

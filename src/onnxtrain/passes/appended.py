@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.constants import lift_constants
-from onnxtrain.passes.rewire import stand_in
+from onnxtrain.passes.rewire import stand_in, write_before
 from onnxtrain.passes.unread import is_read, remove_unread_chains
 
 __all__ = ["AppendedSequencesPass"]
@@ -115,26 +114,23 @@ def _read(reader: ir.Node, scanned: ir.Value) -> ir.Value:
     """Returns what a node reads of the sequence, read of the scan output `[iterations, *shape of an element]`."""
     numbers = itertools.count()
 
-    def write(op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
-        new = ir.node(op_type, inputs, attributes)
-        new.outputs[0].name = f"{reader.outputs[0].name}/{op_type}_{next(numbers)}"
-        reader.prepend(new)
-        return new.outputs[0]
+    def write(op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
+        return write_before(reader, f"{op_type}_{next(numbers)}", op_type, *inputs, **attributes)
 
     if reader.op_type == "SequenceAt":
-        return write("Gather", [scanned, reader.inputs[1]], axis=0)
+        return write("Gather", scanned, reader.inputs[1], axis=0)
     if reader.op_type == "SequenceLength":
-        return write("Squeeze", [write("Shape", [scanned], start=0, end=1)])
+        return write("Squeeze", write("Shape", scanned, start=0, end=1))
     assert scanned.shape is not None
     rank, axis = len(scanned.shape) - 1, reader.attributes["axis"].as_int()
     stacks = bool(reader.attributes.get_int("new_axis", 0))
     axis += (rank + stacks) * (axis < 0)
     others = list(range(1, rank + 1))
-    moved = write("Transpose", [scanned], perm=[*others[:axis], 0, *others[axis:]]) if axis else scanned
+    moved = write("Transpose", scanned, perm=[*others[:axis], 0, *others[axis:]]) if axis else scanned
     if stacks:
         return moved
-    size = write("Constant", [], value=ir.tensor(np.array([scanned.shape[1 + axis]], np.int64)))
-    joined = write("Mul", [write("Shape", [moved], start=axis, end=axis + 1), size])
-    before = write("Shape", [moved], start=0, end=axis)
-    shape = write("Concat", [before, joined, write("Shape", [moved], start=axis + 2)], axis=0)
-    return write("Reshape", [moved, shape], allowzero=1)
+    size = write("Constant", value=ir.tensor(np.array([scanned.shape[1 + axis]], np.int64)))
+    joined = write("Mul", write("Shape", moved, start=axis, end=axis + 1), size)
+    before = write("Shape", moved, start=0, end=axis)
+    shape = write("Concat", before, joined, write("Shape", moved, start=axis + 2), axis=0)
+    return write("Reshape", moved, shape, allowzero=1)

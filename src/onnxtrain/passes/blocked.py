@@ -17,7 +17,7 @@ import onnxruntime as ort
 from onnxtrain.errors import ModelError
 from onnxtrain.passes.mode import fresh_name
 from onnxtrain.passes.opset import CANONICAL_OPSET
-from onnxtrain.passes.rewire import stand_in
+from onnxtrain.passes.rewire import stand_in, write_before
 from onnxtrain.passes.unread import remove_unread_initializers
 
 __all__ = ["BlockedLayoutPass"]
@@ -60,9 +60,7 @@ class BlockedLayoutPass(ir.passes.InPlacePass):
             conv.rewrite(model, channels, written)
         channels.forget_shapes()
         remove_unread_initializers(model.graph, [value for value, _ in written])
-        for node in nodes:
-            if node in convs:
-                continue
+        for node in (node for node in nodes if node not in convs):
             if node.op_type in ("ReorderInput", "ReorderOutput"):
                 _rewrite_reorder(node)
             elif node.op_type == "Upsample":
@@ -247,12 +245,11 @@ def _rewrite_reorder(node: ir.Node) -> None:
 
 def _rewrite_upsample(node: ir.Node) -> None:
     given = node.attributes
-    scales = ir.node("Constant", [], {"value_floats": [float(scale) for scale in given["scales"].as_ints()]})
-    node.prepend(scales)
+    factors = [float(scale) for scale in given["scales"].as_ints()]
     _become(
         node,
         "Resize",
-        [node.inputs[0], None, scales.outputs[0]],
+        [node.inputs[0], None, write_before(node, "scales", "Constant", value_floats=factors)],
         mode=given.get_string("mode", "nearest"),
         coordinate_transformation_mode=given.get_string("coordinate_transformation_mode", "asymmetric"),
         nearest_mode="floor",

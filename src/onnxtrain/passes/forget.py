@@ -49,9 +49,19 @@ _CHOOSING = frozenset({"If", "Loop"})
 _SHAPE_ONLY = frozenset({"ConstantOfShape", "Shape", "Size"})
 
 
-def forget_sizes_after(graph: ir.Graph, start: ir.Node) -> None:
-    """Remove the sizes of the outputs of a node, and of all nodes that follow from it, also in subgraphs."""
-    _forget(graph, lambda node: node is start, {}, frozenset(graph.outputs))
+def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) -> None:
+    """Remove the sizes of the outputs of a node, and of all nodes that follow from it, also in subgraphs.
+
+    Args:
+        graph: the main graph.
+        start: the node.
+        ranks: whether the ranks of its outputs were wrong, too.
+    """
+    declared = frozenset(graph.outputs)
+    wrong = [value for value in start.outputs if ranks and value not in declared]
+    for value in wrong:
+        value.shape = None
+    _forget(graph, lambda node: node is start and not ranks, dict.fromkeys(wrong, True), declared)
 
 
 def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:

@@ -208,7 +208,7 @@ def _is_older(model: ir.Model, opset: int) -> bool:
     """
     if opset > onnx.defs.onnx_opset_version():
         return False
-    graphs = (*model.graphs(), *(function.graph for function in model.functions.values()))
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
     ops = {node.op_type for graph in graphs for node in graph.all_nodes() if node.domain == ""}
     return all(onnx.defs.has(op) and onnx.defs.get_schema(op, opset).since_version <= MAX_OPSET for op in ops)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.forget import forget_sizes_after
+
 __all__ = ["OutputShapePass"]
 
 
@@ -24,20 +26,9 @@ class OutputShapePass(ir.passes.InPlacePass):
                     node.attributes.pop("output_shape")
                     node.attributes.pop("auto_pad", None)
                     node.attributes["pads"] = ir.AttrInt64s("pads", pads)
-                    _forget_behind(model, node)
+                    forget_sizes_after(model.graph, node, ranks=True)
                     modified = True
         return ir.passes.PassResult(model, modified)
-
-
-def _forget_behind(model: ir.Model, node: ir.Node) -> None:
-    """Forgets the shapes of what follows from a node, with ranks."""
-    behind = set(node.outputs)
-    for other in ir.traversal.RecursiveGraphIterator(model.graph):
-        if any(value in behind for value in other.inputs if value is not None):
-            behind.update(other.outputs)
-    for value in behind:
-        if not value.is_graph_output():
-            value.shape = None
 
 
 def _pads(node: ir.Node) -> list[int] | None:

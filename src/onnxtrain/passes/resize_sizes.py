@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.constants import lift_constants, mark_constant
 from onnxtrain.passes.forget import forget_sizes_after
+from onnxtrain.passes.rewire import write_before
 
 __all__ = ["ResizeSizesPass"]
 
@@ -99,8 +99,8 @@ def _all_sizes(node: ir.Node, known: dict[int, int]) -> ir.Value:
         if isinstance(size, int):
             parts.append(_constant(node, f"size_{axis}", np.array([size], np.int64)))
         else:
-            parts.append(_written(node, f"size_{axis}", "Shape", source, start=axis, end=axis + 1))
-    return _written(node, "sizes", "Concat", *parts, axis=0)
+            parts.append(write_before(node, f"size_{axis}", "Shape", source, start=axis, end=axis + 1))
+    return write_before(node, "sizes", "Concat", *parts, axis=0)
 
 
 def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
@@ -111,12 +111,4 @@ def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
 
 
 def _constant(node: ir.Node, role: str, array: np.ndarray) -> ir.Value:
-    return _written(node, role, "Constant", value=ir.tensor(array))
-
-
-def _written(node: ir.Node, role: str, op_type: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
-    """Returns the result of a node written before another."""
-    new = ir.node(op_type, inputs, attributes)
-    new.outputs[0].name = f"{node.outputs[0].name}/{role}"
-    node.prepend(new)
-    return new.outputs[0]
+    return write_before(node, role, "Constant", value=ir.tensor(array))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx_ir as ir
 
-__all__ = ["stand_in"]
+__all__ = ["stand_in", "write_before"]
 
 
 def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
@@ -22,3 +24,24 @@ def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
     copy = ir.node("Identity", [result], outputs=[ir.Value(name=name, type=result.type, shape=result.shape)])
     before.prepend([copy])
     output.replace_all_uses_with(copy.outputs[0], replace_graph_outputs=True)
+
+
+def write_before(
+    node: ir.Node, role: str, op_type: str, *inputs: ir.Value | None, **attributes: Any
+) -> ir.Value:
+    """Write a node of a standard op before another one.
+
+    Args:
+        node: The other one.
+        role: What the result is for; its name is that of the other node's first output, and this.
+        op_type: The op.
+        inputs: Its inputs.
+        attributes: Its attributes.
+
+    Returns:
+        Its result, of which nothing is annotated.
+    """
+    new = ir.node(op_type, inputs, attributes)
+    new.outputs[0].name = f"{node.outputs[0].name}/{role}"
+    node.prepend(new)
+    return new.outputs[0]

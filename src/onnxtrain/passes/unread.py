@@ -25,7 +25,7 @@ def remove_unread_nodes(graph: ir.Graph, among: Collection[ir.Node] | None = Non
 
     Args:
         graph: The graph, sorted.
-        among: The nodes that may go; None if any may. Those that are in no set before are best given as one.
+        among: The nodes that may go; None if any may.
     """
     modified = False
     for node in reversed(graph):

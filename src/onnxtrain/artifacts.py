@@ -142,10 +142,10 @@ def generate_artifacts(
             [N]: the loss is then the weighted mean, sum(w·l) / sum(w).
         recompute: whether results of elementwise ops and normalisations, and of some products, are computed again for
             the gradients instead of being kept: less memory for some more time, and the same gradients.
-        precision: "bf16" for a training model whose products of float32 matrices, forward and backward, round their
-            factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all other ops, and the eval
-            and inference models stay float32. It is fast with native kernels on processors with AVX512_BF16; elsewhere
-            it computes the same, and no faster than "fp32".
+        precision: "bf16" for a training model whose products and convolutions of float32, forward and backward, round
+            their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all other ops, and the
+            eval and inference models stay float32. It is fast with native kernels on processors with AVX512_BF16;
+            elsewhere it computes the same, and no faster than "fp32".
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.

@@ -34,7 +34,7 @@ from onnxtrain.selection import batch_norms, float_initializers, is_float, selec
 __all__ = ["BatchNormMode", "Precision", "TrainingGraphs", "build_training_graphs", "select_parameters"]
 
 Precision = Literal["fp32", "bf16"]
-"""What products of float32 matrices are computed in: float32, or bfloat16 with sums in float32."""
+"""What products and convolutions of float32 are computed in: float32, or bfloat16 with sums in float32."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def build_training_graphs(
         input_gradients: names of floating-point inputs of which the training model returns the gradients too.
         inference_outputs: names of what an inference model returns; none for no such model.
         recompute: whether values are computed again for the gradients instead of being kept.
-        precision: of the training model's products of matrices; the other models compute in float32.
+        precision: of the training model's products and convolutions; the other models compute in float32.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
@@ -106,7 +106,7 @@ def build_training_graphs(
     if precision not in get_args(Precision):
         raise ValueError(
             f"building the training graph: precision={precision!r} is unknown; pass 'fp32' (the default), or "
-            "'bf16' for products of matrices in bfloat16"
+            "'bf16' for products and convolutions in bfloat16"
         )
     mean = loss_mean(_named(model, loss))
     forward = model.clone()

@@ -11,9 +11,10 @@ import onnxruntime as ort
 import pytest
 
 from fusion.rewriting import ops
+from onnxtrain.autodiff import differentiate
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import gelu_gradient
-from onnxtrain.fusion import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass
+from onnxtrain.fusion import Bfloat16ProductPass, Bfloat16RoundingPass, NativeOpsPass, WideCompositesPass
 from onnxtrain.passes import infer_shapes, load_model, to_proto, widen_narrow_floats
 from passes._models import normal
 
@@ -185,3 +186,35 @@ def test_composites_of_bfloat16_round_once() -> None:
     assert ops(wide) == {"Cast": 3, "GeluGradient_float": 1}
     assert [value.name for value in wide.graph.outputs] == ["y"]
     onnx.checker.check_model(to_proto(wide), full_check=True)
+
+
+def test_convolutions_and_their_gradients() -> None:
+    """Depthwise ones stay. Beside the same on rounded numbers."""
+    model = net(
+        """(float[2, 6, 9] x, float[4, 6, 3] w, float[4] b, float[4, 1, 3] v) => (float[2, 4, 5] y) {
+  h = Conv<strides = [1], pads = [1, 1]>(x, w, b)
+  y = Conv<group = 4, strides = [2], pads = [1, 1]>(h, v)
+}"""
+    )
+    joint = ir.from_proto(differentiate(to_proto(model), of="y", wrt=["w", "v"], cotangent="ct"))
+    NativeOpsPass()(joint)
+    plain = to_proto(joint)
+    assert Bfloat16ProductPass()(joint).modified
+    onnx.checker.check_model(to_proto(joint))
+    called = {op for op in ops(joint) if op.startswith("Convolution")}
+    assert called == {
+        *("Convolution_float", "ConvolutionGradient0_float"),
+        *("ConvolutionBfloat16_float", "ConvolutionBfloat16WeightGradient0_float"),
+    }
+    feeds = {
+        "x": normal(2, 6, 9),
+        "w": normal(4, 6, 3),
+        "b": normal(4),
+        "v": normal(4, 1, 3),
+        "ct": normal(2, 4, 5),
+    }
+    exact, rounded = (
+        ort.InferenceSession(proto.SerializeToString()).run(None, feeds) for proto in (plain, to_proto(joint))
+    )
+    for near, far in zip(rounded, exact, strict=True):
+        assert 0 < np.abs(near - far).max() <= 2**-6 * np.abs(far).max()

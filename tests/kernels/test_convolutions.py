@@ -14,9 +14,10 @@ import torch
 from onnx import TensorProto, helper
 from torch.nn import functional
 
+from kernels import against_body
 from kernels.against_body import needs_kernels
 from onnxtrain.autodiff import differentiate
-from onnxtrain.fusion import NativeOpsPass
+from onnxtrain.fusion import Bfloat16ProductPass, NativeOpsPass
 from onnxtrain.runtime.kernels import register_kernels
 
 CASES = int(os.environ.get("ONNXTRAIN_FUZZ_CONVOLUTIONS", "15"))
@@ -103,7 +104,7 @@ GEOMETRIES = {
 }
 
 
-def gradient_model(g: Geometry) -> onnx.ModelProto:
+def gradient_model(g: Geometry, *, bfloat16: bool = False) -> onnx.ModelProto:
     """Returns the convolution and its gradients, with the forward convolution as a function too."""
     batch = "n" if g.symbolic else g.batch
     shapes = {
@@ -129,6 +130,8 @@ def gradient_model(g: Geometry) -> onnx.ModelProto:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     joint = ir.from_proto(differentiate(model, of="y", wrt=list(g.wrt), cotangent="ct"))
     NativeOpsPass()(joint)
+    if bfloat16:
+        Bfloat16ProductPass()(joint)
     return ir.to_proto(joint)
 
 
@@ -159,24 +162,30 @@ def inputs_of(g: Geometry, seed: int) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def expected(g: Geometry, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Returns y and the gradients by PyTorch in float64."""
-    x, w, b, ct = (torch.from_numpy(feeds[name]).double() for name in ("x", "w", "b", "ct"))
+def expected(g: Geometry, feeds: dict[str, np.ndarray], *, bfloat16: bool = False) -> list[np.ndarray]:
+    """Returns y and the gradients by PyTorch in float64; in bfloat16 of factors that PyTorch rounds."""
+    x, w, b, ct = (torch.from_numpy(feeds[name]) for name in ("x", "w", "b", "ct"))
+    if bfloat16:
+        x, w, ct = (value.bfloat16() for value in (x, w, ct))
+    x, w, b, ct = (value.double() for value in (x, w, b, ct))
     leaves = {"x": x.requires_grad_(), "w": w.requires_grad_(), "b": b.requires_grad_()}
     pads = [n for pair in reversed(list(zip(g.begins, g.ends, strict=True))) for n in pair]
     y = CONVOLUTIONS[len(g.size)](
         functional.pad(x, pads), w, b if g.bias else None, g.strides, 0, g.dilations, g.group
     )
-    gradients = torch.autograd.grad(y, [leaves[name] for name in g.wrt], ct)
+    gradients = list(torch.autograd.grad(y, [leaves[name] for name in g.wrt], ct))
+    if "b" in g.wrt and "w" not in g.wrt:  # a sum of its own, of what is not rounded
+        gradients[g.wrt.index("b")] = torch.from_numpy(feeds["ct"]).double().sum([0, *range(2, ct.ndim)])
     return [value.detach().numpy() for value in (y, *gradients)]
 
 
-def check(g: Geometry, seed: int = 0) -> None:
-    model, feeds = gradient_model(g), inputs_of(g, seed)
+def check(g: Geometry, seed: int = 0, *, bfloat16: bool = False) -> None:
+    bfloat16 &= g.channels > 1 or g.group == 1  # depthwise ones stay
+    model, feeds = gradient_model(g, bfloat16=bfloat16), inputs_of(g, seed)
     called = {node.op_type for node in model.graph.node if node.domain == "onnxtrain"}
-    assert "Convolution_float" in called
-    assert len([name for name in called if "Gradient" in name]) == 1
-    exact = expected(g, feeds)
+    assert f"Convolution{'Bfloat16' * bfloat16}_float" in called
+    assert ["Bfloat16" in name for name in called if "Gradient" in name] == [bfloat16]
+    exact = expected(g, feeds, bfloat16=bfloat16)
     body, kernel = run(model, feeds, native=False), run(model, feeds, native=True)
     again = run(model, feeds, native=True, threads=1)
     for name, reference, standard, own, one in zip(("y", *g.wrt), exact, body, kernel, again, strict=True):
@@ -191,6 +200,42 @@ def check(g: Geometry, seed: int = 0) -> None:
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_convolution(name: str) -> None:
     check(GEOMETRIES[name])
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_convolution_in_bfloat16(name: str) -> None:
+    check(GEOMETRIES[name], bfloat16=True)
+
+
+@needs_kernels
+@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
+def test_bfloat16_at_every_level_of_the_processor(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the instructions for bfloat16, and in float32 where there are none."""
+    monkeypatch.setenv("ONNXTRAIN_KERNELS_LEVEL", level)
+    for name in (
+        "odd channels",
+        "stride 2",
+        "groups",
+        "long rows of tiles",
+        "batch 1",
+        "three axes",
+        "no samples",
+    ):
+        check(GEOMETRIES[name], bfloat16=True)
+
+
+@needs_kernels
+@pytest.mark.parametrize("group", [1, 7])
+def test_a_depthwise_convolution_in_bfloat16(group: int) -> None:
+    """As a function, which no pass writes."""
+    rng = np.random.default_rng(0)
+    inputs = {
+        name: rng.standard_normal(shape, np.float32)
+        for name, shape in (("x", (2, 7, 9, 8)), ("w", (7, 7 // group, 3, 3)), ("b", (7,)))
+    }
+    attributes = {"strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": group}
+    against_body.check("ConvolutionBfloat16", inputs, attributes)
 
 
 def _random_geometry(rng: np.random.Generator) -> Geometry:
@@ -250,11 +295,11 @@ def _random_of_three_taps(rng: np.random.Generator) -> Geometry:
 def test_convolutions_of_three_taps() -> None:
     """`ONNXTRAIN_FUZZ_CONVOLUTIONS` is the number of cases."""
     for seed in range(CASES):
-        check(_random_of_three_taps(np.random.default_rng([seed, 3])), seed)
+        check(_random_of_three_taps(np.random.default_rng([seed, 3])), seed, bfloat16=seed % 3 == 0)
 
 
 @needs_kernels
 def test_convolutions_of_random_geometry() -> None:
     """`ONNXTRAIN_FUZZ_CONVOLUTIONS` is the number of cases."""
     for seed in range(CASES):
-        check(_random_geometry(np.random.default_rng(seed)), seed)
+        check(_random_geometry(np.random.default_rng(seed)), seed, bfloat16=seed % 3 == 0)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "convolution/narrow.h"
 #include "convolution/product.h"
 #include "core/scratch.h"
 #include "convolution/winograd.h"
@@ -30,6 +31,21 @@ void flatten(Gather& from, Scatter& to) {
   from.in = from.grid = to.out = Axes{1, 1, volume(from.grid)};
 }
 
+// What a product reads: the channels of each group, in bfloat16 those of all samples in pairs.
+struct Channels {
+  Channels(const Threads& threads, const Convolution& c, int64_t channels, int64_t size, const float* x)
+      : count(c.bfloat16 ? pairs_of(channels) : channels), data(x) {
+    if (!c.bfloat16) return;
+    thread_local Scratch memory;
+    float* const pairs = memory.floats(c.batch * c.groups * count * size);
+    pair(threads, x, c.batch * c.groups, channels, size, pairs);
+    data = pairs;
+  }
+
+  int64_t count;
+  const float* data;
+};
+
 }  // namespace
 
 void forward(
@@ -37,7 +53,8 @@ void forward(
   if (winograd_pays(c)) return winograd_forward(threads, c, x, w, bias, y);
   thread_local Scratch memory;
   const int64_t size = volume(c.in), positions = volume(c.out), depth = c.channels * taps_of(c);
-  Gather from{c.batch, c.channels, c.groups * c.channels * size, size, c.in, c.out, c.stride, {}};
+  const Channels channels(threads, c, c.channels, size, x);
+  Gather from{c.batch, channels.count, c.groups * channels.count * size, size, c.in, c.out, c.stride, {}};
   for_taps(c.kernel, [&](const Axes& t) {
     Axes offset;
     for (int i = 0; i < 3; ++i) offset[i] = t[i] * c.dilation[i] - c.pad[i];
@@ -46,21 +63,22 @@ void forward(
   Scatter to{c.rows, c.groups * c.rows * positions, positions, c.out, {0, 0, 0}, {1, 1, 1}};
   flatten(from, to);
   float* const a = memory.floats(c.groups * c.rows * depth);
-  Rows rows{c.rows, c.channels, c.rows * depth, depth, taps_of(c), {}};
+  Rows rows{c.rows, c.channels, c.rows * depth, depth, taps_of(c), {}, c.bfloat16};
   for (int64_t tap = 0; tap < taps_of(c); ++tap) rows.taps.push_back(tap);
   pack_rows(threads, c.groups, rows, w, a);
-  product(threads, c.groups, from, x, a, bias, to, y);
+  product(threads, c.groups, from, channels.data, a, bias, to, y, c.bfloat16);
 }
 
 void input_gradient(const Threads& threads, const Convolution& c, const float* dy, const float* w, float* dx) {
   if (winograd_pays(c)) return winograd_input_gradient(threads, c, dy, w, dx);
   thread_local Scratch memory;
   const int64_t size = volume(c.in), positions = volume(c.out), kernel = taps_of(c);
+  const Channels channels(threads, c, c.rows, positions, dy);
   float* const a = memory.floats(c.groups * c.rows * c.channels * kernel);
   // x at i takes from y at (i + pad - t * dilation) / stride for the taps t that make it whole: for every i = r + stride
   // * j with the same r these are the same taps.
   for_taps(c.stride, [&](const Axes& r) {
-    Gather from{c.batch, c.rows, c.groups * c.rows * positions, positions, c.out, {}, {1, 1, 1}, {}};
+    Gather from{c.batch, channels.count, c.groups * channels.count * positions, positions, c.out, {}, {1, 1, 1}, {}};
     Scatter to{c.channels, c.groups * c.channels * size, size, c.in, r, c.stride};
     for (int i = 0; i < 3; ++i) from.grid[i] = r[i] < c.in[i] ? (c.in[i] - r[i] + c.stride[i] - 1) / c.stride[i] : 0;
     std::vector<int64_t> taps;
@@ -81,9 +99,9 @@ void input_gradient(const Threads& threads, const Convolution& c, const float* d
       from.channels = 0;
     }
     flatten(from, to);
-    const Rows rows{c.channels, c.rows, c.rows * c.channels * kernel, kernel, c.channels * kernel, taps};
+    const Rows rows{c.channels, c.rows, c.rows * c.channels * kernel, kernel, c.channels * kernel, taps, c.bfloat16};
     pack_rows(threads, c.groups, rows, w, a);
-    product(threads, c.groups, from, dy, a, nullptr, to, dx);
+    product(threads, c.groups, from, channels.data, a, nullptr, to, dx, c.bfloat16);
   });
 }
 

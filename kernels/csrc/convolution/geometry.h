@@ -15,6 +15,7 @@ using Axes = std::array<int64_t, 3>;
 struct Convolution {
   int64_t batch, groups, channels, rows;  // channels and rows: of one group
   Axes in, out, kernel, stride, dilation, pad;
+  bool bfloat16 = false;  // whether factors are rounded to bfloat16, where the processor multiplies these
 };
 
 }  // namespace onnxtrain

@@ -2,7 +2,10 @@
 #include "convolution/dense.h"
 #include "convolution/depthwise.h"
 #include "convolution/family.h"
+#include "core/buffer.h"
 #include "core/op.h"
+#include "product/rounding.h"
+#include "product/words.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 namespace {
@@ -45,8 +48,28 @@ struct Geometry {
   int64_t group;
 };
 
+// Whether factors are rounded where they are packed.
+bool rounds_itself(const Convolution& c) { return pairs_supported() && !is_depthwise(c); }
+
+// A factor rounded to bfloat16, where products are to be of such and convolutions themselves do not round; else as it is.
+class Factor {
+ public:
+  Factor(const Threads& threads, const Tensor<const float>& from, bool round) : data_(from.data) {
+    if (!round) return;
+    memory_ = Buffer(from.size());
+    round_to_bfloat16(threads, from.data, from.size(), memory_.data());
+    data_ = memory_.data();
+  }
+  operator const float*() const { return data_; }
+
+ private:
+  Buffer memory_;
+  const float* data_;
+};
+
+template <bool bfloat16>
 struct ConvolutionForward : Geometry {
-  static constexpr const char* name = "Convolution_float";
+  static constexpr const char* name = bfloat16 ? "ConvolutionBfloat16_float" : "Convolution_float";
   static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float};
   static constexpr Type outputs[] = {Type::Float};
   static constexpr std::size_t optional_from = 2;
@@ -55,21 +78,26 @@ struct ConvolutionForward : Geometry {
 
   void compute(Context& context) const {
     const auto x = context.input<const float>(0), w = context.input<const float>(1), b = context.input<const float>(2);
-    const Convolution c = of(x.shape.at(0), x.shape, w.shape);
+    Convolution c = of(x.shape.at(0), x.shape, w.shape);
     const auto y = context.output<float>(0, result(c, strides.size()));
     if (y.size() == 0) return;
     require(!b.given() || b.shape == Shape{w.shape[0]}, "the bias must have a number per output");
-    (is_depthwise(c) ? depthwise_forward : forward)(context.threads(), c, x.data, w.data, b.given() ? b.data : nullptr, y.data);
+    c.bfloat16 = bfloat16 && rounds_itself(c);
+    const bool round = bfloat16 && !c.bfloat16;
+    const Factor own_x(context.threads(), x, round), own_w(context.threads(), w, round);
+    (is_depthwise(c) ? depthwise_forward : forward)(context.threads(), c, own_x, own_w, b.given() ? b.data : nullptr, y.data);
   }
 };
 
 // dx and dw, or one of them where the other is not wanted; behind dw db, where that is wanted. Of x only the shape is read
 // for dx.
-template <bool of_x, bool of_w>
+template <bool of_x, bool of_w, bool bfloat16>
 struct ConvolutionGradient : Geometry {
-  static constexpr const char* name = !of_w   ? "ConvolutionInputGradient#_float"
-                                      : !of_x ? "ConvolutionWeightGradient#_float"
-                                              : "ConvolutionGradient#_float";
+  static constexpr const char* name =
+      bfloat16 ? (!of_w ? "ConvolutionBfloat16InputGradient#_float"
+                  : !of_x ? "ConvolutionBfloat16WeightGradient#_float" : "ConvolutionBfloat16Gradient#_float")
+               : (!of_w ? "ConvolutionInputGradient#_float"
+                  : !of_x ? "ConvolutionWeightGradient#_float" : "ConvolutionGradient#_float");
   static constexpr Floats<3> inputs{};
   static constexpr Floats<of_x + 2 * of_w> outputs{};
 
@@ -77,24 +105,34 @@ struct ConvolutionGradient : Geometry {
 
   void compute(Context& context) const {
     const auto ct = context.input<const float>(0), x = context.input<const float>(1), w = context.input<const float>(2);
-    const Convolution c = of(x.shape.at(0), x.shape, w.shape);
+    Convolution c = of(x.shape.at(0), x.shape, w.shape);
     require(ct.shape == result(c, strides.size()), "the cotangent must have the shape of the result");
     float* const dx = of_x ? context.output<float>(0, x.shape).data : nullptr;
     float* const dw = of_w ? context.output<float>(of_x, w.shape).data : nullptr;
     float* const db = context.outputs() > of_x + 1 ? context.output<float>(of_x + 1, {w.shape[0]}).data : nullptr;
-    if (is_depthwise(c)) return depthwise_gradient(context.threads(), c, ct.data, x.data, w.data, dx, dw, db);
-    if (dx) input_gradient(context.threads(), c, ct.data, w.data, dx);
-    if (dw) weight_gradient(context.threads(), c, ct.data, x.data, dw, db);
+    c.bfloat16 = bfloat16 && rounds_itself(c);
+    const bool round = bfloat16 && !c.bfloat16;
+    const Threads threads = context.threads();
+    const Factor own_ct(threads, ct, round), own_x(threads, x, round && of_w), own_w(threads, w, round && of_x);
+    if (is_depthwise(c)) return depthwise_gradient(threads, c, own_ct, own_x, own_w, dx, dw, db);
+    if (dx) input_gradient(threads, c, own_ct, own_w, dx);
+    if (dw) weight_gradient(threads, c, own_ct, own_x, dw, db);
   }
 };
+
+template <bool bfloat16>
+void add(Domain& domain) {
+  domain.add<ConvolutionForward<bfloat16>>();
+  domain.add_numbered<ConvolutionGradient<true, true, bfloat16>, 64>();
+  domain.add_numbered<ConvolutionGradient<false, true, bfloat16>, 16>();
+  domain.add_numbered<ConvolutionGradient<true, false, bfloat16>, 16>();
+}
 
 }  // namespace
 
 void add_convolutions(Domain& domain) {
-  domain.add<ConvolutionForward>();
-  domain.add_numbered<ConvolutionGradient<true, true>, 64>();
-  domain.add_numbered<ConvolutionGradient<false, true>, 16>();
-  domain.add_numbered<ConvolutionGradient<true, false>, 16>();
+  add<false>(domain);
+  add<true>(domain);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -7,7 +7,7 @@
 #endif
 
 #include "core/scratch.h"
-#include "convolution/tile.h"
+#include "convolution/narrow.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
@@ -59,6 +59,7 @@ struct Job {
   const Scatter& to;
   const float *x, *a, *bias;
   float* y;
+  bool bfloat16;
 };
 
 // The results of some rows at `panels` panels of positions. They are packed and written as one: rows of x and y are often
@@ -85,7 +86,8 @@ void compute(const Job& job, int64_t group, int64_t begin, int64_t panels, int64
       for (int64_t t = first_tile; t < last_tile; ++t) {
         const int64_t top = packed.begin(t, rows), height = packed.begin(t + 1, rows) - top;
         const float* const a = job.a + group * rows * depth + top * depth + first * taps * height;
-        tile_of(height, vectors)((last - first) * taps, a, height, 1, panel + p * tile_width, pitch,
+        const Tile tile = job.bfloat16 ? pair_tile_of(height, vectors) : tile_of(height, vectors);
+        tile((last - first) * taps, a, height, 1, panel + p * tile_width, pitch,
                                  sums + (top - first_row) * width + p * tile_width, width, chunk > 0);
       }
     }
@@ -104,22 +106,27 @@ PackedRows tiles_of(int64_t rows) { return {(rows + tile_rows - 1) / tile_rows};
 
 void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const float* from, float* to) {
   const PackedRows packed = tiles_of(rows.count);
-  const int64_t depth = rows.channels * static_cast<int64_t>(rows.taps.size()), tiles = groups * packed.tiles;
+  const int64_t taps = static_cast<int64_t>(rows.taps.size()), tiles = groups * packed.tiles;
+  const int64_t depth = rows.channels * taps, kept = rows.bfloat16 ? pairs_of(rows.channels) * taps : depth;
   threads.ranges(static_cast<std::size_t>(tiles), 1 + 16 * 1024 / (1 + depth * tile_rows), [&](std::size_t begin, std::size_t end) {
+    thread_local Scratch memory;
     for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
       const int64_t group = i / packed.tiles, t = i % packed.tiles;
       const int64_t first = packed.begin(t, rows.count), height = packed.begin(t + 1, rows.count) - first;
       const float* const own = from + group * rows.per_group + first * rows.per_row;
-      float* at = to + (group * rows.count + first) * depth;
+      float* const target = to + (group * rows.count + first) * kept;
+      float* const tile = rows.bfloat16 ? memory.floats(depth * height) : target;
+      float* at = tile;
       for (int64_t c = 0; c < rows.channels; ++c)
         for (const int64_t tap : rows.taps)
           for (int64_t m = 0; m < height; ++m) *at++ = own[c * rows.per_channel + tap + m * rows.per_row];
+      if (rows.bfloat16) pair(tile, rows.channels, taps * height, target);
     }
   });
 }
 
 void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a,
-             const float* bias, const Scatter& to, float* y) {
+             const float* bias, const Scatter& to, float* y, bool bfloat16) {
   const int64_t positions = from.positions(), width = static_cast<int64_t>(threads.width());
   if (positions == 0 || to.rows == 0 || groups == 0) return;
   const int64_t panels = (positions + tile_width - 1) / tile_width, tiles = tiles_of(to.rows).tiles;
@@ -127,7 +134,7 @@ void product(const Threads& threads, int64_t groups, const Gather& from, const f
   const int64_t at_once = std::clamp<int64_t>(sum_floats / (to.rows * tile_width), 1, 8);
   const int64_t wanted = (4 * width + blocks * groups - 1) / (blocks * groups);
   const int64_t parts = blocks * groups >= 2 * width ? 1 : std::min(wanted, tiles);
-  const Job job{from, to, x, a, bias, y};
+  const Job job{from, to, x, a, bias, y, bfloat16};
   threads.run(static_cast<std::size_t>(groups * blocks * parts), [&](std::size_t task) {
     const auto index = static_cast<int64_t>(task);
     const int64_t part = index % parts, block = index / parts % blocks, group = index / parts / blocks;

@@ -26,12 +26,14 @@ struct Rows {
   int64_t count, channels;
   int64_t per_group, per_row, per_channel;
   std::vector<int64_t> taps;
+  bool bfloat16;  // whether channels are paired (`narrow.h`)
 };
 
 void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const float* from, float* to);
 
-// All groups; x and y are those of the first one. Results in y are written, not added to.
+// All groups; x and y are those of the first one. Results in y are written, not added to. In bfloat16 the channels of x and a
+// have been paired.
 void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a,
-             const float* bias, const Scatter& scatter, float* y);
+             const float* bias, const Scatter& to, float* y, bool bfloat16);
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

@@ -1,23 +1,18 @@
 #include "convolution/tile.h"
 
-#include <array>
-#include <utility>
-
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 namespace {
 
-template <int Rows, int... Vectors>
-constexpr std::array<Tile, tile_vectors> row(std::integer_sequence<int, Vectors...>) {
-  return {tile<Rows, Vectors + 1>...};
-}
+struct FloatTile {
+  template <int Rows, int Vectors>
+  static void run(int64_t depth, const float* a, int64_t a_step, int64_t a_row, const float* b, int64_t b_step, float* to,
+                  int64_t to_row, bool add) {
+    tile<Rows, Vectors>(depth, a, a_step, a_row, b, b_step, to, to_row, add);
+  }
+};
 
-template <int... Rows>
-constexpr std::array<std::array<Tile, tile_vectors>, tile_rows> all(std::integer_sequence<int, Rows...>) {
-  return {row<Rows + 1>(std::make_integer_sequence<int, tile_vectors>())...};
-}
-
-constexpr auto tiles = all(std::make_integer_sequence<int, tile_rows>());
+constexpr auto tiles = all_tiles<FloatTile>();
 
 }  // namespace
 

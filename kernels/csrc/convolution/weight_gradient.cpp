@@ -7,10 +7,11 @@
 
 #include "convolution/dense.h"
 #include "convolution/gather.h"
+#include "convolution/narrow.h"
 #include "core/scratch.h"
-#include "convolution/tile.h"
 #include "convolution/transpose.h"
 #include "convolution/winograd.h"
+#include "product/rounding.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
@@ -60,6 +61,18 @@ void turn_over(const Job& job, const float* dy, int64_t begin, int64_t length, f
   }
 }
 
+// Adds rows of numbers, or of pairs of them, to `to`.
+void add_columns(const float* rows, int64_t count, int64_t width, bool pairs, float* to) {
+  for (int64_t v = 0; v < width; v += lanes) {
+    vfloat sum{};
+    for (int64_t i = 0; i < count; ++i) {
+      const vfloat value = load(rows + i * width + v);
+      sum += pairs ? sum_of_pairs(value) : value;
+    }
+    store(to + v, load(to + v) + sum);
+  }
+}
+
 // Adds the gradients of some channels' weights over some positions.
 void accumulate(const Job& job, int64_t group, int64_t part, int64_t split) {
   thread_local Scratch input_memory, output_memory;
@@ -91,18 +104,14 @@ void accumulate(const Job& job, int64_t group, int64_t part, int64_t split) {
     for (int64_t p = 0; p < panels.count; ++p) {
       const int64_t vectors = panels.begin(p + 1) - panels.begin(p), column = panels.begin(p) * static_cast<int64_t>(lanes);
       const int64_t wide = vectors * static_cast<int64_t>(lanes);
-      const float* const b = outputs + column * length;
+      float* const b = outputs + column * length;
+      if (own_bias) add_columns(b, length, wide, c.bfloat16, bias + column);
       for (int64_t t = 0; t < tiles; ++t) {
         const int64_t top = rows * t / tiles, height = rows * (t + 1) / tiles - top;
-        tile_of(height, vectors)(length, inputs + top * length, 1, length, b, wide,
-                                 sums + top * job.columns + column, job.columns, true);
+        const Tile tile = c.bfloat16 ? pair_tile_of(height, vectors) : tile_of(height, vectors);
+        tile(length, inputs + top * length, 1, length, b, wide,
+             sums + top * job.columns + column, job.columns, true);
       }
-      if (own_bias)
-        for (int64_t v = 0; v < wide; v += lanes) {
-          vfloat sum{};
-          for (int64_t i = 0; i < length; ++i) sum += load(b + i * wide + v);
-          store(bias + column + v, load(bias + column + v) + sum);
-        }
     }
   }
 }
@@ -124,11 +133,8 @@ void finish(const Job& job, int64_t group, int64_t first, int64_t last, float* d
   }
 }
 
-}  // namespace
-
-void weight_gradient(
-    const Threads& threads, const Convolution& c, const float* dy, const float* x, float* dw, float* db) {
-  if (winograd_pays(c)) return winograd_weight_gradient(threads, c, dy, x, dw, db);
+// In bfloat16 a sample is a pair of them.
+void direct(const Threads& threads, const Convolution& c, const float* dy, const float* x, float* dw, float* db) {
   thread_local Scratch memory;
   constexpr int64_t n = lanes;
   const int64_t size = volume(c.in), taps = volume(c.kernel), width = static_cast<int64_t>(threads.width());
@@ -166,6 +172,23 @@ void weight_gradient(
         sum += job.bias_sums[(split * c.groups + group) * job.columns + o];
       db[group * c.rows + o] = sum;
     }
+}
+
+}  // namespace
+
+void weight_gradient(
+    const Threads& threads, const Convolution& c, const float* dy, const float* x, float* dw, float* db) {
+  if (winograd_pays(c)) return winograd_weight_gradient(threads, c, dy, x, dw, db);
+  if (!c.bfloat16) return direct(threads, c, dy, x, dw, db);
+  thread_local Scratch memory;
+  Convolution halved = c;
+  halved.batch = pairs_of(c.batch);
+  const int64_t inputs = c.groups * c.channels * volume(c.in), outputs = c.groups * c.rows * volume(c.out);
+  float* const x_pairs = memory.floats(halved.batch * (inputs + outputs));
+  float* const dy_pairs = x_pairs + halved.batch * inputs;
+  pair(threads, x, 1, c.batch, inputs, x_pairs);
+  pair(threads, dy, 1, c.batch, outputs, dy_pairs);
+  direct(threads, halved, dy_pairs, x_pairs, dw, db);
 }
 
 }  // namespace onnxtrain::ONNXTRAIN_LEVEL

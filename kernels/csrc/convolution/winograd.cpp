@@ -179,6 +179,7 @@ void convolve(const Threads& threads, const Convolution& c, const Kernels& kerne
 }  // namespace
 
 bool winograd_pays(const Convolution& c) {
+  if (c.bfloat16) return false;  // sums of what has been rounded would have to be rounded again
   if (c.kernel != Axes{1, 3, 3} || c.stride != Axes{1, 1, 1} || c.dilation != Axes{1, 1, 1} || c.pad[0] != 0) return false;
   // The transforms cost as much as a product with some sixteen channels would, and tiles reach over an odd edge.
   if (c.channels * c.rows <= 12 * (c.channels + c.rows)) return false;

@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#if defined(ONNXTRAIN_BFLOAT16) && defined(__AVX512BW__)
-#define HAS_PAIRS 1
-#include <immintrin.h>
-
+#if defined(HAS_PAIRS)
 #include "convolution/transpose.h"
 #endif
 
@@ -31,29 +28,9 @@ size_t PairRows::words(size_t rows, size_t depth) {
 
 #if defined(HAS_PAIRS)
 
-#define WITH_PAIRS __attribute__((target("avx512bf16")))
-
 namespace {
 
-// A mask of the first of 16 lanes.
-inline __mmask16 first(size_t count) { return static_cast<__mmask16>(count >= 16 ? 0xffff : (1u << count) - 1); }
 inline size_t beyond(size_t end, size_t begin) { return end > begin ? end - begin : 0; }
-
-// 32 neighbours, of which `count` are there, as 16 words.
-WITH_PAIRS inline __m512i along(const float* from, size_t count) {
-  const __m512 low = _mm512_maskz_loadu_ps(first(count), from);
-  const __m512 high = count > 16 ? _mm512_maskz_loadu_ps(first(count - 16), from + 16) : _mm512_setzero_ps();
-  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
-}
-
-// 16 columns of two rows, the second of which may be missing, as 16 words.
-WITH_PAIRS inline __m512i across(const float* even, const float* odd, size_t count) {
-  const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21,
-                                         5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-  const __m512 low = _mm512_maskz_loadu_ps(first(count), even);
-  const __m512 high = odd ? _mm512_maskz_loadu_ps(first(count), odd) : _mm512_setzero_ps();
-  return _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-}
 
 // Rows that are read in turn often lie pages apart, where the processor foresees nothing: this many ahead are asked for.
 constexpr ptrdiff_t rows_ahead = 4;

@@ -1,17 +1,15 @@
 // Numbers rounded to bfloat16, packed in pairs for AVX512_BF16: what a processor that has it multiplies two at a time.
 //
 // A word holds two neighbours along the axis that is summed over, the first in the low half; an odd one is paired with
-// zero. This is the only place that knows the instructions; elsewhere `pairs_supported` is false.
+// zero. Where `pairs_supported` is false, no function here may be called.
 #pragma once
 
 #include <cstdint>
 
 #include "core/gemm.h"
+#include "product/words.h"
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
-
-// Whether this level and this processor have the instructions. The other functions need them.
-bool pairs_supported();
 
 inline size_t pairs_of(size_t depth) { return (depth + 1) / 2; }
 

@@ -43,7 +43,7 @@ class PrecisionName(enum.StrEnum):
 
 
 PrecisionOption = Annotated[
-    PrecisionName, typer.Option(help="Of products of matrices in training; parameters stay float32.")
+    PrecisionName, typer.Option(help="Of products and convolutions in training; parameters stay float32.")
 ]
 DynamicBatchOption = Annotated[
     bool,

@@ -1,7 +1,7 @@
 """Composite training ops as model-local functions of domain `onnxtrain`."""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
-from ._specialized import SpecializedOp, widened
+from ._specialized import SpecializedOp, of_rounded, widened
 from .activation import (
     clip_gradient,
     clip_gradient_of_finite,
@@ -41,7 +41,7 @@ from .batch_norm import (
     max_pool,
 )
 from .bfloat16 import gemm_bfloat16, matmul_bfloat16, round_to_bfloat16
-from .convolution import convolution
+from .convolution import convolution, convolution_bfloat16
 from .indexing import embedding_gradient
 from .instance_norm import (
     instance_standardization,
@@ -114,6 +114,7 @@ __all__ = [
     "clip_gradient_of_finite",
     "composite",
     "convolution",
+    "convolution_bfloat16",
     "embedding_gradient",
     "floored_rms_normalization",
     "floored_rms_normalization_gradient",
@@ -148,6 +149,7 @@ __all__ = [
     "mish_gradient",
     "momentum_step",
     "nesterov_step",
+    "of_rounded",
     "recurrent_weight_gradient",
     "recurrent_weight_reverse_gradient",
     "relu_gradient",

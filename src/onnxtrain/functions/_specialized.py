@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from ._composite import DOMAIN, Body, CompositeOp
 
-__all__ = ["SpecializedOp", "widened"]
+__all__ = ["SpecializedOp", "of_rounded", "widened"]
 
 _KEY = "onnxtrain.body"
 _NAME = re.compile(r"(.+?)\d+_b?float16")
@@ -91,6 +91,31 @@ def widened(
                 value.type = ir.TensorType(ir.DataType.FLOAT)
         wide.name = identifier[1]
         functions[identifier] = wide
+    return identifier
+
+
+def of_rounded(
+    function: ir.Function, name: str, functions: MutableMapping[ir.OperatorIdentifier, ir.Function]
+) -> ir.OperatorIdentifier:
+    """Adds the function `name` that computes in float32 what one of a :class:`SpecializedOp` does, of rounded inputs.
+
+    They are rounded to bfloat16. Returns what it is called by: `name` has no number yet.
+    """
+    identifier = _numbered(name, function.metadata_props[_KEY], functions)
+    if identifier not in functions:
+        rounded = function.clone()
+        first = next(iter(rounded))
+        for value in rounded.inputs:
+            readers = tuple(value.uses())
+            if not readers:
+                continue
+            narrow = ir.node("Cast", [value], {"to": int(ir.DataType.BFLOAT16)})
+            wide = ir.node("Cast", narrow.outputs, {"to": int(ir.DataType.FLOAT)})
+            rounded.insert_before(first, [narrow, wide])
+            for node, index in readers:
+                node.replace_input_with(index, wide.outputs[0])
+        rounded.name = identifier[1]
+        functions[identifier] = rounded
     return identifier
 
 

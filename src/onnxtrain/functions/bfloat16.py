@@ -12,7 +12,7 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
-__all__ = ["gemm_bfloat16", "matmul_bfloat16", "round_to_bfloat16"]
+__all__ = ["gemm_bfloat16", "matmul_bfloat16", "round_to_bfloat16", "rounded"]
 
 _PERM = ir.AttributeType.INTS
 
@@ -20,19 +20,19 @@ _PERM = ir.AttributeType.INTS
 @composite("MatMulBfloat16", ["a", "b"])
 def _plain(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
     """MatMul."""
-    return op.MatMul(_rounded(op, a), _rounded(op, b))
+    return op.MatMul(rounded(op, a), rounded(op, b))
 
 
 @composite("MatMulPermutedLeftBfloat16", ["a", "b"], {"perm_a": _PERM})
 def _permuted_left(op: Emitter, a: ir.Value, b: ir.Value, *, perm_a: AttributeRef) -> ir.Value:
     """MatMul of a with its axes in another order, as Transpose gives them."""
-    return op.MatMul(op.Transpose(_rounded(op, a), perm=perm_a), _rounded(op, b))
+    return op.MatMul(op.Transpose(rounded(op, a), perm=perm_a), rounded(op, b))
 
 
 @composite("MatMulPermutedRightBfloat16", ["a", "b"], {"perm_b": _PERM})
 def _permuted_right(op: Emitter, a: ir.Value, b: ir.Value, *, perm_b: AttributeRef) -> ir.Value:
     """MatMul with b's axes in another order."""
-    return op.MatMul(_rounded(op, a), op.Transpose(_rounded(op, b), perm=perm_b))
+    return op.MatMul(rounded(op, a), op.Transpose(rounded(op, b), perm=perm_b))
 
 
 @composite("MatMulPermutedBothBfloat16", ["a", "b"], {"perm_a": _PERM, "perm_b": _PERM})
@@ -40,7 +40,10 @@ def _permuted_both(
     op: Emitter, a: ir.Value, b: ir.Value, *, perm_a: AttributeRef, perm_b: AttributeRef
 ) -> ir.Value:
     """MatMul with the axes of both in another order."""
-    return op.MatMul(op.Transpose(_rounded(op, a), perm=perm_a), op.Transpose(_rounded(op, b), perm=perm_b))
+    return op.MatMul(
+        op.Transpose(rounded(op, a), perm=perm_a),
+        op.Transpose(rounded(op, b), perm=perm_b),
+    )
 
 
 matmul_bfloat16 = {
@@ -77,14 +80,23 @@ def gemm_bfloat16(
     transB: AttributeRef,
 ) -> ir.Value:
     """Gemm, with all of its attributes written out; c, which is not rounded, may be left out."""
-    return op.Gemm(_rounded(op, a), _rounded(op, b), c, alpha=alpha, beta=beta, transA=transA, transB=transB)
+    return op.Gemm(
+        rounded(op, a),
+        rounded(op, b),
+        c,
+        alpha=alpha,
+        beta=beta,
+        transA=transA,
+        transB=transB,
+    )
 
 
 @composite("RoundToBfloat16", ["x"])
 def round_to_bfloat16(op: Emitter, x: ir.Value) -> ir.Value:
     """The nearest number of bfloat16, in the dtype of x."""
-    return _rounded(op, x)
+    return rounded(op, x)
 
 
-def _rounded(op: Emitter, x: ir.Value) -> ir.Value:
+def rounded(op: Emitter, x: ir.Value) -> ir.Value:
+    """Writes the roundings of a body."""
     return op.Cast(op.Cast(x, to=ir.DataType.BFLOAT16), to=x.dtype)

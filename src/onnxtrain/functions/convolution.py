@@ -1,6 +1,6 @@
 """Convolutions as functions, which native kernels take the place of.
 
-The gradients are `SpecializedOp`s, made by the rule of Conv.
+The gradients are `SpecializedOp`s, made by the rule of Conv; :func:`of_rounded` makes those in bfloat16.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import onnx_ir as ir
 from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
+from .bfloat16 import rounded
 
-__all__ = ["convolution"]
+__all__ = ["convolution", "convolution_bfloat16"]
 
 _GEOMETRY = {
     "strides": ir.AttributeType.INTS,
@@ -22,16 +23,14 @@ _GEOMETRY = {
 
 
 @composite("Convolution", ["x", "w", "b"], _GEOMETRY)
-def convolution(
-    op: Emitter,
-    x: ir.Value,
-    w: ir.Value,
-    b: ir.Value,
-    *,
-    strides: AttributeRef,
-    dilations: AttributeRef,
-    pads: AttributeRef,
-    group: AttributeRef,
-) -> ir.Value:
+def convolution(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef) -> ir.Value:
     """Conv, with its padding written out; b may be left out."""
-    return op.Conv(x, w, b, strides=strides, dilations=dilations, pads=pads, group=group)
+    return op.Conv(x, w, b, **geometry)
+
+
+@composite("ConvolutionBfloat16", ["x", "w", "b"], _GEOMETRY)
+def convolution_bfloat16(
+    op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef
+) -> ir.Value:
+    """Convolution of x and w rounded to bfloat16; b is not rounded."""
+    return op.Conv(rounded(op, x), rounded(op, w), b, **geometry)

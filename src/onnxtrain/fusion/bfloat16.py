@@ -1,18 +1,21 @@
-"""What is computed in bfloat16, as native kernels do: products of matrices, and composite ops between roundings."""
+"""What is computed in bfloat16, as native kernels do: products, convolutions, and composite ops between roundings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import (
     COMPOSITES,
     DOMAIN,
     CompositeOp,
+    convolution_bfloat16,
     gemm_bfloat16,
     matmul_bfloat16,
+    of_rounded,
     round_to_bfloat16,
     widened,
 )
@@ -26,10 +29,10 @@ _SUFFIXES = {"bfloat16": _NARROW, "float16": ir.DataType.FLOAT16}
 
 
 class Bfloat16ProductPass(ir.passes.InPlacePass):
-    """Rewrite MatMul and Gemm of float32 as products with factors rounded to bfloat16.
+    """Rewrite MatMul, Gemm and the functions of convolutions, in float32, as products of factors rounded to bfloat16.
 
-    What transposes or rounds a factor becomes part of the product. To be run last: passes that look for these ops do
-    not know the functions, which have no gradient rules.
+    What transposes or rounds a factor becomes part of the product. Depthwise convolutions stay: they wait for memory.
+    To be run last: passes that look for these ops do not know the functions, which have no gradient rules.
 
     Args:
         of_rounded: only products whose factors have been bfloat16 before, as :func:`widen_narrow_floats` leaves them:
@@ -46,13 +49,17 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
         modified = False
         rounded: dict[ir.Value, bool] = {}
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
-            rewrite = _REWRITES.get(node.op_type) if node.domain == "" else None
-            if rewrite is None or any(value is None or value.dtype != _FLOAT for value in node.inputs[:2]):
+            factors = [node.inputs[place] for place in _factors(node)]
+            if not factors or any(value is None or value.dtype != _FLOAT for value in factors):
                 continue
-            if self._of_rounded and not all(_is_rounded(value, rounded) for value in node.inputs[:2]):
+            if self._of_rounded and not all(_is_rounded(value, rounded) for value in factors):
                 continue
-            factors = node.inputs[:2]
-            rewrite(op, node)
+            if node.op_type == "MatMul":
+                _matmul(op, node)
+            elif node.op_type == "Gemm":
+                _gemm(op, node)
+            else:
+                _convolution(op, node, model)
             modified = True
             if node.graph is not None:
                 loose = [value.producer() for value in factors if value is not None]
@@ -90,7 +97,45 @@ def _gemm(op: Emitter, node: ir.Node) -> None:
         node.attributes.add(ir.AttrInt64(name, int(flag)))
 
 
-_REWRITES: dict[str, Callable[[Emitter, ir.Node], None]] = {"MatMul": _matmul, "Gemm": _gemm}
+_CONVOLUTIONS = {
+    "Convolution": (0, 1),
+    "ConvolutionGradient": (0, 1, 2),
+    "ConvolutionInputGradient": (0, 2),
+    "ConvolutionWeightGradient": (0, 1),
+}
+"""Which inputs are factors; of the others only the shape is read, and the bias is added."""
+
+
+def _factors(node: ir.Node) -> Sequence[int]:
+    """Returns which inputs of a node are factors of products that are to be rounded."""
+    if node.domain == "":
+        return (0, 1) if node.op_type in ("MatMul", "Gemm") else ()
+    stem = _stem(node)
+    if node.domain != DOMAIN or stem not in _CONVOLUTIONS:
+        return ()
+    weight = node.inputs[1 if stem == "Convolution" else 2]
+    dims = static_dims(weight) if weight is not None else None
+    depthwise = dims is None or (dims[1] == 1 and node.attributes.get_int("group", 1) > 1)
+    return () if depthwise else _CONVOLUTIONS[stem]
+
+
+def _convolution(op: Emitter, node: ir.Node, model: ir.Model) -> None:
+    for place in _factors(node):
+        value = node.inputs[place]
+        assert value is not None
+        node.replace_input_with(place, _before_rounding(value, node) or value)
+    if _stem(node) == "Convolution":
+        node.domain, node.op_type, _ = op.function(convolution_bfloat16, _FLOAT)
+    else:
+        name = f"{_stem(node)}_float".replace("Convolution", convolution_bfloat16.name)
+        node.domain, node.op_type, _ = of_rounded(
+            model.functions[node.op_identifier()], name, model.functions
+        )
+
+
+def _stem(node: ir.Node) -> str:
+    """The name of a function without its number and dtype, if that is float32."""
+    return re.sub(r"\d*_float$", "", node.op_type)
 
 
 def _become(op: Emitter, node: ir.Node, composite: CompositeOp, inputs: Sequence[ir.Value | None]) -> None:

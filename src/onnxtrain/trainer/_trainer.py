@@ -67,7 +67,7 @@ class Trainer(TrainerResults):
             fixed, "as_exported" does what the model says. For each layer by patterns, of which the first that matches
             decides: `{"backbone.*": "inference", "*": "training"}`.
         straight_through: whether gradients pass through rounding and quantisation as if these did nothing.
-        precision: "bf16" trains with products of matrices in bfloat16; see :func:`generate_artifacts`.
+        precision: "bf16" trains with products and convolutions in bfloat16; see :func:`generate_artifacts`.
         recompute: whether to take less memory for some more time; see :func:`generate_artifacts`.
         loss_input_names: the output that is the prediction, where the model has several.
         directory: where the files of the run live; the state is saved there after every epoch. Default: a

@@ -671,7 +671,7 @@ def test_each_parameter_is_one_call_of_a_composite(case: OptimizerCase) -> None:
 
 
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(21, 27)])
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"sparse_adam"}))
 def test_every_supported_opset(name: str, opset: int) -> None:
     case = next(case for case in CASES if case.optimizer is OPTIMIZERS[name])
     optimizer = OPTIMIZERS[name](clip_grad=ClipGradNorm(1.0))

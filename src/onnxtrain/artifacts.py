@@ -101,6 +101,7 @@ def generate_artifacts(
     sample_weight: bool = False,
     recompute: bool = False,
     precision: Precision = "fp32",
+    sparse_gradients: list[str] | None = None,
 ) -> None:
     """Writes the files that the on-device API trains from.
 
@@ -146,11 +147,15 @@ def generate_artifacts(
             their factors to bfloat16 and add up in float32. Parameters, gradients, optimizer, all other ops, and the
             eval and inference models stay float32. It is fast with native kernels on processors with AVX512_BF16;
             elsewhere it computes the same, and no faster than "fp32".
+        sparse_gradients: names or patterns of embeddings `[n, *rest]` of which only the rows that a batch reads get a
+            gradient and are updated: `<parameter>_grad` is `[reads, *rest]`, beside the rows' numbers. They are read by
+            Gather on axis 0 alone, and updated by SparseAdam, or by SGD or Adagrad without momentum and weight decay.
 
     Raises:
         ModelError: the model cannot be loaded or converted, also to ORT format; a file cannot be written.
         GraphBuildError: a name is unknown, a parameter is both frozen and trainable, a value would be
-            returned twice, the loss does not fit.
+            returned twice, the loss does not fit, a parameter cannot have the sparse gradient that is asked for, or
+            its optimizer cannot use it.
         NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op between the loss and a trainable parameter has no gradient rule.
         TypeError: `loss`, `optimizer` or a list of names is of no known kind.
@@ -161,6 +166,7 @@ def generate_artifacts(
         ("frozen_params", frozen_params),
         ("additional_output_names", additional_output_names),
         ("loss_input_names", loss_input_names),
+        ("sparse_gradients", sparse_gradients),
     ):
         _check_names(option, names)
     optimizer_ = _optimizer_for(optimizer)
@@ -180,6 +186,7 @@ def generate_artifacts(
             inference_outputs=[name for name in own if name != loss_name],
             recompute=recompute,
             precision=precision,
+            sparse_gradients=sparse_gradients or (),
         )
     directory = Path(os.fsdecode(artifact_directory)) if artifact_directory is not None else Path.cwd()
     try:
@@ -342,9 +349,16 @@ def _optimizer_model(
 ) -> tuple[ir.Model, dict[str, Any]]:
     """The optimizer model and what the manifest says of it."""
     if isinstance(optimizer, onnxblock.Block):
+        if any("gradient_indices" in entry for entry in graphs.manifest["parameters"]):
+            raise GraphBuildError(
+                "building the optimizer model: blocks of onnxblock.optim take no sparse gradients; pass an optimizer "
+                "of onnxtrain.optimizers, or leave out sparse_gradients"
+            )
         return build_optimizer(optimizer, parameter_protos(graphs))
     parameters = [
-        optimizers.ParameterSpec(entry["name"], entry["dtype"], tuple(entry["shape"]))
+        optimizers.ParameterSpec(
+            entry["name"], entry["dtype"], tuple(entry["shape"]), sparse="gradient_indices" in entry
+        )
         for entry in graphs.manifest["parameters"]
         if entry["trainable"]
     ]

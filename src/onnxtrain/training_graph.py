@@ -28,8 +28,9 @@ from onnxtrain.passes import (
     suit_runtime,
 )
 from onnxtrain.recompute import RecomputePass
-from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, VERSION, fingerprint
+from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
+from onnxtrain.sparse_gradients import keep_rows, match_sparse
 
 __all__ = ["BatchNormMode", "Precision", "TrainingGraphs", "build_training_graphs", "select_parameters"]
 
@@ -76,6 +77,7 @@ def build_training_graphs(
     inference_outputs: Sequence[str] = (),
     recompute: bool = False,
     precision: Precision = "fp32",
+    sparse_gradients: Iterable[str] = (),
 ) -> TrainingGraphs:
     """Returns the training and eval models of a canonical model that computes the scalar `loss`.
 
@@ -94,11 +96,12 @@ def build_training_graphs(
         inference_outputs: names of what an inference model returns; none for no such model.
         recompute: whether values are computed again for the gradients instead of being kept.
         precision: of the training model's products and convolutions; the other models compute in float32.
+        sparse_gradients: names of trained parameters whose gradients are those of the rows that were read.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
         GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is
-            no scalar.
+            no scalar; one of `sparse_gradients` is read otherwise than by rows.
         NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
         NoGradientRule: an op on the way has no gradient rule.
         ValueError: `precision` is none of its two values.
@@ -119,6 +122,7 @@ def build_training_graphs(
     unsaid = switch_modes(forward, batch_norm)
     check_training_mode(forward, asked=batch_norm == "training")
     selection = select_parameters(forward, requires_grad, frozen)
+    sparse = match_sparse(sparse_gradients, selection.trainable)
     active = _active_values(forward, selection.trainable)
     warn_of_export(forward, selection.trainable, active, as_exported=unsaid)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
@@ -139,6 +143,9 @@ def build_training_graphs(
     training, gradients = add_gradients(forward, loss, [*selection.trainable, *input_gradients])
     trained = len(selection.trainable)
     append_outputs(training, selection.trainable, gradients[:trained])
+    whole = dict(zip(selection.trainable, list(training.graph.outputs)[-trained:], strict=True))
+    parameters = {str(value.name): value for value in forward.graph.inputs}
+    indices = keep_rows(training, {name: whole[name] for name in sparse}, parameters)
     computed = values_by_name(training.graph)
     training.graph.outputs.extend(computed[output] for output in statistics.values())
     append_outputs(training, input_gradients, gradients[trained:])
@@ -149,7 +156,9 @@ def build_training_graphs(
     if recompute:
         RecomputePass(computed_forward)(training)
 
-    manifest = _manifest(training, loss, additional_outputs, order, set(selection.trainable), statistics)
+    manifest = _manifest(
+        training, loss, additional_outputs, order, set(selection.trainable), statistics, indices
+    )
     manifest["loss_mean"] = mean
     inference = build_inference_model(model, inference_outputs, order, selection.statistics)
     held = [*order, *selection.statistics]
@@ -276,6 +285,7 @@ def _manifest(
     parameters: Sequence[str],
     trainable: set[str],
     statistics: Mapping[str, str],
+    indices: Mapping[str, str],
 ) -> dict[str, Any]:
     by_name = {str(value.name): value for value in training.graph.inputs}
     gradients = dict(zip(parameters, (None,) * len(parameters), strict=True)) | _gradient_names(
@@ -286,7 +296,7 @@ def _manifest(
     users = [value for value in training.graph.inputs if value.name not in {*parameters, *statistics}]
     return {
         "format": FORMAT,
-        "version": VERSION,
+        "version": SPARSE_VERSION if indices else VERSION,
         "fingerprint": fingerprint(
             *([(e["name"], e["dtype"], e["shape"]) for e in g] for g in (listed, listed_statistics))
         ),
@@ -303,7 +313,9 @@ def _manifest(
         "outputs": [loss, *additional_outputs],
         "loss": loss,
         "parameters": [
-            entry | {"trainable": entry["name"] in trainable, "gradient": gradients[entry["name"]]}
+            entry
+            | {"trainable": entry["name"] in trainable, "gradient": gradients[entry["name"]]}
+            | ({"gradient_indices": indices[entry["name"]]} if entry["name"] in indices else {})
             for entry in listed
         ],
         "statistics": [entry | {"output": statistics[entry["name"]]} for entry in listed_statistics],

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 
 import models
 from bad_input.bench import Bench, case, corrupt, node, truncate
+from onnxtrain import onnxblock
 from onnxtrain.losses import MSELoss
 
 
@@ -213,6 +214,46 @@ def _(bench: Bench) -> None:
 @case("name of an optimizer is unknown")
 def _(bench: Bench) -> None:
     bench.generate(optimizer="adamx")
+
+
+@case("name in `sparse_gradients` is not trained")
+def _(bench: Bench) -> None:
+    bench.generate(sparse_gradients=["emb"])
+
+
+@case("sparse gradient of what is not read by rows")
+def _(bench: Bench) -> None:
+    bench.generate(sparse_gradients=["w1"])
+
+
+def _embedding(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
+    table = helper.make_tensor("emb", dtype, [5, 3], np.ones(15, np.float32))
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["b"])
+    logits = helper.make_tensor_value_info("logits", dtype, ["b", 3])
+    graph = helper.make_graph(
+        [node("Gather", ["emb", "ids"], ["logits"])], "embedding", [ids], [logits], [table]
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+
+
+@case("sparse gradient of bfloat16")
+def _(bench: Bench) -> None:
+    bench.generate(_embedding(TensorProto.BFLOAT16), loss="mse", sparse_gradients=["emb"])
+
+
+@case("optimizer moves rows without a gradient")
+def _(bench: Bench) -> None:
+    bench.generate(_embedding(), sparse_gradients=["emb"])
+
+
+@case("SparseAdam without sparse gradients")
+def _(bench: Bench) -> None:
+    bench.generate(optimizer="sparse_adam")
+
+
+@case("block of `onnxblock` with sparse gradients")
+def _(bench: Bench) -> None:
+    bench.generate(_embedding(), sparse_gradients=["emb"], optimizer=onnxblock.optim.SGD())
 
 
 @case("string where a list of names belongs")

@@ -89,7 +89,7 @@ def _(bench: Bench) -> None:
     model = onnx.load(path)
     for entry in model.metadata_props:
         if entry.key == "onnxtrain.manifest":
-            entry.value = json.dumps(json.loads(entry.value) | {"version": 2})
+            entry.value = json.dumps(json.loads(entry.value) | {"version": 3})
     onnx.save(model, path)
     load(bench, "training model", path)
 

@@ -14,7 +14,7 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.errors import GraphBuildError
 
 from ._adafactor import Adafactor
-from ._adam import Adam, AdamW
+from ._adam import Adam, AdamW, SparseAdam
 from ._base import Moment, MomentSpec, Optimizer, ParameterGroup
 from ._build import build_optimizer_model, manifest_entry
 from ._clipping import ClipGradNorm, ClipGradValue, GradientClipping
@@ -41,6 +41,7 @@ __all__ = [
     "ParameterGroup",
     "ParameterSpec",
     "RMSprop",
+    "SparseAdam",
     "build_optimizer_model",
     "make_optimizer",
     "manifest_entry",
@@ -56,6 +57,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "lion": Lion,
     "adafactor": Adafactor,
     "muon": Muon,
+    "sparse_adam": SparseAdam,
 }
 """The optimizers by the names that :func:`make_optimizer` takes."""
 

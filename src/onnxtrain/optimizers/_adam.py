@@ -1,4 +1,4 @@
-"""Adam and AdamW."""
+"""Adam, AdamW and SparseAdam."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.functions.optimizer import adam_step, adamw_step
 
 from ._base import Moment, Optimizer, add_l2, bias_correction, require_betas, require_not_negative
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["Adam", "AdamW", "SparseAdam"]
 
 _MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its square"))
 
@@ -22,12 +22,11 @@ _MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its 
 class _AdamFamily(Optimizer):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
-    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_betas(self)
-        require_not_negative(self, "eps", "weight_decay")
+        require_not_negative(self, "eps")
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return _MOMENTS
@@ -74,11 +73,13 @@ class AdamW(_AdamFamily):
     """
 
     eps: float = 1e-6
+    weight_decay: float = 0.0
     bias_correction: bool = True
     adam_mode: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_not_negative(self, "weight_decay")
         require(self, "adam_mode", lambda mode: mode in (0, 1), "0 (torch's form) or 1 (Hugging Face's form)")
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
@@ -112,6 +113,12 @@ class Adam(_AdamFamily):
         weight_decay: factor of the L2 penalty.
     """
 
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_not_negative(self, "weight_decay")
+
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=True)
 
@@ -123,3 +130,31 @@ class Adam(_AdamFamily):
     ) -> tuple[ir.Value, ...]:
         penalised = add_l2(op, w, g, self.weight_decay)
         return op.call(adam_step, w, penalised, *moments, *scalars, _outputs=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseAdam(_AdamFamily):
+    """Adam of the rows of embeddings that were read, as torch.optim.SparseAdam: other rows and their moments stay.
+
+    w' = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps), with m' and v' the running means of g and g², c1 = 1 - beta1**step,
+    c2 = 1 - beta2**step. Steps that did not read a row count in `step`, but do not let its moments decay.
+
+    For parameters in `sparse_gradients` of :func:`onnxtrain.artifacts.generate_artifacts`, usually as a group::
+
+        AdamW(groups=[ParameterGroup("embedding.weight", optimizer=SparseAdam())])
+
+    Attributes:
+        betas: decay rates of the running means.
+        eps: keeps the denominator from zero.
+    """
+
+    def gradient_refusal(self, *, sparse: bool) -> str | None:
+        return None if sparse else "its gradient is not sparse. Name it in sparse_gradients, or use Adam"
+
+    def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
+        return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=False)
+
+    def update(
+        self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
+    ) -> tuple[ir.Value, ...]:
+        return op.call(adam_step, w, g, *moments, *scalars, _outputs=3)

@@ -22,6 +22,7 @@ __all__ = [
     "ParameterGroup",
     "add_l2",
     "bias_correction",
+    "moved_by",
     "require_betas",
     "require_not_negative",
 ]
@@ -139,6 +140,14 @@ class Optimizer(ABC):
         """Returns why a parameter of this shape cannot be updated; None where it can."""
         return None
 
+    def gradient_refusal(self, *, sparse: bool) -> str | None:
+        """Returns why a sparse gradient, or one that is not, cannot be used; None where it can.
+
+        The rows of a sparse gradient are updated as if they were a parameter, and all other rows stay as they are. That
+        is right for what updates each element by itself, and leaves those whose gradient is zero.
+        """
+        return "moments and weight decay move rows without a gradient too" if sparse else None
+
     @abstractmethod
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         """Returns the scalars that :meth:`update` needs: what does not depend on the parameter.
@@ -190,6 +199,12 @@ def require_betas(owner: object) -> None:
         lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas),
         "two numbers from 0 to below 1",
     )
+
+
+def moved_by(owner: object, *fields: str) -> str | None:
+    """Returns which of these fields of an optimizer move rows without a gradient; None if all of them are zero."""
+    moving = [field for field in fields if getattr(owner, field)]
+    return f"{' and '.join(moving)} would move rows without a gradient too" if moving else None
 
 
 def add_l2(op: Emitter, w: ir.Value, g: ir.Value, weight_decay: float) -> ir.Value:

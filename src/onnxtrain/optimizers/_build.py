@@ -15,6 +15,7 @@ from onnxtrain.passes.opset import CANONICAL_OPSET, fit_ir_version
 
 from ._base import Optimizer
 from ._plan import ParameterSpec, Update, moment_dtype, plan_updates
+from ._rows import Rows
 
 __all__ = ["build_optimizer_model", "manifest_entry"]
 
@@ -29,6 +30,9 @@ def build_optimizer_model(
     `<p>_momentum0_updated`, ... of the same shapes and dtypes. Every output may be bound onto the buffer of
     its input.
 
+    A sparse gradient `<p>_grad` is `[reads, *rest]`, and `<p>_grad_indices`, the input behind it, int64 `[reads]`. Rows
+    that were read several times have the sum of their gradients; the others, and their moments, stay as they are.
+
     Parameters of float16 and bfloat16 are converted to float32, updated, and rounded back; their moments are
     float32. Changes smaller than half a unit in the last place of such a parameter are lost.
 
@@ -39,8 +43,8 @@ def build_optimizer_model(
 
     Raises:
         NothingToTrain: there are no parameters.
-        GraphBuildError: a parameter has a dtype that cannot be trained or a shape that its optimizer cannot update,
-            a group names no parameter, or two inputs or outputs would have the same name.
+        GraphBuildError: a parameter has a dtype that cannot be trained, or a shape or gradient that its optimizer
+            cannot use, a group names no parameter, or two inputs or outputs would have the same name.
 
     Example:
         >>> from onnxtrain.optimizers import SGD
@@ -91,6 +95,7 @@ class _Slot:
 
     w: ir.Value
     g: ir.Value
+    indices: ir.Value | None
     moments: list[ir.Value]
     update: Update
 
@@ -99,15 +104,20 @@ class _Slot:
         parameter = update.parameter
         name, dtype = parameter.name, parameter.data_type
 
-        def value(name: str, dtype: ir.DataType, shape: tuple[int, ...] = parameter.shape) -> ir.Value:
+        def value(name: str, dtype: ir.DataType, shape: Sequence[int | str] = parameter.shape) -> ir.Value:
             return ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
 
         moments = [value(f"{name}_{m.name}", moment_dtype(dtype), m.shape) for m in update.moments]
-        return cls(value(name, dtype), value(f"{name}_grad", dtype), moments, update)
+        gradient, indices = value(f"{name}_grad", dtype), None
+        if parameter.sparse:
+            reads = f"{name}_reads"
+            gradient = value(f"{name}_grad", dtype, (reads, *parameter.shape[1:]))
+            indices = value(f"{name}_grad_indices", ir.DataType.INT64, (reads,))
+        return cls(value(name, dtype), gradient, indices, moments, update)
 
     @property
     def inputs(self) -> list[ir.Value]:
-        return [self.w, self.g, *self.moments]
+        return [self.w, self.g, *([] if self.indices is None else [self.indices]), *self.moments]
 
     @property
     def outputs(self) -> list[str]:
@@ -130,11 +140,13 @@ def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
     gradients = [_as(op, slot.g, _working_dtype(slot)) for slot in slots]
+    rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
+    gradients = [g if rows is None else rows.add_up(g) for g, rows in zip(gradients, rows_of, strict=True)]
     factor = optimizer.clip_grad.factor(op, gradients) if optimizer.clip_grad is not None else None
     if optimizer.clip_grad is not None and factor is None:
         gradients = optimizer.clip_grad.apply(op, gradients)
     known: dict[tuple[Optimizer, float, ir.DataType], tuple[Sequence[Operand], ir.Value | None]] = {}
-    for slot, gradient in zip(slots, gradients, strict=True):
+    for slot, rows, gradient in zip(slots, rows_of, gradients, strict=True):
         own, scale, dtype = slot.update.optimizer, slot.update.learning_rate_scale, _working_dtype(slot)
         if (own, scale, dtype) not in known:
             rate = _as(op, learning_rate, dtype)
@@ -143,14 +155,18 @@ def _write(
         scalars, left = known[own, scale, dtype]
         if left is not None:
             gradient = op.Mul(gradient, left)
-        values = [_as(op, slot.w, dtype), gradient, *slot.moments]
+        state = [slot.w, *slot.moments]
+        before = state if rows is None else [rows.read(table) for table in state]
+        values = [_as(op, before[0], dtype), gradient, *before[1:]]
         flat = own.elementwise and _ends_with_one(slot.w)
         w, g, *moments = (op.Reshape(value, [-1]) for value in values) if flat else values
         results = own.update(op, w, g, moments, scalars)
-        for old, new, name in zip((slot.w, *slot.moments), results, slot.outputs, strict=True):
+        for whole, old, new, name in zip(state, before, results, slot.outputs, strict=True):
             assert old.dtype is not None
             output = _as(op, op.reshape_like(new, old) if flat else new, old.dtype)
-            output.name, output.shape = name, old.shape
+            if rows is not None:
+                output = rows.write(whole, output)
+            output.name, output.shape = name, whole.shape
             op.graph.outputs.append(output)
 
 

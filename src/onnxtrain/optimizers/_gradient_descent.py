@@ -18,7 +18,7 @@ from onnxtrain.functions.optimizer import (
     sgd_step,
 )
 
-from ._base import Moment, Optimizer, add_l2, require_not_negative
+from ._base import Moment, Optimizer, add_l2, moved_by, require_not_negative
 
 __all__ = ["SGD", "Adagrad", "RMSprop"]
 
@@ -55,6 +55,9 @@ class SGD(Optimizer):
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [Moment("momentum")] if self.momentum else []
+
+    def gradient_refusal(self, *, sparse: bool) -> str | None:
+        return moved_by(self, "momentum", "weight_decay") if sparse else None
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if not self.momentum:
@@ -105,6 +108,9 @@ class Adagrad(Optimizer):
 
     def moments(self, shape: tuple[int, ...]) -> Sequence[Moment]:
         return [Moment("sum of squares of the gradient", self.initial_accumulator_value)]
+
+    def gradient_refusal(self, *, sparse: bool) -> str | None:
+        return moved_by(self, "weight_decay") if sparse else None
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         if self.lr_decay:

@@ -31,11 +31,13 @@ class ParameterSpec:
         name: its name in the training model.
         dtype: its element type, or the name of it that manifests use, such as "float32".
         shape: its dimensions.
+        sparse: whether its gradient is that of the rows that were read, with their indices.
     """
 
     name: str
     dtype: ir.DataType | str
     shape: tuple[int, ...]
+    sparse: bool = False
 
     @property
     def data_type(self) -> ir.DataType:
@@ -80,7 +82,7 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
 
     Raises:
         GraphBuildError: a group names no parameter, or gives a setting that the optimizer has not; a parameter has
-            a shape that its optimizer cannot update.
+            a shape or a gradient that its optimizer cannot use.
     """
     members = _members(optimizer.groups, [parameter.name for parameter in parameters])
     names_of_values: dict[str, float] = {}
@@ -92,6 +94,7 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
             raise GraphBuildError(
                 f"building the optimizer model: {parameter.name!r} has shape {list(parameter.shape)}; {refusal}"
             )
+        _check_gradient(own, parameter)
         moments = own.state_spec(parameter.shape)
         start = next(n for n in range(len(names_of_values) + 1) if _fits(moments, n, names_of_values))
         moments = tuple(
@@ -101,6 +104,20 @@ def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> l
         names_of_values |= {moment.name: moment.initial_value for moment in moments}
         updates.append(Update(parameter, own, scale, moments))
     return updates
+
+
+def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
+    refusal, name = optimizer.gradient_refusal(sparse=parameter.sparse), parameter.name
+    if refusal is None:
+        return
+    remedy = (
+        f", and the gradient of {name!r} is sparse. Make SparseAdam the optimizer of its group, "
+        f"ParameterGroup({name!r}, optimizer=SparseAdam()), or leave it out of sparse_gradients"
+    )
+    raise GraphBuildError(
+        f"building the optimizer model: {type(optimizer).__name__} cannot update {name!r}: {refusal}"
+        + (remedy if parameter.sparse else "")
+    )
 
 
 def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:

@@ -17,6 +17,8 @@ from onnxtrain.runtime.json_text import list_of_texts, parse_json, sizes
 METADATA_KEY = "onnxtrain.manifest"
 FORMAT = "onnxtrain"
 VERSION = 1
+SPARSE_VERSION = 2
+"""Of manifests with sparse gradients, which hosts that read version 1 would not understand."""
 
 Dim = int | str | None
 Signature = tuple[str, str, Sequence[int]]
@@ -109,13 +111,17 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter; `gradient` names the output with its gradient, None when it is frozen."""
+    """A parameter; `gradient` names the output with its gradient, None when it is frozen.
+
+    Where `gradient_indices` names an output too, the gradient is sparse: the rows that were read, and their numbers.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     trainable: bool
     gradient: str | None
+    gradient_indices: str | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,11 @@ class Manifest:
     def trainable(self) -> tuple[ParameterSpec, ...]:
         """The trainable parameters in graph order."""
         return tuple(p for p in self.parameters if p.trainable)
+
+    @property
+    def sparse(self) -> tuple[ParameterSpec, ...]:
+        """Those of them whose gradient is sparse."""
+        return tuple(p for p in self.trainable if p.gradient_indices is not None)
 
 
 def _dtype(name: object) -> DType:
@@ -239,9 +250,11 @@ def _loss_mean(entry: Mapping[str, Any] | None, arguments: Iterable[InputSpec]) 
 def _parameter(entry: Mapping[str, Any]) -> ParameterSpec:
     name, trainable = _text(entry, "name"), bool(entry["trainable"])
     gradient = _text(entry, "gradient") if trainable else None
-    return ParameterSpec(
-        name, _dtype(entry["dtype"]), sizes(entry["shape"], f"'{name}'"), trainable, gradient
-    )
+    indices = _text(entry, "gradient_indices") if trainable and "gradient_indices" in entry else None
+    shape = sizes(entry["shape"], f"'{name}'")
+    if indices is not None and not shape:
+        raise ValueError(f"'{name}' has no rows")
+    return ParameterSpec(name, _dtype(entry["dtype"]), shape, trainable, gradient, indices)
 
 
 def _statistic(entry: Mapping[str, Any]) -> StatisticSpec:
@@ -271,10 +284,10 @@ def parse_manifest(text: str, source: str) -> Manifest:
         raw = parse_json(text)
         if raw["format"] != FORMAT or not isinstance(raw["version"], int):
             raise ValueError(f"format {raw['format']!r}, version {raw['version']!r}")
-        if raw["version"] > VERSION:
+        if raw["version"] > SPARSE_VERSION:
             raise ModelLoadError(
                 f"Loading {source}: its manifest has version {raw['version']}, this onnxtrain reads up to "
-                f"{VERSION}. Upgrade onnxtrain on this device."
+                f"{SPARSE_VERSION}. Upgrade onnxtrain on this device."
             )
         inputs, targets = tuple(map(_input, raw["inputs"])), tuple(map(_input, raw["targets"]))
         parameters, statistics = map(_parameter, raw["parameters"]), map(_statistic, raw["statistics"])

@@ -16,6 +16,7 @@ from onnxtrain.runtime.dtypes import Array, add_inplace
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import Manifest, ParameterSpec
 from onnxtrain.runtime.matching import fit_store
+from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.runtime.store import Buffer
@@ -73,9 +74,14 @@ class Module:
         self._store = state._store
         fit_store(self._store, self._manifest, source)
         self._store.move_to(self._device)
-        for spec in self._manifest.trainable:
+        self._sparse = self._manifest.sparse
+        self._dense = [spec for spec in self._manifest.trainable if spec.gradient_indices is None]
+        for spec in self._dense:
             if spec.name not in self._store.gradients:
                 self._store.gradients[spec.name] = self._gradient_buffer(spec)
+        for spec in self._sparse:
+            if spec.name not in self._store.row_gradients:
+                self._store.row_gradients[spec.name] = RowGradient(spec.dtype, spec.shape, self._device)
         self._new_statistics = {
             s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._manifest.statistics
         }
@@ -87,6 +93,7 @@ class Module:
     def _output_set(self) -> set[str]:
         m = self._manifest
         gradients = {spec.gradient for spec in m.trainable if spec.gradient}
+        gradients |= {spec.gradient_indices for spec in m.sparse if spec.gradient_indices}
         return {*m.outputs, *gradients, *(s.output for s in m.statistics)}
 
     def _open_eval(self, model: ModelSource) -> ort.InferenceSession:
@@ -109,14 +116,15 @@ class Module:
         return {**self._store.parameters, **self._store.statistics}
 
     def _bind_training(self, gradients: dict[str, Buffer]) -> Binding:
-        outputs = {spec.gradient or "": gradients[spec.name] for spec in self._manifest.trainable}
+        outputs = {spec.gradient or "": gradients[spec.name] for spec in self._dense}
         # Never onto the inputs: the graph may still read the old statistics after it wrote the new ones.
         outputs |= {spec.output: self._new_statistics[spec.name] for spec in self._manifest.statistics}
+        rows = [name or "" for spec in self._sparse for name in (spec.gradient, spec.gradient_indices)]
         return Binding(
             self._session,
             self._device,
             arguments=[spec.name for spec in self._manifest.arguments],
-            results=self._manifest.outputs,
+            results=[*self._manifest.outputs, *rows],
             inputs=self._bound_inputs(),
             outputs=outputs,
             doing="The training step",
@@ -125,7 +133,7 @@ class Module:
     @cached_property
     def _scratch(self) -> dict[str, Buffer]:
         """Where a further call puts its gradients before they are added; allocated when first needed."""
-        return {spec.name: self._gradient_buffer(spec) for spec in self._manifest.trainable}
+        return {spec.name: self._gradient_buffer(spec) for spec in self._dense}
 
     @cached_property
     def _direct(self) -> Binding:
@@ -183,7 +191,8 @@ class Module:
 
     def _train(self, values: Sequence[Array | ort.OrtValue]) -> list[ort.OrtValue]:
         store = self._store
-        if self._reset or not store.gradients_valid:
+        first = self._reset or not store.gradients_valid
+        if first:
             store.gradients_valid = False  # should the run fail half way
             results = self._direct.run(values)
         else:
@@ -194,11 +203,16 @@ class Module:
                 add_inplace(values_so_far, term.read(), total.dtype)
                 if self._device.type != "cpu":
                     total.write(values_so_far)
+        count = len(self._manifest.outputs)
+        found = iter(results[count:])
+        for spec in self._sparse:
+            gradient = store.row_gradients[spec.name]
+            (gradient.replace if first else gradient.add)(next(found), next(found))
         for name, statistic in self._new_statistics.items():
             store.statistics[name].write(statistic.read())
         self._reset = False
         store.gradients_valid = True
-        return results
+        return results[:count]
 
     def train(self, mode: bool = True) -> Module:
         """Makes calls training steps (or evaluation steps if `mode` is False); returns the module."""

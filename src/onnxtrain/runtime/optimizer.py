@@ -65,7 +65,9 @@ class Optimizer:
         # has is a defect, which `require_values` tells.
         having = {m: [p for p in names if f"{p}_{m}" in given] for m in spec.moments}
         moments = [(m, p) for m, some in having.items() for p in some or names]
-        inputs = {spec.learning_rate, spec.step, *names, *(f"{p}_grad" for p in names)}
+        sparse = [p.name for p in manifest.sparse]
+        gradients = [f"{p}_grad" for p in names] + [f"{p}_grad_indices" for p in sparse]
+        inputs = {spec.learning_rate, spec.step, *names, *gradients}
         require_values(
             session,
             source,
@@ -83,16 +85,18 @@ class Optimizer:
         self._step = Buffer.zeros(dtypes.BY_NAME["int64"], (), device)
         state = {p: self._store.parameters[p] for p in names}
         state |= {f"{p}_{m}": self._store.moments[m][p] for m, p in moments}
+        self._row_gradients = [self._store.row_gradients[p] for p in sparse]
         # Outputs go onto their inputs' memory: exact in this graph, in which nothing reads an old value after
         # the new one is complete.
         self._binding = Binding(
             session,
             device,
+            arguments=[name for p in sparse for name in (f"{p}_grad", f"{p}_grad_indices")],
             inputs={
                 spec.learning_rate: self._rate,
                 spec.step: self._step,
                 **state,
-                **{f"{p}_grad": self._store.gradients[p] for p in names},
+                **{f"{p}_grad": self._store.gradients[p] for p in names if p not in sparse},
             },
             outputs={f"{name}_updated": buffer for name, buffer in state.items()},
             doing="The optimizer step",
@@ -121,7 +125,7 @@ class Optimizer:
         self._store.require_defined("Optimizer.step()")
         self._rate.write(np.array(self._progress.learning_rate, np.float32))
         self._step.write(np.array(self._progress.step + 1, np.int64))
-        self._binding.run()
+        self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
         self._progress.step += 1
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -143,12 +147,15 @@ class Optimizer:
 
 def _require_same_run(manifest: Manifest, expected: Manifest, source: str) -> OptimizerSpec:
     """Returns the optimizer's part of `manifest`; ModelLoadError unless it belongs to the training model."""
-    ours, theirs = ({p.name: (p.dtype, p.shape) for p in m.trainable} for m in (expected, manifest))
+    ours, theirs = (
+        {p.name: (p.dtype, p.shape, p.gradient_indices is None) for p in m.trainable}
+        for m in (expected, manifest)
+    )
     if manifest.fingerprint != expected.fingerprint or ours != theirs:
         different = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
         raise ModelLoadError(
             f"Loading {source}: it does not belong to the module's training model. "
-            "Trained in one of them only, or of another dtype or shape: "
+            "Trained or sparse in one of them only, or of another dtype or shape: "
             f"{', '.join(different[:5]) or 'frozen parameters'}. Use the one that was generated with it."
         )
     if manifest.optimizer is None:

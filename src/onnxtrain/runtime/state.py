@@ -65,9 +65,14 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """The gradient (live as `data`), or None when the parameter is frozen or there is no `Module` yet."""
+        """The gradient (live as `data`), or None when the parameter is frozen or there is no `Module` yet.
+
+        A sparse gradient is written out anew for each use, as an array of the parameter's shape that is read-only.
+        """
         if not self.requires_grad:
             return None
+        if self._name in self._store.row_gradients:
+            return self._store.row_gradients[self._name].dense()
         gradient = self._store.gradients.get(self._name)
         return None if gradient is None else gradient.read()
 

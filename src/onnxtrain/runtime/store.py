@@ -12,6 +12,7 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU, Device
 from onnxtrain.runtime.dtypes import Array, DType
+from onnxtrain.runtime.rows import RowGradient
 
 
 class Buffer:
@@ -158,10 +159,11 @@ class Store:
         trainable: Names of the trainable ones.
         statistics: BatchNorm running statistics.
         gradients: Of the trainable parameters; empty until a `Module` exists.
+        row_gradients: Those that are sparse.
         moments: Moment name -> parameter name -> tensor; empty until an `Optimizer` exists.
         optimizer: Progress of the optimizer, None before there is one.
         properties: The user's own values.
-        gradients_valid: Whether a training step has filled `gradients`.
+        gradients_valid: Whether a training step has filled `gradients` and `row_gradients`.
         device: Where the tensors are.
         complete: Whether every parameter is known to have data.
         shapes_known: False for a nominal checkpoint of onnxruntime-training, which keeps names only, until a
@@ -172,6 +174,7 @@ class Store:
     trainable: set[str]
     statistics: dict[str, Buffer] = field(default_factory=dict)
     gradients: dict[str, Buffer] = field(default_factory=dict)
+    row_gradients: dict[str, RowGradient] = field(default_factory=dict)
     moments: dict[str, dict[str, Buffer]] = field(default_factory=dict)
     optimizer: OptimizerProgress | None = None
     properties: dict[str, int | float | str] = field(default_factory=dict)
@@ -186,7 +189,13 @@ class Store:
         for group in groups:
             for buffer in group.values():
                 buffer.move_to(device)
+        for gradient in self.row_gradients.values():
+            gradient.move_to(device)
         self.device = device
+
+    def all_gradients(self) -> list[Buffer | RowGradient]:
+        """Returns the gradients, those of rows last."""
+        return [*self.gradients.values(), *self.row_gradients.values()]
 
     def undefined(self) -> list[str]:
         """Returns the names of parameters that a nominal checkpoint left without data."""

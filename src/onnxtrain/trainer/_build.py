@@ -40,6 +40,7 @@ def build_run(
     straight_through: bool,
     precision: Precision,
     recompute: bool,
+    sparse_gradients: Sequence[str] | None,
     loss_input_names: Sequence[str] | None,
 ) -> Run:
     """Writes the artifacts of a model to `directory` and opens them; its own outputs come after the loss.
@@ -67,6 +68,7 @@ def build_run(
             straight_through=straight_through,
             precision=precision,
             recompute=recompute,
+            sparse_gradients=None if sparse_gradients is None else list(sparse_gradients),
             sample_weight=sample_weight,
         )
 

@@ -81,7 +81,7 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
     """Returns the smoothed losses up to where they diverge; they are of the parameters before each step."""
     smoothed: list[float] = []
     average, lowest = 0.0, math.inf
-    batches, finite = _batches(state, data), FiniteCheck(state.run.store.gradients.values())
+    batches, finite = _batches(state, data), FiniteCheck(state.run.store.all_gradients())
     for rate in rates:
         arrays = next(batches)
         state.run.module.lazy_reset_grad()

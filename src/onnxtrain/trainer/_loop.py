@@ -79,7 +79,7 @@ class FitLoop:
         self._events = events
         self._report = report
         self._statistics = StatisticsBackup(self._run.store)
-        gradients, statistics = self._run.store.gradients.values(), self._run.store.statistics.values()
+        gradients, statistics = self._run.store.all_gradients(), self._run.store.statistics.values()
         self._finite = FiniteCheck([*gradients, *statistics])
         self._finite_gradients = FiniteCheck(gradients)
         self._since_snapshot = 0
@@ -297,6 +297,8 @@ class FitLoop:
             )
             if gradient.device.type != "cpu":
                 gradient.write(value)
+        for rows in self._run.store.row_gradients.values():
+            rows.scale(factor)
 
     def _take_snapshot(self) -> None:
         self._since_snapshot += 1

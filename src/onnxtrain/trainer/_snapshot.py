@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.trainer._position import Position
 
@@ -28,7 +29,7 @@ _BLOCK = 8192
 """Elements that are summed at once: of more BLAS would wake threads of its own."""
 
 
-def all_finite(buffer: Buffer) -> bool:
+def all_finite(buffer: Buffer | RowGradient) -> bool:
     """Returns whether a floating-point buffer holds neither NaN nor infinity."""
     flat = buffer.read().reshape(-1)
     if buffer.dtype.name == "bfloat16":  # raw bits; an exponent of all ones is NaN or infinity
@@ -45,16 +46,20 @@ def finite_parameters(store: Store) -> bool:
 
 
 class FiniteCheck:
-    """Tells whether tensors are finite, step after step: they are bound to memory that does not move.
+    """Tells whether tensors are finite, step after step: most are bound to memory that does not move.
 
     Args:
         buffers: floating-point tensors.
     """
 
-    def __init__(self, buffers: Iterable[Buffer]) -> None:
+    def __init__(self, buffers: Iterable[Buffer | RowGradient]) -> None:
         given = list(buffers)
         direct = {"float32", "float64"}
-        self._others = [b for b in given if b.device.type != "cpu" or b.dtype.name not in direct]
+        self._others = [
+            b
+            for b in given
+            if b.device.type != "cpu" or b.dtype.name not in direct or isinstance(b, RowGradient)
+        ]
         flat = [b.read().reshape(-1) for b in given if all(b is not other for other in self._others)]
         self._flat = flat
         small = [array for array in flat if array.size <= _BLOCK]

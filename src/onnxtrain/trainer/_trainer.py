@@ -69,6 +69,8 @@ class Trainer(TrainerResults):
         straight_through: whether gradients pass through rounding and quantisation as if these did nothing.
         precision: "bf16" trains with products and convolutions in bfloat16; see :func:`generate_artifacts`.
         recompute: whether to take less memory for some more time; see :func:`generate_artifacts`.
+        sparse_gradients: embeddings of which only the rows that a batch reads are updated; see
+            :func:`generate_artifacts`.
         loss_input_names: the output that is the prediction, where the model has several.
         directory: where the files of the run live; the state is saved there after every epoch. Default: a
             temporary directory, which is removed at the end unless an interrupted run was saved there.
@@ -116,6 +118,7 @@ class Trainer(TrainerResults):
         straight_through: bool = False,
         precision: Precision = "fp32",
         recompute: bool = False,
+        sparse_gradients: Sequence[str] | str | None = None,
         loss_input_names: Sequence[str] | str | None = None,
         directory: str | os.PathLike[str] | None = None,
         overwrite: bool = False,
@@ -156,6 +159,7 @@ class Trainer(TrainerResults):
             straight_through=straight_through,
             precision=precision,
             recompute=recompute,
+            sparse_gradients=name_list(sparse_gradients),
             loss_input_names=inputs_of_loss,
         )
         workspace.remove_earlier()

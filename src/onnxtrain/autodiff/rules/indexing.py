@@ -26,11 +26,12 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if index_rank == 0:
         return _put_back(op, n, ct, axis)
     indices = op.Cast(n.indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else n.indices
-    if axis == 0 and n.data.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
-        return op.call(embedding_gradient, ct, indices, op.shape_of(n.data))
-    indices = op.Unsqueeze(indices, [-1])
     if axis == 0:
-        return scatter_nd(op, op.shape_of(n.data), indices, ct)
+        half = ct.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # added up in float32
+        wide = op.Cast(ct, to=ir.DataType.FLOAT) if half else ct
+        total = op.call(embedding_gradient, wide, indices, op.shape_of(n.data))
+        return op.Cast(total, to=ct.dtype) if half else total
+    indices = op.Unsqueeze(indices, [-1])
     before, after = list(range(axis)), list(range(axis + 1, rank))
     to_front = [*range(axis, axis + index_rank), *before, *(i - 1 + index_rank for i in after)]
     shape = op.Gather(op.shape_of(n.data), [axis, *before, *after])

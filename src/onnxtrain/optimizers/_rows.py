@@ -1,0 +1,46 @@
+"""Updating the rows of a table that have a gradient, and no others."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.functions import embedding_gradient
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """The rows of a table that a sparse gradient names, each once.
+
+    Written with TopK rather than Unique, which takes eight times as long (ONNX Runtime 1.32) and runs on CPUs only.
+
+    Args:
+        op: writes into the optimizer model.
+        reads: int64 [reads], the row of each read, in any order and repeated as often as it was read.
+    """
+
+    def __init__(self, op: Emitter, reads: ir.Value) -> None:
+        self._op = op
+        ordered, order = op.TopK(reads, op.Shape(reads), largest=0, _outputs=2)
+        before = op.Slice(op.Concat([-1], ordered, axis=0), [0], [-1])
+        first = op.Not(op.Equal(ordered, before))
+        rows = op.Compress(ordered, first, axis=0)
+        place = op.Sub(op.CumSum(op.Cast(first, to=ir.DataType.INT64), 0), 1)
+        self._count = op.Shape(rows)
+        self._places = op.ScatterElements(order, order, place)
+        self._rows = rows
+
+    def add_up(self, gradient: ir.Value) -> ir.Value:
+        """Returns the gradient [rows, *rest] of one [reads, *rest]."""
+        op = self._op
+        shape = op.Concat(self._count, op.Shape(gradient, start=1), axis=0)
+        return op.call(embedding_gradient, gradient, self._places, shape)
+
+    def read(self, table: ir.Value) -> ir.Value:
+        """Returns the rows of a table [n, *rest]."""
+        return self._op.Gather(table, self._rows)
+
+    def write(self, table: ir.Value, values: ir.Value) -> ir.Value:
+        """Returns the table with other values in these rows; where it is bound in place nothing else is written."""
+        return self._op.ScatterND(table, self._op.Unsqueeze(self._rows, [-1]), values)

@@ -1,0 +1,112 @@
+"""Gradients of embeddings in the rows that were read, in place of those of whole tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter
+from onnxtrain.errors import GraphBuildError
+from onnxtrain.functions import DOMAIN, embedding_gradient
+from onnxtrain.selection import match_names, some_names
+
+__all__ = ["keep_rows", "match_sparse"]
+
+_DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
+
+
+def match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]:
+    """Returns the trained parameters that names and patterns of `sparse_gradients` stand for, in their order.
+
+    Raises:
+        GraphBuildError: one of them matches none.
+    """
+    matched = match_names(patterns, trainable)
+    nothing = next((pattern for pattern, found in matched.items() if not found), None)
+    if nothing is not None:
+        raise GraphBuildError(
+            f"building the training graph: no trained parameter matches {nothing!r} of sparse_gradients; they are "
+            f"{some_names(trainable)}"
+        )
+    wanted = {name for found in matched.values() for name in found}
+    return [name for name in trainable if name in wanted]
+
+
+def keep_rows(
+    model: ir.Model, gradients: Mapping[str, ir.Value], parameters: Mapping[str, ir.Value]
+) -> dict[str, str]:
+    """Makes of gradients of tables `[n, *rest]` outputs of rows `[reads, *rest]`, and last ones of their indices.
+
+    What wrote the whole gradients stays, without a reader.
+
+    Args:
+        model: a training model.
+        gradients: its outputs with the gradients of some parameters, by the names of these.
+        parameters: these parameters in the forward graph, for messages.
+
+    Returns:
+        The names of the outputs with the indices, int64 `[reads]` and from 0 on, by those of the parameters.
+
+    Raises:
+        GraphBuildError: a gradient comes from something else than Gather on axis 0.
+    """
+    op = Emitter(model.graph, functions=model.functions)
+    outputs = model.graph.outputs
+    names = {}
+    for name, whole in gradients.items():
+        shape = parameters[name].shape
+        assert shape is not None
+        dims = shape.numpy()
+        writers = _writers(whole)
+        if whole.dtype not in _DTYPES or not all(map(_is_of_rows, writers)):
+            raise GraphBuildError(_refusal(parameters[name], writers))
+        reads = [_read(op, node, dims) for node in writers if node is not None]
+        rows, indices = (
+            parts[0] if len(parts) == 1 else op.Concat(*parts, axis=0) for parts in zip(*reads, strict=True)
+        )
+        if rows.dtype != whole.dtype:
+            rows = op.Cast(rows, to=whole.dtype)
+        rows.name, whole.name = whole.name, op.unique_name(f"{whole.name}_whole")
+        rows.shape = ir.Shape([f"{name}_reads", *dims[1:]])
+        outputs[outputs.index(whole)] = rows
+        names[name] = indices.name = op.unique_name(f"{name}_grad_indices")
+        indices.shape = ir.Shape([f"{name}_reads"])
+        outputs.append(indices)
+    return names
+
+
+def _writers(gradient: ir.Value) -> list[ir.Node | None]:
+    """Returns the nodes whose results a gradient is the sum of; None for what no node writes."""
+    node = gradient.producer()
+    if node is None or node.domain != "" or node.op_type not in ("Add", "Cast", "Identity"):
+        return [node]
+    return [writer for value in node.inputs if value is not None for writer in _writers(value)]
+
+
+def _is_of_rows(node: ir.Node | None) -> bool:
+    return node is not None and node.domain == DOMAIN and node.op_type in embedding_gradient.function_names
+
+
+def _read(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
+    """Returns the rows that an EmbeddingGradient adds up, and the indices of those."""
+    cotangent, indices, _ = node.inputs
+    flat = op.Reshape(indices, [-1])
+    rows = op.Reshape(cotangent, op.Concat(op.Shape(flat), list(dims[1:]), axis=0), allowzero=1)
+    return rows, op.Where(op.Less(flat, 0), op.Add(flat, dims[0]), flat)
+
+
+def _refusal(parameter: ir.Value, writers: Sequence[ir.Node | None]) -> str:
+    if all(map(_is_of_rows, writers)):
+        problem = f"it is {parameter.dtype}, and float32, float64 and float16 are supported"
+    else:
+        kinds = sorted({node.op_type for node in writers if node is not None and not _is_of_rows(node)})
+        readers = [f"{use.node.op_type} ({use.node.name!r})" for use in parameter.uses()]
+        problem = (
+            f"its gradient comes from {some_names(kinds)}, and not only from rows that Gather reads on axis 0; what "
+            f"reads it is {some_names(readers)}"
+        )
+    return (
+        f"building the training graph: {parameter.name!r} has no sparse gradient: {problem}. Leave it out of "
+        "sparse_gradients"
+    )

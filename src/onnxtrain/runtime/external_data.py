@@ -31,7 +31,10 @@ _ENUM = 0xFFFFFFFF  # protobuf cuts varints of enumerations to 32 bits
 _GRAPH, _TRAINING, _FUNCTION = 7, 20, 25
 _TENSOR_NAME, _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_ENTRY, _TENSOR_LOCATION = 8, 1, 2, 13, 14
 
-_BITS_OF_OTHERS = {14: 64, 15: 128, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2}
+_BITS_OF_OTHERS = {
+    **{14: 64, 15: 128, 17: 8, 18: 8, 19: 8, 20: 8, 21: 4, 22: 4, 23: 4, 24: 8, 25: 2, 26: 2},
+    **{27: 6, 28: 6},
+}
 """Bits per element of types that the runtime room does not hold: complex numbers, small floats and integers."""
 
 

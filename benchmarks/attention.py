@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from steps.machine import memory_mb
 
 HERE = Path(__file__).parent
 LENGTHS = (512, 1024, 2048, 4096)
@@ -111,24 +112,18 @@ def in_torch(length: int, engine: str) -> Callable[[], float]:
     return step
 
 
-def memory(field: str) -> float:
-    """Returns VmHWM or VmRSS of this process in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
-
-
 def work(engine: str, length: int, folder: Path) -> None:
     """Runs one engine; prints the loss, MB and ms of a step."""
     if engine == "prepare":
         return prepare(length, folder)
     step = on_device(length, folder) if engine.startswith("device") else in_torch(length, engine)
-    before = memory("VmRSS")
+    before = memory_mb("VmRSS")
     loss, times = step(), []
     for _ in range(STEPS):
         start = time.perf_counter()
         step()
         times.append(1000 * (time.perf_counter() - start))
-    print(json.dumps({"loss": loss, "mb": round(memory("VmHWM") - before, 1), "ms": round(min(times), 2)}))
+    print(json.dumps({"loss": loss, "mb": round(memory_mb() - before, 1), "ms": round(min(times), 2)}))
     return None
 
 

@@ -20,6 +20,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+from steps.machine import memory_mb
 from steps.nets import CASES
 from steps.prepare import write_artifacts
 
@@ -44,12 +45,6 @@ def prepare(name: str, folder: Path) -> None:
         )
 
 
-def memory() -> float:
-    """Returns VmHWM of this process in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def work(folder: Path) -> None:
     """Takes the steps; prints the loss, MB and the least ms."""
     from onnxtrain.api import CheckpointState, Module
@@ -58,14 +53,14 @@ def work(folder: Path) -> None:
     batch = np.load(folder.parent / "batch.npz")
     x, target = batch["inputs"], batch["target"]
     module(x[:1], target[: len(target) // len(x)])
-    before, times = memory(), []
+    before, times = memory_mb(), []
     x, target = np.concatenate([x] * TIMES), np.concatenate([target] * TIMES)
     for _ in range(STEPS):
         module.lazy_reset_grad()
         start = time.perf_counter()
         loss = module(x, target)
         times.append(1000 * (time.perf_counter() - start))
-    print(json.dumps({"loss": float(loss), "mb": round(memory() - before, 1), "ms": round(min(times), 2)}))
+    print(json.dumps({"loss": float(loss), "mb": round(memory_mb() - before, 1), "ms": round(min(times), 2)}))
 
 
 def main() -> None:

@@ -20,16 +20,10 @@ from typing import Any
 
 import numpy as np
 import onnx
-from steps.machine import about_machine, busy_processes
+from steps.machine import about_machine, busy_processes, memory_mb
 
 KINDS = ("arrays", "memmap", "generator", "DataLoader", "DataLoader, 1 worker", "Dataset", "pandas")
 WIDTH, BATCH = 1024, 64
-
-
-def resident(key: str) -> int:
-    """Returns a size of this process in bytes: VmRSS now, VmHWM at most."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(f"{key}:"))
 
 
 def make_data(kind: str, path: Path, samples: int) -> tuple[Any, ...]:
@@ -80,14 +74,14 @@ def train(kind: str, path: Path, samples: int, epochs: int) -> dict[str, float]:
     trainer = Trainer(model, "mse", "sgd", metrics=[])
     warm = np.zeros((2 * BATCH, WIDTH), np.float32)
     trainer.fit(warm, warm[:, :1], batch_size=BATCH, verbose=False)
-    before = resident("VmRSS")
+    before = memory_mb("VmRSS")
     data = make_data(kind, path, samples)
     streams = kind == "generator" or kind.startswith("DataLoader")
     options = {} if streams else {"batch_size": BATCH}
     history = trainer.fit(*data, epochs=epochs, verbose=False, **options)
     return {
         "samples_per_second": float(np.median(history.samples_per_second[1:])),
-        "most_memory_mb": (resident("VmHWM") - before) / 2**20,
+        "most_memory_mb": memory_mb() - before,
     }
 
 

@@ -7,7 +7,7 @@ import platform
 import time
 from pathlib import Path
 
-__all__ = ["about_machine", "busy_processes"]
+__all__ = ["about_machine", "busy_processes", "memory_mb"]
 
 WATCHED_S = 0.5
 BUSY = 0.05
@@ -52,6 +52,15 @@ def _processor_times() -> dict[int, tuple[str, int]]:
         fields = text[text.rindex(")") + 2 :].split()
         times[int(folder.name)] = (name, int(fields[11]) + int(fields[12]))
     return times
+
+
+def memory_mb(key: str = "VmHWM") -> float | None:
+    """Resident memory of this process in MB, at most so far (VmHWM) or now (VmRSS); None where no system tells."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return round(next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024, 1)
 
 
 def about_machine() -> dict[str, object]:

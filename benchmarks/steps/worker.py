@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from steps.engines._engine import Engine, Job
+from steps.machine import memory_mb
 
 LOSSES = 4
 
@@ -28,7 +29,7 @@ def main() -> None:
     job = Job(case, Path(files), int(threads), dict(option.split("=", 1) for option in options))
     start = importlib.import_module(f"steps.engines.{module}").make(job)
     rate = float(json.loads((job.files / "about.json").read_text())["rate"])
-    base = _memory("VmRSS")
+    base = memory_mb("VmRSS")
     began = time.perf_counter()
     engine = start()
     losses = [_step(engine, rate)]
@@ -40,7 +41,7 @@ def main() -> None:
             "losses": losses,
             "first_step_s": round(first, 4),
             "base_mb": base,
-            "peak_mb": _memory("VmHWM"),
+            "peak_mb": memory_mb(),
             "versions": engine.versions | {"python": sys.version.split()[0]},
         },
     )
@@ -53,7 +54,7 @@ def main() -> None:
             {
                 "gradients_ms": [t[0] for t in times],
                 "update_ms": [t[1] for t in times],
-                "peak_mb": _memory("VmHWM"),
+                "peak_mb": memory_mb(),
             },
         )
 
@@ -71,15 +72,6 @@ def _times(engine: Engine) -> tuple[float, float]:
     between = time.perf_counter_ns()
     engine.update(0.0)
     return (between - began) / 1e6, (time.perf_counter_ns() - between) / 1e6
-
-
-def _memory(key: str) -> float | None:
-    """Resident memory of this process in MB, now (VmRSS) or at most so far (VmHWM); None where no system tells."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return round(next(int(line.split()[1]) for line in lines if line.startswith(key)) / 1024, 1)
 
 
 def _use_cores(threads: int) -> None:

@@ -417,7 +417,8 @@ def test_mean_over_nothing_but_ignored_labels_is_nan_with_zero_gradient_as_in_to
     labels=st.lists(st.sampled_from([-100, 0, 1, 2]), min_size=1, max_size=6).filter(
         lambda y: set(y) != {-100}
     ),
-    smoothing=st.floats(0, 1),
+    # ONNX Runtime (1.32) takes a factor of 1 - 1e-8 for one, in float64 too.
+    smoothing=st.just(0.0) | st.floats(1e-6, 1),
     weight=st.none() | st.lists(st.floats(0.01, 10), min_size=3, max_size=3),
     seed=st.integers(0, 2**16),
 )

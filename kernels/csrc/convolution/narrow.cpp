@@ -43,7 +43,7 @@ constexpr auto tiles = all_tiles<PairTile>();
 
 constexpr int64_t block = 4096;  // positions of a row that are worth a thread's while, with some more of them
 
-// Positions [begin, end) of two rows, the second of which may be missing. They are read before they are written.
+// Positions [begin, end) of two rows, the second of which may be missing.
 WITH_PAIRS void pair_row(const float* even, const float* odd, int64_t begin, int64_t end, float* to) {
   for (int64_t i = begin; i < end; i += 16) {
     const size_t count = static_cast<size_t>(end - i);

@@ -10,7 +10,7 @@ namespace onnxtrain::ONNXTRAIN_LEVEL {
 
 inline int64_t pairs_of(int64_t count) { return (count + 1) / 2; }
 
-// from: [outer, count, inner]; to: [outer, pairs_of(count), inner], of neighbours in the middle axis. It may be `from`.
+// from: [outer, count, inner]; to: [outer, pairs_of(count), inner], of neighbours in the middle axis.
 void pair(const Threads& threads, const float* from, int64_t outer, int64_t count, int64_t inner, float* to);
 
 // The same on the calling thread, of one matrix.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ __all__ = [
     "is_float",
     "is_generated_name",
     "match_names",
+    "matched_names",
     "select_parameters",
     "some_names",
 ]
@@ -87,6 +88,23 @@ def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, li
         else [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         for pattern in patterns
     }
+
+
+def matched_names(
+    patterns: Iterable[str], names: Collection[str], refusal: Callable[[str], Exception]
+) -> set[str]:
+    """Returns the names that any of the patterns stands for, as in :func:`match_names`.
+
+    Args:
+        patterns: names and patterns.
+        names: what they can stand for.
+        refusal: makes of a pattern that matches nothing what is raised.
+    """
+    matched = match_names(patterns, names)
+    for pattern, found in matched.items():
+        if not found:
+            raise refusal(pattern)
+    return {name for found in matched.values() for name in found}
 
 
 def some_names(names: Collection[str], limit: int = 20) -> str:

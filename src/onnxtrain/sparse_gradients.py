@@ -9,7 +9,7 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.functions import DOMAIN, embedding_gradient
-from onnxtrain.selection import match_names, some_names
+from onnxtrain.selection import matched_names, some_names
 
 __all__ = ["keep_rows", "match_sparse"]
 
@@ -22,14 +22,14 @@ def match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]
     Raises:
         GraphBuildError: one of them matches none.
     """
-    matched = match_names(patterns, trainable)
-    nothing = next((pattern for pattern, found in matched.items() if not found), None)
-    if nothing is not None:
-        raise GraphBuildError(
-            f"building the training graph: no trained parameter matches {nothing!r} of sparse_gradients; they are "
+    wanted = matched_names(
+        patterns,
+        trainable,
+        lambda pattern: GraphBuildError(
+            f"building the training graph: no trained parameter matches {pattern!r} of sparse_gradients; they are "
             f"{some_names(trainable)}"
-        )
-    wanted = {name for found in matched.values() for name in found}
+        ),
+    )
     return [name for name in trainable if name in wanted]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.selection import match_names, some_names
+from onnxtrain.selection import matched_names, some_names
 
 from ._base import MomentSpec, Optimizer, ParameterGroup
 
@@ -146,14 +146,11 @@ def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> t
 
 def _members(groups: Sequence[ParameterGroup], names: Sequence[str]) -> list[set[str]]:
     """Returns the names of the parameters of each group."""
-    members = []
-    for group in groups:
-        matched = match_names(group.parameters, names)
-        nothing = next((pattern for pattern, found in matched.items() if not found), None)
-        if nothing is not None:
-            raise GraphBuildError(
-                f"building the optimizer model: no trained parameter matches {nothing!r} of a group; they are "
-                f"{some_names(names)}"
-            )
-        members.append({name for found in matched.values() for name in found})
-    return members
+
+    def refusal(pattern: str) -> GraphBuildError:
+        return GraphBuildError(
+            f"building the optimizer model: no trained parameter matches {pattern!r} of a group; they are "
+            f"{some_names(names)}"
+        )
+
+    return [matched_names(group.parameters, names, refusal) for group in groups]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.passes import ModelSource, TrainingModePass, canonicalize, load_model, mark_constant
 from onnxtrain.passes.mode import fresh_name
-from onnxtrain.selection import match_names, some_names
+from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
 
 __all__ = ["restore_dropout"]
@@ -91,14 +91,15 @@ def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
         if isinstance(layer, Linear):
             for name in layer.names:
                 called.setdefault(name, []).append(node)
-    matched = match_names(names, called)
-    nothing = next((name for name, found in matched.items() if not found), None)
-    if nothing is not None:
-        raise ModelError(
-            f"Restoring Dropout: no Gemm, MatMul or Conv with a weight of its own matches {nothing!r} of before; there "
+    wanted = matched_names(
+        names,
+        called,
+        lambda name: ModelError(
+            f"Restoring Dropout: no Gemm, MatMul or Conv with a weight of its own matches {name!r} of before; there "
             f"are {some_names(list(called))}."
-        )
-    found = {node for group in matched.values() for name in group for node in called[name]}
+        ),
+    )
+    found = {node for name in wanted for node in called[name]}
     return [node for node in nodes if node in found]
 
 

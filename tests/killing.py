@@ -1,4 +1,5 @@
-"""Kills processes while they save, in all ways that this package saves, and looks at what they leave.
+"""Kills processes while they save, in all ways that this package saves, and looks at what they leave; and at what a
+kill at each step of a save would leave.
 
 `python -c "import killing; killing.main(kind, directory, kills, seed)"`: one process imports everything, and forks
 those that save and those that look, so that a kill costs a tenth of a second.
@@ -6,6 +7,7 @@ those that save and those that look, so that a kill costs a tenth of a second.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -30,7 +32,6 @@ from onnxtrain.runtime import export
 from onnxtrain.trainer import _trainer  # noqa: F401  # imported before the forks
 
 SIZE = 60
-LONG = int(os.environ.get("ONNXTRAIN_KILLS", "12")) >= 100
 X = np.ones((8, SIZE), np.float32)
 
 
@@ -64,8 +65,6 @@ class Kind:
     """One way to save; `saves` yields the number of each save that has returned."""
 
     other_files: tuple[str, ...] = ()
-    stride = 1
-    """Which steps on the disk are killed at, of a kind that has many: every so many; all in long runs."""
 
     def prepare(self, directory: Path) -> None:
         raise NotImplementedError
@@ -146,8 +145,6 @@ class Fit(Kind):
 class Checkpoints(Fit):
     """`ModelCheckpoint` into another directory, which starts with a run of another model."""
 
-    stride = 4
-
     def prepare(self, directory: Path) -> None:
         super().prepare(directory)
         run_in(directory / "unused", 4).save(directory / "copy")
@@ -172,8 +169,6 @@ class Checkpoints(Fit):
 
 class KeptCheckpoints(Fit):
     """`ModelCheckpoint` that keeps the two newest, each in a directory of its own, with averages of the weights."""
-
-    stride = 4
 
     def prepare(self, directory: Path) -> None:
         trainer = run_in(directory, ema_decay=0.9)
@@ -202,8 +197,6 @@ class KeptCheckpoints(Fit):
 
 class Save(Kind):
     """`Trainer.save` of two models in turn to one directory: everything in it changes each time."""
-
-    stride = 4
 
     def prepare(self, directory: Path) -> None:
         for hidden in (3, 4):
@@ -268,8 +261,6 @@ class SmallExport(Export):
 
 class Artifacts(Kind):
     """`generate_artifacts` of two models in turn into one directory."""
-
-    stride = 4
 
     def prepare(self, directory: Path) -> None:
         next(self.saves(directory, -1))
@@ -391,80 +382,77 @@ def main(name: str, directory: str, kills: int, seed: int) -> None:
     print(json.dumps(found))
 
 
-def _killed_at(step: int) -> None:
-    """Ends this process at the `step`-th call that changes something on the disk, before it does."""
-    left = step
+def _before_each_step(act: Callable[[], None]) -> None:
+    """Has this process call `act` before each call that changes something on the disk."""
+    acting = False
 
-    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+    def acting_first(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
+            nonlocal acting
+            if not acting:
+                acting = True
+                act()
+                acting = False
             return function(*arguments, **options)
 
         return call
 
-    for name in (
-        "open",
-        "replace",
-        "rename",
-        "unlink",
-        "remove",
-        "fsync",
-        "mkdir",
-        "rmdir",
-        "truncate",
-        "fdopen",
-    ):
-        setattr(os, name, counting(getattr(os, name)))
+    names = "open replace rename unlink remove fsync mkdir rmdir truncate fdopen"
+    for name in names.split():
+        setattr(os, name, acting_first(getattr(os, name)))
 
 
-def _save_once(kind: Kind, where: Path) -> None:
-    next(kind.saves(where, 4))
+def _save_and_copy(kind: Kind, where: Path, copies: Path) -> int:
+    """Copies what a kill would leave at each step of a save; returns the number of steps. No copy is there twice."""
+    seen: set[bytes] = set()
+    steps = 0
 
+    def copy() -> None:
+        nonlocal steps
+        steps += 1
+        files = [path for path in sorted(where.rglob("*")) if path.is_symlink() or path.is_file()]
+        content = hashlib.sha256()
+        for path in sorted(where.rglob("*")):
+            content.update(f"{path.relative_to(where)} {path.is_symlink()} {path.is_dir()} ".encode())
+            if path in files:
+                content.update(os.readlink(path).encode() if path.is_symlink() else path.read_bytes())
+        if content.digest() not in seen:
+            seen.add(content.digest())
+            shutil.copytree(where, copies / str(len(seen)), symlinks=True)
 
-def _save_killed_at(step: int, kind: Kind, where: Path, write: int) -> None:
     saves = kind.saves(where, 4)
-    _killed_at(step)
+    _before_each_step(copy)
     next(saves)
+    return steps
 
 
-def _look_and_save(kind: Kind, where: Path) -> None:
-    kind.look(where)
-    _save_once(kind, where)  # and the next save is a whole one again
-    kind.look(where)
+def _problem(kind: Kind, left: Path) -> str:
+    """What is wrong with what a kill has left: it is to be read, and the next save is a whole one again."""
+    try:
+        kind.look(left)
+        next(kind.saves(left, 4))
+        kind.look(left)
+        assert not leftovers(left), sorted(p.name for p in left.rglob("*"))
+    except Exception:
+        return f"{left.name}: {traceback.format_exc()[-3000:]}"
+    return ""
 
 
 def at_each_step(name: str, directory: str) -> None:
-    """Kills a save at each of its steps on the disk, one process per step; prints what was found."""
+    """Looks at what a kill would leave at each step of a save on the disk; prints what was found."""
     kind = AT_EACH_STEP[name]()
-    found = {"steps": 0, "unreadable": 0, "in the middle": 0, "first problem": ""}
-    prepared = Path(directory) / "prepared"
-    prepared.mkdir()
-    in_process(lambda: kind.prepare(prepared))
-    while True:
-        where = Path(directory) / str(found["steps"])
-        shutil.copytree(prepared, where)
-        step = found["steps"] * (1 if LONG else kind.stride) + 1
-
-        process, pipe = forked(partial(_save_killed_at, step, kind, where))
-        with open(pipe, "rb") as file:
-            text = file.read()
-        _, status = os.waitpid(process, 0)
-        if status != 0 and os.WTERMSIG(status) != signal.SIGKILL:
-            raise AssertionError(text.decode())
-        found["in the middle"] += leftovers(where) > 0
-        try:
-            in_process(partial(_look_and_save, kind, where))
-            assert not leftovers(where), sorted(p.name for p in where.rglob("*"))
-        except AssertionError as error:
-            found["unreadable"] += 1
-            found["first problem"] = found["first problem"] or f"step {step}: {error}"
-        found["steps"] += 1
-        if status == 0:
-            break
-    print(json.dumps(found))
+    where, copies = Path(directory) / "run", Path(directory) / "copies"
+    for path in (where, copies):
+        path.mkdir()
+    in_process(lambda: kind.prepare(where))
+    steps = int(in_process(partial(_save_and_copy, kind, where, copies)))
+    left = [*copies.iterdir(), where]
+    middle = sum(leftovers(path) > 0 for path in left)
+    problems = json.loads(
+        in_process(lambda: json.dumps([text for path in left if (text := _problem(kind, path))]))
+    )
+    found = {"steps": steps, "in the middle": middle, "unreadable": len(problems)}
+    print(json.dumps(found | {"first problem": problems[0] if problems else ""}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Saves that are killed: at random moments (as many as ONNXTRAIN_KILLS says of each kind), and at each step."""
+"""Saves that are killed at random moments (ONNXTRAIN_KILLS times each), and what a kill at each step would leave."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from killing import AT_EACH_STEP, KINDS
 KILLS = int(os.environ.get("ONNXTRAIN_KILLS", "12"))
 
 MOSTLY_WRITING = ("checkpoint", "Trainer.save", "large export")
-"""The others compute most of the time, so that a dozen kills may miss every save; those at each step never do."""
+"""The others compute most of the time, so that a dozen kills may miss every save; copies at each step do not."""
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 
@@ -39,9 +39,10 @@ def found(*arguments: str) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_saves_leave_what_can_be_read(tmp_path: Path, kind: str) -> None:
-    result = found("main", kind, str(tmp_path), str(KILLS), "0")
+    kills = KILLS if KILLS > 12 or kind in MOSTLY_WRITING else 4
+    result = found("main", kind, str(tmp_path), str(kills), "0")
     assert (result["unreadable"], result["lost"]) == (0, 0), result["first problem"]
-    assert result["kills"] == KILLS
+    assert result["kills"] == kills
     if KILLS >= 12 and kind in MOSTLY_WRITING:
         assert result["in the middle"] > 0  # otherwise no kill has hit a save and the test shows nothing
 
@@ -51,5 +52,5 @@ def test_killed_saves_leave_what_can_be_read(tmp_path: Path, kind: str) -> None:
 def test_a_save_can_be_killed_at_each_of_its_steps(tmp_path: Path, kind: str) -> None:
     result = found("at_each_step", kind, str(tmp_path))
     assert result["unreadable"] == 0, result["first problem"]
-    assert result["in the middle"] >= 3
+    assert result["in the middle"] >= 2  # a new file without its content, and with it
     assert result["steps"] > 6

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,6 @@ def check(scenario: Scenario) -> None:
     assert_same(observe(model, scenario.run(model)), expected)
 
 
-@functools.cache
 def is_same(scenario: Scenario) -> bool:
     try:
         check(scenario)
@@ -54,14 +53,14 @@ def is_same(scenario: Scenario) -> bool:
     return True
 
 
-def page() -> str:
+def page(same: Callable[[Scenario], bool]) -> str:
     lines = []
     for method in [*PUBLIC, *SPECIAL]:
         if method in DIFFERENT:
             lines.append(f"| `{method}` | no, on purpose | {DIFFERENT[method]} |")
             continue
         mine = [scenario for scenario in SCENARIOS if scenario.method == method]
-        verdict = "yes" if mine and all(map(is_same, mine)) else "no"
+        verdict = "yes" if mine and all(map(same, mine)) else "no"
         lines.append(f"| `{method}` | {verdict} | {'; '.join(scenario.says for scenario in mine)} |")
     return HEAD + "\n".join(lines) + "\n"
 
@@ -88,8 +87,10 @@ def test_add_module_is_refused() -> None:
 
 
 def test_page_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), f"write it anew: python {Path(__file__).name}"
+    """It says of every scenario that it is the same; those that are not fail above."""
+    expected = page(lambda scenario: True)
+    assert PAGE.read_text(encoding="utf-8") == expected, f"write it anew: python {Path(__file__).name}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page(is_same), encoding="utf-8")

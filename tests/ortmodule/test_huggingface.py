@@ -33,7 +33,7 @@ def bert() -> nn.Module:
     config = transformers.BertConfig(
         vocab_size=TOKENS,
         hidden_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=32,
         max_position_embeddings=16,
@@ -44,7 +44,7 @@ def bert() -> nn.Module:
 
 def gpt2() -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=TOKENS, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+        vocab_size=TOKENS, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
     )
     return transformers.GPT2LMHeadModel(config)
 
@@ -98,6 +98,7 @@ def t5() -> nn.Module:
         d_kv=8,
         d_ff=32,
         num_layers=2,
+        num_decoder_layers=1,
         num_heads=2,
         relative_attention_num_buckets=8,
         relative_attention_max_distance=16,
@@ -110,7 +111,7 @@ def t5() -> nn.Module:
 def vit() -> nn.Module:
     config = transformers.ViTConfig(
         hidden_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=2,
         intermediate_size=32,
         hidden_dropout_prob=0.1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import warnings
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -62,11 +63,33 @@ def specified(
     return values, places
 
 
-GEOMETRIES = [
+Geometry = tuple[int, int, tuple[int, int], int]
+"""Kernel, stride, pads and dilation of a pooling along one axis."""
+
+GEOMETRIES: list[Geometry] = [
     (kernel, stride, (begin, end), dilation)
     for kernel, stride, dilation in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3))
     for begin, end in itertools.product(range(kernel), repeat=2)
 ]
+
+
+def pools(op: str, include: int, geometries: list[Geometry], size: int | str) -> onnx.ModelProto:
+    """All of them on one input, in one model: a session for each would take most of the time."""
+    nodes, outputs = [], []
+    for place, (kernel, stride, pads, dilation) in enumerate(geometries):
+        attributes: dict[str, Any] = {
+            "kernel_shape": [kernel],
+            "strides": [stride],
+            "pads": list(pads),
+            "dilations": [dilation],
+        }
+        if op == "AveragePool":
+            attributes["count_include_pad"] = include
+        names = [f"y{place}", f"i{place}"] if op == "MaxPool" else [f"y{place}"]
+        nodes.append(helper.make_node(op, ["x"], names, ceil_mode=1, **attributes))
+        kinds = (onnx.TensorProto.FLOAT, onnx.TensorProto.INT64)
+        outputs += [info(name, None, kind) for name, kind in zip(names, kinds, strict=False)]
+    return build(nodes, [info("x", [1, 2, size])], outputs)
 
 
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
@@ -76,29 +99,34 @@ GEOMETRIES = [
 def test_windows_are_those_specified(op: str, include: int, symbolic: bool) -> None:
     """With every onnxruntime; windows without a tap inside hold anything."""
     compared = 0
-    for place, (kernel, stride, pads, dilation) in enumerate(GEOMETRIES[::3]):
-        attributes: dict[str, Any] = {"kernel_shape": [kernel], "strides": [stride], "pads": list(pads)}
-        attributes["dilations"] = [dilation]
-        if op == "AveragePool":
-            attributes["count_include_pad"] = include
-        sizes = range(1, 8) if symbolic else [1 + place % 7]
-        canonical = canonicalize(load_model(pool(op, "n" if symbolic else sizes[0], **attributes)))
+    samples = {n: np.random.default_rng(n).standard_normal((1, 2, n)).astype(np.float32) for n in range(1, 8)}
+    fitting: dict[tuple[int, ...], list[Geometry]] = defaultdict(list)
+    for place, geometry in enumerate(GEOMETRIES[::3]):
+        sizes = samples if symbolic else [1 + place % 7]
+        fits = tuple(n for n in sizes if specified(samples[n][0, 1], op, *geometry, include)[0])
+        fitting[fits].append(geometry)
+    fitting.pop((), None)
+    for sizes, geometries in fitting.items():
+        model = pools(op, include, geometries, "n" if symbolic else sizes[0])
+        canonical = canonicalize(load_model(model))
         session = open_session(to_proto(canonical).SerializeToString(), "model", parse_device("cpu"), None)
+        shapes = {value.name: value.shape for value in canonical.graph.outputs}
+        names = [output.name for output in session.get_outputs()]
         for size in sizes:
-            x = np.random.default_rng(size).standard_normal((1, 2, size)).astype(np.float32)
-            values, places = specified(x[0, 1], op, kernel, stride, pads, dilation, include)
-            if not values:
-                continue
-            got = session.run(None, {"x": x})
-            assert got[0].shape == (1, 2, len(values))
-            if not symbolic:
-                assert canonical.graph.outputs[0].shape == [1, 2, len(values)]
-            somewhere = np.array([p is not None for p in places])
-            np.testing.assert_allclose(got[0][0, 1][somewhere], np.array(values)[somewhere], rtol=1e-5)
-            if op == "MaxPool":
-                wanted = [size + p for p in places if p is not None]
-                np.testing.assert_array_equal(got[1][0, 1][somewhere], wanted)
-            compared += 1
+            x = samples[size]
+            got = dict(zip(names, session.run(None, {"x": x}), strict=True))
+            for place, geometry in enumerate(geometries):
+                values, places = specified(x[0, 1], op, *geometry, include)
+                assert got[f"y{place}"].shape == (1, 2, len(values))
+                if not symbolic:
+                    assert shapes[f"y{place}"] == [1, 2, len(values)]
+                somewhere = np.array([p is not None for p in places])
+                y = got[f"y{place}"][0, 1][somewhere]
+                np.testing.assert_allclose(y, np.array(values)[somewhere], rtol=1e-5)
+                if op == "MaxPool":
+                    wanted = [size + p for p in places if p is not None]
+                    np.testing.assert_array_equal(got[f"i{place}"][0, 1][somewhere], wanted)
+                compared += 1
     assert compared > (300 if symbolic else 40)
 
 

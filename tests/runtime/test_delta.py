@@ -168,7 +168,10 @@ def test_frozen_parameters_of_all_kinds(tmp_path):
         ),
         ({"w": np.ones(4, np.float32), "v": np.ones(2, np.float32)}, r"or shapes of parameters that it does not hold"),
         ({"x": np.ones(3, np.float32), "v": np.ones(2, np.float32)}, r"or shapes of parameters that it does not hold"),
-        ({"w": np.zeros(3, np.float32), "v": np.ones(2, np.float32)}, r"the model is the same, but .* other values"),
+        *(
+            ({"w": np.full(3, k, np.float32), "v": np.ones(2, np.float32)}, r"is the same, but .* other values")
+            for k in (0, 2, 3, 4, 5, 6)
+        ),
     ],
 )  # fmt: skip
 def test_another_base_is_an_error(tmp_path, other, message):

@@ -46,6 +46,7 @@ W, BYTES, KERNEL, BIAS = (
 BYTE_KERNEL = (KERNEL + 120).astype(np.uint8)
 WIDE, FLOATS = _weights(8, 24), _RNG.uniform(-1, 1, 24).astype(np.float32)
 COLUMNS = np.linspace(0.01, 0.02, 5, dtype=np.float32)
+BY_OUTPUT, WHOLE = np.linspace(0.005, 0.01, 24, dtype=np.float32), np.zeros(24, np.int8)
 IN, OUT = ["q", XS, XZ], [YS, YZ]
 
 
@@ -64,8 +65,10 @@ class Quantized:
     step: float = float(YS)
 
 
-def _attention(x: torch.Tensor) -> torch.Tensor:
-    joint = x @ _real(WIDE, WS, WZ) + torch.from_numpy(FLOATS.astype(np.float64))
+def _attention(
+    x: torch.Tensor, scale: np.ndarray | np.float32 = WS, zero: np.ndarray | np.int8 = WZ
+) -> torch.Tensor:
+    joint = x @ _real(WIDE, scale, zero) + torch.from_numpy(FLOATS.astype(np.float64))
     q, k, v = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in joint.chunk(3, -1))
     return fn.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
@@ -121,6 +124,10 @@ CASES = [
     Quantized(
         "QAttention", ["q", WIDE, FLOATS, XS, WS, None, XZ, WZ], _attention, {"num_heads": 2}, floats=True,
         x=_RNG.uniform(-1, 1, (2, 3, 8)).astype(np.float32),
+    ),
+    Quantized(
+        "QAttention", ["q", WIDE, FLOATS, XS, BY_OUTPUT, None, XZ, WHOLE], lambda x: _attention(x, BY_OUTPUT, WHOLE),
+        {"num_heads": 2}, floats=True, x=_RNG.uniform(-1, 1, (2, 3, 8)).astype(np.float32),
     ),
     Quantized("MatMulInteger", ["q", W, XZ, WZ], lambda x: x @ _real(W, 1, WZ) / XS, domain="", floats=True),
     Quantized(

@@ -118,6 +118,14 @@ options.log_severity_level = 4
 run = Bench(Path(sys.argv[1]) / "damage").run
 path = run / sys.argv[2]
 content = path.read_bytes()
+
+
+def opened():
+    state = CheckpointState.load_checkpoint(run / "checkpoint")
+    return Module(run / "training_model.onnx", state, run / "eval_model.onnx", session_options=options)
+
+
+whole = opened()
 for seed in range(120):
     rng = np.random.default_rng(seed)
     damaged = bytearray(content)
@@ -125,11 +133,10 @@ for seed in range(120):
         damaged[rng.integers(len(damaged))] = rng.integers(256)
     path.write_bytes(damaged)
     try:
-        state = CheckpointState.load_checkpoint(run / "checkpoint")
-        module = Module(run / "training_model.onnx", state, run / "eval_model.onnx", session_options=options)
-        optimizer = Optimizer(run / "optimizer_model.onnx", module)
+        module = whole if path.name == "optimizer_model.onnx" else opened()
+        module.train()
         module(X, Y)
-        optimizer.step()
+        Optimizer(run / "optimizer_model.onnx", module).step()
         module.eval()
         module(X, Y)
         module.export_model_for_inferencing(run / "trained.onnx", ["logits"])

@@ -131,7 +131,8 @@ def test_a_model_over_2_gb_is_trained_and_exported(tmp_path: Path) -> None:
     exported = onnx.load(artifacts / "trained.onnx", load_external_data=False)
     external = [t.name for t in exported.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     assert "table" in external
-    expected = np.load(artifacts / "expected.npz")
+    with np.load(artifacts / "expected.npz") as content:
+        expected = dict(content)
     session = onnxruntime.InferenceSession(artifacts / "trained.onnx")
     (logits,) = session.run(["logits"], {"ids": np.array([[0, ROWS - 1]])})
     mean = np.full(WIDTH, (1 + ROWS) / 2, np.float32)

@@ -16,6 +16,7 @@ import onnxruntime as ort
 import pytest
 
 import models
+from cli.files import arrays_in
 
 FLAGS = {"env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}}
 
@@ -70,7 +71,7 @@ def test_train_writes_a_model_that_classifies(run: Any, mlp: Path, data: Path, t
     assert document["directory"] == str(tmp_path / "mlp-trained")
     assert len(document["epochs"]) == 15
     assert "epoch 15/15" in result.err
-    arrays = np.load(data)
+    arrays = arrays_in(data)
     logits = ort.InferenceSession(document["model"]).run(None, {"x": arrays["x"]})[0]
     assert (logits.argmax(axis=1) == arrays["y"]).mean() > 0.9
 
@@ -85,7 +86,7 @@ def test_train_writes_a_model_that_classifies(run: Any, mlp: Path, data: Path, t
 def test_train_by_names_with_validation_file_and_patience(
     run: Any, mlp: Path, data: Path, tmp_path: Path
 ) -> None:
-    arrays = np.load(data)
+    arrays = arrays_in(data)
     np.savez(tmp_path / "named.npz", x=arrays["x"], labels=arrays["y"], extra=np.zeros(3))
     result = run(
         *("train", mlp, "--data", tmp_path / "named.npz", "--validation", data, "--loss", "cross_entropy"),

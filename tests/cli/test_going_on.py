@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
+from cli.files import arrays_in
 from onnxtrain import Callback, EarlyStopping, Trainer
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.schedules import Cosine
@@ -113,7 +114,7 @@ def test_goes_on_as_if_it_had_not_stopped(
     models = [onnx.load(tmp_path / name / "trained.onnx") for name in ("run", "straight")]
     assert models[0].graph == models[1].graph
 
-    arrays = np.load(data)
+    arrays = arrays_in(data)
     trainer = Trainer(
         net,
         "cross_entropy",
@@ -249,7 +250,7 @@ def test_the_same_options_may_be_given_again_and_other_data_not(
 ) -> None:
     directory = tmp_path / "run"
     shutil.copytree(interrupted, directory)
-    arrays = np.load(data)
+    arrays = arrays_in(data)
     np.savez(tmp_path / "other.npz", x=arrays["x"] + 1, y=arrays["y"])
     other = run("train", directory, "--data", tmp_path / "other.npz")
     assert other.code == 1
@@ -291,7 +292,7 @@ def test_a_finished_run_keeps_its_learning_rate_and_takes_more_epochs(
 
 
 def test_a_run_that_python_began(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
-    arrays = np.load(data)
+    arrays = arrays_in(data)
     fit: dict[str, Any] = {
         "epochs": 3,
         "batch_size": 50,

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import models
+from cli.files import arrays_in
 from onnxtrain import Trainer
 
 
@@ -25,7 +26,7 @@ def trained(run: Any, mlp: Path, data: Path, tmp_path: Path) -> Path:
 
 
 def test_evaluate_is_trainer_evaluate(run: Any, trained: Path, data: Path) -> None:
-    arrays = np.load(data)
+    arrays = arrays_in(data)
     expected = Trainer.resume(trained).evaluate(arrays["x"], arrays["y"], batch_size=64)
     document = run("evaluate", trained, "--data", data, "--batch-size", 64, "--json").json()
     assert {key: document[key] for key in expected} == expected
@@ -45,10 +46,10 @@ def test_predictions_are_those_of_a_plain_session(
     result = run("predict", source, "--data", data, "-o", output, "--batch-size", 7, "--json")
     assert result.code == 0, result.err
     assert result.json()["samples"] == 200
-    x = np.load(data)["x"]
+    x = arrays_in(data)["x"]
     logits = ort.InferenceSession(trained / "trained.onnx").run(None, {"x": x})[0]
     if suffix == "npz":
-        got = dict(np.load(output))
+        got = arrays_in(output)
         values, best = got["logits"], got.get("class")
     else:
         frame = pd.read_csv(output) if suffix == "csv" else pd.read_parquet(output)
@@ -62,10 +63,10 @@ def test_predictions_are_those_of_a_plain_session(
 
 
 def test_predict_needs_no_targets(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=np.load(data)["x"][:5])
+    np.savez(tmp_path / "x.npz", x=arrays_in(data)["x"][:5])
     result = run("predict", trained, "--data", tmp_path / "x.npz", "-o", tmp_path / "p.npz")
     assert result.code == 0, result.err
-    assert np.load(tmp_path / "p.npz")["logits"].shape == (5, 3)
+    assert arrays_in(tmp_path / "p.npz")["logits"].shape == (5, 3)
 
 
 def test_predict_fills_a_fixed_batch(run: Any, tmp_path: Path) -> None:
@@ -78,7 +79,7 @@ def test_predict_fills_a_fixed_batch(run: Any, tmp_path: Path) -> None:
     arguments = ("predict", tmp_path / "fixed.onnx", "--data", tmp_path / "x.npz", "-o", tmp_path / "p.npz")
     assert run(*arguments).code == 0
     expected = ort.InferenceSession(models.mlp().SerializeToString()).run(None, {"x": x})[0]
-    np.testing.assert_allclose(np.load(tmp_path / "p.npz")["logits"], expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(arrays_in(tmp_path / "p.npz")["logits"], expected, rtol=1e-5, atol=1e-6)
     refused = run(*arguments, "--batch-size", 3)
     assert "--batch-size is 3, but the model takes exactly 4 samples. Leave it out." in refused.err
 
@@ -86,7 +87,7 @@ def test_predict_fills_a_fixed_batch(run: Any, tmp_path: Path) -> None:
 def test_export_writes_the_trained_model(run: Any, trained: Path, data: Path, tmp_path: Path) -> None:
     document = run("export", trained, "-o", tmp_path / "out.onnx", "--json").json()
     assert document["outputs"] == ["logits"]
-    x = np.load(data)["x"]
+    x = arrays_in(data)["x"]
     got, expected = (
         ort.InferenceSession(path).run(None, {"x": x})[0]
         for path in (tmp_path / "out.onnx", trained / "trained.onnx")

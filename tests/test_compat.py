@@ -67,7 +67,7 @@ OLD_NAMES_THAT_NEED_PYTORCH = [
 def wrong(names: list[tuple[str, str]]) -> dict[str, str]:
     """The statements that do not find what they should, each run as if it were the first import of this package."""
     code = f"""
-import json, sys, traceback
+import json, pkgutil, sys, traceback
 import onnx, onnx_ir, onnxruntime
 
 def check(statement, expected):
@@ -75,15 +75,7 @@ def check(statement, expected):
     onnxtrain.compat.install()
     names = {{}}
     exec(statement, names)
-    for depth in range(expected.count(".") + 1):
-        try:
-            __import__("onnxtrain." + expected.rsplit(".", depth)[0])
-            break
-        except ModuleNotFoundError:
-            pass
-    value = sys.modules["onnxtrain"]
-    for part in expected.split("."):
-        value = getattr(value, part)
+    value = pkgutil.resolve_name("onnxtrain." + expected)
     assert names["found"] is value, names["found"]
     onnxtrain.compat.uninstall()
 

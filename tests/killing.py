@@ -402,28 +402,38 @@ def _before_each_step(act: Callable[[], None]) -> None:
         setattr(os, name, acting_first(getattr(os, name)))
 
 
-def _save_and_copy(kind: Kind, where: Path, copies: Path) -> int:
-    """Copies what a kill would leave at each step of a save; returns the number of steps. No copy is there twice."""
+def _content(directory: Path) -> bytes:
+    """A digest of all names and files, which is the same for the same ones."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*")):
+        link = os.readlink(path) if path.is_symlink() else None
+        digest.update(repr((path.relative_to(directory), path.is_dir(), link)).encode())
+        if path.is_file() and link is None:
+            digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def _save_and_copy(kind: Kind, where: Path, copies: Path) -> str:
+    """Copies what a kill would leave at each step of a save, no content twice.
+
+    Returns:
+        The number of steps, and of those at which there are temporary files.
+    """
     seen: set[bytes] = set()
-    steps = 0
+    found = {"steps": 0, "in the middle": 0}
 
     def copy() -> None:
-        nonlocal steps
-        steps += 1
-        files = [path for path in sorted(where.rglob("*")) if path.is_symlink() or path.is_file()]
-        content = hashlib.sha256()
-        for path in sorted(where.rglob("*")):
-            content.update(f"{path.relative_to(where)} {path.is_symlink()} {path.is_dir()} ".encode())
-            if path in files:
-                content.update(os.readlink(path).encode() if path.is_symlink() else path.read_bytes())
-        if content.digest() not in seen:
-            seen.add(content.digest())
+        found["steps"] += 1
+        found["in the middle"] += leftovers(where) > 0
+        content = _content(where)
+        if content not in seen:
+            seen.add(content)
             shutil.copytree(where, copies / str(len(seen)), symlinks=True)
 
     saves = kind.saves(where, 4)
     _before_each_step(copy)
     next(saves)
-    return steps
+    return json.dumps(found)
 
 
 def _problem(kind: Kind, left: Path) -> str:
@@ -445,14 +455,12 @@ def at_each_step(name: str, directory: str) -> None:
     for path in (where, copies):
         path.mkdir()
     in_process(lambda: kind.prepare(where))
-    steps = int(in_process(partial(_save_and_copy, kind, where, copies)))
+    found = json.loads(in_process(partial(_save_and_copy, kind, where, copies)))
     left = [*copies.iterdir(), where]
-    middle = sum(leftovers(path) > 0 for path in left)
     problems = json.loads(
         in_process(lambda: json.dumps([text for path in left if (text := _problem(kind, path))]))
     )
-    found = {"steps": steps, "in the middle": middle, "unreadable": len(problems)}
-    print(json.dumps(found | {"first problem": problems[0] if problems else ""}))
+    print(json.dumps(found | {"unreadable": len(problems), "first problem": problems[0] if problems else ""}))
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ each_exporter = pytest.mark.parametrize("exporter", EXPORTERS)
 class Net(nn.Module):
     """A layer behind parameters, which get a gradient through the layer's statistics unless these are stopped."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, scale: float = 1.0) -> None:
         super().__init__()
         self.layer = layer
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, SIZE))
-        self.position = nn.Parameter(torch.linspace(-1, 1, 5).unsqueeze(1))
+        self.weight = nn.Parameter(scale * torch.linspace(0.5, 1.5, SIZE))
+        self.position = nn.Parameter(scale * torch.linspace(-1, 1, 5).unsqueeze(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x * self.weight + self.position)
@@ -132,7 +132,7 @@ def test_gradients_of_torch(centered, exporter, dtype, tmp_path, caplog):
     layers = [layer for layer in LAYERS if layer.name.startswith("LayerNorm") == centered]
     # A LayerNorm divides the row of zeros by sqrt(eps); ONNX keeps that epsilon in float32.
     looser = 1e-8 if dtype == torch.float64 else 1e-5
-    net = Net(SideBySide([layer.ours(dtype) for layer in layers])).to(dtype)
+    net = SideBySide([Net(layer.ours(dtype), 1 + k / 8) for k, layer in enumerate(layers)]).to(dtype)
     with caplog.at_level(logging.WARNING, logger="onnxtrain"):
         assert_gradients_of_torch(net, exporter, dtype, tmp_path, looser if centered else None)
     assert not warnings_of(caplog)

@@ -28,13 +28,16 @@ class Elsewhere:
 
 
 class Session:
-    def __init__(self, session: ort.InferenceSession, elsewhere: bool) -> None:
-        self._session, self._elsewhere = session, elsewhere
-        self.run_with_iobinding = lambda io: session.run_with_iobinding(getattr(io, "_binding", io))
+    """A session whose bindings are such."""
 
-    def io_binding(self) -> object:
-        binding = self._session.io_binding()
-        return Elsewhere(binding) if self._elsewhere else binding
+    def __init__(self, session: ort.InferenceSession) -> None:
+        self._session = session
+
+    def io_binding(self) -> Elsewhere:
+        return Elsewhere(self._session.io_binding())
+
+    def run_with_iobinding(self, io: Elsewhere) -> None:
+        self._session.run_with_iobinding(io._binding)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -47,7 +50,7 @@ def test_results_are_in_the_bound_memory_or_it_is_said(elsewhere: bool) -> None:
     w, y = (Buffer.zeros(BY_NAME["float32"], (2,)) for _ in range(2))
     w.write(np.array([1, 2], np.float32))
     options = {"inputs": {"w": w}, "outputs": {"y": y}, "doing": "A test"}
-    binding = Binding(Session(session, elsewhere), CPU, **options)
+    binding = Binding(Session(session) if elsewhere else session, CPU, **options)
     if elsewhere:
         with pytest.raises(RuntimeError, match=r"A test: onnxruntime .* did not write output 'y'"):
             binding.run()

@@ -1,8 +1,13 @@
 """Settings of all tests."""
 
+import functools
 import gc
 import os
+import sys
+from collections.abc import Iterator
+from typing import Any
 
+import onnxruntime as ort
 import pytest
 
 # PyTorch's threads wait asleep, not spinning: with two workers on two processors that halves the time of many tests.
@@ -11,9 +16,49 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 gc.set_threshold(10000, 20, 20)  # a capture makes objects by the hundred thousand
 
+_ON_STOCK_ONNXRUNTIME = {"cli", "functional", "onnxblock", "surgery", "trainer"}
+"""Rooms whose tests run as for a user without native kernels; those of the others use them where they are installed."""
+
+_SPINNING = "session.intra_op.allow_spinning"
+
+
+def _threads_wait_asleep() -> None:
+    """Those of ONNX Runtime, too, unless a test says otherwise: there are thousands of sessions."""
+    create = ort.InferenceSession.__init__
+
+    @functools.wraps(create)
+    def asleep(self: Any, model: Any, sess_options: Any = None, *arguments: Any, **named: Any) -> None:
+        sess_options = sess_options or ort.SessionOptions()
+        try:
+            sess_options.get_session_config_entry(_SPINNING)
+        except RuntimeError:  # it has not been set
+            sess_options.add_session_config_entry(_SPINNING, "0")
+        create(self, model, sess_options, *arguments, **named)
+
+    ort.InferenceSession.__init__ = asleep
+
+
+_threads_wait_asleep()
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _what_earlier_tests_left() -> None:
     """Puts it aside: modules and caches of PyTorch are a million objects, which every full collection walks through."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A session takes 5 ms less without them, and so both ways are tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in _ON_STOCK_ONNXRUNTIME:
+            patch.setenv("ONNXTRAIN_KERNELS", "off")
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _guards_are_not_timed() -> None:
+    """Dynamo empties the processor's caches to time the guards of each graph, for a message that nobody asked for."""
+    if guards := sys.modules.get("torch._dynamo.guards"):
+        guards.profile_guard_manager = lambda *_: 0.0

@@ -25,7 +25,7 @@ def found(*arguments: str) -> dict[str, int]:
     path = os.pathsep.join([str(Path(onnxtrain.__file__).parents[1]), str(Path(__file__).parent)])
     done = subprocess.run(
         [sys.executable, "-m", "killing", *arguments],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ONNXTRAIN_KERNELS": "off"},
         capture_output=True,
         text=True,
         check=False,

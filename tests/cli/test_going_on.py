@@ -22,7 +22,7 @@ from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.schedules import Cosine
 from trainer.test_resume import dropout_model
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {
     "--loss": "cross_entropy",
     "--optimizer": "adam",
@@ -41,6 +41,12 @@ OPTIONS: dict[str, Any] = {
     "--patience": 4,
     "--seed": 3,
 }
+
+
+def environment(*more: Path) -> dict[str, str]:
+    """That of a process that finds this package, and what is in `more`."""
+    path = os.pathsep.join(map(str, [*more, ROOT / "src"]))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 class InterruptAt(Callback):
@@ -158,7 +164,7 @@ def test_a_signal_from_outside(run: Any, mlp: Path, data: Path, tmp_path: Path) 
         "linear",
     ]
     command = [sys.executable, "-u", "-m", "onnxtrain", "train", mlp, *options, "-o", tmp_path / "run"]
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True, env=environment())
     assert process.stderr is not None
     assert process.stderr.readline().startswith("epoch  1/40")
     process.send_signal(signal.SIGINT)
@@ -233,10 +239,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-o",
         folder / "run",
     ]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), ENVIRONMENT["PYTHONPATH"]])
     process = subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],
-        env=ENVIRONMENT | {"PYTHONPATH": path},
+        env=environment(ROOT / "tests"),
         capture_output=True,
         text=True,
         check=False,

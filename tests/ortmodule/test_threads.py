@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from onnxtrain.ortmodule import _threads
+from onnxtrain.ortmodule import _session, _threads
 from onnxtrain.ortmodule._threads import CoreSharing, threads_for
 from onnxtrain.passes import infer_shapes
 
@@ -119,6 +119,21 @@ def test_little_work_is_done_by_one_thread(model: Callable[[], ir.Model], thread
         assert threads_for(model()) == threads
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("rows", "sessions"), [("1", 0), ("n", 1)])
+def test_threads_of_a_session_rest_where_there_are_several(
+    rows: str, sessions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rested: list[object] = []
+    monkeypatch.setattr(_session, "rest_threads", rested.append)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        _session.Session(infer_shapes(product(rows)), torch.device("cpu"), 3)
+    finally:
+        torch.set_num_threads(before)
+    assert len(rested) == sessions
 
 
 @pytest.mark.parametrize("op", ["LSTM", "Conv", "Attention", "Loop"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import ml_dtypes
 import numpy as np
 import onnxruntime as ort
@@ -323,6 +325,30 @@ def test_threads_rest_between_runs_unless_the_options_say_otherwise(own):
     used = module._session.get_session_options()
     assert used.get_session_config_entry(key) == (own or "1")
     assert not used.enable_mem_pattern
+
+
+def test_threads_of_a_new_session_rest_until_its_first_run():
+    """They start by looking for work, which takes a core for some 35 ms each."""
+    run = handmade.mlp()
+    training = run.training.SerializeToString()
+
+    def spent(open_session):
+        """Seconds of processor time of this process, until well after it has opened a session of three threads."""
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        start = time.process_time()
+        session = open_session(options)
+        time.sleep(0.1)
+        end = time.process_time()
+        del session
+        return end - start
+
+    plain = min(spent(lambda options: ort.InferenceSession(training, options)) for _ in range(3))
+    ours = min(
+        spent(lambda options: Module(training, run.state(), session_options=options)) for _ in range(3)
+    )
+    assert ours < plain / 2
 
 
 def test_session_options_are_used(batch, tmp_path):

@@ -13,6 +13,7 @@ import onnxruntime as ort
 import torch
 from onnxruntime.capi import _pybind_state as binding
 
+from onnxtrain.functions import DOMAIN
 from onnxtrain.fusion import Bfloat16ProductPass, Bfloat16RoundingPass, NativeOpsPass, WideCompositesPass
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._exceptions import ORTModuleInitException, ORTModuleONNXModelException
@@ -27,6 +28,7 @@ from onnxtrain.passes import (
     widen_narrow_floats,
 )
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
+from onnxtrain.runtime.session import rest_threads
 
 __all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime", "suited"]
 
@@ -123,8 +125,8 @@ class Session:
         if has_float64(model, ("MatMul", "ReduceMean")):
             # Beyond that it fuses scales and epsilons into attributes, which are float32.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-        if device.type == "cpu":
-            register_kernels(options)
+        if device.type == "cpu" and any(node.domain == DOMAIN for node in model.graph.all_nodes()):
+            register_kernels(options)  # for 5 ms: onnxruntime makes a schema of each op anew
         # It takes an Expand to no elements for one that does nothing.
         disabled = ["ExpandElimination"] if _has_no_elements(model.graph) else []
         proto = ir.to_proto(model).SerializeToString()
@@ -134,6 +136,8 @@ class Session:
             )
         except binding.NotImplemented as error:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
+        if options.intra_op_num_threads != 1:
+            rest_threads(session)
         self._sharing = CoreSharing(device)
         self._session = session  # keeps the native one alive
         self._native = session._sess

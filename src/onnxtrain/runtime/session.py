@@ -129,12 +129,25 @@ def _session(model: str | bytes, device: Device, options: ort.SessionOptions) ->
     _suit_training(options)
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
     try:
-        return make()
+        session = make()
     except Exception as error:
         failing = [optimizer for text, optimizer in _FAILING_OPTIMIZERS.items() if text in str(error)]
         if not failing:
             raise
-        return make(disabled_optimizers=failing)
+        session = make(disabled_optimizers=failing)
+    if options.intra_op_num_threads != 1:
+        rest_threads(session)
+    return session
+
+
+def rest_threads(session: ort.InferenceSession) -> None:
+    """Has the threads of a new session rest until its first run.
+
+    They start by looking for work, which takes a core for some 35 ms each: from those that open the next session, or
+    compute the first step. Where they stop at the end of a run, they do so at that of one that fails as well.
+    """
+    with contextlib.suppress(RuntimeError):  # no output is asked for
+        session.run_with_iobinding(session.io_binding())
 
 
 def _is_missing_kernel(error: Exception) -> bool:

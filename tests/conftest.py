@@ -10,14 +10,19 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
+from onnxtrain._stack import with_room
+
 # PyTorch's threads wait asleep, not spinning: with two workers on two processors that halves the time of many tests.
 # PyTorch reads it when it is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 gc.set_threshold(10000, 20, 20)  # a capture makes objects by the hundred thousand
 
-_ON_STOCK_ONNXRUNTIME = {"cli", "functional", "onnxblock", "surgery", "trainer"}
-"""Rooms whose tests run as for a user without native kernels; those of the others use them where they are installed."""
+_ON_STOCK_ONNXRUNTIME = {
+    *("autodiff", "cli", "functional", "onnxblock", "surgery", "trainer"),
+    *("test_bad_input.py", "test_losses.py", "test_optimizers.py"),
+}
+"""Whose tests run as for a user without native kernels; the others use them where they are installed."""
 
 _SPINNING = "session.intra_op.allow_spinning"
 
@@ -38,7 +43,14 @@ def _threads_wait_asleep() -> None:
     ort.InferenceSession.__init__ = asleep
 
 
+def _calls_have_room() -> None:
+    """Those of all tests: PyTorch's exports and what it captures for other back ends are as deep as for ORTModule."""
+    run = pytest.Function.runtest
+    pytest.Function.runtest = lambda test: with_room(run, test)  # type: ignore[method-assign]
+
+
 _threads_wait_asleep()
+_calls_have_room()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +64,7 @@ def _what_earlier_tests_left() -> None:
 def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """A session takes 5 ms less without them, and so both ways are tested."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.parent.name in _ON_STOCK_ONNXRUNTIME:
+        if {request.path.name, request.path.parent.name} & _ON_STOCK_ONNXRUNTIME:
             patch.setenv("ONNXTRAIN_KERNELS", "off")
         yield
 

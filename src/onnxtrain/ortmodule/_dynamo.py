@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from onnxtrain._stack import with_room
 from onnxtrain.ortmodule._calling import captured_call
 from onnxtrain.ortmodule._data_dependent import data_dependent_results
 from onnxtrain.ortmodule._torch import (
@@ -84,7 +85,7 @@ class _WithSettings:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with dynamo_config.patch(self._settings):
             try:
-                return self._captured(*args, **kwargs)
+                return with_room(self._captured, *args, **kwargs)
             except TorchRuntimeError:
                 # PyTorch refuses an operator. The function runs as it is, once, and meets the error itself: it may
                 # catch it, and what ran before must not run again.

@@ -45,7 +45,7 @@ test: $(TEST_VENV)/.installed
 	$(TEST_VENV)/bin/ruff format --check
 	$(TEST_VENV)/bin/mypy
 	$(TEST_VENV)/bin/lint-imports
-	$(TEST_VENV)/bin/python -m pytest -n 2
+	$(TEST_VENV)/bin/python -m pytest -n 2 --dist worksteal
 ifneq ($(findstring /,$(LIBASAN)),)
 	$(MAKE) test-sanitized BASELINE_ONLY=ON
 else
@@ -53,18 +53,18 @@ else
 endif
 
 test-oldest: $(OLDEST_VENV)/.installed
-	$(OLDEST_VENV)/bin/python -m pytest -n 2 $(VERSIONED)
-	PYTHONPATH=$(ORTMODULE_SITE) $(OLDEST_VENV)/bin/python -m pytest -n 2 $(ORTMODULE)
+	$(OLDEST_VENV)/bin/python -m pytest -n 2 --dist worksteal $(VERSIONED)
+	PYTHONPATH=$(ORTMODULE_SITE) $(OLDEST_VENV)/bin/python -m pytest -n 2 --dist worksteal $(ORTMODULE)
 
 test-newest: $(NEWEST_VENV)/.installed
-	$(NEWEST_VENV)/bin/python -m pytest -n 2 $(VERSIONED) $(ORTMODULE)
+	$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal $(VERSIONED) $(ORTMODULE)
 
 test-torch: | check-python
 	for version in $(TORCHES); do \
 		$(PYTHON) -m venv --clear $(TORCH_VENV)-$$version && \
 		$(TORCH_VENV)-$$version/bin/python -m pip install --quiet --disable-pip-version-check torch==$$version && \
 		$(TORCH_VENV)-$$version/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' $(TESTING) && \
-		$(TORCH_VENV)-$$version/bin/python -m pytest -n 2 $(TORCH_TESTS) || exit 1; \
+		$(TORCH_VENV)-$$version/bin/python -m pytest -n 2 --dist worksteal $(TORCH_TESTS) || exit 1; \
 	done
 
 # The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every

@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
+from onnxtrain.runtime import session
 from runtime import handmade
 
 
@@ -327,28 +328,34 @@ def test_threads_rest_between_runs_unless_the_options_say_otherwise(own):
     assert not used.enable_mem_pattern
 
 
-def test_threads_of_a_new_session_rest_until_its_first_run():
+def test_threads_of_a_new_session_rest():
     """They start by looking for work, which takes a core for some 35 ms each."""
-    run = handmade.mlp()
-    training = run.training.SerializeToString()
+    training = handmade.mlp().training.SerializeToString()
 
-    def spent(open_session):
-        """Seconds of processor time of this process, until well after it has opened a session of three threads."""
+    def spent(rest):
+        """Seconds of processor time of this process while it sleeps, with a new session of three threads."""
         options = ort.SessionOptions()
         options.intra_op_num_threads = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "1")
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        opened = ort.InferenceSession(training, options)
+        rest(opened)
         start = time.process_time()
-        session = open_session(options)
         time.sleep(0.1)
-        end = time.process_time()
-        del session
-        return end - start
+        return time.process_time() - start
 
-    plain = min(spent(lambda options: ort.InferenceSession(training, options)) for _ in range(3))
-    ours = min(
-        spent(lambda options: Module(training, run.state(), session_options=options)) for _ in range(3)
-    )
-    assert ours < plain / 2
+    looking = max(spent(lambda opened: None) for _ in range(3))
+    assert min(spent(session.rest_threads) for _ in range(3)) < looking / 2
+
+
+@pytest.mark.parametrize(("threads", "sessions"), [(1, 0), (2, 2)])
+def test_training_and_evaluation_begin_with_threads_at_rest(threads, sessions, monkeypatch):
+    rested = []
+    monkeypatch.setattr(session, "rest_threads", rested.append)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    build(handmade.mlp(), session_options=options)
+    assert len(rested) == sessions
 
 
 def test_session_options_are_used(batch, tmp_path):

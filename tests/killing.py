@@ -1,8 +1,9 @@
 """Kills processes while they save, in all ways that this package saves, and looks at what they leave; and at what a
 kill at each step of a save would leave.
 
-`python -c "import killing; killing.main(kind, directory, kills, seed)"`: one process imports everything, and forks
-those that save and those that look, so that a kill costs a tenth of a second.
+`python -m killing at_random "checkpoint,fit" directory kills seed` and `python -m killing at_each_step "checkpoint,fit"
+directory` print what was found, by kind. One process imports everything, and forks those that save and those that look,
+so that a kill costs a tenth of a second.
 """
 
 from __future__ import annotations
@@ -347,12 +348,13 @@ def leftovers(directory: Path) -> int:
     return sum(1 for _ in directory.rglob(".*onnxtrain-*"))
 
 
-def main(name: str, directory: str, kills: int, seed: int) -> None:
-    """Kills `kills` processes at random moments of their saves; prints what was found."""
-    kind, where, chance = KINDS[name](), Path(directory), random.Random(seed)
+def at_random(kind: Kind, where: Path, kills: int, seed: int) -> dict[str, Any]:
+    """Kills `kills` processes at random moments of their saves; returns what was found."""
+    chance = random.Random(seed)
     in_process(lambda: kind.prepare(where))
     last = 0
-    found = {"kills": 0, "unreadable": 0, "lost": 0, "in the middle": 0, "saves": 0, "first problem": ""}
+    found: dict[str, Any] = dict.fromkeys(("kills", "unreadable", "lost", "in the middle", "saves"), 0)
+    found["first problem"] = ""
     for _ in range(kills):
         start = last
 
@@ -379,7 +381,7 @@ def main(name: str, directory: str, kills: int, seed: int) -> None:
             continue
         found["lost"] += k != -1 and k < acknowledged[-1]
         last = max(acknowledged[-1], k)
-    print(json.dumps(found))
+    return found
 
 
 def _before_each_step(act: Callable[[], None]) -> None:
@@ -448,20 +450,29 @@ def _problem(kind: Kind, left: Path) -> str:
     return ""
 
 
-def at_each_step(name: str, directory: str) -> None:
-    """Looks at what a kill would leave at each step of a save on the disk; prints what was found."""
-    kind = AT_EACH_STEP[name]()
-    where, copies = Path(directory) / "run", Path(directory) / "copies"
+def at_each_step(kind: Kind, folder: Path) -> dict[str, Any]:
+    """Looks at what a kill would leave at each step of a save on the disk; returns what was found."""
+    where, copies = folder / "run", folder / "copies"
     for path in (where, copies):
         path.mkdir()
     in_process(lambda: kind.prepare(where))
-    found = json.loads(in_process(partial(_save_and_copy, kind, where, copies)))
+    found: dict[str, Any] = json.loads(in_process(partial(_save_and_copy, kind, where, copies)))
     left = [*copies.iterdir(), where]
     problems = json.loads(
         in_process(lambda: json.dumps([text for path in left if (text := _problem(kind, path))]))
     )
-    print(json.dumps(found | {"unreadable": len(problems), "first problem": problems[0] if problems else ""}))
+    return found | {"unreadable": len(problems), "first problem": problems[0] if problems else ""}
+
+
+def main(way: str, names: str, directory: str, *numbers: str) -> None:
+    found = {}
+    for name in names.split(","):
+        folder = Path(directory) / name
+        folder.mkdir()
+        kill = {"at_random": at_random, "at_each_step": at_each_step}[way]
+        found[name] = kill(AT_EACH_STEP[name](), folder, *map(int, numbers))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    {"main": main, "at_each_step": at_each_step}[sys.argv[1]](*sys.argv[2:4], *(int(a) for a in sys.argv[4:]))
+    main(*sys.argv[1:])

@@ -34,8 +34,8 @@ def run(script: str, *arguments: str) -> str:
     ("script", "packages", "epochs", "accuracy"),
     [
         ("plain_pytorch.py", [], 3, 0.95),
-        ("huggingface_trainer.py", ["transformers", "accelerate"], 5, 0.6),
-        ("lightning_module.py", ["lightning"], 4, 0.9),
+        ("huggingface_trainer.py", ["transformers", "accelerate"], 3, 0.6),
+        ("lightning_module.py", ["lightning"], 2, 0.9),
     ],
 )
 def test_example_learns_in_onnxruntime(

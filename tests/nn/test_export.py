@@ -6,6 +6,8 @@ import io
 import logging
 import warnings
 from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -20,12 +22,7 @@ from onnxtrain.nn import stop_gradient
 
 pytestmark = pytest.mark.torch
 
-EXPORTERS = {
-    "dynamo": {"dynamo": True, "verbose": False},
-    "dynamo-unoptimized": {"dynamo": True, "verbose": False, "optimize": False},
-    "torchscript": {"dynamo": False, "training": torch.onnx.TrainingMode.TRAINING},
-}
-each_exporter = pytest.mark.parametrize("exporter", EXPORTERS)
+EXPORTERS = ("dynamo", "dynamo-unoptimized", "torchscript")
 
 
 class Net(nn.Module):
@@ -65,26 +62,42 @@ def warnings_of(caplog) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name.startswith("onnxtrain")]
 
 
-def exported(net: nn.Module, x: torch.Tensor, exporter: str) -> onnx.ModelProto:
-    """With a batch of any size."""
-    dynamic = (
-        {"dynamic_axes": {"x": {0: "batch"}}}
-        if exporter == "torchscript"
-        else {"dynamic_shapes": ({0: torch.export.Dim("batch", min=2, max=64)},)}
-    )
-    buffer = io.BytesIO()
+def exported(
+    net: nn.Module, x: torch.Tensor, exporters: Iterable[str] = EXPORTERS
+) -> dict[str, onnx.ModelProto]:
+    """With a batch of any size, by exporter. Dynamo's captures once: what its optimizer does comes last."""
+    models = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations in PyTorch's exporters
-        torch.onnx.export(net, (x,), buffer, input_names=["x"], **EXPORTERS[exporter], **dynamic)
-    return onnx.load_from_string(buffer.getvalue())
+        if "torchscript" in exporters:
+            buffer = io.BytesIO()
+            training = torch.onnx.TrainingMode.TRAINING
+            axes = {"x": {0: "batch"}}
+            torch.onnx.export(
+                net, (x,), buffer, input_names=["x"], dynamo=False, training=training, dynamic_axes=axes
+            )
+            models["torchscript"] = onnx.load_from_string(buffer.getvalue())
+        if {"dynamo", "dynamo-unoptimized"} & set(exporters):
+            sizes = ({0: torch.export.Dim("batch", min=2, max=64)},)
+            program = torch.onnx.export(
+                net, (x,), input_names=["x"], dynamo=True, verbose=False, optimize=False, dynamic_shapes=sizes
+            )
+            models["dynamo-unoptimized"] = program.model_proto
+            program.optimize()
+            models["dynamo"] = program.model_proto
+    return {exporter: models[exporter] for exporter in exporters}
 
 
-def training_model(net: nn.Module, x: torch.Tensor, exporter: str, directory) -> onnx.ModelProto:
+def training_models(
+    net: nn.Module, x: torch.Tensor, directory: Path, exporters: Iterable[str] = EXPORTERS
+) -> dict[str, onnx.ModelProto]:
+    """By exporter; the artifacts are in a folder of its name."""
     names = [name for name, _ in net.named_parameters()]
-    generate_artifacts(
-        exported(net, x, exporter), loss="mse", requires_grad=names, artifact_directory=directory
-    )
-    return onnx.load(directory / "training_model.onnx")
+    models = {}
+    for exporter, model in exported(net, x, exporters).items():
+        generate_artifacts(model, loss="mse", requires_grad=names, artifact_directory=directory / exporter)
+        models[exporter] = onnx.load(directory / exporter / "training_model.onnx")
+    return models
 
 
 def ops(model: onnx.ModelProto) -> Counter[str]:
@@ -110,85 +123,85 @@ def torch_step(net: nn.Module, x: torch.Tensor, target: torch.Tensor, loss: str)
     return {loss: value.detach(), **{f"{name}_grad": p.grad for name, p in net.named_parameters()}}
 
 
-def assert_gradients_of_torch(net: nn.Module, exporter: str, dtype, directory, tolerance=None):
+def assert_gradients_of_torch(net: nn.Module, dtype, directory, tolerance=None, exporters=EXPORTERS):
     """For two batches, one of a size that the exporter has not seen."""
-    model = training_model(net, sampled((3, 5, SIZE), dtype), exporter, directory)
-    for batch in (3, 4):
-        x = sampled((batch, 5, SIZE), dtype)
-        with torch.no_grad():
-            target = torch.cos(net(x))
-        want = torch_step(net, x, target, model.graph.output[0].name)
-        assert_same(onnx_step(model, net, x, target), want, tolerance)
-    return model
+    models = training_models(net, sampled((3, 5, SIZE), dtype), directory, exporters)
+    for model in models.values():
+        for batch in (3, 4):
+            x = sampled((batch, 5, SIZE), dtype)
+            with torch.no_grad():
+                target = torch.cos(net(x))
+            want = torch_step(net, x, target, model.graph.output[0].name)
+            assert_same(onnx_step(model, net, x, target), want, tolerance)
 
 
 @pytest.mark.parametrize(
-    ("exporter", "dtype"),
-    [*((exporter, torch.float64) for exporter in EXPORTERS), ("dynamo", torch.float32)],
-    ids=lambda value: str(value).removeprefix("torch."),
+    ("dtype", "exporters"),
+    [(torch.float64, EXPORTERS), (torch.float32, ["dynamo"])],
+    ids=["float64", "float32"],
 )
 @pytest.mark.parametrize("centered", [True, False], ids=["LayerNorm", "others"])
-def test_gradients_of_torch(centered, exporter, dtype, tmp_path, caplog):
+def test_gradients_of_torch(centered, dtype, exporters, tmp_path, caplog):
     layers = [layer for layer in LAYERS if layer.name.startswith("LayerNorm") == centered]
     # A LayerNorm divides the row of zeros by sqrt(eps); ONNX keeps that epsilon in float32.
     looser = 1e-8 if dtype == torch.float64 else 1e-5
     net = SideBySide([Net(layer.ours(dtype), 1 + k / 8) for k, layer in enumerate(layers)]).to(dtype)
     with caplog.at_level(logging.WARNING, logger="onnxtrain"):
-        assert_gradients_of_torch(net, exporter, dtype, tmp_path, looser if centered else None)
+        assert_gradients_of_torch(net, dtype, tmp_path, looser if centered else None, exporters)
     assert not warnings_of(caplog)
 
 
-@each_exporter
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
-def test_forward_transform_and_inverse(affine, exporter, tmp_path):
+def test_forward_transform_and_inverse(affine, tmp_path):
     net = AndBack(Layer("RINorm", {"affine": affine}).ours()).double()
-    assert_gradients_of_torch(net, exporter, torch.float64, tmp_path)
+    assert_gradients_of_torch(net, torch.float64, tmp_path)
 
 
-@each_exporter
+def assert_plain_evaluation(directory: Path) -> None:
+    for exporter in EXPORTERS:
+        eval_model = onnx.load(directory / exporter / "eval_model.onnx")
+        assert {node.domain for node in eval_model.graph.node} == {""}
+
+
 @pytest.mark.parametrize("make", [Layer.ours, Layer.theirs], ids=["ours", "darts"])
-def test_rms_norm_is_one_op_forward_and_one_backward(make, exporter, tmp_path):
+def test_rms_norm_is_one_op_forward_and_one_backward(make, tmp_path):
     net = make(Layer("RMSNorm"))
-    model = training_model(net, sampled((3, 5, SIZE), torch.float32), exporter, tmp_path)
-    found = ops(model)
-    assert found["FlooredRMSNormalization_float"] == 1
-    assert found["FlooredRMSNormalizationGradient_float"] == 1
-    assert found.keys().isdisjoint({"ReduceL2", "Clip", "Where", "ReduceMean"} - {"ReduceMean"})
-    eval_model = onnx.load(tmp_path / "eval_model.onnx")
-    assert {node.domain for node in eval_model.graph.node} == {""}
+    for model in training_models(net, sampled((3, 5, SIZE), torch.float32), tmp_path).values():
+        found = ops(model)
+        assert found["FlooredRMSNormalization_float"] == 1
+        assert found["FlooredRMSNormalizationGradient_float"] == 1
+        assert found.keys().isdisjoint({"ReduceL2", "Clip", "Where"})
+    assert_plain_evaluation(tmp_path)
 
 
-@each_exporter
 @pytest.mark.parametrize("layer", [Layer("LayerNorm"), Layer("LayerNormNoBias")], ids=str)
-def test_layer_norm_is_one_op_forward_and_one_backward(layer, exporter, tmp_path):
-    net = Net(layer.ours())
-    if exporter == "torchscript":
-        model = exported(net, sampled((3, 5, SIZE), torch.float32), exporter)
-        assert ops(model)["LayerNormalization"] == 1
-    found = ops(training_model(net, sampled((3, 5, SIZE), torch.float32), exporter, tmp_path))
-    assert found["LayerNormalizationTraining_float"] == found["LayerNormalizationGradient_float"] == 1
+def test_layer_norm_is_one_op_forward_and_one_backward(layer, tmp_path):
+    net, x = Net(layer.ours()), sampled((3, 5, SIZE), torch.float32)
+    assert ops(exported(net, x, ["torchscript"])["torchscript"])["LayerNormalization"] == 1
+    for model in training_models(net, x, tmp_path).values():
+        found = ops(model)
+        assert found["LayerNormalizationTraining_float"] == found["LayerNormalizationGradient_float"] == 1
 
 
-@each_exporter
 @pytest.mark.parametrize("make", [Net, AndBack], ids=["forward", "transform and inverse"])
-def test_rin_norm_is_one_op_forward_and_one_backward(make, exporter, tmp_path):
+def test_rin_norm_is_one_op_forward_and_one_backward(make, tmp_path):
     net = make(Layer("RINorm").ours())
-    found = ops(training_model(net, sampled((3, 5, SIZE), torch.float32), exporter, tmp_path))
-    assert found["ReversibleInstanceNormalization_float"] == 1
-    assert found["ReversibleInstanceNormalizationGradient_float"] == 1
-    assert found["ReduceMean"] == 1  # of the loss
-    assert found["Sqrt"] == found["Where"] == 0
-    eval_model = onnx.load(tmp_path / "eval_model.onnx")
-    assert {node.domain for node in eval_model.graph.node} == {""}
+    for model in training_models(net, sampled((3, 5, SIZE), torch.float32), tmp_path).values():
+        found = ops(model)
+        assert found["ReversibleInstanceNormalization_float"] == 1
+        assert found["ReversibleInstanceNormalizationGradient_float"] == 1
+        assert found["ReduceMean"] == 1  # of the loss
+        assert found["Sqrt"] == found["Where"] == 0
+    assert_plain_evaluation(tmp_path)
 
 
-@each_exporter
-def test_rin_norm_at_the_front_has_gradients_of_its_parameters_only(exporter, tmp_path):
+def test_rin_norm_at_the_front_has_gradients_of_its_parameters_only(tmp_path):
     net = Layer("RINorm").ours()
-    found = ops(training_model(net, sampled((3, 5, SIZE), torch.float32), exporter, tmp_path))
-    assert found["ReversibleInstanceNormalizationParameterGradient_float"] == 1
-    assert found["ReversibleInstanceNormalizationGradient_float"] == 0
-    assert_gradients_of_torch(net, exporter, torch.float32, tmp_path)
+    for model in training_models(net, sampled((3, 5, SIZE), torch.float32), tmp_path).values():
+        found = ops(model)
+        assert found["ReversibleInstanceNormalizationParameterGradient_float"] == 1
+        assert found["ReversibleInstanceNormalizationGradient_float"] == 0
+    assert_gradients_of_torch(net, torch.float32, tmp_path / "again")
 
 
 class Handmade(nn.Module):
@@ -205,17 +218,19 @@ class Handmade(nn.Module):
         return x / scale
 
 
-@each_exporter
-def test_stop_gradient_survives_where_detach_does_not(exporter, tmp_path, caplog):
-    assert_gradients_of_torch(Handmade(stop_gradient).double(), exporter, torch.float64, tmp_path)
+def test_stop_gradient_survives_where_detach_does_not(tmp_path, caplog):
+    assert_gradients_of_torch(Handmade(stop_gradient).double(), torch.float64, tmp_path)
     assert not warnings_of(caplog)
 
 
 def test_detach_survives_without_optimizer(tmp_path, caplog):
-    net = Handmade(torch.Tensor.detach).double()
-    assert_gradients_of_torch(net, "dynamo-unoptimized", torch.float64, tmp_path)
-    net = Net(Layer("RINorm").theirs()).double()
-    assert_gradients_of_torch(net, "dynamo-unoptimized", torch.float64, tmp_path)
+    for name, net in {
+        "handmade": Handmade(torch.Tensor.detach),
+        "darts": Net(Layer("RINorm").theirs()),
+    }.items():
+        assert_gradients_of_torch(
+            net.double(), torch.float64, tmp_path / name, exporters=["dynamo-unoptimized"]
+        )
     assert not warnings_of(caplog)
 
 
@@ -226,7 +241,7 @@ def test_detach_survives_without_optimizer(tmp_path, caplog):
 )
 def test_a_detach_that_the_optimizer_has_removed_is_reported(make, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="onnxtrain"):
-        training_model(make(), sampled((3, 5, SIZE), torch.float32), "dynamo", tmp_path)
+        training_models(make(), sampled((3, 5, SIZE), torch.float32), tmp_path, ["dynamo"])
     (record,) = warnings_of(caplog)
     assert "calls detach()" in record.message
     assert "optimize=False" in record.message
@@ -235,16 +250,14 @@ def test_a_detach_that_the_optimizer_has_removed_is_reported(make, tmp_path, cap
 def test_a_detach_of_the_input_alone_is_nothing_to_report(tmp_path, caplog):
     """Statistics of the data: no parameter gets a gradient through them anyway."""
     with caplog.at_level(logging.WARNING, logger="onnxtrain"):
-        training_model(Layer("RINorm").theirs(), sampled((3, 5, SIZE), torch.float32), "dynamo", tmp_path)
+        training_models(Layer("RINorm").theirs(), sampled((3, 5, SIZE), torch.float32), tmp_path, ["dynamo"])
     assert not warnings_of(caplog)
 
 
 def test_darts_layer_at_the_front_has_the_gradients_of_torch(tmp_path):
     """The exporter of Dynamo writes darts' numbers in float32."""
-    for exporter in EXPORTERS:
-        (tmp_path / exporter).mkdir()
-        net = drawn(nn.Sequential(Layer("RINorm").theirs(), Layer("RMSNorm").theirs())).double()
-        assert_gradients_of_torch(net, exporter, torch.float64, tmp_path / exporter, 1e-6)
+    net = drawn(nn.Sequential(Layer("RINorm").theirs(), Layer("RMSNorm").theirs())).double()
+    assert_gradients_of_torch(net, torch.float64, tmp_path, 1e-6)
 
 
 class ThereAndBack(Net):
@@ -254,16 +267,14 @@ class ThereAndBack(Net):
         return self.layer.inverse(torch.tanh(super().forward(x)).unsqueeze(-1)).squeeze(-1)
 
 
-@each_exporter
-def test_forward_and_inverse_in_float32(exporter, tmp_path):
-    assert_gradients_of_torch(ThereAndBack(Layer("RINorm").ours()), exporter, torch.float32, tmp_path, 3e-6)
+def test_forward_and_inverse_in_float32(tmp_path):
+    assert_gradients_of_torch(ThereAndBack(Layer("RINorm").ours()), torch.float32, tmp_path, 3e-6)
 
 
 def test_darts_inverse_has_the_gradients_of_torch_without_optimizer(tmp_path):
     """With it, what `inverse` computes from parameters alone is a constant of the exported graph."""
     net = ThereAndBack(Layer("RINorm").theirs())
-    assert_gradients_of_torch(net, "dynamo-unoptimized", torch.float32, tmp_path, 3e-6)
-    exported_names = {
-        i.name for i in exported(net, sampled((3, 5, SIZE), torch.float32), "dynamo").graph.initializer
-    }
+    assert_gradients_of_torch(net, torch.float32, tmp_path, 3e-6, ["dynamo-unoptimized"])
+    optimized = exported(net, sampled((3, 5, SIZE), torch.float32), ["dynamo"])["dynamo"]
+    exported_names = {i.name for i in optimized.graph.initializer}
     assert {name for name in exported_names if name.startswith(("view", "unsqueeze", "add"))}

@@ -54,7 +54,7 @@ def llama() -> nn.Module:
     config = transformers.LlamaConfig(
         vocab_size=TOKENS,
         hidden_size=16,
-        num_hidden_layers=2,
+        num_hidden_layers=1,
         num_attention_heads=4,
         num_key_value_heads=2,
         intermediate_size=32,

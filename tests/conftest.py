@@ -70,7 +70,8 @@ def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _guards_are_not_timed() -> None:
-    """Dynamo empties the processor's caches to time the guards of each graph, for a message that nobody asked for."""
+def _captures_end_with_the_graph() -> None:
+    """Dynamo would collect garbage, and empty the processor's caches to time guards for a message nobody asked for."""
     if guards := sys.modules.get("torch._dynamo.guards"):
         guards.profile_guard_manager = lambda *_: 0.0
+        sys.modules["torch._dynamo.config"].run_gc_after_compile = False

@@ -20,6 +20,8 @@ TORCH_TESTS := $(ORTMODULE) $(addprefix tests/ortmodule/test_, private_names.py 
 	checkpoint.py hidden_writes.py data_dependent.py solving.py functorch.py wrapping.py)
 # Of onnxruntime ORTModule needs a newer version than the rest: its own lies before the other.
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule
+# A worker that has nothing left takes tests of the other.
+PARALLEL := -n 2 --dist worksteal
 TESTING := pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "datasets>=3"
 
 # Native kernels are built where there is a C++ compiler, into the environment $(1).
@@ -45,7 +47,7 @@ test: $(TEST_VENV)/.installed
 	$(TEST_VENV)/bin/ruff format --check
 	$(TEST_VENV)/bin/mypy
 	$(TEST_VENV)/bin/lint-imports
-	$(TEST_VENV)/bin/python -m pytest -n 2 --dist worksteal
+	$(TEST_VENV)/bin/python -m pytest $(PARALLEL)
 ifneq ($(findstring /,$(LIBASAN)),)
 	$(MAKE) test-sanitized BASELINE_ONLY=ON
 else
@@ -53,18 +55,18 @@ else
 endif
 
 test-oldest: $(OLDEST_VENV)/.installed
-	$(OLDEST_VENV)/bin/python -m pytest -n 2 --dist worksteal $(VERSIONED)
-	PYTHONPATH=$(ORTMODULE_SITE) $(OLDEST_VENV)/bin/python -m pytest -n 2 --dist worksteal $(ORTMODULE)
+	$(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) $(VERSIONED)
+	PYTHONPATH=$(ORTMODULE_SITE) $(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) $(ORTMODULE)
 
 test-newest: $(NEWEST_VENV)/.installed
-	$(NEWEST_VENV)/bin/python -m pytest -n 2 --dist worksteal $(VERSIONED) $(ORTMODULE)
+	$(NEWEST_VENV)/bin/python -m pytest $(PARALLEL) $(VERSIONED) $(ORTMODULE)
 
 test-torch: | check-python
 	for version in $(TORCHES); do \
 		$(PYTHON) -m venv --clear $(TORCH_VENV)-$$version && \
 		$(TORCH_VENV)-$$version/bin/python -m pip install --quiet --disable-pip-version-check torch==$$version && \
 		$(TORCH_VENV)-$$version/bin/python -m pip install --quiet --disable-pip-version-check -e '.[torch]' $(TESTING) && \
-		$(TORCH_VENV)-$$version/bin/python -m pytest -n 2 --dist worksteal $(TORCH_TESTS) || exit 1; \
+		$(TORCH_VENV)-$$version/bin/python -m pytest $(PARALLEL) $(TORCH_TESTS) || exit 1; \
 	done
 
 # The kernels under AddressSanitizer and UBSan, which stop at the first finding. `make test` does it for the level that every

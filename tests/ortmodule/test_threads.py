@@ -121,19 +121,11 @@ def test_little_work_is_done_by_one_thread(model: Callable[[], ir.Model], thread
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize(("rows", "sessions"), [("1", 0), ("n", 1)])
-def test_threads_of_a_session_rest_where_there_are_several(
-    rows: str, sessions: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_begins_with_threads_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     rested: list[object] = []
     monkeypatch.setattr(_session, "rest_threads", rested.append)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        _session.Session(infer_shapes(product(rows)), torch.device("cpu"), 3)
-    finally:
-        torch.set_num_threads(before)
-    assert len(rested) == sessions
+    session = _session.Session(infer_shapes(product("n")), torch.device("cpu"), 3)
+    assert rested == [session._session]
 
 
 @pytest.mark.parametrize("op", ["LSTM", "Conv", "Attention", "Loop"])

@@ -136,8 +136,7 @@ class Session:
             )
         except binding.NotImplemented as error:
             raise ORTModuleONNXModelException(_missing_kernel(model, str(error))) from error
-        if options.intra_op_num_threads != 1:
-            rest_threads(session)
+        rest_threads(session)
         self._sharing = CoreSharing(device)
         self._session = session  # keeps the native one alive
         self._native = session._sess

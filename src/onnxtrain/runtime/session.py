@@ -135,8 +135,7 @@ def _session(model: str | bytes, device: Device, options: ort.SessionOptions) ->
         if not failing:
             raise
         session = make(disabled_optimizers=failing)
-    if options.intra_op_num_threads != 1:
-        rest_threads(session)
+    rest_threads(session)
     return session
 
 
@@ -146,6 +145,8 @@ def rest_threads(session: ort.InferenceSession) -> None:
     They start by looking for work, which takes a core for some 35 ms each: from those that open the next session, or
     compute the first step. Where they stop at the end of a run, they do so at that of one that fails as well.
     """
+    if session.get_session_options().intra_op_num_threads == 1:
+        return
     with contextlib.suppress(RuntimeError):  # no output is asked for
         session.run_with_iobinding(session.io_binding())
 

@@ -29,7 +29,7 @@ def _faults(depth: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="counts page faults")
 def test_no_loop_calls_across_a_border_of_blocks() -> None:
     """Without room one does, at one of these depths, unless a Python keeps blocks that it will need again."""
-    depths = range(800)
+    depths = range(400)
     assert max(with_room(lambda: [_faults(depth) for depth in depths])) < CALLS / 2
 
 

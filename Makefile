@@ -79,7 +79,7 @@ test-sanitized: $(TEST_VENV)/.installed
 		--config-settings cmake.define.ONNXTRAIN_BASELINE_ONLY=$(BASELINE_ONLY) ./kernels
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$(LIBASAN) $$($(CXX) -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
-		$(TEST_VENV)/bin/python -m pytest -n 2 -q tests/kernels
+		$(TEST_VENV)/bin/python -m pytest $(PARALLEL) -q tests/kernels
 
 # The kernels for aarch64, cross-compiled on Debian, and their tests, emulated; below build/aarch64/.
 kernels-aarch64:

@@ -20,9 +20,9 @@ gc.set_threshold(10000, 20, 20)  # a capture makes objects by the hundred thousa
 
 _ON_STOCK_ONNXRUNTIME = {
     *("autodiff", "cli", "functional", "onnxblock", "surgery", "trainer"),
-    *("test_bad_input.py", "test_losses.py", "test_optimizers.py"),
+    *("test_bad_input.py", "test_kills.py", "test_losses.py", "test_optimizers.py"),
 }
-"""Whose tests run as for a user without native kernels; the others use them where they are installed."""
+"""Whose tests run as without native kernels, unless ONNXTRAIN_KERNELS is set; the others use those installed."""
 
 _SPINNING = "session.intra_op.allow_spinning"
 
@@ -65,7 +65,7 @@ def _kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """A session takes 5 ms less without them, and so both ways are tested."""
     with pytest.MonkeyPatch.context() as patch:
         if {request.path.name, request.path.parent.name} & _ON_STOCK_ONNXRUNTIME:
-            patch.setenv("ONNXTRAIN_KERNELS", "off")
+            patch.setenv("ONNXTRAIN_KERNELS", os.environ.get("ONNXTRAIN_KERNELS", "off"))
         yield
 
 

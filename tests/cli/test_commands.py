@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +16,7 @@ import pytest
 
 import models
 from cli.files import arrays_in
-
-FLAGS = {"env": {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}}
+from cli.processes import environment
 
 
 def test_version(run: Any) -> None:
@@ -56,7 +54,7 @@ def test_errors_are_one_message(run: Any, tmp_path: Path) -> None:
 
 def test_debug_shows_the_traceback(mlp: Path) -> None:
     command = [sys.executable, "-m", "onnxtrain", "--debug", "check", str(mlp) + ".none"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, **FLAGS)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     assert result.returncode == 1
     assert "Traceback" in result.stderr
     assert "ModelLoadError" in result.stderr
@@ -398,7 +396,7 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
         [sys.executable, "-m", "onnxtrain", "ops"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        **FLAGS,
+        env=environment(),
     )
     assert process.stdout is not None
     process.stdout.close()

@@ -17,12 +17,12 @@ import onnx
 import pytest
 
 from cli.files import arrays_in
+from cli.processes import ROOT, environment
 from onnxtrain import Callback, EarlyStopping, Trainer
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.schedules import Cosine
 from trainer.test_resume import dropout_model
 
-ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {
     "--loss": "cross_entropy",
     "--optimizer": "adam",
@@ -41,12 +41,6 @@ OPTIONS: dict[str, Any] = {
     "--patience": 4,
     "--seed": 3,
 }
-
-
-def environment(*more: Path) -> dict[str, str]:
-    """That of a process that finds this package, and what is in `more`."""
-    path = os.pathsep.join(map(str, [*more, ROOT / "src"]))
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 class InterruptAt(Callback):

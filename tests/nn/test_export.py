@@ -124,7 +124,7 @@ def torch_step(net: nn.Module, x: torch.Tensor, target: torch.Tensor, loss: str)
 
 
 def assert_gradients_of_torch(net: nn.Module, dtype, directory, tolerance=None, exporters=EXPORTERS):
-    """For two batches, one of a size that the exporter has not seen."""
+    """For two batches, one of a size that the exporter has not seen; returns the training models."""
     models = training_models(net, sampled((3, 5, SIZE), dtype), directory, exporters)
     for model in models.values():
         for batch in (3, 4):
@@ -133,6 +133,7 @@ def assert_gradients_of_torch(net: nn.Module, dtype, directory, tolerance=None, 
                 target = torch.cos(net(x))
             want = torch_step(net, x, target, model.graph.output[0].name)
             assert_same(onnx_step(model, net, x, target), want, tolerance)
+    return models
 
 
 @pytest.mark.parametrize(
@@ -197,11 +198,10 @@ def test_rin_norm_is_one_op_forward_and_one_backward(make, tmp_path):
 
 def test_rin_norm_at_the_front_has_gradients_of_its_parameters_only(tmp_path):
     net = Layer("RINorm").ours()
-    for model in training_models(net, sampled((3, 5, SIZE), torch.float32), tmp_path).values():
+    for model in assert_gradients_of_torch(net, torch.float32, tmp_path).values():
         found = ops(model)
         assert found["ReversibleInstanceNormalizationParameterGradient_float"] == 1
         assert found["ReversibleInstanceNormalizationGradient_float"] == 0
-    assert_gradients_of_torch(net, torch.float32, tmp_path / "again")
 
 
 class Handmade(nn.Module):

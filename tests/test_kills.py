@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import onnxtrain
-from killing import AT_EACH_STEP, KINDS
+from saving import AT_EACH_STEP, KINDS
 
 KILLS = int(os.environ.get("ONNXTRAIN_KILLS", "12"))
 

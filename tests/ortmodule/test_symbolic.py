@@ -74,6 +74,28 @@ def test_number_that_onnx_keeps_in_an_attribute_may_change(
     assert_same(function, numbers)
 
 
+@pytest.mark.parametrize(
+    "number",
+    [lambda n: torch.sym_ite(n > 4, n, n + 2), lambda n: torch.sym_sum([n, 2, n])],
+    ids=["sym_ite", "sym_sum"],
+)
+def test_a_number_is_made_of_a_size(number: Callable[..., Any]) -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * number(x.shape[0])
+
+    model = ORTModule(Of(scaled), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    for rows in (3, 4, 5, 7):
+        x = torch.randn(rows, 4, requires_grad=True)
+        torch._dynamo.mark_dynamic(x, 0)
+        y = model(x)
+        y.sum().backward()
+        factor = number(rows)
+        torch.testing.assert_close(y, x * factor)
+        torch.testing.assert_close(x.grad, torch.full_like(x, factor))
+    assert model.report().runs_in_onnxruntime
+    assert len(model.report().graphs) == 1
+
+
 @pytest.mark.parametrize("mode", ["constant", "replicate", "reflect"])
 def test_padding_may_change_its_sign(mode: str) -> None:
     assert_same(lambda x, n: F.pad(x, (n, 1), mode=mode), (1, 2, -1, 0, -2))

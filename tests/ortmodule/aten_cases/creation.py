@@ -37,6 +37,7 @@ CASES = [
         "size_remainder", lambda x: x * (x.shape[0] % 2 + max(x.shape[0], x.shape[1]) - x.shape[1] // 3), (X,)
     ),
     Case("size_fraction", lambda x: x / x.shape[1] ** 0.5 + x * (1 / x.shape[0]), (X,)),
+    Case("size_power", lambda x: x * x.shape[0] ** 2 + x * x.shape[1] ** 5, (X,)),
     Case("size_returned", lambda x: (x * 2, x.shape[0] + 1), (X,)),
     Case(
         "position_ids", lambda i: torch.arange(i.shape[1], device=i.device).unsqueeze(0).expand_as(i), (INTS,)

@@ -23,6 +23,10 @@ CASES = [
     Case("dropout_several", _several_dropouts, (T(5, 7),), random=True),
     Case("dropout_transposed", lambda x: F.dropout(x.transpose(0, 1), 0.4), (T(5, 7),), random=True),
     Case("dropout_permuted", lambda x: F.dropout(x.permute(2, 0, 1), 0.4), (T(5, 7, 3),), random=True),
+    Case("native_dropout", lambda x: torch.native_dropout(x, 0.3, True), (T(5, 7),), random=True),
+    Case("native_dropout_none", lambda x: torch.native_dropout(x, 0.0, True), (T(5, 7),), random=True),
+    Case("native_dropout_all", lambda x: torch.native_dropout(x, 1.0, True), (T(5, 7),), random=True),
+    Case("native_dropout_off", lambda x: torch.native_dropout(x, 0.3, False)[0], (T(5, 7),), random=True),
     Case("dropout_all", partial(F.dropout, p=1.0), (T(5, 7),), random=True),
     Case("dropout2d", partial(F.dropout2d, p=0.4), (T(4, 6, 2, 3),), random=True),
     Case(

@@ -31,6 +31,7 @@ CASES = [
     Case("stack", lambda x, y: (torch.stack((x, y)), torch.stack((x, y), -1)), (T(3, 4), T(3, 4))),
     Case("split", lambda x: x.split(2, 1), (T(3, 5),)),
     Case("split_sizes", lambda x: x.split([1, 3, 1], 1), (T(3, 5),)),
+    Case("split_by_size", lambda x, y: torch.cat(x.split(y.shape[0], 1)[::-1], 1), (T(3, 5), T(2))),
     Case("split_one", lambda x: x.split(9, 1)[0] * 2, (T(3, 5),)),
     Case("chunk", lambda x: (x.chunk(3, 1), x.chunk(2)[1])[0], (T(3, 6),)),
     Case("unbind", lambda x: (x.unbind(1)[0] * 2, x.unbind(0)[2], x.unbind(1)[3]), (X,)),
@@ -49,6 +50,9 @@ CASES = [
     Case("diagonal", lambda x: (x.diagonal(), x.diagonal(1, 1, 2), x.diagonal(-1, -2, -1)), (X,)),
     Case("diag", lambda x: (torch.diag(x), torch.diag_embed(x, 1)), (T(3),)),
     Case("unfold", lambda x: (x.unfold(1, 2, 1), x.unfold(-1, 3, 2)), (T(3, 5, 7),)),
+    # A view of an input is made by PyTorch outside of the graph, one of a result in it.
+    Case("unfold_result", lambda x: ((2 * x).unfold(1, 2, 1), (3 * x).unfold(-1, 3, 2)), (T(3, 5, 7),)),
+    Case("unfold_scalar", lambda x: (2 * x).unfold(0, 1, 1), (T(),)),
     Case("as_strided", lambda x: x.as_strided(x.shape, (x.shape[1], 1)) * 2, (T(3, 4),)),
     Case("pad", lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 1, 2, 0), value=3.5), F.pad(x, (-1, 1))), (X,)),
     Case("pad_bool", lambda i: F.pad(i > 0, (1, 1), value=True), (INTS,)),

@@ -154,3 +154,44 @@ def test_models_that_are_no_function_of_single_samples(text: str, message: str) 
 def test_a_model_that_is_dynamic_stays() -> None:
     model = make_batch_dynamic(parse("g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }"))
     assert str(model.graph.inputs[0].shape) == "[n,3]"
+
+
+GENERATOR = np.random.default_rng(0)
+STATES = {
+    "zeros": np.zeros((1, 2, 4)),
+    "the same for each sample": np.repeat(GENERATOR.normal(size=(1, 1, 4)), 2, axis=1),
+    "one for each sample": GENERATOR.normal(size=(1, 2, 4)),
+}
+
+
+def recurrent(state: np.ndarray[Any, Any]) -> onnx.ModelProto:
+    """A GRU [steps, 2 samples, 3] -> its last state [2, 4], with a constant state to start from."""
+    generator = np.random.default_rng(1)
+    weights = {"w": generator.normal(size=(1, 12, 3)), "r": generator.normal(size=(1, 12, 4)), "h": state}
+    model = parse(
+        "g (float[2, 5, 3] x) => (float[2, 4] y) {"
+        " steps = Transpose<perm = [1, 0, 2]>(x)"
+        " all, last = GRU<hidden_size = 4>(steps, w, r, , , h)"
+        " axis = Constant<value_ints = [0]>() y = Squeeze(last, axis) }"
+    )
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()
+    )
+    return model
+
+
+@pytest.mark.parametrize("kind", ["zeros", "the same for each sample"])
+def test_a_state_to_start_from_is_repeated(kind: str) -> None:
+    model = recurrent(STATES[kind])
+    fixed = ort.InferenceSession(model.SerializeToString())
+    dynamic = ort.InferenceSession(to_proto(make_batch_dynamic(model)).SerializeToString())
+    x = np.random.default_rng(2).normal(size=(6, 5, 3)).astype(np.float32)
+    expected = np.concatenate([fixed.run(None, {"x": x[i : i + 2]})[0] for i in (0, 2, 4)])
+    for count in (6, 1):
+        (actual,) = dynamic.run(None, {"x": x[:count]})
+        np.testing.assert_allclose(actual, expected[:count], rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_of_its_own_for_each_sample_is_refused() -> None:
+    with pytest.raises(ModelError, match="'h' has a row of its own for each"):
+        make_batch_dynamic(recurrent(STATES["one for each sample"]))

@@ -156,14 +156,6 @@ def test_a_model_that_is_dynamic_stays() -> None:
     assert str(model.graph.inputs[0].shape) == "[n,3]"
 
 
-GENERATOR = np.random.default_rng(0)
-STATES = {
-    "zeros": np.zeros((1, 2, 4)),
-    "the same for each sample": np.repeat(GENERATOR.normal(size=(1, 1, 4)), 2, axis=1),
-    "one for each sample": GENERATOR.normal(size=(1, 2, 4)),
-}
-
-
 def recurrent(state: np.ndarray[Any, Any]) -> onnx.ModelProto:
     """A GRU [steps, 2 samples, 3] -> its last state [2, 4], with a constant state to start from."""
     generator = np.random.default_rng(1)
@@ -180,9 +172,13 @@ def recurrent(state: np.ndarray[Any, Any]) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize("kind", ["zeros", "the same for each sample"])
-def test_a_state_to_start_from_is_repeated(kind: str) -> None:
-    model = recurrent(STATES[kind])
+@pytest.mark.parametrize(
+    "state",
+    [np.zeros((1, 2, 4)), np.random.default_rng(0).normal(size=(1, 1, 4)).repeat(2, axis=1)],
+    ids=["zeros", "the same for each sample"],
+)
+def test_a_state_to_start_from_is_repeated(state: np.ndarray[Any, Any]) -> None:
+    model = recurrent(state)
     fixed = ort.InferenceSession(model.SerializeToString())
     dynamic = ort.InferenceSession(to_proto(make_batch_dynamic(model)).SerializeToString())
     x = np.random.default_rng(2).normal(size=(6, 5, 3)).astype(np.float32)
@@ -194,4 +190,4 @@ def test_a_state_to_start_from_is_repeated(kind: str) -> None:
 
 def test_a_state_of_its_own_for_each_sample_is_refused() -> None:
     with pytest.raises(ModelError, match="'h' has a row of its own for each"):
-        make_batch_dynamic(recurrent(STATES["one for each sample"]))
+        make_batch_dynamic(recurrent(np.random.default_rng(0).normal(size=(1, 2, 4))))

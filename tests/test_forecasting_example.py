@@ -143,24 +143,28 @@ def test_the_device_has_neither_torch_nor_onnx(output, errors, tmp_path):
     assert abs(mae - errors["elnino"]["personalised"]["test"]["MAE"]) < 1e-3
 
 
+OTHER_NORMS = ["layer_norm_no_bias", "rms_norm"]
+
+
 @pytest.fixture(scope="module")
-def other_norms() -> dict[str, str]:
-    """What `train.py` prints with each, in one process."""
-    names = ["layer_norm_no_bias", "rms_norm"]
+def printed_with_norm() -> dict[str, str]:
+    """Norm -> what `train.py` prints with it; one process trains with all of `OTHER_NORMS`."""
+    end = "-- end of a training --\n"
     code = (
         "import runpy, sys\n"
         "sys.path.insert(0, '.')\n"
-        f"for norm in {names}:\n"
+        f"for norm in {OTHER_NORMS}:\n"
         "    sys.argv = ['train.py', 'co2', '--norm', norm]\n"
         "    runpy.run_path('train.py', run_name='__main__')\n"
-        "    print('-' * 9)\n"
+        f"    print({end!r}, end='')\n"
     )
-    return dict(zip(names, run("-c", code).split("-" * 9 + "\n"), strict=False))
+    *printed, _ = run("-c", code).split(end)
+    return dict(zip(OTHER_NORMS, printed, strict=True))
 
 
-@pytest.mark.parametrize("norm", ["layer_norm_no_bias", "rms_norm"])
-def test_other_norms_train_in_onnxruntime(norm, errors, other_norms):
-    printed = other_norms[norm]
+@pytest.mark.parametrize("norm", OTHER_NORMS)
+def test_other_norms_train_in_onnxruntime(norm, errors, printed_with_norm):
+    printed = printed_with_norm[norm]
     mae = float(re.search(r"test +MAE ([\d.]+)", printed)[1])
     assert mae < 0.5 * errors["co2"]["seasonal-naive"]["test"]["MAE"]
     report = printed[printed.index("graph    mode") :]

@@ -54,9 +54,8 @@ def test_killed_saves_leave_what_can_be_read(tmp_path: Path, kills: int) -> None
         assert (result["unreadable"], result["lost"]) == (0, 0), f"{kind}: {result['first problem']}"
         assert result["kills"] == kills
         if KILLS >= 12 and kind in MOSTLY_WRITING:
-            assert result["in the middle"] > 0, (
-                kind
-            )  # otherwise no kill has hit a save and the test shows nothing
+            # Otherwise no kill has hit a save and the test shows nothing.
+            assert result["in the middle"] > 0, kind
 
 
 @pytest.mark.slow

@@ -28,6 +28,7 @@ from onnxtrain.ortmodule._lowering import (
     LoweringFunction,
     UnsupportedATenOp,
 )
+from onnxtrain.ortmodule._partition import draws
 from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, infer_shapes
 
 __all__ = ["lower_graph", "refused_nodes"]
@@ -390,23 +391,11 @@ def _depends_on_data(symbol: Any) -> bool:
 
 
 def _keeps(node: fx.Node) -> bool:
-    """Whether dead code elimination must keep a node: it mutates an input, draws random numbers, or asserts."""
+    """Returns whether dead code elimination must keep a node that nothing reads.
+
+    A node stays if it mutates an input, checks something, or draws random numbers: eager PyTorch draws them too, and
+    every later draw depends on it.
+    """
     name = str(node.target)
-    return (
-        node.op in ("placeholder", "output")
-        or "copy_." in name
-        or any(
-            word in name
-            for word in (
-                "bernoulli",
-                "rand",
-                "normal",
-                "uniform",
-                "native_dropout",
-                "exponential",
-                "multinomial",
-                "_assert_async",
-                "check_errors",
-            )
-        )
-    )
+    acts = any(word in name for word in ("copy_.", "_assert_async", "check_errors"))
+    return node.op in ("placeholder", "output") or acts or draws(node)

@@ -40,6 +40,23 @@ def _bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
     return torch.empty_like(x).bernoulli_(p)
 
 
+def _rrelu_with_noise(
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes RReLU and its slopes.
+
+    The functional operator's own derivative (PyTorch 2.13) reads the slopes as they were before the draw: memory that
+    nothing has written.
+    """
+    slopes = torch.empty_like(noise)
+    return aten.rrelu_with_noise.default(x, slopes, lower, upper, training, generator), slopes
+
+
 def _as_strided_scatter(
     x: torch.Tensor,
     part: torch.Tensor,
@@ -56,6 +73,7 @@ def _as_strided_scatter(
 _RUNNABLE: dict[str, Callable[..., Any]] = {
     "onnxtrain.recurrent_layer.default": _recurrent_layer,
     "onnxtrain.bernoulli_like.default": _bernoulli_like,
+    "aten.rrelu_with_noise_functional.default": _rrelu_with_noise,
     "aten.as_strided_scatter.default": _as_strided_scatter,
     "aten._embedding_bag_forward_only.default": aten._embedding_bag.default,
     "aten.view_as_complex_copy.default": aten.view_as_complex.default,

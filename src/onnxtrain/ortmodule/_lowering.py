@@ -20,6 +20,7 @@ from onnxtrain.passes import mark_stop_gradient
 __all__ = [
     "COMPLEX_LOWERINGS",
     "COMPONENTS",
+    "DRAWN_BETWEEN_PARTS",
     "DTYPES",
     "LOWERINGS",
     "OPSET",
@@ -35,6 +36,9 @@ __all__ = [
 ]
 
 OPSET = 21
+
+DRAWN_BETWEEN_PARTS = "so that PyTorch draws them between two parts of the graph"
+"""Ends the reason why an operator is left to PyTorch that draws random numbers of a shape and does nothing else."""
 
 DTYPES = {
     torch.float32: ir.DataType.FLOAT,

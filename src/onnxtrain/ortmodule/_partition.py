@@ -164,9 +164,8 @@ def _whole(node: fx.Node) -> fx.Node:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a node takes random numbers from PyTorch's generator."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or "bernoulli_like" in str(node.target)
+    """Returns whether a node takes random numbers from a generator of PyTorch, e.g. `aten.poisson`."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _part(graph_module: fx.GraphModule, nodes: set[fx.Node], in_pytorch: bool) -> Part:

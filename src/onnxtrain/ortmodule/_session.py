@@ -142,6 +142,7 @@ class Session:
         self._native = session._sess
         self._inputs = [value.name for value in model.graph.inputs]
         self._bools = [i for i, value in enumerate(model.graph.outputs) if value.dtype == ir.DataType.BOOL]
+        self._empty = [i for i, value in enumerate(model.graph.outputs) if 0 in (value.shape or ())]
         native = ort.OrtDevice.make(device.type, device.index or 0)._get_c_device()
         self._devices = [native] * len(self._outputs)
         plain = not any(_may_pass_on(node) for node in model.graph)
@@ -175,6 +176,9 @@ class Session:
         outputs: list[torch.Tensor] = results.to_dlpacks(_from_dlpack)
         for index in self._bools:
             outputs[index] = outputs[index].view(torch.bool)
+        # PyTorch (2.13) cannot resize memory that came through DLPack, and `out=torch.empty(0)` asks it to.
+        for index in self._empty:
+            outputs[index] = torch.empty_like(outputs[index])
         for index, order in self._layouts.items():
             restride(outputs[index], order)
         return outputs

@@ -17,10 +17,10 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException, ORTModu
 from onnxtrain.ortmodule._graph_lowering import lower_graph, refused_nodes
 from onnxtrain.ortmodule._in_pytorch import differentiable_nodes, runnable
 from onnxtrain.ortmodule._layout import Layout
-from onnxtrain.ortmodule._lowering import memory_order
+from onnxtrain.ortmodule._lowering import DRAWN_BETWEEN_PARTS, memory_order
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule._options import DebugOptions
-from onnxtrain.ortmodule._partition import Part, calls, draws, mutations, partition
+from onnxtrain.ortmodule._partition import Part, calls, mutations, partition
 from onnxtrain.ortmodule._replay import Announce
 from onnxtrain.ortmodule._report import GraphRecord, PyTorchOp
 
@@ -83,7 +83,8 @@ class Steps:
         inputs: indices of the arguments that are tensors.
         outputs: see `Lowered`.
         mutated: see `Lowered`.
-        in_pytorch: the operators that PyTorch runs, but for draws of random numbers.
+        in_pytorch: the operators that PyTorch runs, e.g. `PyTorchOp("aten.poisson.default", 1, "... has no lowering")`,
+            without those that draw as many random numbers as the data ask for and do nothing else.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class Steps:
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         self._places, self._steps, self._device = len(places), steps, device
         self._calls = len(calls(graph.nodes))
-        # Random numbers are always PyTorch's: before the graph runs, or here, where their number depends on the data.
-        self.in_pytorch = _counted([node for node in calls(refused) if not draws(node)], refused)
+        # PyTorch always draws what a dropout multiplies by: before the graph runs, or between two parts where the
+        # number of elements depends on the data. The rest of the dropout runs in ONNX Runtime in both cases.
+        in_pytorch = [node for node in calls(refused) if not refused[node].endswith(DRAWN_BETWEEN_PARTS)]
+        self.in_pytorch = _counted(in_pytorch, refused)
         self.inputs = [i for i, n in enumerate(placeholders) if isinstance(n.meta["val"], torch.Tensor)]
         self.outputs: list[tuple[str, Any]] = []
         self.mutated: list[tuple[int, int]] = []

@@ -10,7 +10,13 @@ import onnx_ir as ir
 import torch
 from torch.nn import functional
 
-from onnxtrain.ortmodule._lowering import Lowering, lower, memory_order
+from onnxtrain.ortmodule._lowering import (
+    DRAWN_BETWEEN_PARTS,
+    Lowering,
+    UnsupportedATenOp,
+    lower,
+    memory_order,
+)
 
 __all__ = ["DROPOUTS"]
 
@@ -29,7 +35,10 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
         fill(tensor)
         return tensor
 
-    return low.random_input(draw, fake)
+    try:
+        return low.random_input(draw, fake)
+    except UnsupportedATenOp as error:
+        raise UnsupportedATenOp(f"{error}, {DRAWN_BETWEEN_PARTS}") from None
 
 
 def _numbers(low: Lowering, *values: Any) -> None:
@@ -45,7 +54,9 @@ def bernoulli(low: Lowering, x: Any, p: Any = 0.5, generator: Any = None) -> ir.
 
 
 _LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("bernoulli_like(Tensor x, float p) -> Tensor")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "bernoulli_like(Tensor x, float p) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+)
 
 
 @torch.library.register_fake("onnxtrain::bernoulli_like")  # type: ignore[untyped-decorator]
@@ -144,6 +155,24 @@ def normal_functional(
 def exponential(low: Lowering, x: Any, rate: Any = 1.0, generator: Any = None) -> ir.Value:
     _numbers(low, rate)
     return _filled(low, low.result, lambda tensor: tensor.exponential_(rate), generator)
+
+
+@lower("aten.geometric.default")
+def geometric(low: Lowering, x: Any, p: Any, generator: Any = None) -> ir.Value:
+    _numbers(low, p)
+    return _filled(low, low.result, lambda tensor: tensor.geometric_(p), generator)
+
+
+@lower("aten.log_normal.default")
+def log_normal(low: Lowering, x: Any, mean: Any = 1.0, std: Any = 2.0, generator: Any = None) -> ir.Value:
+    _numbers(low, mean, std)
+    return _filled(low, low.result, lambda tensor: tensor.log_normal_(mean, std), generator)
+
+
+@lower("aten.cauchy.default")
+def cauchy(low: Lowering, x: Any, median: Any = 0.0, sigma: Any = 1.0, generator: Any = None) -> ir.Value:
+    _numbers(low, median, sigma)
+    return _filled(low, low.result, lambda tensor: tensor.cauchy_(median, sigma), generator)
 
 
 @lower("aten.randint.default", "aten.randint_like.default")

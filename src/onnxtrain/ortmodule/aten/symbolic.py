@@ -39,10 +39,11 @@ def sym_numel(low: Lowering, x: ir.Value) -> Any:
 
 @lower("aten._local_scalar_dense.default")
 def item(low: Lowering, x: ir.Value) -> ir.Value:
-    """A number read from a tensor, which stays one here."""
+    """Lowers `tensor.item()` to a scalar tensor that is a constant for the gradient, as the number is in PyTorch."""
     kind = {torch.SymInt: INT64, torch.SymFloat: DOUBLE, torch.SymBool: BOOL}.get(type(low.result))
     if kind is None:
         raise low.unsupported(f"of {low.fake(0).dtype}")
+    x = low.stopped(x)
     if low.fake(0).shape:
         x = low.op.Reshape(x, low.op.const(np.array([], np.int64)))
     return low.tensor(x, kind)

@@ -74,6 +74,10 @@ _DATA_DEPENDENT_FAILURES = ("unbacked symbol", "Runtime assertion failed for exp
 in place, which it looks for on the axis where it was."""
 
 
+_OPERATOR_ERRORS = (TorchRuntimeError, IndexError, TypeError, ValueError)
+"""What Dynamo (2.13) raises where an operator refuses its arguments. Errors of its own are InternalTorchDynamoError."""
+
+
 class _WithSettings:
     """What Dynamo calls to capture a frame, with settings of our own meanwhile."""
 
@@ -86,7 +90,7 @@ class _WithSettings:
         with dynamo_config.patch(self._settings):
             try:
                 return with_room(self._captured, *args, **kwargs)
-            except TorchRuntimeError:
+            except _OPERATOR_ERRORS:
                 # PyTorch refuses an operator. The function runs as it is, once, and meets the error itself: it may
                 # catch it, and what ran before must not run again.
                 return ConvertFrameReturn(apply_to_code=False)
@@ -98,6 +102,10 @@ class _WithSettings:
         except InternalTorchDynamoError as error:
             if not any(failure in str(error) for failure in _DATA_DEPENDENT_FAILURES):
                 raise
+        except _OPERATOR_ERRORS:
+            # Perhaps an operator that takes the number that `item()` gives, but not the symbol that Dynamo has for it.
+            # Without such symbols the graph ends at `item()`: `x[:, x[0].argmax().item()]`.
+            pass
         return self._callback(*args, **kwargs)
 
 

@@ -16,6 +16,7 @@ from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._checkpoint import REGION
 from onnxtrain.ortmodule._data_dependent import without_tracebacks
 from onnxtrain.ortmodule._gradients import GradientFlow, example_values, map_tensors, straight_through
+from onnxtrain.ortmodule._mixed_dtypes import refuse_mixed_dtypes
 from onnxtrain.ortmodule._torch import (
     FunctionalTensorMode,
     enable_python_dispatcher,
@@ -160,6 +161,7 @@ class _Interpreter(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         flow = self.flow
+        refuse_mixed_dtypes(n)
         before = {base: self.env[base].clone() for base in flow.hidden.get(n, ())}
         result = super().run_node(n)
         for base, value in before.items():

@@ -14,6 +14,7 @@ import torch
 from onnxtrain._stack import with_room
 from onnxtrain.ortmodule._calling import captured_call
 from onnxtrain.ortmodule._data_dependent import data_dependent_results
+from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule._torch import (
     ConvertFrameReturn,
     InternalTorchDynamoError,
@@ -74,8 +75,8 @@ _DATA_DEPENDENT_FAILURES = ("unbacked symbol", "Runtime assertion failed for exp
 in place, which it looks for on the axis where it was."""
 
 
-_OPERATOR_ERRORS = (TorchRuntimeError, IndexError, TypeError, ValueError)
-"""What Dynamo (2.13) raises where an operator refuses its arguments. Errors of its own are InternalTorchDynamoError."""
+_OPERATOR_ERRORS = (TorchRuntimeError, RefusedByPyTorch, IndexError)
+"""What a capture raises where PyTorch refuses the arguments of an operator; Dynamo (2.13) raises the first and last."""
 
 
 class _WithSettings:

@@ -37,6 +37,7 @@ from onnxtrain.ortmodule._export import CompiledGraphs, argument_names
 from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._layout import Layout, layouts_of
+from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._replay import Announce
@@ -206,6 +207,8 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
         )
         layouts = layouts_of(graph_module)
         functional = functional_graph(graph_module, flow)
+    except RefusedByPyTorch:
+        raise
     except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -280,13 +280,22 @@ class _KnownInput:
         feeds.push_back(described[0])
 
 
+def _without_elements(tensor: torch.Tensor) -> Any:
+    """Returns ONNX Runtime's value for a tensor without elements."""
+    shape = tuple(tensor.shape)
+    if tensor.dtype == torch.bfloat16:  # which numpy does not have
+        words = np.empty(shape, np.uint16)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(words, ir.DataType.BFLOAT16.value)._ortvalue
+    array = np.empty(shape, torch.empty(0, dtype=tensor.dtype).numpy().dtype)
+    return ort.OrtValue.ortvalue_from_numpy(array)._ortvalue
+
+
 def _push(feeds: binding.OrtValueVector, tensor: torch.Tensor) -> None:
     """Appends a tensor's memory to the inputs of a run."""
     if not tensor.is_contiguous():
         tensor = tensor.contiguous()
     if tensor.numel() == 0:  # DLPack refuses a null pointer
-        array = np.empty(tuple(tensor.shape), torch.empty(0, dtype=tensor.dtype).numpy().dtype)
-        feeds.push_back(ort.OrtValue.ortvalue_from_numpy(array)._ortvalue)
+        feeds.push_back(_without_elements(tensor))
     elif tensor.dtype == torch.bool and _BOOL_AS_BYTES:
         feeds.push_back(_to_dlpack(tensor.detach().view(torch.uint8)), True)
     else:

@@ -55,6 +55,7 @@ try:
     from torch.nn.modules.module import _has_any_global_hook as has_any_global_hook
     from torch.utils import _pytree as pytree
     from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
     from torch.utils._sympy.printers import PythonPrinter
 
     set_grad_enabled = torch._C._set_grad_enabled
@@ -120,6 +121,7 @@ __all__ = [
     "count_dispatch_modes",
     "current_graph_task_id",
     "decompositions",
+    "disable_current_modes",
     "dispatch_keys_excluded",
     "dispatch_keys_included",
     "dispatch_mode_at",

@@ -106,7 +106,7 @@ def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
     floor = op.Round(op.Sub(quotient, op.Cast(corrected, to=a.dtype)))
     if b.const_value is not None and np.all(b.const_value.numpy()):
         return floor
-    return op.Where(op.Equal(b, 0.0), op.Div(a, b), floor)
+    return op.Where(op.Equal(b, 0.0), op.Div(low.stopped(a), low.stopped(b)), floor)
 
 
 def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -221,9 +221,11 @@ def signbit(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.copysign.Tensor", "aten.copysign.Scalar")
 def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
+    """The gradient of `y` is zero, and not None: it comes through a Sign whose value is multiplied by zero."""
+    op = low.op
     x, y = low.tensors(x, y)
-    size = low.op.Abs(x)
-    return low.op.Where(signbit(low, y), low.op.Neg(size), size)
+    nothing = op.Mul(op.Where(op.IsNaN(y), 0.0, op.Sign(y)), 0.0)
+    return op.Mul(op.Abs(x), op.Add(op.Where(signbit(low, y), -1.0, 1.0), nothing))
 
 
 @lower("aten.neg.default")

@@ -108,10 +108,18 @@ def repeat(low: Lowering, x: ir.Value, repeats: Any) -> ir.Value:
 
 @lower("aten.cat.default")
 def cat(low: Lowering, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
-    """Without the one-dimensional empty tensors that PyTorch lets be joined to anything."""
-    rank = len(low.result.shape)
+    """Reshapes the one-dimensional empty tensors that PyTorch lets be joined to anything, or leaves them out."""
+    shape = list(low.result.shape)
+    rank = len(shape)
+    shape[dim] = 0
+    is_static = all(isinstance(size, int) for size in shape)
     fakes = [node.meta["val"] for node in low.node.args[0]]  # type: ignore[union-attr]
-    parts = [part for part, fake in zip(tensors, fakes, strict=True) if rank == 1 or len(fake.shape) == rank]
+    parts: list[ir.Value] = []
+    for part, fake in zip(tensors, fakes, strict=True):
+        if rank == 1 or len(fake.shape) == rank:
+            parts.append(part)
+        elif is_static:
+            parts.append(low.op.Reshape(part, low.op.const(shape), allowzero=1))
     parts = list(low.tensors(*parts))
     return low.op.Concat(*parts, axis=dim) if len(parts) > 1 else parts[0]
 

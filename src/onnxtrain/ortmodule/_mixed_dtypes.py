@@ -1,0 +1,176 @@
+"""Operators that eager PyTorch refuses for the dtypes of their arguments, and its fake tensors accept.
+
+A float64 input of a float32 `Linear` without bias is such a case (PyTorch 2.13): Dynamo captures the product, and ONNX
+Runtime would compute it in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from onnxtrain.ortmodule._torch import (
+    ShortenTraceback,
+    disable_current_modes,
+    is_functorch_wrapped_tensor,
+    pytree,
+)
+
+__all__ = ["RefusedByPyTorch", "refuse_mixed_dtypes"]
+
+_MODULES = ("torch", "_operator", "builtins")
+"""Where functions come from that are safe to call once more: those of other packages may do anything."""
+
+_LARGEST = 1 << 20
+"""Elements of the largest tensor that is given memory of its own here."""
+
+
+class RefusedByPyTorch(ShortenTraceback):
+    """Eager PyTorch refuses an operator; the message is its own.
+
+    Dynamo (PyTorch 2.13) passes on this base class as it is raised, and wraps all others that a backend raises.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, first_useful_frame=None)
+
+
+_verdicts: dict[Any, str | None] = {}
+
+
+def refuse_mixed_dtypes(node: fx.Node) -> None:
+    """Raises `RefusedByPyTorch` if eager PyTorch refuses a node of a Dynamo graph for the dtypes of its arguments.
+
+    The node is run on zeros of the same shapes, forward and backward, once for each operator, choice of dtypes and mode
+    of autocast. It is refused for its dtypes if it fails, and with other dtypes does not.
+
+    Args:
+        node: calls a function or a method; tensors among its arguments have `meta["example_value"]`.
+    """
+    if node.op not in ("call_function", "call_method"):
+        return
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: source.meta.get("example_value"))
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+    dtypes = tuple(tensor.dtype for tensor in tensors)
+    if len(set(dtypes)) < 2 or not _is_plain(node, tensors):
+        return
+    device = tensors[0].device.type
+    autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+    trained = any(
+        isinstance(value, torch.Tensor) and value.requires_grad
+        for value in pytree.tree_leaves(node.meta.get("example_value"))
+    )
+    ranks = tuple((tensor.dim(), tensor.requires_grad) for tensor in tensors)
+    key = (node.target, dtypes, ranks, trained, autocast)
+    if key not in _verdicts:
+        _verdicts[key] = _refusal(_Call(_callable(node), args, kwargs, trained), dtypes)
+    message = _verdicts[key]
+    if message is not None:
+        raise RefusedByPyTorch(message)
+
+
+def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
+    """Returns whether a node may be called once more, on tensors that can be made."""
+    if node.op == "call_function":
+        module = getattr(node.target, "__module__", None) or type(node.target).__module__
+        namespace = getattr(node.target, "namespace", "aten")
+        if module.partition(".")[0] not in _MODULES or namespace != "aten":
+            return False
+    return all(
+        tensor.layout == torch.strided
+        and not is_functorch_wrapped_tensor(tensor)
+        and not any(isinstance(size, torch.SymInt) and free_unbacked_symbols(size) for size in tensor.shape)
+        for tensor in tensors
+    )
+
+
+def _callable(node: fx.Node) -> Callable[..., Any]:
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+    assert callable(node.target)
+    return node.target
+
+
+def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
+    """Returns the message with which eager PyTorch refuses a call for the dtypes of its tensors, or None."""
+    with disable_current_modes(), torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come when the module runs
+        message = call.error(dtypes)
+        if message is None or not any(call.error(others) is None for others in _alternatives(dtypes)):
+            return None
+        return message
+
+
+def _alternatives(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
+    """Yields other dtypes for the same tensors: as few as there can be, then each of another kind."""
+    kinds = tuple(
+        torch.float32
+        if dtype.is_floating_point
+        else dtype
+        if dtype.is_complex or dtype == torch.bool
+        else torch.int64
+        for dtype in dtypes
+    )
+    yield kinds
+    for place, other in itertools.product(range(len(dtypes)), (torch.float32, torch.int64, torch.bool)):
+        yield (*kinds[:place], other, *kinds[place + 1 :])
+    yield (torch.float32,) * len(dtypes)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of an operator.
+
+    Attributes:
+        function: e.g. `torch.nn.functional.linear`.
+        args: its arguments, with fake tensors.
+        kwargs: likewise.
+        trained: whether its result has a gradient.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    trained: bool
+
+    def error(self, dtypes: Sequence[torch.dtype]) -> str | None:
+        """Returns the message of the error that the call raises with zeros of these dtypes, or None."""
+        following = iter(dtypes)
+
+        def real(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return _zeros(value, next(following))
+            return _hint(value) if isinstance(value, torch.SymInt) else value
+
+        try:
+            with torch.set_grad_enabled(self.trained):
+                args, kwargs = pytree.tree_map(real, (self.args, self.kwargs))
+                results = pytree.tree_leaves(self.function(*args, **kwargs))
+                scores = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+                if scores:
+                    torch.autograd.backward(scores, [torch.zeros_like(score) for score in scores])
+        except Exception as error:  # PyTorch's operators raise anything
+            return str(error)
+        return None
+
+
+def _zeros(fake: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Returns zeros of a dtype, with the shape of a fake tensor and a gradient where that has one."""
+    one = torch.zeros((), dtype=dtype, device=fake.device).expand([_hint(size) for size in fake.shape])
+    tensor = one.contiguous() if one.numel() <= _LARGEST else one
+    differentiable = dtype.is_floating_point or dtype.is_complex
+    # A result of something, not a leaf: eager PyTorch may write to it.
+    return tensor.requires_grad_().view_as(tensor) if fake.requires_grad and differentiable else tensor
+
+
+def _hint(size: int | torch.SymInt) -> int:
+    """Returns what a symbolic size is in this call; `int` of it would fix the graph to it."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else size

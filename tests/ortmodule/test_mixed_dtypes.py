@@ -1,4 +1,4 @@
-"""Arguments of several dtypes: ORTModule refuses what eager PyTorch refuses, in the same words, and computes the rest."""
+"""Arguments of several dtypes: ORTModule computes what eager PyTorch computes, and refuses the rest in its words."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from ortmodule.fuzz import expressions, memory
+from ortmodule.fuzz import edges, expressions, memory
 from ortmodule.fuzz.layers import write_layer
 from ortmodule.fuzz.writer import Unfit, Writer
 
@@ -180,7 +180,7 @@ def write_refused(writer: Writer) -> None:
     """Writes a statement that eager PyTorch refuses, without running it."""
     more = () if "negative indices" in writer.off else _REFUSED_INDICES
     try:
-        made, text = writer.new(), writer.fill(writer.choose.choice((*_REFUSED, *more)))
+        made, text = writer.new(), writer.fill(writer.choose.choice((*_REFUSED, *edges.MIXED, *more)))
     except Unfit:
         return
     writer.body.append(f"{made} = {text}")
@@ -246,6 +246,23 @@ def _rebound(writer: Writer) -> bool:
     return writer.write([f"{name} = {writer.fill(text.replace('{b}', name))}"], [])
 
 
+def _draw(writer: Writer) -> bool:
+    """Random numbers of all kinds; those of float64 are others."""
+    writer.features.add("draws")
+    if writer.odds(0.3):
+        return writer.write([writer.fill(writer.choose.choice(edges.UNREAD_DRAWS))], [])
+    made = writer.new()
+    return writer.write([f"{made} = {writer.fill(writer.choose.choice(edges.DRAWS))}"], [made])
+
+
+def _read(writer: Writer) -> bool:
+    """Numbers that are read from tensors; Dynamo may end its graph there."""
+    writer.features.add("break")
+    made = writer.new()
+    table = edges.INDICES if writer.odds(0.3) else edges.NUMBERS
+    return writer.write([f"{made} = {writer.fill(writer.choose.choice(table))}"], [made])
+
+
 def _note_features(writer: Writer, text: str) -> None:
     if "alpha_dropout" in text or "randperm" in text:
         writer.features.add("draws")
@@ -274,5 +291,7 @@ _KINDS: dict[Callable[[Writer], bool], float] = {
     _checkpointed: 2,
     _higher_order: 0.5,
     _break: 2,
+    _read: 5,
+    _draw: 2,
     _rebound: 1,
 }

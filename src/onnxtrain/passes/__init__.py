@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+from onnxtrain.passes.absent import AbsentInputsPass
 from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.broadcast import ImplicitExpandPass
 from onnxtrain.passes.canonical import canonicalize
@@ -47,6 +48,7 @@ __all__ = [
     "MAX_OPSET",
     "RANDOM_OPS",
     "TWINS",
+    "AbsentInputsPass",
     "CeilModePass",
     "CleanupPass",
     "ColumnVectorPass",

@@ -106,6 +106,7 @@ _WORDS = [
         (r"Go on with Trainer\.resume\('(.*?)'\)", r"Go on with: onnxtrain train \1 --data FILE"),
         (r"make it so: \w+\(onnxtrain\.make_batch_dynamic\(model\), \.\.\.\)", "pass --dynamic-batch"),
         (r"onnxtrain\.make_batch_dynamic\(model\)", "--dynamic-batch"),
+        (r", or leave incomplete batches out \(drop_last=True\)", ""),
         (r"\bbatch_norm='?(\w+)'?", r"--batch-norm \1"),
         (r"\bclip_grad_norm=([\d.]+)", r"--clip-norm \1"),
         (r"\boverwrite=True\b", "--overwrite"),

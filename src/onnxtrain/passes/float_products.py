@@ -19,7 +19,7 @@ class FloatProductsPass(ir.passes.InPlacePass):
         """Rewrite all such nodes, also in subgraphs."""
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
-            if node.domain == "com.microsoft" and node.attributes.get_int("accuracy_level", None):
+            if node.domain == "com.microsoft" and "accuracy_level" in node.attributes:
                 del node.attributes["accuracy_level"]  # 0, the default: that of the inputs
                 modified = True
         return ir.passes.PassResult(model, modified)

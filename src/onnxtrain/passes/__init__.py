@@ -13,6 +13,8 @@ from onnxtrain.passes.cleanup import RANDOM_OPS, CleanupPass
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
+from onnxtrain.passes.fixed_inputs import is_quantisation_or_rotary, is_setting
+from onnxtrain.passes.float_products import FloatProductsPass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.gradients import simplify_gradients
 from onnxtrain.passes.inline import inline_functions
@@ -54,6 +56,7 @@ __all__ = [
     "ColumnVectorPass",
     "CrossEntropyPass",
     "DynamicBatchPass",
+    "FloatProductsPass",
     "FoldConstantsPass",
     "ImplicitExpandPass",
     "ImpliedRanksPass",
@@ -76,6 +79,8 @@ __all__ = [
     "inline_schema_functions",
     "is_constant",
     "is_float_parameter",
+    "is_quantisation_or_rotary",
+    "is_setting",
     "is_stop_gradient",
     "is_training_batch_norm",
     "lift_constants",

@@ -255,8 +255,13 @@ def test_positive_of_yes_and_no() -> None:
 
 @pytest.mark.parametrize(
     ("positive", "message"),
-    [(2, r"positive is 2, but the classes are 0 \.\. 1"), (-1, "positive is -1"), ("fraud", "positive is 'fraud'"), (True, "positive is True")],
-)  # fmt: skip
+    [
+        (2, r"positive is 2, but the classes are 0 \.\. 1"),
+        (-1, "positive is -1"),
+        ("fraud", "positive is 'fraud'"),
+        (True, "positive is True"),
+    ],
+)
 def test_positive_must_be_a_class(positive: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Trainer(linear(2)[0], "cross_entropy", metrics=["f1"], positive=positive)

@@ -14,6 +14,7 @@ from onnxtrain._building import without_collection
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
+    as_given,
     canonicalize,
     inline_schema_functions,
     load_model,
@@ -114,7 +115,7 @@ def differentiate(
     mark_gradients(result)
     result = suit_runtime(result)
     simplify_gradients(result)
-    return result if isinstance(model, ir.Model) else ir.to_proto(result)
+    return as_given(result, model)
 
 
 def add_gradients(

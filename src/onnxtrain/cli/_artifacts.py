@@ -14,6 +14,7 @@ from onnxtrain.dynamic_batch import make_batch_dynamic
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import LOSSES
+from onnxtrain.optimizers import Optimizer
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
 from onnxtrain.training_graph import Precision
@@ -67,7 +68,7 @@ def prepared(path: Path, *, dynamic_batch: bool, classes: int | None, seed: int)
 def run_command(
     model: ir.Model,
     loss: str | None,
-    optimizer: str,
+    optimizer: Optimizer,
     output: Path,
     train: Sequence[str] | None,
     freeze: Sequence[str] | None,

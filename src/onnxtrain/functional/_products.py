@@ -25,6 +25,7 @@ from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
     CleanupPass,
     ModelSource,
+    as_given,
     canonicalize,
     inline_functions,
     lift_constants,
@@ -32,7 +33,6 @@ from onnxtrain.passes import (
     mark_gradients,
     settle_shapes,
     suit_runtime,
-    to_proto,
 )
 
 __all__ = ["finished", "hessian_vector_product", "jvp", "prepared", "vjp"]
@@ -250,7 +250,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
     """Returns a model with derivatives as stock runtimes take it, in the form that was given."""
     mark_gradients(graph)
     graph = suit_runtime(graph)
-    return graph if isinstance(given, ir.Model) else to_proto(graph)
+    return as_given(graph, given)
 
 
 def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]:

@@ -405,7 +405,7 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert b"Traceback" not in err
 
 

@@ -41,7 +41,7 @@ Y = np.array([0, 1, 2, 1, 0])
 MODELS = ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"]
 SECRET = b"TOP-SECRET-" * 1500
 ADDRESS_SPACE = 3 * 2**30  # so that what goes wrong does not take the machine along
-SECONDS = 120  # that a case may take; a fraction of one is usual
+SECONDS = 1200  # after which a case is taken to wait for ever, as at a pipe; a fraction of one is usual
 LEGACY = Path(__file__).parents[1] / "runtime" / "data" / "legacy_full"
 
 

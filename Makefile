@@ -28,6 +28,7 @@ TESTING := pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "d
 CXX ?= c++
 define install_kernels
 	@if command -v $(CXX) >/dev/null; then \
+		echo "Compiling the native kernels for every level of processors (once): this takes some minutes."; \
 		$(1)/bin/python -m pip install --quiet --disable-pip-version-check ./kernels; \
 	else \
 		echo "No C++ compiler ($(CXX)): without native kernels, which are optional."; \
@@ -111,10 +112,11 @@ $(NEWEST_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[build,demo,data,plots,tensorboard]' onnxscript $(TESTING)
 	touch $@
 
-$(DEMO_VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL_SOURCES) | check-python
+# Without native kernels: to compile them takes minutes, and the demo trains for seconds.
+$(DEMO_VENV)/.installed: pyproject.toml hatch_build.py | check-python
+	@echo "Making the environment $(DEMO_VENV) (once): pip installs onnxruntime, onnx, scikit-learn, matplotlib."
 	$(PYTHON) -m venv --clear $(DEMO_VENV)
 	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
-	$(call install_kernels,$(DEMO_VENV))
 	touch $@
 
 $(TEST_VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL_SOURCES) | check-python

@@ -209,6 +209,11 @@ def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
     assert shown["trainable_elements"] == 8 + 8 * 3 + 3
     checkpoint = run("inspect", tmp_path / "a" / "checkpoint", "--json").json()
     assert checkpoint["elements"] == shown["elements"]
+    manifest = tmp_path / "a" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"x"', b'"\xff"'))
+    damaged = run("inspect", tmp_path / "a")
+    assert damaged.code == 1
+    assert "is not a usable manifest" in damaged.err
     nothing = run("inspect", tmp_path)
     assert nothing.code == 1
     assert "neither a checkpoint nor a directory with a manifest.json" in nothing.err
@@ -400,7 +405,7 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert b"Traceback" not in err
 
 

@@ -320,3 +320,22 @@ def test_cyclic_graph():
     nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
     with pytest.raises(ModelLoadError, match="cycle"):
         load_model(build(nodes, [info("x", [1])], [info("b", [1])]))
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "kinds"),
+    [
+        ("Constant", "value", 3, "INT, and the standard has TENSOR"),
+        ("Constant", "value_floats", 2.0, "FLOAT, and the standard has FLOATS"),
+        ("Constant", "value_float", "text", "STRING, and the standard has FLOAT"),
+        ("Flatten", "axis", 1.0, "FLOAT, and the standard has INT"),
+    ],
+)
+def test_an_attribute_of_another_kind_is_an_error(op, name, value, kinds):
+    inputs = [] if op == "Constant" else ["x"]
+    node = helper.make_node(op, inputs, ["y"])
+    node.attribute.append(helper.make_attribute(name, value))
+    graph = helper.make_graph([node], "g", [info("x", ["N", 3])], [info("y", None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.raises(ModelLoadError, match=f"'{name}' of {op} .*{kinds}"):
+        load_model(model)

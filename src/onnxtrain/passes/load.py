@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+from onnxtrain.passes.attributes import mistyped_attribute
 from onnxtrain.passes.maps import tensors_for_maps
 from onnxtrain.passes.tensors import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
@@ -243,6 +244,10 @@ def _check_graph(model: ir.Model, origin: str) -> None:
                     f"Cannot load a model from {origin}: nothing defines '{value.name}', which its graph "
                     "uses. The file may have been cut or edited; export it again."
                 )
+    if problem := mistyped_attribute(model):
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: {problem}. The file is corrupt; download or export it again."
+        )
     # Runtimes accept nodes in any order, ONNX and its tools do not.
     try:
         common.TopologicalSortPass()(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -56,10 +56,19 @@ class ClassLabels:
     Attributes:
         count: number of classes; None when the scores leave it symbolic.
         ignore_index: label of positions that do not count; None when there is none.
+        axis: of the scores, which holds the classes.
+        scores: dimensions of the scores where they have more than two, e.g. ("batch", 7, 512).
     """
 
     count: int | None
     ignore_index: int | None
+    axis: int = 1
+    scores: tuple[int | str | None, ...] | None = None
+
+    def described(self) -> dict[str, Any]:
+        """Returns the fields for JSON; axis and scores where there is a choice of axis."""
+        several = {} if self.scores is None else {"axis": self.axis, "scores": list(self.scores)}
+        return {"count": self.count, "ignore_index": self.ignore_index, **several}
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ class TargetSpec:
     @property
     def described(self) -> str:
         """What the metadata of a graph input says of this target."""
-        return json.dumps({"class_labels": asdict(self.class_labels)} if self.class_labels else {})
+        return json.dumps({"class_labels": self.class_labels.described()} if self.class_labels else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +213,12 @@ class Loss(ABC):
         if dims is not None and not _may_be_equal(dims, sizes):
             raise self._error(
                 f"target {target.name!r} has shape {target.shape}, where these scores need "
-                f"{ir.Shape(spec.shape)}; reshape the target or the scores"
+                f"{ir.Shape(spec.shape)}; {self._fitting(spec)}"
             )
+
+    def _fitting(self, spec: TargetSpec) -> str:
+        """What to do about a target of another shape than `spec` says."""
+        return "reshape the target or the scores"
 
 
 def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:

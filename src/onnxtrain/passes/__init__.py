@@ -19,7 +19,7 @@ from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.gradients import simplify_gradients
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
-from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_model
+from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, NEWEST_OPSET, ModelSource, load_model
 from onnxtrain.passes.mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
@@ -48,6 +48,7 @@ __all__ = [
     "EXACT_OPS",
     "MAX_IR_VERSION",
     "MAX_OPSET",
+    "NEWEST_OPSET",
     "RANDOM_OPS",
     "TWINS",
     "AbsentInputsPass",

@@ -14,6 +14,7 @@ from onnxtrain._building import without_collection
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
+    FloatProductsPass,
     as_given,
     canonicalize,
     inline_schema_functions,
@@ -165,7 +166,11 @@ def append_outputs(
 
 
 def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
-    """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies."""
+    """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies.
+
+    Bodies multiply in floating point. So does what is left of products that may be of integers, lest one model computes
+    in two ways.
+    """
     targets, leaves = find_values(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
     # Which values of a branch or body are active is found when the node around it is differentiated.
@@ -175,7 +180,9 @@ def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
         declared = rule_for(node) is not None or reason_not_yet(node) is not None
         return declared or not any(v.name in active for v in node.outputs)
 
-    return inline_schema_functions(model, keep)
+    expanded = inline_schema_functions(model, keep)
+    FloatProductsPass()(expanded)
+    return expanded
 
 
 def check_names(names: object, role: str) -> None:

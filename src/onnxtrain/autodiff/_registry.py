@@ -27,6 +27,7 @@ __all__ = [
     "NOT_YET",
     "OPSETS",
     "RULES",
+    "STEPS_OF_GRADIENTS",
     "Cotangents",
     "NonDifferentiable",
     "Rule",
@@ -90,6 +91,18 @@ class NonDifferentiable:
 RULES: dict[tuple[str, str], Rule] = {}
 NON_DIFFERENTIABLE: dict[tuple[str, str], NonDifferentiable] = {}
 NOT_YET: dict[tuple[str, str], str] = {}
+
+_ORIGIN = "onnxtrain.origin"
+
+STEPS_OF_GRADIENTS: Mapping[str, Mapping[str, str]] = {
+    op_type: {_ORIGIN: "gradient"}
+    for op_type in ("Ceil", "DynamicQuantizeLinear", "Floor", "QuantizeLinear", "Round", "Sign")
+}
+"""By op type, the metadata of piecewise constant nodes that rules write: :func:`rule_for` takes these for constants.
+
+A straight-through rule replaces the derivative of a step that the user's model has. The steps inside of a gradient,
+such as the Floor by which GridSample finds its pixels, are ordinary ones whenever the gradient is differentiated again.
+"""
 
 _LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule], ...]] = ContextVar("onnxtrain local rules", default=())
 
@@ -259,13 +272,15 @@ def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
 def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
     """Returns the rule of a node's op, its declaration as non-differentiable, or None."""
     key = _key(node)
+    if _is_step_of_gradient(node):
+        return NonDifferentiable(node.op_type, "it is a step inside of a gradient, whose derivative is zero")
     return _local(key) or RULES.get(key) or NON_DIFFERENTIABLE.get(key)
 
 
 def reason_not_yet(node: ir.Node) -> str | None:
     """Returns why a node's op has no rule yet, None where it was not declared so."""
     key = _key(node)
-    return None if _local(key) else NOT_YET.get(key)
+    return None if _local(key) or _is_step_of_gradient(node) else NOT_YET.get(key)
 
 
 def is_straight_through(output: ir.Value) -> bool:
@@ -276,6 +291,10 @@ def is_straight_through(output: ir.Value) -> bool:
         return False
     names = rule.signature.outputs
     return names[min(output.index() or 0, len(names) - 1)] in rule.outputs
+
+
+def _is_step_of_gradient(node: ir.Node) -> bool:
+    return _ORIGIN in node.metadata_props and node.op_type in STEPS_OF_GRADIENTS
 
 
 def _local(key: tuple[str, str]) -> Rule | None:

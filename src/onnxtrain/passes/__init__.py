@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+from onnxtrain.passes.absent import AbsentInputsPass
 from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.broadcast import ImplicitExpandPass
 from onnxtrain.passes.canonical import canonicalize
@@ -12,6 +13,8 @@ from onnxtrain.passes.cleanup import RANDOM_OPS, CleanupPass
 from onnxtrain.passes.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
+from onnxtrain.passes.fixed_inputs import is_quantisation_or_rotary, is_setting
+from onnxtrain.passes.float_products import FloatProductsPass
 from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.gradients import simplify_gradients
 from onnxtrain.passes.inline import inline_functions
@@ -47,11 +50,13 @@ __all__ = [
     "MAX_OPSET",
     "RANDOM_OPS",
     "TWINS",
+    "AbsentInputsPass",
     "CeilModePass",
     "CleanupPass",
     "ColumnVectorPass",
     "CrossEntropyPass",
     "DynamicBatchPass",
+    "FloatProductsPass",
     "FoldConstantsPass",
     "ImplicitExpandPass",
     "ImpliedRanksPass",
@@ -75,6 +80,8 @@ __all__ = [
     "inline_schema_functions",
     "is_constant",
     "is_float_parameter",
+    "is_quantisation_or_rotary",
+    "is_setting",
     "is_stop_gradient",
     "is_training_batch_norm",
     "lift_constants",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.absent import AbsentInputsPass
 from onnxtrain.passes.apart import name_apart
 from onnxtrain.passes.axes import NoAxesPass, PositiveAxesPass
 from onnxtrain.passes.constants import lift_constants
@@ -20,8 +21,8 @@ def suit_runtime(model: ir.Model) -> ir.Model:
 
     Running statistics are kept from being merged with weights, axes are counted from the front, lest reductions of
     an empty batch keep their shape, reductions over no axes are written elementwise, and bfloat16 is computed in
-    float32, which the CPU provider has kernels for. Cross entropies are taken along the last axis. Values of
-    subgraphs have names of their own.
+    float32, which the CPU provider has kernels for. Cross entropies are taken along the last axis. Absent
+    inputs at the end of a node are dropped. Values of subgraphs have names of their own.
     """
     IsolateStatisticsPass()(model)
     # Not float16: a model also runs where that has kernels of its own.
@@ -31,5 +32,6 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     CrossEntropyPass()(model)
     if PositiveAxesPass()(model).modified:
         lift_constants(model)
+    AbsentInputsPass()(model)
     name_apart(model)
     return model

@@ -15,6 +15,7 @@ import weakref
 import onnxruntime as ort
 
 from onnxtrain.errors import InputError
+from onnxtrain.runtime.lock import ProcessLock
 
 __all__ = ["kernel_library", "register_kernels"]
 
@@ -23,6 +24,7 @@ FUNCTIONS = 1
 """Version of the functions in domain `onnxtrain` that artifacts contain."""
 
 _registered: weakref.WeakSet[ort.SessionOptions] = weakref.WeakSet()
+_registering = ProcessLock()
 
 
 def kernel_library() -> str | None:
@@ -65,6 +67,9 @@ def _installed() -> tuple[str | None, str]:
 def register_kernels(options: ort.SessionOptions) -> None:
     """Lets the sessions made with these options use the native kernels; options may be used several times."""
     path = kernel_library()
-    if path is not None and options not in _registered:
-        options.register_custom_ops_library(path)
-        _registered.add(options)
+    if path is None:
+        return
+    with _registering:
+        if options not in _registered:
+            options.register_custom_ops_library(path)
+            _registered.add(options)

@@ -117,14 +117,16 @@ class TrainerResults(TrainerView):
         Raises:
             CheckpointError: the file is missing, corrupt, or of another model.
         """
-        self._state.run.load_parameters(path)
-        self._state.position.averaged = 0
+        with self._state.lock:
+            self._state.run.load_parameters(path)
+            self._state.position.averaged = 0
 
     def averaged(self) -> AbstractContextManager[None]:
         """Makes :attr:`parameters` the averages of `ema_decay` inside of a `with` statement.
 
         :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do so
-        themselves. Without `ema_decay`, or before the first step, nothing changes.
+        themselves. Without `ema_decay`, or before the first step, nothing changes. Other threads wait for the end of
+        the block before they use the trainer.
         """
         return self._state.averaged()
 

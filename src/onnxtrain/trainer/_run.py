@@ -23,6 +23,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.export import export_inference_model
 from onnxtrain.runtime.external_data import external_files
 from onnxtrain.runtime.inputs import check_arguments
+from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.session import default_session_options, open_session, require_values
 from onnxtrain.runtime.store import Store
@@ -179,10 +180,21 @@ class Run:
         """The tensors behind the state."""
         return self.state._store
 
+    @property
+    def lock(self) -> StateLock:
+        """The lock of the state."""
+        return self.state.lock
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether a training step may draw from ONNX Runtime's generator, of which a process has one."""
+        return b"Dropout" in self.training_model.read_bytes()
+
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
         """Returns the loss and the model's outputs of a training or an evaluation step."""
-        self.module.train(training)
-        results = self.module(*arrays)
+        with self.lock:
+            self.module.train(training)
+            results = self.module(*arrays)
         loss, *outputs = results if isinstance(results, tuple) else (results,)
         return float(np.asarray(loss)), [np.asarray(output) for output in outputs]
 
@@ -207,9 +219,11 @@ class Run:
         """
         for batch in batches:
             arrays, count = self._filled(batch)
-            loss, outputs = self.step(arrays, training=False)
+            with self.lock:
+                loss, outputs = self.step(arrays, training=False)
+                if len(arrays[0]) > count:
+                    loss = self.loss_model.loss_of_first(count, loss, outputs, arrays)
             if len(arrays[0]) > count:
-                loss = self.loss_model.loss_of_first(count, loss, outputs, arrays)
                 outputs = [output[:count] for output in outputs]
             yield Step(list(batch), loss, outputs)
 
@@ -225,6 +239,8 @@ class Run:
 
     def predict(self, batches: Iterable[Sequence[Array]]) -> dict[str, Array]:
         """Returns each of the model's outputs, in inference mode, for all samples of batches of its inputs.
+
+        The caller holds :attr:`lock`.
 
         Raises:
             InputError: An output has no axis for the samples.

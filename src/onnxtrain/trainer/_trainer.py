@@ -25,7 +25,7 @@ from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import Data, TrainingState, Validation, scheduler_settings
 from onnxtrain.trainer._whole_metrics import check_positive
 from onnxtrain.trainer._workspace import Workspace
-from onnxtrain.trainer.data import TransformFunction, warn_of_fixed_batch
+from onnxtrain.trainer.data import Source, TransformFunction, warn_of_fixed_batch
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -215,12 +215,16 @@ class Trainer(TrainerResults):
         return trainer
 
     def stop_training(self) -> None:
-        """Ends the fit under way after the current epoch; for callbacks."""
+        """Ends the fit under way after the current epoch; for callbacks and other threads."""
         self._state.position.history.stopped = "early"
 
     def abandon_fit(self) -> None:
-        """Makes the next fit a new one, which need not be what an interrupted one was."""
-        self._state.position.abandon()
+        """Makes the next fit a new one, which need not be what an interrupted one was.
+
+        Raises:
+            TrainingStateError: a fit is under way in another thread.
+        """
+        self._state.abandon()
 
     def fit(
         self,
@@ -276,6 +280,7 @@ class Trainer(TrainerResults):
         Raises:
             InputError: data or arguments do not fit; nothing has been trained.
             DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
+            TrainingStateError: a fit of this trainer is under way, in another thread or around this call.
         """
         epochs, accumulate = _positive("epochs", epochs), _positive("accumulate", accumulate)
         if steps_per_epoch is not None:
@@ -285,35 +290,42 @@ class Trainer(TrainerResults):
         given = Data(
             inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
         )
-        data, held_out = self._state.datasets(given)
-        of_validation = None
-        if held_out is not None:
-            of_validation = validation if isinstance(validation, float) else held_out.samples or 0
-        plan = Plan(
-            data.samples,
-            data.batch_size,
-            accumulate,
-            bool(shuffle),
-            epochs,
-            of_validation,
-            schedule_epochs,
-            steps_per_epoch,
-            bool(drop_last),
-            weighted=data.weighted,
-            transform=transform is not None,
-        )
-        self._state.position.check(plan)
-        self._state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
-        self._state.weigh(data, held_out)
-        self._state.validating = held_out is not None
-        warn_of_fixed_batch(self._state.run.batch_size, data.samples)
-        events = Events(called, self)
+        with self._state.fitting():
+            data, held_out = self._state.datasets(given)
+            of_validation = None
+            if held_out is not None:
+                of_validation = validation if isinstance(validation, float) else held_out.samples or 0
+            plan = Plan(
+                data.samples,
+                data.batch_size,
+                accumulate,
+                bool(shuffle),
+                epochs,
+                of_validation,
+                schedule_epochs,
+                steps_per_epoch,
+                bool(drop_last),
+                weighted=data.weighted,
+                transform=transform is not None,
+            )
+            self._carry_out(plan, data, held_out, Events(called, self), verbose)
+        return self.history
+
+    def _carry_out(
+        self, plan: Plan, data: Source, held_out: Source | None, events: Events, verbose: bool
+    ) -> None:
+        """Trains as a plan says, on `data`, and evaluates on `held_out`."""
+        state = self._state
+        state.position.check(plan)
+        state.check_schedule(plan, None if data.batches is None else -(-data.batches // plan.accumulate))
+        state.weigh(data, held_out, for_fit=True)
+        state.validating = held_out is not None
+        warn_of_fixed_batch(state.run.batch_size, data.samples)
         try:
-            FitLoop(self._state, data, held_out, plan, events, make_report(verbose)).run()
+            FitLoop(state, data, held_out, plan, events, make_report(verbose)).run()
         except BaseException as error:
             events.exception(error)
             raise
-        return self.history
 
     def check_data(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
@@ -29,6 +30,14 @@ class TrainerView:
     def state(self) -> CheckpointState:
         """Parameters, statistics and properties, for `onnxtrain.api`."""
         return self._state.run.state
+
+    @property
+    def lock(self) -> StateLock:
+        """While a thread holds it (`with trainer.lock:`), no other thread uses the trainer, and a fit waits.
+
+        Hold it to read several of :attr:`parameters`, which are live views, while another thread fits.
+        """
+        return self._state.lock
 
     @property
     def parameters(self) -> Parameters:

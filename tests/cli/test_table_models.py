@@ -199,3 +199,38 @@ def test_predict_with_a_file_tells_the_row(run: Any, tmp_path: Path) -> None:
     )
     arrays = run("predict", tmp_path / "run" / "trained.onnx", "--data", tmp_path / "net.onnx")
     assert arrays.code == 1
+
+
+def test_training_the_exported_file_says_what_to_train(run: Any, tmp_path: Path) -> None:
+    path, _ = table(tmp_path)
+    train(
+        run,
+        tmp_path,
+        models.mlp(features=1, classes=2),
+        path,
+        "cross_entropy",
+        "label",
+        "--inputs",
+        "w1",
+        "--scale",
+    )
+    file = tmp_path / "run" / "trained.onnx"
+    again = (
+        "--data",
+        path,
+        "--target",
+        "label",
+        "--inputs",
+        "w1",
+        "--loss",
+        "cross_entropy",
+        "-o",
+        tmp_path / "b",
+    )
+    refused = run("train", file, *again)
+    assert "takes the columns of a table as they are" in refused.err
+    assert run("export", tmp_path / "run", "-o", tmp_path / "network.onnx", "--network").code == 0
+    result = run("train", tmp_path / "network.onnx", *again, "--scale")
+    assert result.code == 0, result.err
+    shown = run("inspect", file, "--json").json()
+    assert {"role": "input", "name": "w1", "dtype": "double", "shape": "[batch]"} in shown["values"]

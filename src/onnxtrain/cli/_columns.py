@@ -160,7 +160,7 @@ class Column:
                 f"{table.at(self.name, unknown)}: {texts[unknown]!r} is none of the categories of training: "
                 f"{some_names(self.categories)}."
             )
-        indices = np.array([places[str(text)] for text in texts])
+        indices = np.array([places[str(text)] for text in texts], np.int64)
         if self.kind == ORDINAL:
             return indices.astype(np.float64)[:, None]
         return np.asarray(np.eye(len(places))[indices])

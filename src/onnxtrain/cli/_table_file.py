@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,8 @@ class Table:
     path: Path
     frame: Any
     missing: Collection[str] = ()
+    _read: dict[tuple[str, frozenset[str]], Values] = field(default_factory=dict, repr=False, compare=False)
+    """Columns that were read before, by name and by what was missing then; shared by copies with other texts for it."""
 
     @property
     def columns(self) -> list[str]:
@@ -104,6 +106,12 @@ class Table:
         Raises:
             InputError: there is no such column, or it holds dates or other objects.
         """
+        key = (name, frozenset(self.missing))
+        if key not in self._read:
+            self._read[key] = self._values(name)
+        return self._read[key]
+
+    def _values(self, name: str) -> Values:
         series = self.column(name)
         kinds = frame_library().api.types
         raw = series.to_numpy(dtype=object)
@@ -111,11 +119,12 @@ class Table:
         if kinds.is_numeric_dtype(series.dtype) and not kinds.is_complex_dtype(series.dtype):
             numbers = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
             return Values(missing, numbers, ~missing, raw, text_type=False)
-        gone = {"", *self.missing}
-        missing |= np.array([isinstance(value, str) and value in gone for value in raw], bool)
-        self._require_values(name, series, raw, missing)
+        of_objects = kinds.is_object_dtype(series.dtype)
+        missing |= np.asarray(series.isin(["", *self.missing]), bool)
+        if of_objects or not kinds.is_string_dtype(series.dtype):
+            self._require_values(name, series, raw, missing)
         numbers, is_number = _read_numbers(raw, missing)
-        is_text = any(isinstance(value, str) for value in raw[~missing])
+        is_text = not of_objects or any(isinstance(value, str) for value in raw[~missing])
         return Values(missing, numbers, is_number, raw, is_text and self.path.suffix.lower() != ".csv")
 
     def _require_values(
@@ -146,13 +155,15 @@ def _read_numbers(
     Truth values are numbers where the column has nothing else, so that a category "true" among others stays a text.
     """
     present = ~missing
-    truth = np.array([_TRUTH.get(str(value).lower(), np.nan) for value in raw], np.float64)
-    if present.any() and not np.isnan(truth[present]).any():
-        return np.where(present, truth, np.nan), present
     numbers = np.full(len(raw), np.nan)
-    numbers[present] = frame_library().to_numeric(
-        np.array([str(value) for value in raw[present]], object), errors="coerce"
-    )
+    values = raw[present]
+    if len(values) and str(values[0]).lower() in _TRUTH:
+        truth = np.array([_TRUTH.get(str(value).lower(), np.nan) for value in values])
+        if not np.isnan(truth).any():
+            numbers[present] = truth
+            return numbers, present
+    texts = np.array([str(value) for value in values], object)
+    numbers[present] = frame_library().to_numeric(texts, errors="coerce")
     return numbers, present & ~np.isnan(numbers)
 
 

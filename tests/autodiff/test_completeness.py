@@ -26,12 +26,9 @@ QUANTIZED = {"QLinearConv", "QLinearMatMul"}
 
 PIECEWISE_CONSTANT = {
     "CastLike": {"target_type"},
-    "MaxRoiPool": {"rois"},
     "Range": {"limit"},
-    "RoiAlign": {"rois"},
 }
-"""Inputs to which a rule never gives a gradient: the result is (piecewise) constant in them, or, as the regions of
-RoiAlign, they are by convention."""
+"""Inputs to which a rule never gives a gradient: the result is (piecewise) constant in them."""
 
 
 def _schemas(op_type: str) -> list[onnx.defs.OpSchema]:

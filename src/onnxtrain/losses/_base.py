@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes import why_untyped
 
 __all__ = [
     "LABELS_KEY",
@@ -195,11 +196,14 @@ class Loss(ABC):
 
     def _scores_dims(self, scores: ir.Value) -> tuple[int | str | None, ...]:
         """The dimensions of the scores, checked to be of known rank and floating point."""
-        if scores.dtype is None or not scores.dtype.is_floating_point():
+        if scores.dtype is None:
+            raise self._error(f"the dtype of scores {scores.name!r} is unknown.{why_untyped(scores)}")
+        if not scores.dtype.is_floating_point():
             raise self._error(f"scores {scores.name!r} are {scores.dtype}; choose a floating-point output")
         if scores.shape is None:
             raise self._error(
-                f"the rank of scores {scores.name!r} is unknown; run shape inference or set their shape"
+                f"the rank of scores {scores.name!r} is unknown; run shape inference or set their shape."
+                f"{why_untyped(scores)}"
             )
         return tuple(dim if isinstance(dim, int) else dim.value for dim in scores.shape)
 

@@ -40,6 +40,7 @@ from onnxtrain.passes.suit_runtime import suit_runtime
 from onnxtrain.passes.torch_parameters import TorchSignature, mark_gradients
 from onnxtrain.passes.twins import BODIES, TWINS
 from onnxtrain.passes.unread import remove_unread_chains, remove_unread_initializers, remove_unread_nodes
+from onnxtrain.passes.untyped import why_untyped
 from onnxtrain.passes.widen import EXACT_OPS, has_narrow_floats, widen_narrow_floats
 
 __all__ = [
@@ -102,6 +103,7 @@ __all__ = [
     "stand_in",
     "suit_runtime",
     "to_proto",
+    "why_untyped",
     "widen_narrow_floats",
     "write_model",
 ]

@@ -7,7 +7,7 @@ from onnx import helper, version_converter
 
 from onnxtrain.errors import UnsupportedOpsetError
 from onnxtrain.passes.lean import lean_proto, restore
-from onnxtrain.passes.legacy import restore_legacy_semantics
+from onnxtrain.passes.legacy import drop_saved_statistics, restore_legacy_semantics
 from onnxtrain.passes.load import CANONICAL_OPSET, MAX_IR_VERSION, MAX_OPSET, NEWEST_OPSET
 from onnxtrain.passes.newer_opsets import lower_opset
 
@@ -52,6 +52,7 @@ def _oldest_ir_version(model: ir.Model) -> int:
 
 
 def _convert(model: ir.Model, opset: int) -> ir.Model:
+    drop_saved_statistics(model, opset)
     proto = lean_proto(model)
     proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]
     try:

@@ -69,6 +69,11 @@ _SETTINGS = {
     "record_runtime_overhead": False,
 } | ({} if isolates_recompiles else {"recompile_limit": _RECOMPILE_LIMIT})
 
+if hasattr(dynamo_config, "invalidate_compile_context_weakrefs"):
+    # Else (PyTorch 2.13) captures keep weak references to parameters, as for all backends that are not registered by
+    # name, and `set_swap_module_params_on_conversion(True)` cannot swap them in `model.double()`.
+    _SETTINGS["invalidate_compile_context_weakrefs"] = True
+
 
 _DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
 """What depends on the data has a size that depends on it, which ONNX computes like any other."""

@@ -116,7 +116,8 @@ def test_gelu_is_differenced_in_float64(spelling: str) -> None:
     """Of a transformer's two layers; onnx's own Erf rounds to float32, and so differences to a hundredth."""
     model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
         net (float[n, 8] x) => (float[n, 8] y) {{
-            h = Gemm(x, w, b)  {GELU[spelling]}  d = MatMul(g, v)  t = Add(d, x)  y = LayerNormalization(t, scale) }}""")
+            h = Gemm(x, w, b)  {GELU[spelling]}
+            d = MatMul(g, v)  t = Add(d, x)  y = LayerNormalization(t, scale) }}""")
     rng = np.random.default_rng(0)
     for name, shape in {"w": (8, 16), "b": (16,), "v": (16, 8), "scale": (8,)}.items():
         array = rng.normal(size=shape).astype(np.float32)

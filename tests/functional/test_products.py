@@ -305,3 +305,30 @@ def test_third_derivatives_of_differentiated_models(name: str) -> None:
     third = torch.autograd.grad(result, list(values.values()))
     got = run(net, model, arrays | {"v1": v1, "v2": v2}, names)
     agree(got, third, np.float64)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y = ReduceL2<keepdims = 0>(x, one)",
+        "y = LpNormalization<axis = 1>(x)",
+        "y = LpNormalization<axis = 1, p = 1>(x)",
+    ],
+)
+def test_tangents_at_a_norm_of_zero_are_those_of_the_gradient(line: str) -> None:
+    """The gradient is zero in the row of zeros; a division by the norm there must not make tangents or products NaN."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[2, 3] x) => (float loss) <int64[1] one = {{1}}> {{
+            {line}  s = Sin(y)  loss = ReduceSum<keepdims = 0>(s) }}""")
+    x, tangent = np.array([[0, 0, 0], [1, 3, -2]], np.float32), np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+
+    def run(step: onnx.ModelProto, feeds: dict[str, np.ndarray], name: str) -> np.ndarray:
+        return ort.InferenceSession(step.SerializeToString()).run([name], {"x": x} | feeds)[0]
+
+    forward = run(onnxtrain.jvp(model, ["loss"], ["x"]), {"x_tangent": tangent}, "loss_tangent")
+    gradient = run(onnxtrain.differentiate(model, "loss", ["x"]), {}, "x_grad")
+    assert not gradient[0].any()
+    np.testing.assert_allclose(forward, (gradient * tangent).sum(), rtol=1e-5)
+    product = run(onnxtrain.hessian_vector_product(model, "loss", ["x"]), {"x_vector": tangent}, "x_hvp")
+    assert not product[0].any()
+    assert np.isfinite(product).all()

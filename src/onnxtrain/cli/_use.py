@@ -152,7 +152,8 @@ def _run_predictions(
     if chosen is not None and named and names is not None:
         chosen = np.array(names)[chosen]
     found = None if found is None else found.astype(scores.dtype)
-    for name, array in (("probability", found), ("class", chosen)):
+    for kind, array in (("probability", found), ("class", chosen)):
+        name = kind if encoding is None else encoding.output_name(kind)
         if array is not None and name not in outputs:
             outputs[name] = array
     return _Predictions(outputs, names if named else None, encoding)

@@ -26,6 +26,7 @@ from onnxtrain.passes import (
     settle_shapes,
     simplify_gradients,
     suit_runtime,
+    why_untyped,
 )
 from onnxtrain.recompute import RecomputePass
 from onnxtrain.running_variance import update_unbiased
@@ -217,7 +218,7 @@ def _make_scalar(model: ir.Model) -> None:
         raise GraphBuildError(
             f"building the training graph: the loss {loss.name!r} is {loss.dtype} of shape {loss.shape}, "
             "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
-            "a scalar of the model in loss_input_names"
+            f"a scalar of the model in loss_input_names.{why_untyped(loss) if dims is None else ''}"
         )
     if dims:
         writer = Emitter(model.graph)

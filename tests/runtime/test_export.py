@@ -40,6 +40,23 @@ def test_exported_model_is_the_trained_one(mlp_dir, batch):
         )
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_nodes_that_a_tool_has_moved_are_all_exported_in_order(mlp_dir, batch, seed):
+    """ONNX Runtime runs an eval model whose nodes are in any order."""
+    state = CheckpointState.load_checkpoint(mlp_dir / "checkpoint")
+    evaluation = onnx.load(mlp_dir / "eval_model.onnx")
+    nodes = list(evaluation.graph.node)
+    del evaluation.graph.node[:]
+    order = np.random.default_rng(seed).permutation(len(nodes)) if seed else range(len(nodes))[::-1]
+    evaluation.graph.node.extend(nodes[index] for index in order)
+    module = Module(mlp_dir / "training_model.onnx", state, evaluation.SerializeToString())
+    module.export_model_for_inferencing(mlp_dir / "out.onnx", ["logits", "a"])
+    _, session = load(mlp_dir / "out.onnx")
+    logits, _ = session.run(None, {"x": batch[0]})
+    values = {name: parameter.data for name, parameter in state.parameters}
+    np.testing.assert_allclose(logits, handmade.reference_mlp(values, *batch)[1], rtol=1e-4, atol=1e-5)
+
+
 def test_intermediate_values_and_the_loss_can_be_outputs(mlp_dir, batch):
     state = CheckpointState.load_checkpoint(mlp_dir / "checkpoint")
     module = Module(mlp_dir / "training_model.onnx", state, (mlp_dir / "eval_model.onnx").read_bytes())

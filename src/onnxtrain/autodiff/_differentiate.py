@@ -22,6 +22,7 @@ from onnxtrain.passes import (
     mark_gradients,
     simplify_gradients,
     suit_runtime,
+    why_untyped,
 )
 
 from ._activity import active_values, is_differentiable_dtype
@@ -205,6 +206,10 @@ def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> l
     """
     values = find_values(graph, names, role)
     for value in values:
+        if value.dtype is None and (why := why_untyped(value)):
+            raise DifferentiationError(
+                f"differentiating: {role} names {value.name!r}, of unknown dtype.{why}"
+            )
         if not is_differentiable_dtype(value):
             raise DifferentiationError(
                 f"differentiating: {role} {value.name!r} is {value.dtype}; "
@@ -226,7 +231,7 @@ def check_scalar(value: ir.Value) -> None:
     if dims is None or any(dim != 1 for dim in dims):
         raise DifferentiationError(
             f"differentiating {value.name!r}: its shape is {value.shape}, not a scalar; reduce it to a scalar, "
-            "or name a cotangent input (cotangent=...)"
+            f"or name a cotangent input (cotangent=...).{why_untyped(value) if dims is None else ''}"
         )
 
 

@@ -220,14 +220,21 @@ def defbody(
 
 def _twin(shapes: ShapeFunction, signature: Signature, node: ir.Node, opset: int) -> ir.Function:
     """Returns a function of standard ops whose outputs have the shapes of those of a node."""
+    names = [value.name if value is not None else None for value in node.inputs]
     inputs = [
-        ir.Value(name=f"in{index}", type=value.type if value else None, shape=value.shape if value else None)
-        for index, value in enumerate(node.inputs)
+        # Messages show the names of the node's inputs; a function needs a different one for each.
+        ir.Value(
+            name=name if name and names.index(name) == index else f"in{index}",
+            type=value.type if value else None,
+            shape=value.shape if value else None,
+        )
+        for index, (name, value) in enumerate(zip(names, node.inputs, strict=True))
     ]
     given = [copy if value is not None else None for copy, value in zip(inputs, node.inputs, strict=True)]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="twin")
     attributes = list(node.attributes.values())
-    outside = ir.Node(node.domain, node.op_type, given, attributes, num_outputs=len(node.outputs))
+    outputs = [ir.Value(name=output.name) for output in node.outputs]
+    outside = ir.Node(node.domain, node.op_type, given, attributes, outputs=outputs, name=node.name)
     result = shapes(Emitter(graph, in_function=True), NodeView(outside, signature, opset, frozenset()))
     results = [result] if isinstance(result, ir.Value) else list(result)
     graph.outputs.extend(results)

@@ -59,6 +59,11 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         program, _, _, step = ctx.call = call
+        try:
+            versions = [tensors[i]._version for i in step.reads]
+        except RuntimeError:  # a tensor made under `inference_mode` has none, and cannot be saved
+            tensors = tuple([t.clone() if t.is_inference() else t for t in tensors])
+            versions = [tensors[i]._version for i in step.reads]
         results = step.forward.run(tensors)
         outputs = results[: len(program.differentiable)]
         ctx.set_materialize_grads(False)
@@ -76,7 +81,7 @@ class _Step(torch.autograd.Function):
             with _torch.DisableTorchDispatch():
                 watched.append((index, saved[place].detach(), saved[place]._version))
                 saved[place] = saved[place].data
-        kept = (tensors, [tensors[i]._version for i in step.reads], watched)
+        kept = (tensors, versions, watched)
         if _saved_tensors_hooks(True) is not None:  # they may give another tensor back
             ctx.kept = kept
         else:

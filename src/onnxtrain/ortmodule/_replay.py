@@ -96,11 +96,12 @@ class Replay:
         sizes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
         try:
+            # Of other tensors: the mode keeps weak references, and a parameter with one cannot be swapped.
+            apart = [x.detach().requires_grad_(x.requires_grad) for x in (*inputs, *cotangents.values())]
             with mode, torch.enable_grad():
-                fakes = [mode.from_tensor(x) for x in inputs]
-                found = self.gradients(
-                    fakes, needs, {i: mode.from_tensor(ct) for i, ct in cotangents.items()}
-                )
+                fakes = [mode.from_tensor(x) for x in apart]
+                by_output = dict(zip(cotangents, fakes[len(inputs) :], strict=True))
+                found = self.gradients(fakes[: len(inputs)], needs, by_output)
         except Exception:  # what depends on numbers in memory; what has no fake kernel
             return None
         return [gradient is not None and gradient.requires_grad for gradient in found]

@@ -19,7 +19,7 @@ from onnxtrain.passes.fold import FoldConstantsPass
 from onnxtrain.passes.gradients import simplify_gradients
 from onnxtrain.passes.inline import inline_functions
 from onnxtrain.passes.inline_schema import has_schema_function, inline_schema_functions
-from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, ModelSource, load_model
+from onnxtrain.passes.load import MAX_IR_VERSION, MAX_OPSET, NEWEST_OPSET, ModelSource, load_model
 from onnxtrain.passes.mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.opset import CANONICAL_OPSET
 from onnxtrain.passes.parameters import embed_parameters, promote_initializers
@@ -40,6 +40,7 @@ from onnxtrain.passes.suit_runtime import suit_runtime
 from onnxtrain.passes.torch_parameters import TorchSignature, mark_gradients
 from onnxtrain.passes.twins import BODIES, TWINS
 from onnxtrain.passes.unread import remove_unread_chains, remove_unread_initializers, remove_unread_nodes
+from onnxtrain.passes.untyped import why_untyped
 from onnxtrain.passes.widen import EXACT_OPS, has_narrow_floats, widen_narrow_floats
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "EXACT_OPS",
     "MAX_IR_VERSION",
     "MAX_OPSET",
+    "NEWEST_OPSET",
     "RANDOM_OPS",
     "TWINS",
     "AbsentInputsPass",
@@ -101,6 +103,7 @@ __all__ = [
     "stand_in",
     "suit_runtime",
     "to_proto",
+    "why_untyped",
     "widen_narrow_floats",
     "write_model",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -335,7 +336,24 @@ class Run:
             CheckpointError: Some parameters have no data.
         """
         encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
+        there = target.exists()
         target.mkdir(parents=True, exist_ok=True)
+        try:
+            self._write_files(target, companions, write_more, encode)
+        except BaseException:
+            if not there:
+                with contextlib.suppress(OSError):
+                    target.rmdir()
+            raise
+
+    def _write_files(
+        self,
+        target: Path,
+        companions: Sequence[str],
+        write_more: Callable[[FileSet], None] | None,
+        encode: Callable[[BinaryIO], None],
+    ) -> None:
+        """Writes what :meth:`save` writes to a directory; `encode` writes the checkpoint."""
         with FileSet(target) as files:
             if target.resolve() != self.directory.resolve():
                 for group in self._model_files():

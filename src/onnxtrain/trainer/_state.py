@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,6 +180,7 @@ class TrainingState:
         if state.average is not None and position.averaged:
             state.average.read(directory / AVERAGE)
         state._tell_of_random_ops()
+        state.workspace.note()
         return state
 
     def _check_metrics(self, predictions: bool) -> None:
@@ -207,9 +207,18 @@ class TrainingState:
         """Held while anything here is read or changed, but not while a fit reads its data or calls callbacks."""
         return self.run.lock
 
-    def fitting(self) -> AbstractContextManager[None]:
-        """Marks a fit as under way until the block ends; raises TrainingStateError if another one is."""
-        return self.guard.fitting(self.average is not None and self.average.is_applied)
+    @contextlib.contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Marks a fit as under way until the block ends, and keeps other trainers out of the directory.
+
+        Raises:
+            TrainingStateError: Another fit of this trainer is under way.
+            CheckpointError: Another trainer is at work in the directory, or has saved there.
+        """
+        applied = self.average is not None and self.average.is_applied
+        with self.guard.fitting(applied), self.workspace.locked():
+            self.workspace.require_own("Trainer.fit()")
+            yield
 
     def abandon(self) -> None:
         """Makes the next fit a new one; see :meth:`Trainer.abandon_fit`."""
@@ -397,10 +406,11 @@ class TrainingState:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
-        with self.lock:
-            self._save(Path(path))
+        target = Path(path)
+        with self.lock, self.workspace.saving(target):
+            self._write(target)
 
-    def _save(self, target: Path) -> None:
+    def _write(self, target: Path) -> None:
         self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
         try:
             self.run.save(target, companions=[BEST], write_more=self._write_more)

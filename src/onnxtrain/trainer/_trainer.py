@@ -151,25 +151,27 @@ class Trainer(TrainerResults):
             positive=None if positive is None else int(positive),
         )
         workspace = Workspace.for_new_run(directory, overwrite=overwrite)
-        run = build_run(
-            model,
-            workspace.path,
-            device,
-            settings.threads,
-            loss=loss,
-            optimizer=optimizer,
-            requires_grad=name_list(requires_grad),
-            frozen_params=name_list(frozen_params),
-            clip_grad_norm=clip_grad_norm,
-            clip_grad_value=clip_grad_value,
-            batch_norm=batch_norm,
-            straight_through=straight_through,
-            precision=precision,
-            recompute=recompute,
-            sparse_gradients=name_list(sparse_gradients),
-            loss_input_names=inputs_of_loss,
-        )
-        workspace.remove_earlier()
+        with workspace.locked():
+            run = build_run(
+                model,
+                workspace.path,
+                device,
+                settings.threads,
+                loss=loss,
+                optimizer=optimizer,
+                requires_grad=name_list(requires_grad),
+                frozen_params=name_list(frozen_params),
+                clip_grad_norm=clip_grad_norm,
+                clip_grad_value=clip_grad_value,
+                batch_norm=batch_norm,
+                straight_through=straight_through,
+                precision=precision,
+                recompute=recompute,
+                sparse_gradients=name_list(sparse_gradients),
+                loss_input_names=inputs_of_loss,
+            )
+            workspace.remove_earlier()
+            workspace.note()
         prediction = inputs_of_loss[0] if inputs_of_loss else next(iter(run.outputs), None)
         settings = replace(
             settings,

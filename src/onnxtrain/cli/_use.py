@@ -55,8 +55,9 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
     print_table(table("Classes", columns, report_rows(report), right=(1, 2, 3, 4, 5)))
     counts = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, matrix, strict=True)]
     predicted = ("true class", *(f"as {name}" for name in names))
+    matrix_table = table(None, predicted, counts, right=range(1, 1 + len(names)))
     print_table(
-        table("Confusion matrix: samples of a class, predicted as", predicted, counts, right=range(1, 99))
+        heading("Confusion matrix: samples of each class, and as what they are predicted"), matrix_table
     )
 
 

@@ -45,8 +45,9 @@ def train(run: Any, table: Path, *options: object) -> Any:
 
 def test_texts_are_judged_by_all_classes(run: Any, frauds: Path) -> None:
     """F1 of "ok", the last in the alphabet, is 0.95 for a model that finds no fraud; that must not be what is shown."""
-    result = train(run, frauds, "--metric", "f1")
+    result = train(run, frauds, "--metric", "f1", "--metric", "auroc")
     assert result.code == 0, result.err
+    assert "│ auroc  " in result.out  # of two classes both have the same
     assert "Metrics: f1_macro: the mean over classes; --positive CLASS names one." in result.err
     assert "fraud 20 (10.0 %), ok 180 (90.0 %)" in result.err
     document = run("evaluate", frauds.with_name("run"), "--data", frauds, "--json").json()

@@ -96,6 +96,33 @@ def test_columns_that_have_names_of_the_network(run: Any, tmp_path: Path) -> Non
         assert list(content["class"]) == list(found["class"])
 
 
+def test_a_column_called_class(run: Any, tmp_path: Path) -> None:
+    """As in the table of the Titanic: the column keeps its name, and the output gets another, in both files."""
+    path, frame = table(tmp_path)
+    frame = frame.rename(columns={"kind": "class"})
+    frame.to_csv(path, index=False)
+    train(
+        run,
+        tmp_path,
+        models.mlp(features=3, classes=2),
+        path,
+        "cross_entropy",
+        "label",
+        "--one-hot",
+        "--inputs",
+        "class",
+    )
+    for source in ("run", "run/trained.onnx"):
+        assert (
+            run("predict", tmp_path / source, "--data", path, "-o", tmp_path / "p.csv", "--id", "class").code
+            == 0
+        )
+        predicted = pd.read_csv(tmp_path / "p.csv")
+        names = [f"{kind}_{name}" for kind in ("logits", "probability") for name in ("no", "yes")]
+        assert list(predicted) == ["class", *names, "predicted_class"]
+        assert list(predicted["class"]) == list(frame["class"])
+
+
 def test_large_numbers_are_scaled_in_float64(run: Any, tmp_path: Path) -> None:
     path, frame = table(tmp_path)
     model = parse("(float[n, 1] x) => (float[n, 1] y) <float[1, 1] w = {1}> { y = MatMul(x, w) }")
@@ -127,6 +154,18 @@ def test_yes_or_no(run: Any, tmp_path: Path, shape: str) -> None:
     truth = frame["number"].to_numpy()
     assert shown["classes"][1]["samples"] == truth.sum()
     assert shown["confusion_matrix"][1][1] == ((found["class"] == 1) & (truth == 1)).sum()
+
+
+def test_inner_values_may_be_called_like_the_new_outputs(run: Any, tmp_path: Path) -> None:
+    path, frame = table(tmp_path)
+    model = parse(
+        """(float[n, 1] x) => (float[n, 2] y) <float[1, 2] w = {1, -1}, float[2] probability = {0, 0}>
+        { class = MatMul(x, w) y = Add(class, probability) }"""
+    )
+    train(run, tmp_path, model, path, "cross_entropy", "label", "--scale", "--inputs", "w1")
+    found = outputs(tmp_path / "run" / "trained.onnx", frame)
+    assert set(found) == {"y", "probability", "class"}
+    np.testing.assert_allclose(found["probability"], softmax(found["y"], axis=1), rtol=1e-5)
 
 
 def test_several_inputs(run: Any, tmp_path: Path) -> None:

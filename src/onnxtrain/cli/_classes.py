@@ -24,8 +24,8 @@ __all__ = [
     "report_rows",
 ]
 
-_OF_ONE_CLASS = ("f1", "precision", "recall", "auroc")
-"""Metrics that are of a positive class where one is named."""
+_OF_ONE_CLASS = ("f1", "precision", "recall")
+"""Metrics that are of a positive class: of two classes each has its own."""
 
 _SHOWN = 20
 """A confusion matrix of more classes is not shown."""
@@ -98,11 +98,18 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
     return names[number] if names is not None and number < len(names) else str(number)
 
 
+def _of_one_class(trainer: Trainer, metric: str) -> bool:
+    """Returns whether a metric is of the positive class; AUROC is where one was named, as of two both have the same."""
+    return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
+
+
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
     """Returns how recorded keys are shown: with the class that a metric is of, such as "val_f1 of 'fraud'"."""
     name = _positive(trainer, class_names(trainer, classes))
     return {
-        key: f"{key} of '{name}'" if name is not None and key.removeprefix("val_") in _OF_ONE_CLASS else key
+        key: f"{key} of '{name}'"
+        if name is not None and _of_one_class(trainer, key.removeprefix("val_"))
+        else key
         for key in keys
     }
 
@@ -110,7 +117,7 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
 def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
     """Returns a sentence that says which class the metrics of a run are of; None where they are of none."""
     names = [metric.name for metric in trainer.metrics]
-    of_one = [name for name in names if name in _OF_ONE_CLASS]
+    of_one = [name for name in names if _of_one_class(trainer, name)]
     of_all = [name for name in names if name.endswith("_macro")]
     positive = _positive(trainer, class_names(trainer, classes))
     parts = []

@@ -95,6 +95,6 @@ def _best_epoch(trainer: Trainer) -> int | None:
 def _got_worse(trainer: Trainer, best: int, last: int) -> str:
     lowest, now = (trainer.history.epochs[epoch - 1]["val_loss"] for epoch in (best, last))
     return (
-        f"Validation was best after epoch {best} (val_loss {lowest:.5g}) and is worse after epoch {last} ({now:.5g}). "
-        f"To export the weights of the best epoch, train with --patience {max(1, min(5, last - best))}."
+        f"Validation was best after epoch {best} (val_loss {lowest:.5g}) and is worse after epoch {last} ({now:.5g}): "
+        f"--patience {max(1, min(5, last - best))} exports the best."
     )

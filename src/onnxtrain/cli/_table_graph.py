@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxtrain.cli._classes import class_names
 from onnxtrain.cli._columns import NUMBER, ONE_HOT, Column
 from onnxtrain.cli._tables import PROPERTY, Encoding
-from onnxtrain.emitter import Emitter
+from onnxtrain.emitter import Emitter, find_value
 from onnxtrain.passes import load_model, save_model
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Trainer
@@ -201,12 +201,15 @@ def _write_classes(model: ir.Model, trainer: Trainer, encoding: Encoding) -> Non
         chosen = op.ArgMax(scores, axis=1, keepdims=0)
         if encoding.classes is not None and names is not None:
             chosen = op.Gather(_texts(model, op, names), chosen)
-    outputs = {str(value.name) for value in model.graph.outputs}
-    inputs = {str(value.name) for value in model.graph.inputs}
-    for name, value in (("probability", probability), ("class", chosen)):
-        if value is not None and name not in outputs:
-            value.name = op.unique_name(f"predicted_{name}") if name in inputs else name
-            value.shape = scores.shape if name == "probability" else ir.Shape([scores.shape[0]])
+    taken = {str(value.name) for value in (*model.graph.outputs, *model.graph.inputs)}
+    for kind, value in (("probability", probability), ("class", chosen)):
+        name = encoding.output_name(kind)
+        if value is not None and name not in taken:
+            inner = find_value(model.graph, name)
+            if inner is not None:
+                inner.name = op.unique_name(f"{name}_value")
+            value.name = name
+            value.shape = scores.shape if kind == "probability" else ir.Shape([scores.shape[0]])
             model.graph.outputs.append(value)
 
 

@@ -125,6 +125,14 @@ class Encoding:
                 f"Reading the run '{source}': its property '{PROPERTY}' is no encoding of a table ({error})."
             ) from error
 
+    def output_name(self, name: str) -> str:
+        """Returns what an output beside those of the network is called: a column may have its name already.
+
+        >>> Encoding([Column("class", "number")], ["fate"]).output_name("class")
+        'predicted_class'
+        """
+        return f"predicted_{name}" if any(column.name == name for column in self.columns) else name
+
     def to_json(self) -> str:
         """Returns JSON text; floats are kept exactly."""
         return json.dumps({"version": 1, **asdict(self)})

@@ -55,8 +55,9 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
     print_table(table("Classes", columns, report_rows(report), right=(1, 2, 3, 4, 5)))
     counts = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, matrix, strict=True)]
     predicted = ("true class", *(f"as {name}" for name in names))
+    matrix_table = table(None, predicted, counts, right=range(1, 1 + len(names)))
     print_table(
-        table("Confusion matrix: samples of a class, predicted as", predicted, counts, right=range(1, 99))
+        heading("Confusion matrix: samples of each class, and as what they are predicted"), matrix_table
     )
 
 
@@ -152,7 +153,8 @@ def _run_predictions(
     if chosen is not None and named and names is not None:
         chosen = np.array(names)[chosen]
     found = None if found is None else found.astype(scores.dtype)
-    for name, array in (("probability", found), ("class", chosen)):
+    for kind, array in (("probability", found), ("class", chosen)):
+        name = kind if encoding is None else encoding.output_name(kind)
         if array is not None and name not in outputs:
             outputs[name] = array
     return _Predictions(outputs, names if named else None, encoding)

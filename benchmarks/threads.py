@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -38,8 +38,16 @@ Work = Callable[[int, int], bool]
 """Makes one call, given the numbers of the thread and of the call; returns whether the result is right."""
 
 
-def at_once(threads: int, calls: int, work: Work) -> tuple[float, int]:
-    """Returns calls per second and the number of wrong results of so many calls, by threads that begin together."""
+class Measured(NamedTuple):
+    """Calls per second, milliseconds of processor time of a call, and the number of wrong results."""
+
+    speed: float
+    processor_ms: float
+    wrong: int
+
+
+def at_once(threads: int, calls: int, work: Work) -> Measured:
+    """Makes so many calls, by threads that begin together."""
     barrier, wrong = threading.Barrier(threads + 1), [0] * threads
 
     def run(number: int) -> None:
@@ -51,10 +59,11 @@ def at_once(threads: int, calls: int, work: Work) -> tuple[float, int]:
     for thread in running:
         thread.start()
     barrier.wait()
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     for thread in running:
         thread.join()
-    return calls / (time.perf_counter() - start), sum(wrong)
+    seconds, processor = time.perf_counter() - start, time.process_time() - used
+    return Measured(calls / seconds, 1000 * processor / calls, sum(wrong))
 
 
 class Shared:
@@ -88,8 +97,8 @@ class Shared:
         index = call % len(self.batches)
         return np.allclose(self.trainer.predict(self.batches[index][0]), self.scores[index], atol=1e-4)
 
-    def train(self, threads: int, calls: int) -> tuple[float, int]:
-        """Returns steps per second; the parameters must be those of the same batches in one thread."""
+    def train(self, threads: int, calls: int) -> Measured:
+        """Takes training steps; the parameters must be those of the same batches in one thread."""
         module, order = self.module(), []
         optimizer = Optimizer(self.folder / "optimizer_model.onnx", module)
 
@@ -101,7 +110,7 @@ class Shared:
                 module.lazy_reset_grad()
             return True
 
-        speed, _ = at_once(threads, calls, step)
+        measured = at_once(threads, calls, step)
         alone = self.module()
         optimizer = Optimizer(self.folder / "optimizer_model.onnx", alone)
         for index in order:
@@ -109,7 +118,8 @@ class Shared:
             optimizer.step()
             alone.lazy_reset_grad()
         trained, expected = (m.get_contiguous_parameters().numpy() for m in (module, alone))
-        return speed, 0 if len(order) == calls and np.array_equal(trained, expected) else calls
+        right = len(order) == calls and np.array_equal(trained, expected)
+        return measured._replace(wrong=0 if right else calls)
 
 
 def _loss(scores: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
@@ -128,7 +138,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     shared = Shared(options.threads)
-    ways: dict[str, Callable[[int, int], tuple[float, int]]] = {
+    ways: dict[str, Callable[[int, int], Measured]] = {
         "evaluations": lambda n, c: at_once(n, c, lambda _, k: shared.evaluate(shared.module_of_all, k)),
         "training": shared.train,
         "predictions": lambda n, c: at_once(n, c, lambda _, k: shared.predict(k)),
@@ -142,14 +152,15 @@ def main() -> None:
     }
     for name, way in ways.items():
         way(1, min(200, options.calls))
-        rounds: dict[int, list[tuple[float, int]]] = {1: [], options.threads: []}
+        rounds: dict[int, list[Measured]] = {1: [], options.threads: []}
         for _ in range(options.rounds):  # in turns: a machine that is busy for a while is so for both
             for threads, measured in rounds.items():
                 measured.append(way(threads, options.calls // options.rounds))
         found = {
             threads: {
-                "calls_per_second": round(max(speed for speed, _ in measured)),
-                "wrong": sum(wrong for _, wrong in measured),
+                "calls_per_second": round(max(one.speed for one in measured)),
+                "processor_ms": round(min(one.processor_ms for one in measured), 3),
+                "wrong": sum(one.wrong for one in measured),
             }
             for threads, measured in rounds.items()
         }

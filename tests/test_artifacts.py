@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -713,3 +714,16 @@ def test_frozen_statistics_are_frozen_in_inference_mode(tmp_path: Path) -> None:
         batch_norm="inference",
     )
     assert all(not run.state.parameters[name].requires_grad for name in names)
+
+
+def test_threads_that_generate_at_once_get_what_one_gets(tmp_path: Path) -> None:
+    def made(number: int) -> dict[str, bytes]:
+        folder = tmp_path / str(number)
+        model = (models.mlp, models.conv_bn)[number % 2]()
+        generate_artifacts(model, loss="cross_entropy", optimizer="adamw", artifact_directory=folder)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    alone = [made(0), made(1)]
+    with ThreadPoolExecutor(4) as pool:
+        for number, files in enumerate(pool.map(made, range(2, 10))):
+            assert files == alone[number % 2]

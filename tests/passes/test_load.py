@@ -286,7 +286,7 @@ def test_output_that_nothing_defines():
 def test_text_that_is_no_utf8(text):
     content = build([helper.make_node("Gemm", ["x", "x"], ["y"])], [info("x", [2, 2])], [info("y", [2, 2])])
     proto = onnx.ModelProto.FromString(content.SerializeToString().replace(text, b"\xff" * len(text)))
-    with pytest.raises(ModelLoadError, match=r"has the name b'(\\xff)+', which is no UTF-8"):
+    with pytest.raises(ModelLoadError, match=r"has the text b'(\\xff)+', which is no UTF-8"):
         load_model(proto)
 
 
@@ -337,3 +337,25 @@ def test_an_attribute_of_another_kind_is_an_error(op, name, value, kinds):
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     with pytest.raises(ModelLoadError, match=f"'{name}' of {op} .*{kinds}"):
         load_model(model)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"the graph", b"the\xffgraph"),
+        (b"the node", b"the\xffnode"),
+        (b"described", b"descri\xffed"),
+        (b"producer", b"pro\xffucer"),
+        (b"a key", b"a\xffkey"),
+    ],
+)
+def test_texts_that_are_no_utf_8_are_errors(tmp_path, old, new):
+    node = helper.make_node("Relu", ["x"], ["y"], name="the node", doc_string="described")
+    graph = helper.make_graph([node], "the graph", [info("x", ["N", 3])], [info("y", ["N", 3])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], producer_name="producer")
+    helper.set_model_props(model, {"a key": "value"})
+    content = model.SerializeToString()
+    assert content.count(old) == 1
+    (tmp_path / "net.onnx").write_bytes(content.replace(old, new))
+    with pytest.raises(ModelLoadError):
+        load_model(tmp_path / "net.onnx")

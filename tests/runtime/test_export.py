@@ -293,6 +293,16 @@ def test_wire_format_rejects_what_is_no_message(damaged):
         list(onnx_wire.parse(damaged))
 
 
+def test_a_name_that_is_no_text_is_told(mlp_dir):
+    """ONNX Runtime loads the model: it does not look at the keys of metadata."""
+    state = CheckpointState.load_checkpoint(mlp_dir / "checkpoint")
+    property_ = onnx_wire.embed(14, onnx_wire.embed(1, b"\xff"), onnx_wire.text(2, "value"))
+    evaluation = (mlp_dir / "eval_model.onnx").read_bytes() + property_
+    module = Module(mlp_dir / "training_model.onnx", state)
+    with pytest.raises(ModelLoadError, match=r"reading the eval model .*can't decode byte 0xff"):
+        export.export_inference_model(evaluation, module._bound_inputs(), mlp_dir / "out.onnx", ["logits"])
+
+
 def test_unreadable_eval_model(tmp_path):
     with pytest.raises(ModelLoadError, match=r"reading the eval model"):
         export.export_inference_model(b"\x0a\x05abc", buffers(), tmp_path / "m.onnx", ["y"])

@@ -363,7 +363,10 @@ def export_inference_model(
     for group in (graph.initializers, graph.sparse, graph.inputs):
         for name in [n for n in group if n not in needed]:
             del group[name]
-    model_parts = _model_parts(model, graph)
+    try:
+        model_parts = _model_parts(model, graph)
+    except ValueError as error:  # names of functions and domains are read here, and may be no UTF-8
+        raise ModelLoadError(f"Exporting for inference: reading the {source} failed: {error}.") from error
     tensors = [_embedded_tensor(t, eval_model) for t in graph.initializers.values()]
     known: dict[str, Bytes] = {
         n: v for n, v in {**graph.values, **graph.outputs}.items() if n in output_names

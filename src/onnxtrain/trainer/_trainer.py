@@ -18,7 +18,7 @@ from onnxtrain.trainer._ema import check_decay
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import MetricSpec, make_metrics
-from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
+from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._results import TrainerResults
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
@@ -147,7 +147,7 @@ class Trainer(TrainerResults):
             warmup_ratio=float(warmup_ratio),
             ema_decay=check_decay(ema_decay),
             total_steps=None if total_steps is None else _positive("total_steps", total_steps),
-            threads=None if threads is None else _positive("threads", threads),
+            threads=_threads(threads),
             positive=None if positive is None else int(positive),
         )
         workspace = Workspace.for_new_run(directory, overwrite=overwrite)
@@ -211,9 +211,7 @@ class Trainer(TrainerResults):
                 epoch.
         """
         trainer = cls.__new__(cls)
-        trainer._state = TrainingState.load(
-            Path(path), metrics, scheduler, device, None if threads is None else _positive("threads", threads)
-        )
+        trainer._state = TrainingState.load(Path(path), metrics, scheduler, device, _threads(threads))
         return trainer
 
     def stop_training(self) -> None:
@@ -360,6 +358,13 @@ class Trainer(TrainerResults):
             CheckpointError: a file cannot be written.
         """
         self._state.save(path)
+
+
+def _threads(threads: int | None) -> int | None:
+    """Returns a number of threads, None for the default; raises InputError unless it is one."""
+    if threads is not None and _positive("threads", threads) > MOST_THREADS:
+        raise InputError(f"threads must be {MOST_THREADS} at most, received {threads!r}.")
+    return None if threads is None else int(threads)
 
 
 def _positive(name: str, value: int) -> int:

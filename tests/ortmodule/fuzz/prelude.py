@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "gradients",
     "halve_grad",
     "halved",
+    "in_thread",
     "ints",
     "nn",
     "note",
@@ -44,6 +46,12 @@ __all__ = [
 
 FLOAT = torch.float32
 """What programs compute in; float64 while the reference runs."""
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Returns what a function returns in another thread, or raises what it raises there."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 @contextlib.contextmanager

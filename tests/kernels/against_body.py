@@ -80,7 +80,7 @@ def _session(
     name: str, inputs: Signature, attributes: Attributes, native: bool, threads: int
 ) -> ort.InferenceSession:
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")  # there are many of them
     if native:

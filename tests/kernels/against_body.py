@@ -164,6 +164,16 @@ def _error(value: np.ndarray, reference: np.ndarray, terms: float) -> float:
     return float(np.linalg.norm(value[finite] - reference[finite])) / (norm or 1.0)
 
 
+LEVELS = ["baseline", "avx2", "avx512"]
+
+
+def best_level(level: str) -> str:
+    """Returns the best level up to `level` that there are kernels of and that this processor has."""
+    import onnxtrain_kernels
+
+    return min(level, onnxtrain_kernels.level("avx512"), key=LEVELS.index)
+
+
 SIZES: Sequence[Sequence[int]] = ([0], [1], [3], [16], [17], [5, 0, 2], [4, 33], [2, 3, 5, 7], [40000])
 needs_kernels = pytest.mark.skipif(
     __import__("importlib.util").util.find_spec("onnxtrain_kernels") is None,

@@ -11,14 +11,13 @@ import onnxruntime as ort
 import pytest
 
 from kernels import against_body, test_convolutions
-from kernels.against_body import needs_kernels, run
+from kernels.against_body import LEVELS, best_level, needs_kernels, run
 from kernels.every_kernel import forget_sessions, recorded_calls, results_of_bodies
 from kernels.test_convolutions import gradient_model, inputs_of, plain
 from onnxtrain.runtime import kernels
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
 
 pytestmark = needs_kernels
-LEVELS = ["baseline", "avx2", "avx512"]
 OF_AVX2 = ["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "lzcnt", "movbe", "osxsave"]
 OF_AVX512 = ["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]
 
@@ -29,15 +28,10 @@ def _level(asked: str | None = None, without: str = "") -> str:
     return onnxtrain_kernels.level(asked, without)
 
 
-def _best(level: str) -> str:
-    """Returns the best level up to `level` that there are kernels of and that this processor has."""
-    return min(level, _level("avx512"), key=LEVELS.index)
-
-
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_kernel_at_every_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside its body. Where there is no such level the best one is tested again."""
-    monkeypatch.setenv("ONNXTRAIN_KERNELS_LEVEL", _best(level))
+    monkeypatch.setenv("ONNXTRAIN_KERNELS_LEVEL", best_level(level))
     forget_sessions()
     try:
         for (name, inputs, attributes), bodies in zip(recorded_calls(), results_of_bodies(), strict=True):
@@ -64,12 +58,12 @@ def test_the_calls_are_of_every_kernel() -> None:
 
 @pytest.mark.parametrize("missing", OF_AVX2)
 def test_avx2_needs_all_of_its_instructions(missing: str) -> None:
-    assert _level("avx2", missing) == _level("avx512", missing) == _best("baseline")
+    assert _level("avx2", missing) == _level("avx512", missing) == best_level("baseline")
 
 
 @pytest.mark.parametrize("missing", OF_AVX512)
 def test_avx512_needs_all_of_its_instructions(missing: str) -> None:
-    assert _level("avx512", missing) == _best("avx2")
+    assert _level("avx512", missing) == best_level("avx2")
 
 
 def test_no_kernels_below_the_baseline() -> None:
@@ -79,10 +73,10 @@ def test_no_kernels_below_the_baseline() -> None:
 
 def test_the_next_best_level_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that no level has stands for one that this processor lacks."""
-    assert _level("avx1024") == _level("avx512") == _best("avx512")
+    assert _level("avx1024") == _level("avx512") == best_level("avx512")
     monkeypatch.setenv("ONNXTRAIN_KERNELS_LEVEL", "avx1024")
     kernels._warn_of_level.cache_clear()
-    with pytest.warns(RuntimeWarning, match=f"'avx1024', but .* level '{_best('avx512')}' are used"):
+    with pytest.warns(RuntimeWarning, match=f"'avx1024', but .* level '{best_level('avx512')}' are used"):
         register_kernels(ort.SessionOptions())
 
 

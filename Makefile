@@ -34,6 +34,18 @@ define install_kernels
 		echo "No C++ compiler ($(CXX)): without native kernels, which are optional."; \
 	fi
 endef
+# The native kernels beside the environment $(1), which has none for its other tests: built once for all environments, and
+# tested on its onnxruntime.
+KERNELS_SITE := build/kernels
+define test_kernels
+	@if command -v $(CXX) >/dev/null; then \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(KERNELS_SITE) \
+			--config-settings build-dir=build/kernels-objects ./kernels && \
+		PYTHONPATH=$(KERNELS_SITE) $(1)/bin/python -m pytest $(PARALLEL) -q tests/kernels; \
+	else \
+		echo "No C++ compiler ($(CXX)): the kernels are not tested on this onnxruntime."; \
+	fi
+endef
 # A path where there is such a compiler.
 LIBASAN := $(shell $(CXX) -print-file-name=libasan.so 2>/dev/null)
 KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name CMakeLists.txt -o -name pyproject.toml \) -print)
@@ -67,9 +79,11 @@ test: $(TEST_VENV)/.installed
 test-oldest: $(OLDEST_VENV)/.installed
 	$(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) $(VERSIONED)
 	PYTHONPATH=$(ORTMODULE_SITE) $(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) $(ORTMODULE)
+	$(call test_kernels,$(OLDEST_VENV))
 
 test-newest: $(NEWEST_VENV)/.installed
 	$(NEWEST_VENV)/bin/python -m pytest $(PARALLEL) $(VERSIONED) $(ORTMODULE)
+	$(call test_kernels,$(NEWEST_VENV))
 
 test-torch: | check-python
 	for version in $(TORCHES); do \

@@ -305,7 +305,7 @@ class FitLoop:
             self._diverge(
                 "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
                 "(PyTorch refuses such batches, too)",
-                "Choose another batch_size, so that no sample is left alone, or leave incomplete batches out "
+                "Begin anew with another batch_size, so that no sample is left alone, or leave incomplete batches out "
                 "(drop_last=True).",
             )
         self._diverge(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")

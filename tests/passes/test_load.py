@@ -176,8 +176,6 @@ def test_external_data_outside_the_directory(tmp_path):
 
 
 NEWEST = onnx.defs.onnx_opset_version()
-RANGE = """<ir_version: 10, opset_import: ["": 21]> net (float[n] x) => (float[n] y)
-    <float a = {0}, float b = {3}, float c = {1}> { r = Range(a, b, c)  y = Mul(x, r) }"""
 
 
 @pytest.mark.parametrize("opset", [27, 28])
@@ -192,12 +190,12 @@ def test_an_opset_that_changes_nothing_for_the_model(opset):
     np.testing.assert_array_equal(run(model, x)[0], run(mlp(), x)[0])
 
 
-@pytest.mark.parametrize(("text", "opset"), [(None, 99), (RANGE, 27)])
-def test_opset_too_new(text, opset):
-    proto = onnx.parser.parse_model(text) if text else mlp()
+@pytest.mark.parametrize("opset", [29, 99])
+def test_opset_too_new(opset):
+    proto = mlp()
     proto.opset_import[0].version = opset
     with pytest.raises(
-        UnsupportedOpsetError, match=f"opset {opset}, and stock ONNX Runtime accepts at most 26"
+        UnsupportedOpsetError, match=f"opset {opset}, and stock ONNX Runtime accepts at most 28"
     ):
         load_model(proto)
 

@@ -17,7 +17,15 @@ from onnxtrain.passes.maps import tensors_for_maps
 from onnxtrain.passes.tensors import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
-__all__ = ["CANONICAL_OPSET", "MAX_IR_VERSION", "MAX_OPSET", "ModelSource", "load_model", "share_tensor"]
+__all__ = [
+    "CANONICAL_OPSET",
+    "MAX_IR_VERSION",
+    "MAX_OPSET",
+    "NEWEST_OPSET",
+    "ModelSource",
+    "load_model",
+    "share_tensor",
+]
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 """What a user may hold: a path, a proto, or the IR."""
@@ -26,7 +34,10 @@ CANONICAL_OPSET = 21
 """Models below this opset are converted up to it; rules are written for the schemas from here on."""
 
 MAX_OPSET = 26
-"""The newest opset of the standard domain that stock ONNX Runtime builds accept."""
+"""The newest opset of the standard domain that all stock ONNX Runtime builds accept; what is written is no newer."""
+
+NEWEST_OPSET = 28
+"""The newest opset that is read: onnxruntime 1.32 for Python runs it. `newer_opsets.py` writes it in `MAX_OPSET`."""
 
 MAX_IR_VERSION = 13
 """The newest IR version that stock ONNX Runtime builds accept."""
@@ -195,10 +206,10 @@ def _check_versions(model: ir.Model, origin: str) -> None:
     if opset > MAX_OPSET and _is_older(model, opset):
         for known in (imports, *(function.opset_imports for function in model.functions.values())):
             known[""] = min(known.get("", MAX_OPSET), MAX_OPSET)
-    elif opset > MAX_OPSET:
+    elif opset > NEWEST_OPSET:
         raise UnsupportedOpsetError(
             f"Cannot use the model of {origin}: it has opset {opset}, and stock ONNX Runtime accepts at most "
-            f"{MAX_OPSET}. Export it again with an opset between 13 and {MAX_OPSET}."
+            f"{NEWEST_OPSET}. Export it again with an opset between 13 and {NEWEST_OPSET}."
         )
 
 

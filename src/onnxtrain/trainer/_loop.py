@@ -233,7 +233,7 @@ class FitLoop:
         self._run.module.lazy_reset_grad()
         done, mean = self._accumulate(batches)
         if done:
-            self._require_finite_results(done[-1][0].loss)
+            self._require_finite_results([step for step, _ in done])
             self._run.optimizer.step()
             state.update_average()
         for step, count in done:
@@ -294,11 +294,21 @@ class FitLoop:
                     "leaves such batches out.",
                 )
 
-    def _require_finite_results(self, loss: float) -> None:
+    def _require_finite_results(self, steps: Sequence[Step]) -> None:
         """Looks at what the step has computed beside its loss."""
-        if not self._finite():
-            what = "BatchNormalization statistics" if self._finite_gradients() else "gradients"
-            self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
+        if self._finite():
+            return
+        loss = steps[-1].loss
+        if not self._finite_gradients():
+            self._diverge(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
+        if any(len(step.arrays[0]) == 1 for step in steps):
+            self._diverge(
+                "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
+                "(PyTorch refuses such batches, too)",
+                "Choose another batch_size, so that no sample is left alone, or leave incomplete batches out "
+                "(drop_last=True).",
+            )
+        self._diverge(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
 
     def _set_learning_rate(self) -> None:
         state, position, batches = self._state, self._state.position, self._data.batches

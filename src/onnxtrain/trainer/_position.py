@@ -43,6 +43,7 @@ class Settings:
         total_steps: steps of the schedule over all fits; None for a schedule per fit.
         ema_decay: of the averages of what is trained; None for none.
         threads: that each session computes with; None for onnxruntime's default.
+        positive: class that f1, precision, recall and auroc are of; None for the default.
         random: ops whose random numbers do not follow the trainer's seed from step to step.
     """
 
@@ -56,6 +57,7 @@ class Settings:
     total_steps: int | None = None
     ema_decay: float | None = None
     threads: int | None = None
+    positive: int | None = None
     random: list[str] = field(default_factory=list)
 
 

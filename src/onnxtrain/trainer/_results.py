@@ -88,13 +88,12 @@ class TrainerResults(TrainerView):
         return result if len(result) > 1 else next(iter(result.values()))
 
     def confusion_matrix(self, inputs: Any, targets: Any = None, *, batch_size: int | None = None) -> Array:
-        """Returns how often each class (rows) is predicted as each (columns), by scikit-learn.
+        """Returns how often each class (rows) is predicted as each (columns): integers [classes, classes].
 
         `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
 
         Raises:
             InputError: the data does not fit, or it is no classification with one right class.
-            MissingPackageError: scikit-learn is not installed.
         """
         state = self._state
         data = state.source(inputs, targets, None, Options(batch_size))

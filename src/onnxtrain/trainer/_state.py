@@ -121,7 +121,9 @@ class TrainingState:
         self.guard = FitGuard(run.lock)
         self.resume_hint = "Trainer.resume('{}') and the same fit go on."
         measurable = bool(run.manifest.targets) and settings.prediction is not None
-        self.task = Task(run.manifest.targets[0] if run.manifest.targets else None, settings.loss)
+        target = run.manifest.targets[0] if run.manifest.targets else None
+        self.task = Task(target, settings.loss, settings.positive)
+        self.task.check()
         if metrics is None:
             metrics = default_metrics(self.task.target, settings.loss) if measurable else []
         self.metrics: list[Metric] = make_metrics(metrics, self.task)

@@ -23,6 +23,7 @@ from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._results import TrainerResults
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import Data, TrainingState, Validation, scheduler_settings
+from onnxtrain.trainer._whole_metrics import check_positive
 from onnxtrain.trainer._workspace import Workspace
 from onnxtrain.trainer.data import Source, TransformFunction, warn_of_fixed_batch
 
@@ -42,7 +43,8 @@ class Trainer(TrainerResults):
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not changed.
         loss: a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a `LossType`, or an
             onnxblock block; None when the model's first output is the loss.
-        optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...).
+        optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults:
+            "adamw" is `torch.optim.AdamW`, weight decay 0.01 and eps 1e-8.
         learning_rate: the rate, or the highest one of a schedule.
         requires_grad: names of the parameters to train, or patterns such as "fc.*"; None trains all that are not
             frozen.
@@ -51,6 +53,8 @@ class Trainer(TrainerResults):
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
             `(prediction, target) -> float` of the arrays of a whole data set; None chooses what suits the loss, `[]`
             means none.
+        positive: number of the class that "f1", "precision", "recall" and "auroc" are of, such as 0. Default: class 1
+            where there are two, else the mean over classes.
         scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" fall to zero at the end of
             a fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the
             learning rate.
@@ -107,6 +111,7 @@ class Trainer(TrainerResults):
         requires_grad: Sequence[str] | str | None = None,
         frozen_params: Sequence[str] | str | None = None,
         metrics: Sequence[MetricSpec] | None = None,
+        positive: int | None = None,
         scheduler: ScheduleSpec | None = None,
         warmup_steps: int = 0,
         warmup_ratio: float = 0.0,
@@ -129,6 +134,7 @@ class Trainer(TrainerResults):
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         make_metrics(metrics or [])
+        check_positive(positive)
         inputs_of_loss = name_list(loss_input_names)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise InputError(f"seed must be an integer >= 0, received {seed!r}.")
@@ -142,6 +148,7 @@ class Trainer(TrainerResults):
             ema_decay=check_decay(ema_decay),
             total_steps=None if total_steps is None else _positive("total_steps", total_steps),
             threads=_threads(threads),
+            positive=None if positive is None else int(positive),
         )
         workspace = Workspace.for_new_run(directory, overwrite=overwrite)
         with workspace.locked():

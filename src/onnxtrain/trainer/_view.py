@@ -84,6 +84,21 @@ class TrainerView:
         return self._state.metrics
 
     @property
+    def positive(self) -> int | None:
+        """The class that f1, precision, recall and auroc are of; None for the default of :class:`Trainer`."""
+        return self._state.settings.positive
+
+    @property
+    def loss_name(self) -> str:
+        """Name of the loss's class, e.g. "CrossEntropyLoss"; empty where nothing is known of it."""
+        return self._state.settings.loss
+
+    @property
+    def prediction(self) -> str | None:
+        """Name of the output that is judged beside the target; None where there is none."""
+        return self._state.settings.prediction
+
+    @property
     def fit_start(self) -> int:
         """Number of epochs that were finished when the fit under way, or the last one, began."""
         return self._state.position.fit_start

@@ -116,8 +116,8 @@ INDEXING = (
 SEVERAL = (  # expression, number of results
     ("{x1}.sort({d})", 2),
     ("{x1}.sort(dim={d}, descending=True)", 2),
-    ("{x1}.topk({k}, -1)", 2),
-    ("{x1}.topk({k}, 0, largest=False)", 2),
+    ("untied({x1}).topk({k}, -1)", 2),
+    ("untied({x1}).topk({k}, 0, largest=False)", 2),
     ("{x1}.max({d})", 2),
     ("{x1}.min({d}, keepdim={B})", 2),
     ("{x1}.median({d})", 2),

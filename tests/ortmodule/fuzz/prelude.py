@@ -135,7 +135,7 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
 
 
 def untied(x: torch.Tensor) -> torch.Tensor:
-    """Without equal numbers: `kthvalue` may return the place of any of these, and on the CPU it is not the first."""
+    """Returns `x` without equal numbers: `kthvalue` and `topk` may give the place of any of these."""
     return x + torch.linspace(0, 0.1, x.numel(), dtype=x.dtype).reshape(x.shape)
 
 

@@ -152,7 +152,7 @@ def _after(writer: Writer, call: int) -> list[str]:
             "see('inputs', inputs)",
         ]
         return [*lines, "state(net, see)"]
-    if writer.odds(0.06):
+    if writer.odds(0.06) and "reentrant" not in writer.features:
         lines.append("see('loss', backward(out, create_graph=True))")
         lines.append("backward([p.grad for p in net.parameters()])")
     elif writer.odds(0.1):  # of this call and the next

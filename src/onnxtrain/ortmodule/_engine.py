@@ -34,7 +34,7 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleTorchModelException,
 )
 from onnxtrain.ortmodule._export import CompiledGraphs, argument_names
-from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs
+from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs, unseen_by_hooks
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._layout import Layout, layouts_of
 from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch
@@ -127,6 +127,10 @@ def onnxruntime_backend(
         return _FirstCall(checked(compiled, messages), report, record, start, log)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        with unseen_by_hooks():
+            return compile_captured(graph_module, example_inputs)
+
+    def compile_captured(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         _warn_of_many_captures(captures)
         keep_from_global_hooks(graph_module)
         note_inputs(graph_module, example_inputs)

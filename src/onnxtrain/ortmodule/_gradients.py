@@ -15,7 +15,29 @@ from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._data_dependent import unnoted_sizes, without_tracebacks
 from onnxtrain.ortmodule._torch import enable_python_dispatcher, pytree
 
-__all__ = ["GradientFlow", "example_values", "flow_of", "map_tensors", "note_inputs", "straight_through"]
+__all__ = [
+    "GradientFlow",
+    "example_values",
+    "flow_of",
+    "map_tensors",
+    "note_inputs",
+    "straight_through",
+    "unseen_by_hooks",
+]
+
+
+def unseen_by_hooks() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context for computations that the user's `saved_tensors_hooks` must not see.
+
+    `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that such hooks see, and compares two runs: in the
+    first one graphs are compiled.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"
 

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException
+from onnxtrain.ortmodule._gradients import unseen_by_hooks
 from onnxtrain.ortmodule._lowering import Lowered
 from onnxtrain.ortmodule._torch import (
     FakeTensorMode,
@@ -98,7 +99,7 @@ class Replay:
         try:
             # Of other tensors: the mode keeps weak references, and a parameter with one cannot be swapped.
             apart = [x.detach().requires_grad_(x.requires_grad) for x in (*inputs, *cotangents.values())]
-            with mode, torch.enable_grad():
+            with mode, torch.enable_grad(), unseen_by_hooks():
                 fakes = [mode.from_tensor(x) for x in apart]
                 by_output = dict(zip(cotangents, fakes[len(inputs) :], strict=True))
                 found = self.gradients(fakes[: len(inputs)], needs, by_output)

@@ -76,14 +76,20 @@ vjp("ReduceMin", wrt=("data",))(_reduce_extremum)
 def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The product of the other elements, also where some are zero.
 
-    That is the product p of all nonzero elements divided by the element, if no other element is zero, else 0.
+    That is the product of all nonzero elements divided by the element, if it is nonzero, times the other elements that
+    are zero. The latter product is 0 if there are any, but its derivative is not if there is one alone: it is written
+    with these elements, not as a constant, for the second derivative's sake.
     """
     zero = op.Equal(n.data, 0.0)
     nonzero = op.Where(zero, 1.0, n.data)
     others = op.Div(_reduced_again(op, n, "ReduceProd", nonzero), nonzero)
-    zeros = op.Cast(zero, to=ct.dtype)
-    alone = op.Equal(_reduced_again(op, n, "ReduceSum", zeros), zeros)
-    return op.Where(alone, op.Mul(keep_reduced(op, n, ct), others), 0.0)
+    count = _reduced_again(op, n, "ReduceSum", op.Cast(zero, to=ct.dtype))
+    total = _reduced_again(op, n, "ReduceSum", op.Where(zero, n.data, 0.0))
+    one, two = (op.Equal(count, number) for number in (1.0, 2.0))
+    # The other zeros, as a zero sees them and as any other element does.
+    from_zero = op.Where(one, 1.0, op.Where(two, op.Sub(total, n.data), 0.0))
+    from_other = op.Where(op.Equal(count, 0.0), 1.0, op.Where(one, total, 0.0))
+    return op.Mul(keep_reduced(op, n, ct), op.Mul(others, op.Where(zero, from_zero, from_other)))
 
 
 # |x|'(0) = 0 and the gradient of the Euclidean norm is 0 at the zero vector, as in torch.

@@ -349,3 +349,28 @@ def test_products_with_zeros_have_the_second_derivatives_of_torch() -> None:
     got = session.run(["x_grad", "x_hvp"], {"x": np.array(rows), "x_vector": vector.numpy()})
     np.testing.assert_allclose(got[0], gradient.detach(), atol=1e-12)
     np.testing.assert_allclose(got[1], product, atol=1e-12)
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_cumulative_products_with_zeros_have_the_second_derivatives_of_torch(
+    exclusive: int, reverse: int
+) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 13, opset_import: ["": 26]>
+        net (double[6, 4] x) => (double loss) <int64 one = {{1}}> {{
+            y = CumProd<exclusive = {exclusive}, reverse = {reverse}>(x, one)
+            s = Sin(y)  e = Exp(s)  loss = ReduceSum<keepdims = 0>(e) }}""")
+    rows = [[1, 0, -2, 3], [0, 1, 2, 0], [0, 0, 3, 1], [2, 0, 3, 0], [0, 0, 0, 2], [0.5, 1, 2, -1]]
+    x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    turned = x.flip(1) if reverse else x
+    y = turned.cumprod(1)
+    if exclusive:
+        y = torch.cat([torch.ones_like(y[:, :1]), y[:, :-1]], 1)
+    vector = torch.from_numpy(np.random.default_rng(0).normal(size=(6, 4)))
+    (gradient,) = torch.autograd.grad(y.sin().exp().sum(), x, create_graph=True)
+    (product,) = torch.autograd.grad((gradient * vector).sum(), x)
+    step = onnxtrain.hessian_vector_product(model, "loss", ["x"])
+    feeds = {"x": np.array(rows, np.float64), "x_vector": vector.numpy()}
+    got = ReferenceEvaluator(step).run(["x_grad", "x_hvp"], feeds)  # onnxruntime has no CumProd of float64
+    np.testing.assert_allclose(got[0], gradient.detach(), atol=1e-12)
+    np.testing.assert_allclose(got[1], product, atol=1e-12)

@@ -126,7 +126,8 @@ def cum_sum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """With y the cumulative product and R the cumulative sum in the other direction: ct_x = R(ct * y) / x.
 
-    Zeros, in the order of the product: at the first one, y is taken without it; elements after it get 0.
+    Zeros, in the order of the product: at the first one, y is taken without it; elements after it get 0. That 0 is
+    written as the first zero times what would be there without it, for the second derivative's sake.
     """
     axis, exclusive, reverse = n.inputs[1], n.attr("exclusive"), n.attr("reverse")
 
@@ -135,11 +136,17 @@ def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
     zero = op.Equal(n.x, 0.0)
     zeros = op.CumSum(op.Cast(zero, to=ct.dtype), axis, reverse=reverse)
-    first = op.And(zero, op.Equal(zeros, 1.0))
-    without = op.CumProd(op.Where(first, 1.0, n.x), axis, exclusive=exclusive, reverse=reverse)
-    before = op.Div(back(op.Mul(ct, n.out.y)), op.Where(zero, 1.0, n.x))
-    after = op.Where(op.Equal(zeros, 0.0), before, 0.0)
-    return op.Where(first, back(op.Mul(ct, without)), after)
+    first, second = (op.And(zero, op.Equal(zeros, number)) for number in (1.0, 2.0))
+
+    def without(left_out: ir.Value) -> ir.Value:
+        product = op.CumProd(op.Where(left_out, 1.0, n.x), axis, exclusive=exclusive, reverse=reverse)
+        return back(op.Mul(ct, product))
+
+    safe, at_first = op.Where(zero, 1.0, n.x), without(first)
+    before = op.Div(back(op.Mul(ct, n.out.y)), safe)
+    first_zero = op.CumSum(op.Where(first, n.x, 0.0), axis, reverse=reverse)
+    after = op.Mul(first_zero, op.Where(second, without(op.Or(first, second)), op.Div(at_first, safe)))
+    return op.Where(first, at_first, op.Where(op.Equal(zeros, 0.0), before, after))
 
 
 nondifferentiable("ArgMax", "ArgMin", reason="its result is integer")

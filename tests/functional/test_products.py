@@ -332,3 +332,45 @@ def test_tangents_at_a_norm_of_zero_are_those_of_the_gradient(line: str) -> None
     product = run(onnxtrain.hessian_vector_product(model, "loss", ["x"]), {"x_vector": tangent}, "x_hvp")
     assert not product[0].any()
     assert np.isfinite(product).all()
+
+
+def test_products_with_zeros_have_the_second_derivatives_of_torch() -> None:
+    """The gradient at one element depends on the zero at another, though it is zero there."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (double[5, 3] x) => (double loss) <int64[1] one = {1}> {
+            y = ReduceProd<keepdims = 0>(x, one)  s = Sin(y)  e = Exp(s)  loss = ReduceSum<keepdims = 0>(e) }""")
+    rows = [[1.0, 0, -2], [0, 1, 2], [0, 0, 3], [0, 0, 0], [0.5, 1, 2]]
+    x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    vector = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 3)))
+    (gradient,) = torch.autograd.grad(x.prod(1).sin().exp().sum(), x, create_graph=True)
+    (product,) = torch.autograd.grad((gradient * vector).sum(), x)
+    step = onnxtrain.hessian_vector_product(model, "loss", ["x"])
+    session = ort.InferenceSession(step.SerializeToString())
+    got = session.run(["x_grad", "x_hvp"], {"x": np.array(rows), "x_vector": vector.numpy()})
+    np.testing.assert_allclose(got[0], gradient.detach(), atol=1e-12)
+    np.testing.assert_allclose(got[1], product, atol=1e-12)
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_cumulative_products_with_zeros_have_the_second_derivatives_of_torch(
+    exclusive: int, reverse: int
+) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 13, opset_import: ["": 26]>
+        net (double[6, 4] x) => (double loss) <int64 one = {{1}}> {{
+            y = CumProd<exclusive = {exclusive}, reverse = {reverse}>(x, one)
+            s = Sin(y)  e = Exp(s)  loss = ReduceSum<keepdims = 0>(e) }}""")
+    rows = [[1, 0, -2, 3], [0, 1, 2, 0], [0, 0, 3, 1], [2, 0, 3, 0], [0, 0, 0, 2], [0.5, 1, 2, -1]]
+    x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    turned = x.flip(1) if reverse else x
+    y = turned.cumprod(1)
+    if exclusive:
+        y = torch.cat([torch.ones_like(y[:, :1]), y[:, :-1]], 1)
+    vector = torch.from_numpy(np.random.default_rng(0).normal(size=(6, 4)))
+    (gradient,) = torch.autograd.grad(y.sin().exp().sum(), x, create_graph=True)
+    (product,) = torch.autograd.grad((gradient * vector).sum(), x)
+    step = onnxtrain.hessian_vector_product(model, "loss", ["x"])
+    feeds = {"x": np.array(rows, np.float64), "x_vector": vector.numpy()}
+    got = ReferenceEvaluator(step).run(["x_grad", "x_hvp"], feeds)  # onnxruntime has no CumProd of float64
+    np.testing.assert_allclose(got[0], gradient.detach(), atol=1e-12)
+    np.testing.assert_allclose(got[1], product, atol=1e-12)

@@ -147,6 +147,7 @@ for _shape, _at in (((6, CLASSES), ""), ((3, CLASSES, 4), "-sequence"), (_image,
         for _w in (False, True):
             _name = f"ce{_at}-smoothing={_smoothing}-weight={_w}"
             _options: dict[str, Any] = {"label_smoothing": _smoothing} | ({"weight": WEIGHT} if _w else {})
+            _options |= {"axis": 1} if len(_shape) == 3 else {}  # without sizes nothing says which axis it is
             _twin = functools.partial(
                 F.cross_entropy, label_smoothing=_smoothing, weight=_weight if _w else None
             )
@@ -178,6 +179,51 @@ for _shape, _at in (((6, CLASSES), ""), ((3, CLASSES, 4), "-sequence"), (_image,
                     _shape,
                 ),
             ]
+
+
+def _last(twin: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The loss of scores, and of probabilities, whose classes lie along the last axis."""
+
+    def moved(scores: torch.Tensor, target: torch.Tensor, **options: Any) -> torch.Tensor:
+        floating = target.is_floating_point()
+        return twin(
+            scores.movedim(-1, 1).contiguous(), target.movedim(-1, 1) if floating else target, **options
+        )
+
+    return moved
+
+
+def _last_labels(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return _some_ignored(rng, (shape[0], shape[-1], *shape[1:-1]))
+
+
+def _last_probabilities(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.moveaxis(_probabilities(rng, (shape[0], shape[-1], *shape[1:-1])), 1, -1)
+
+
+for _shape in ((3, 4, CLASSES), (3, CLASSES, CLASSES), (2, 3, 2, CLASSES)):
+    _at = f"last-{'x'.join(map(str, _shape))}"
+    _weighted_twin = functools.partial(F.cross_entropy, weight=_weight, label_smoothing=0.1)
+    _FORMS += [
+        LossCase(f"ce-{_at}", CrossEntropyLoss, {"axis": -1}, _last(F.cross_entropy), _last_labels, _shape),
+        LossCase(
+            f"ce-{_at}-weight",
+            CrossEntropyLoss,
+            {"axis": len(_shape) - 1, "weight": WEIGHT, "label_smoothing": 0.1},
+            _last(_weighted_twin),
+            _last_labels,
+            _shape,
+        ),
+        LossCase(
+            f"ce-{_at}-probabilities",
+            CrossEntropyLoss,
+            {"axis": -1, "probabilities": True},
+            _last(F.cross_entropy),
+            _last_probabilities,
+            _shape,
+        ),
+        LossCase(f"nll-{_at}", NLLLoss, {"axis": -1}, _last(F.nll_loss), _last_labels, _shape),
+    ]
 
 CASES = [
     pytest.param(form, reduction, id=f"{form.name}-{reduction}")
@@ -446,10 +492,51 @@ def _value(
     return ir.Value(name=name, shape=None if shape is None else ir.Shape(shape), type=ir.TensorType(dtype))
 
 
+def test_the_axis_of_the_classes_is_no_guess() -> None:
+    """Of scores as a language model has them, axis 1 is never the classes without a word."""
+    for shape in (
+        ("batch", "seq", 512),
+        ("batch", None, 512),
+        ("batch", "seq", "vocab"),
+        (2, 7, 7),
+        ("b", "h", "w", 21),
+    ):
+        for loss in (CrossEntropyLoss(), NLLLoss(), CrossEntropyLoss(probabilities=True)):
+            with pytest.raises(
+                GraphBuildError, match=rf"(?s)from axis 1.*{type(loss).__name__}\(axis=-1\), with labels"
+            ):
+                loss.targets(_value(shape))
+        assert CrossEntropyLoss(axis=-1).targets(_value(shape))[0].shape == shape[:-1]
+        assert CrossEntropyLoss(axis=1).targets(_value(shape))[0].shape == (shape[0], *shape[2:])
+    for shape in (
+        ("batch", 7, 512),
+        ("batch", 7, "seq"),
+        ("n", 21, "h", "w"),
+        ("n", 21, 21, 21),
+        ("n", None, "h", "w"),
+    ):
+        assert CrossEntropyLoss().targets(_value(shape))[0].shape == (shape[0], *shape[2:])
+
+
+@pytest.mark.parametrize("axis", [0, -3, 3, -4])
+def test_an_axis_that_is_none_of_classes_is_an_error(axis: int) -> None:
+    with pytest.raises(GraphBuildError, match="axis"):
+        CrossEntropyLoss(axis=axis).targets(_value((2, 3, 4)))
+
+
+def test_labels_of_the_model_that_fit_another_axis_name_it() -> None:
+    values = [_value((2, 7, 512)), _value((2, 7), ir.DataType.INT64, "labels")]
+    graph = ir.Graph(values, [], nodes=[], opset_imports={"": 21})
+    with pytest.raises(GraphBuildError, match=r"from axis 1 of the scores.*CrossEntropyLoss\(axis=-1\)"):
+        attach_loss(Emitter(graph), CrossEntropyLoss(), "logits", "labels")
+
+
 def test_targets_share_the_symbolic_dimensions_of_the_scores() -> None:
     scores = _value(("batch", 10, "time"))
     assert CrossEntropyLoss().targets(scores) == [
-        TargetSpec("labels", ir.DataType.INT64, ("batch", "time"), ClassLabels(10, -100))
+        TargetSpec(
+            "labels", ir.DataType.INT64, ("batch", "time"), ClassLabels(10, -100, 1, ("batch", 10, "time"))
+        )
     ]
     assert CrossEntropyLoss(probabilities=True).targets(scores) == [
         TargetSpec("target", ir.DataType.FLOAT, ("batch", 10, "time"))

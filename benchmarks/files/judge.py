@@ -28,6 +28,8 @@ from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import NothingToTrain, OnnxTrainError
 from onnxtrain.gradient_check import in_precision
+from onnxtrain.passes import is_quantisation_or_rotary, load_model
+from onnxtrain.selection import is_float
 
 STEPS = 3
 SAME = {"float64": 1e-6, "float32": 2e-3, "float16": 5e-2}
@@ -141,6 +143,7 @@ def _build(case: Case, directory: Path) -> bool:
         "optimizer": "sgd",
         "loss_input_names": [case.known_as],
         "artifact_directory": directory,
+        "requires_grad": with_scales(case.path),
     }
     try:
         generate_artifacts(case.path, **options)  # type: ignore[arg-type]
@@ -154,6 +157,16 @@ def _build(case: Case, directory: Path) -> bool:
     except OnnxTrainError as error:
         raise _refused(case, error) from error
     return True
+
+
+def with_scales(path: Path) -> list[str] | None:
+    """Names the parameters of a file and its quantisation scales, which train only where they are named."""
+    try:
+        initializers = load_model(path).graph.initializers
+    except OnnxTrainError:  # building says so
+        return None
+    scales = [n for n, value in initializers.items() if is_quantisation_or_rotary(value) and is_float(value)]
+    return ["*", *scales] if scales else None
 
 
 def _refused(case: Case, error: OnnxTrainError) -> Refusal:

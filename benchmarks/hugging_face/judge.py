@@ -26,6 +26,8 @@ from onnxtrain import generate_artifacts
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.gradient_check import in_precision
+from onnxtrain.passes import is_quantisation_or_rotary, load_model
+from onnxtrain.selection import is_float
 
 Array = npt.NDArray[Any]
 Loss = Callable[[Mapping[str, Array]], float]
@@ -114,7 +116,7 @@ def judge(path: Path, feeds: Mapping[str, Array], *, straight_through: bool = Fa
             output = onnx.load(path, load_external_data=False).graph.output[0].name
             generate_artifacts(
                 path, loss="mse", loss_input_names=[output], optimizer="sgd", artifact_directory=folder,
-                straight_through=straight_through,
+                straight_through=straight_through, requires_grad=_with_scales(path),
             )  # fmt: skip
         except OnnxTrainError as error:
             return Outcome("refused", short(error))
@@ -124,6 +126,13 @@ def judge(path: Path, feeds: Mapping[str, Array], *, straight_through: bool = Fa
             return _judge(path, Path(folder), feeds, target, straight_through=straight_through)
         except Exception as error:
             return Outcome("crash", short(error))
+
+
+def _with_scales(path: Path) -> list[str] | None:
+    """Names the parameters of a file and its quantisation scales, which train only where they are named."""
+    initializers = load_model(path).graph.initializers.items()
+    scales = [name for name, value in initializers if is_quantisation_or_rotary(value) and is_float(value)]
+    return ["*", *scales] if scales else None
 
 
 def _judge(

@@ -15,7 +15,7 @@ from onnxtrain.autodiff import coverage_of
 
 Array = np.ndarray
 LOSS = "node_test.loss"
-NEWEST_OPSET, NEWEST_IR = 26, 13
+NEWEST_OPSET, NEWEST_IR = 28, 14
 FLOATS = {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16}
 NARROW = FLOATS - {TensorProto.DOUBLE}
 TRAINING = "ai.onnx.preview.training"

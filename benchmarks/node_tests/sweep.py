@@ -119,8 +119,7 @@ runs in ONNX Runtime in the dtype of the test, and must agree along three random
 differences of the test's own model, which must first give the outputs that the test expects.
 `benchmarks/node_tests/sweep.py` writes this page; its result for each test is beside it.
 
-Versions: {versions}. Tests whose opset is above 26, which stock runtimes do not accept, are declared to be of opset 26
-where their model is the same there.
+Versions: {versions}. The gradient models of tests whose opset is above 26 are of opset 26.
 """
 OF_RIGHT = """
 Of those that are right, {judges}. {reference} have the gradient by ONNX's reference evaluator, as ONNX Runtime lacks a

@@ -11,7 +11,13 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.passes import TorchSignature, is_float_parameter, is_training_batch_norm
+from onnxtrain.passes import (
+    TorchSignature,
+    is_float_parameter,
+    is_quantisation_or_rotary,
+    is_setting,
+    is_training_batch_norm,
+)
 
 __all__ = [
     "Selection",
@@ -25,18 +31,6 @@ __all__ = [
     "select_parameters",
     "some_names",
 ]
-
-# Inputs that configure an op: nobody means to train the bounds of a ReLU6, the scale factors of an upsampling or the
-# boxes that are cut out, at whose edges the result jumps.
-_SETTINGS = {
-    "Clip": (1, 2),
-    "Dropout": (1,),
-    "MaxRoiPool": (1,),
-    "OneHot": (2,),
-    "Pad": (2,),
-    "Resize": (1, 2),
-    "RoiAlign": (1,),
-}
 
 # Names that the PyTorch exporters make up; of scalars, they are constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
@@ -117,13 +111,22 @@ def expand_names(model: ir.Model, given: Iterable[str]) -> list[str]:
     """Returns the names that names and patterns stand for in a canonical model; names first, as they were given.
 
     A pattern stands for parameters: not for running statistics, nor for what only sets up ops or, where the file
-    tells, is a buffer or a constant. It may match none.
+    tells, is a buffer or a constant. A pattern that matches no parameter stands for the quantisation scales and rotary
+    caches that it matches. It may match none.
     """
     given = list(given)
     known = [name for name in given if name in model.graph.initializers]
     patterns = [name for name in given if name not in model.graph.initializers]
-    matched = match_names(patterns, _parameter_names(model)) if patterns else {}
+    matched = _match_patterns(model, patterns) if patterns else {}
     return list(dict.fromkeys([*known, *(name for names in matched.values() for name in names)]))
+
+
+def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
+    """Returns the parameters that each pattern matches, or where it matches none, the scales and rotary caches."""
+    patterns = list(patterns)
+    fixed = [name for name, value in float_initializers(model) if is_quantisation_or_rotary(value)]
+    parameters, others = match_names(patterns, _parameter_names(model)), match_names(patterns, fixed)
+    return {pattern: parameters[pattern] or others[pattern] for pattern in patterns}
 
 
 def select_parameters(
@@ -133,6 +136,8 @@ def select_parameters(
 
     Names may be patterns (:func:`match_names`). What a pattern of `requires_grad` matches is not trained where
     `frozen` names or matches it; what `requires_grad` names is trained though a pattern of `frozen` matches it.
+    Quantisation scales and rotary caches are trained only where a name, or a pattern that matches no parameter, asks
+    for them.
 
     Raises:
         GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing.
@@ -153,7 +158,9 @@ def select_parameters(
         trainable = [name for name in model.graph.initializers if name in wanted]
     if not trainable:
         others = (
-            "" if frozen_names.issuperset(floats) else " and the others set up ops or are numbers of formulas"
+            ""
+            if frozen_names.issuperset(floats)
+            else " and the others are quantisation scales or rotary caches, set up ops, or are numbers of formulas"
         )
         raise NothingToTrain(
             "building the training graph: no parameter is left to train; the model has "
@@ -190,9 +197,9 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
 
 def _check_pattern(model: ir.Model, role: str, pattern: str) -> None:
     """Raises GraphBuildError for what is no name and matches none."""
-    parameters = _parameter_names(model)
-    if match_names([pattern], parameters)[pattern]:
+    if _match_patterns(model, [pattern])[pattern]:
         return
+    parameters = _parameter_names(model)
     if set(pattern) & set("*?["):
         problem = f"no parameter matches {pattern!r} of {role}; the parameters are {some_names(parameters)}"
     else:
@@ -209,7 +216,7 @@ def _parameter_names(model: ir.Model) -> list[str]:
     return [
         name
         for name, value in float_initializers(model)
-        if name not in fixed and not _is_setting(value) and _is_parameter(value, signature, converted)
+        if name not in fixed and not _sets_up(value) and _is_parameter(value, signature, converted)
     ]
 
 
@@ -246,7 +253,7 @@ def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -
         return _VARIABLE in str(value.name)
     if (size == 1 or signature) and is_generated_name(value.name or ""):
         return False
-    return not (_is_power(value) or _is_mask(value) or (size == 1 and _scales_a_constant(value)))
+    return not (_is_power(value) or _is_mask(value))
 
 
 def _is_mask(value: ir.Value) -> bool:
@@ -269,25 +276,9 @@ def _is_power(value: ir.Value) -> bool:
     return bool(uses) and all(use.node.op_type == "Pow" and use.idx == 1 for use in uses)
 
 
-def _is_setting(value: ir.Value) -> bool:
-    """Whether a value is read, and only as a setting of ops."""
-    uses = value.uses()
-    return bool(uses) and all(
-        use.node.domain == "" and use.idx in _SETTINGS.get(use.node.op_type, ()) for use in uses
-    )
-
-
-def _scales_a_constant(value: ir.Value) -> bool:
-    """Whether a value is the scale of a constant that onnxruntime has quantised, such as the 1 of 1 - mask."""
-    uses = value.uses()
-    numbers = [use.node.inputs[0] for use in uses if use.node.op_type == "DequantizeLinear" and use.idx == 1]
-    return len(numbers) == len(uses) > 0 and all(
-        x is not None
-        and x.const_value is not None
-        and x.const_value.size == 1
-        and is_generated_name((x.name or "").removesuffix("_quantized"))
-        for x in numbers
-    )
+def _sets_up(value: ir.Value) -> bool:
+    """Whether a value is no weight by what reads it."""
+    return is_setting(value) or is_quantisation_or_rotary(value)
 
 
 def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:

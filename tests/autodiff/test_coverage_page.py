@@ -51,7 +51,7 @@ def render() -> str:
     lines = [
         "# Ops and their gradients",
         "",
-        f"All {len(rows)} ops of the standard domain in opsets 21 to 26: {counts}.",
+        f"All {len(rows)} ops of the standard domain in opsets 21 to 28: {counts}.",
         "",
         "This page follows from the rule table. `onnxtrain ops` prints it; `onnxtrain ops MODEL` says what stops a",
         "model from being trained. Through ops on integers (QLinearConv, QLinearMatMul) gradients pass where asked:",

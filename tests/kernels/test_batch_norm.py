@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -105,8 +106,10 @@ def _net(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def _expected(model: onnx.ModelProto, x: np.ndarray, pool: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    """Loss, gradients and updated statistics by PyTorch in float64."""
+def _expected(
+    model: onnx.ModelProto, x: np.ndarray, pool: Sequence[Sequence[int]], correction: int
+) -> dict[str, np.ndarray]:
+    """Loss, gradients and updated statistics by PyTorch in float64; ONNX's variance has no correction, PyTorch's 1."""
     kernel, strides, pads = pool
     values = {
         t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).astype(np.float64))
@@ -127,18 +130,19 @@ def _expected(model: onnx.ModelProto, x: np.ndarray, pool: Sequence[Sequence[int
     loss = (net(data) ** 2).mean()
     loss.backward()
     result = {"loss": loss} | {f"{name}_grad": p.grad for name, p in parameters.items()}
-    for i, source in ((1, first(data)), (2, second(net[:4](data)))):  # ONNX takes the variance as it is
+    for i, source in ((1, first(data)), (2, second(net[:4](data)))):
         result[f"m{i}_updated"] = 0.9 * values[f"m{i}"] + 0.1 * source.mean((0, 2, 3))
-        result[f"v{i}_updated"] = 0.9 * values[f"v{i}"] + 0.1 * source.var((0, 2, 3), correction=0)
+        result[f"v{i}_updated"] = 0.9 * values[f"v{i}"] + 0.1 * source.var((0, 2, 3), correction=correction)
     return {name: value.detach().numpy() for name, value in result.items()}
 
 
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("native", [True, False], ids=["kernels", "bodies"])
-def test_net_against_torch(name: str, native: bool) -> None:
+@pytest.mark.parametrize("mode", ["as_exported", "training"])
+def test_net_against_torch(name: str, native: bool, mode: Literal["as_exported", "training"]) -> None:
     size, *pool = POOLS[name]
     model = _net(size, *pool)
-    graphs = build_training_graphs(ir.from_proto(model), "loss")
+    graphs = build_training_graphs(ir.from_proto(model), "loss", batch_norm=mode)
     training = ir.to_proto(graphs.training)
     calls = Counter(node.op_type for node in training.graph.node if node.domain == "onnxtrain")
     overlapping = name == "overlapping"
@@ -163,7 +167,9 @@ def test_net_against_torch(name: str, native: bool) -> None:
     }
     results = session.run(None, feeds)
     computed = dict(zip((value.name for value in session.get_outputs()), results, strict=True))
-    reference = _expected(model, x, pool)
+    names = {entry["output"]: f"{entry['name']}_updated" for entry in graphs.manifest["statistics"]}
+    computed = {names.get(key, key): value for key, value in computed.items()}
+    reference = _expected(model, x, pool, correction=int(mode == "training"))
     assert set(computed) == set(reference)
     for key, value in reference.items():
         if key == "b1_grad":  # BatchNormalization takes it away

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+from types import ModuleType
 
 import pytest
 import torch
 
+from ortmodule.fuzz import edges, expressions
 from ortmodule.fuzz import judge as judging
 from ortmodule.fuzz.generate import Program, generate
 from ortmodule.fuzz.judge import judge
@@ -26,6 +29,15 @@ def test_random_module(seed: int) -> None:
 def test_same_program_of_a_seed() -> None:
     assert generate("11").text == generate("11").text
     assert generate("11").text != generate("12").text
+
+
+@pytest.mark.parametrize("tables", [edges, expressions], ids=["edges", "expressions"])
+def test_templates_begin_with_what_others_depend_on(tables: ModuleType) -> None:
+    """`{y}` has the shape of the first tensor, `{d}` is an axis of it; see `Writer.fill`."""
+    for table in tables.__all__:
+        for template in getattr(tables, table):
+            kinds = "".join(re.findall(r"\{([a-zB])\d?=?\}", template))
+            assert re.match(r"[cBz]*([xtnmpb]|$)", kinds), f"{table}: {template}"
 
 
 PROGRAM = Program(

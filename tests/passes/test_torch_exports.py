@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
+from onnxtrain.errors import UnsupportedOpsetError
 from onnxtrain.passes import (
     CleanupPass,
     TrainingModePass,
@@ -140,10 +141,15 @@ def test_exported_module(name, dynamo, opset):
     np.testing.assert_allclose(got, module.eval()(x).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_batch_norm_of_an_export_trains_as_in_torch():
+@pytest.mark.parametrize("opset", [9, 13, 17])
+def test_batch_norm_of_an_export_trains_as_in_torch(opset):
+    """Up to opset 13 it has five outputs, of which nothing reads two."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4))
-    model = canonicalize(load_model(export(module, (2, 2, 6, 6), 17, dynamo=False, training=True)))
+    proto = export(module, (2, 2, 6, 6), opset, dynamo=False, training=True)
+    assert len(proto.graph.node[1].output) == (5 if opset < 14 else 3)
+    model = canonicalize(load_model(proto))
+    assert [node.attributes.get_int("training_mode", 0) for node in model.graph][1] == 1
     TrainingModePass(batch_norm="training")(model)
     pairs = list(running_statistics(model))
     model.graph.outputs.extend(after for _, after in pairs)
@@ -154,6 +160,16 @@ def test_batch_norm_of_an_export_trains_as_in_torch():
     y, mean, _var = run(to_proto(model), {"x": x.numpy()})
     np.testing.assert_allclose(y, module.train()(x).detach().numpy(), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(mean, module[1].running_mean.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_saved_statistics_that_are_read_are_named():
+    proto = export(
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4)), (2, 2, 6, 6), 13, dynamo=False, training=True
+    )
+    saved = proto.graph.node[1].output[3]
+    proto.graph.output.append(onnx.helper.make_tensor_value_info(saved, onnx.TensorProto.FLOAT, [4]))
+    with pytest.raises(UnsupportedOpsetError, match=f"'{saved}' of the BatchNormalization .* ReduceMean"):
+        canonicalize(load_model(proto))
 
 
 def test_detach_survives_conversion_and_cleanup():

@@ -10,9 +10,12 @@ import onnx
 from onnxtrain.autodiff._registry import NON_DIFFERENTIABLE, NOT_YET, OPSETS, RULES
 from onnxtrain.emitter import schema_of
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes import BODIES, has_schema_function
+from onnxtrain.passes import BODIES, NEWEST_OPSET, has_schema_function
 
-__all__ = ["OpCoverage", "Status", "coverage", "coverage_of"]
+__all__ = ["READ_OPSETS", "OpCoverage", "Status", "coverage", "coverage_of"]
+
+READ_OPSETS = range(OPSETS[0], NEWEST_OPSET + 1)
+"""Opsets whose ops are differentiated; those of opset 27 and 28 are written in older ones when a model is loaded."""
 
 Status = Literal["rule", "function", "nondifferentiable", "not yet", "unknown"]
 
@@ -55,7 +58,7 @@ def coverage() -> list[OpCoverage]:
 def _opsets_with(op_type: str) -> list[int]:
     """The supported opsets in which an op exists and is not deprecated."""
     found = []
-    for opset in OPSETS:
+    for opset in READ_OPSETS:
         try:
             schema = schema_of(op_type, opset)
         except GraphBuildError:

@@ -14,12 +14,15 @@ from onnxtrain._building import without_collection
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
+    FloatProductsPass,
+    as_given,
     canonicalize,
     inline_schema_functions,
     load_model,
     mark_gradients,
     simplify_gradients,
     suit_runtime,
+    why_untyped,
 )
 
 from ._activity import active_values, is_differentiable_dtype
@@ -114,7 +117,7 @@ def differentiate(
     mark_gradients(result)
     result = suit_runtime(result)
     simplify_gradients(result)
-    return result if isinstance(model, ir.Model) else ir.to_proto(result)
+    return as_given(result, model)
 
 
 def add_gradients(
@@ -164,7 +167,11 @@ def append_outputs(
 
 
 def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
-    """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies."""
+    """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies.
+
+    Bodies multiply in floating point. So does what is left of products that may be of integers, lest one model computes
+    in two ways.
+    """
     targets, leaves = find_values(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
     # Which values of a branch or body are active is found when the node around it is differentiated.
@@ -174,7 +181,9 @@ def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
         declared = rule_for(node) is not None or reason_not_yet(node) is not None
         return declared or not any(v.name in active for v in node.outputs)
 
-    return inline_schema_functions(model, keep)
+    expanded = inline_schema_functions(model, keep)
+    FloatProductsPass()(expanded)
+    return expanded
 
 
 def check_names(names: object, role: str) -> None:
@@ -197,6 +206,10 @@ def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> l
     """
     values = find_values(graph, names, role)
     for value in values:
+        if value.dtype is None and (why := why_untyped(value)):
+            raise DifferentiationError(
+                f"differentiating: {role} names {value.name!r}, of unknown dtype.{why}"
+            )
         if not is_differentiable_dtype(value):
             raise DifferentiationError(
                 f"differentiating: {role} {value.name!r} is {value.dtype}; "
@@ -218,7 +231,7 @@ def check_scalar(value: ir.Value) -> None:
     if dims is None or any(dim != 1 for dim in dims):
         raise DifferentiationError(
             f"differentiating {value.name!r}: its shape is {value.shape}, not a scalar; reduce it to a scalar, "
-            "or name a cotangent input (cotangent=...)"
+            f"or name a cotangent input (cotangent=...).{why_untyped(value) if dims is None else ''}"
         )
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.cli._output import print_json, print_table, summary_table, table
-from onnxtrain.errors import ModelLoadError
-from onnxtrain.passes import load_model
+from onnxtrain.errors import ModelLoadError, OnnxTrainError
+from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.runtime.checkpoint import read_checkpoint
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.store import Buffer, Store
+from onnxtrain.selection import select_parameters
 from onnxtrain.trainer._files import find_manifest
 from onnxtrain.trainer._position import PROPERTY, Position
 
@@ -35,7 +36,7 @@ def run_command(path: Path, json: bool) -> None:
     if path.is_file():
         store = read_checkpoint(path)
     elif (name := find_manifest(path)) is not None:
-        manifest = parse_manifest((path / name).read_text(encoding="utf-8"), f"'{path / name}'")
+        manifest = parse_manifest((path / name).read_bytes(), f"'{path / name}'")
         store = _checkpoint(path / f"{name.removesuffix('manifest.json')}checkpoint")
     else:
         raise ModelLoadError(
@@ -64,8 +65,9 @@ def run_command(path: Path, json: bool) -> None:
 def _inspect_model(path: Path, json: bool) -> None:
     """Prints inputs, outputs and initializers of an ONNX file."""
     model = load_model(path)
-    parameters = [
-        _tensor_row(name, value.const_value)
+    trained = _trained_by_default(model)
+    parameters: list[dict[str, Any]] = [
+        {**_tensor_row(name, value.const_value), "trained": name in trained}
         for name, value in model.graph.initializers.items()
         if value.const_value is not None
     ]
@@ -93,8 +95,17 @@ def _inspect_model(path: Path, json: bool) -> None:
     print_table(summary_table(str(path), _summary({k: v for k, v in document.items() if k != "values"})))
     rows = [tuple(value.values()) for value in values]
     print_table(table("Inputs and outputs", ("", "name", "dtype", "shape"), rows))
-    columns = ("name", "dtype", "shape")
-    print_table(table("Initializers", columns, [tuple(row.values()) for row in parameters]))
+    columns = ("name", "dtype", "shape", "trained")
+    rows = [(row["name"], row["dtype"], row["shape"], "yes" if row["trained"] else "") for row in parameters]
+    print_table(table("Initializers", columns, rows))
+
+
+def _trained_by_default(model: ir.Model) -> set[str]:
+    """Returns the initializers that are trained where none is named; none of a model that cannot be trained."""
+    try:
+        return set(select_parameters(canonicalize(model), None, None).trainable)
+    except OnnxTrainError:
+        return set()
 
 
 def _tensor_row(name: str, tensor: ir.TensorProtocol) -> dict[str, str]:

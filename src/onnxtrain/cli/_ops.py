@@ -41,7 +41,7 @@ def list_ops(status: str | None, json: bool) -> None:
     columns = ("op", "gradient", "inputs that get one", "remark")
     lines = [(row.op_type, _MEANING[row.status], ", ".join(row.inputs), row.reason) for row in rows]
     counts = Counter[str](row.status for row in rows)
-    print_table(table("Ops of opsets 21 to 26", columns, lines))
+    print_table(table("Ops of opsets 21 to 28", columns, lines))
     print_table(", ".join(f"{_MEANING[name]}: {counts[name]}" for name in _MEANING if counts[name]))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes import why_untyped
 
 __all__ = [
     "LABELS_KEY",
@@ -56,10 +57,19 @@ class ClassLabels:
     Attributes:
         count: number of classes; None when the scores leave it symbolic.
         ignore_index: label of positions that do not count; None when there is none.
+        axis: of the scores, which holds the classes.
+        scores: dimensions of the scores where they have more than two, e.g. ("batch", 7, 512).
     """
 
     count: int | None
     ignore_index: int | None
+    axis: int = 1
+    scores: tuple[int | str | None, ...] | None = None
+
+    def described(self) -> dict[str, Any]:
+        """Returns the fields for JSON; axis and scores where there is a choice of axis."""
+        several = {} if self.scores is None else {"axis": self.axis, "scores": list(self.scores)}
+        return {"count": self.count, "ignore_index": self.ignore_index, **several}
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ class TargetSpec:
     @property
     def described(self) -> str:
         """What the metadata of a graph input says of this target."""
-        return json.dumps({"class_labels": asdict(self.class_labels)} if self.class_labels else {})
+        return json.dumps({"class_labels": self.class_labels.described()} if self.class_labels else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +196,14 @@ class Loss(ABC):
 
     def _scores_dims(self, scores: ir.Value) -> tuple[int | str | None, ...]:
         """The dimensions of the scores, checked to be of known rank and floating point."""
-        if scores.dtype is None or not scores.dtype.is_floating_point():
+        if scores.dtype is None:
+            raise self._error(f"the dtype of scores {scores.name!r} is unknown.{why_untyped(scores)}")
+        if not scores.dtype.is_floating_point():
             raise self._error(f"scores {scores.name!r} are {scores.dtype}; choose a floating-point output")
         if scores.shape is None:
             raise self._error(
-                f"the rank of scores {scores.name!r} is unknown; run shape inference or set their shape"
+                f"the rank of scores {scores.name!r} is unknown; run shape inference or set their shape."
+                f"{why_untyped(scores)}"
             )
         return tuple(dim if isinstance(dim, int) else dim.value for dim in scores.shape)
 
@@ -204,8 +217,12 @@ class Loss(ABC):
         if dims is not None and not _may_be_equal(dims, sizes):
             raise self._error(
                 f"target {target.name!r} has shape {target.shape}, where these scores need "
-                f"{ir.Shape(spec.shape)}; reshape the target or the scores"
+                f"{ir.Shape(spec.shape)}; {self._fitting(spec)}"
             )
+
+    def _fitting(self, spec: TargetSpec) -> str:
+        """What to do about a target of another shape than `spec` says."""
+        return "reshape the target or the scores"
 
 
 def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy.typing as npt
 import onnx_ir as ir
@@ -21,17 +22,21 @@ __all__ = ["CrossEntropyLoss", "NLLLoss"]
 class _ClassLoss(Loss):
     """A loss of one class label per position.
 
-    Scores are [N, C, d1, ...], labels [N, d1, ...] in 0 .. C-1 or `ignore_index`. The mean is weighted: the
+    Scores are [N, C, d1, ...], or with `axis=-1` [N, d1, ..., C], labels [N, d1, ...] in 0 .. C-1 or `ignore_index`.
+    The mean is weighted: the
     sum of the terms over the sum of the weights of the labels that count. As in PyTorch, the mean of a batch
     where nothing counts is 0/0 = NaN, with zero gradients: a zero would hide that there is no loss to report.
 
     Attributes:
         weight: one weight per class, float [C].
         ignore_index: positions with this label do not count; None when every label is a class.
+        axis: of the scores, along which the classes lie: -1 for the scores [batch, sequence, vocabulary] of a language
+            model. None is 1, as in ONNX and PyTorch, and an error where scores of more than two axes may mean another.
     """
 
     weight: npt.ArrayLike | None = None
     ignore_index: int | None = -100
+    axis: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,6 +47,10 @@ class _ClassLoss(Loss):
                     f"making {type(self).__name__}: weight has shape {shape}; "
                     "give one weight per class, shape [C]"
                 )
+        if self.axis is not None:
+            require(
+                self, "axis", lambda axis: type(axis) is int and axis != 0, "an axis, and not 0, the batch"
+            )
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
         dims = self._scores_dims(scores)
@@ -50,10 +59,89 @@ class _ClassLoss(Loss):
                 f"scores {scores.name!r} have shape {scores.shape}; class labels need [N, C, d1, ...], "
                 "batch first and classes second"
             )
+        axis = self._class_axis(scores, dims)
         weights = None if self.weight is None else numbers(self, "weight", self.weight).size
-        count = dims[1] if isinstance(dims[1], int) else weights
-        labels = ClassLabels(count, self.ignore_index)
-        return [TargetSpec("labels", ir.DataType.INT64, (dims[0], *dims[2:]), labels)]
+        classes = dims[axis]
+        count = classes if isinstance(classes, int) else weights
+        labels = ClassLabels(count, self.ignore_index, axis, dims if len(dims) > 2 else None)
+        return [TargetSpec("labels", ir.DataType.INT64, (*dims[:axis], *dims[axis + 1 :]), labels)]
+
+    def _class_axis(self, scores: ir.Value, dims: tuple[int | str | None, ...]) -> int:
+        """The axis of the classes, counted from the front.
+
+        Raises:
+            GraphBuildError: `axis` is none of the scores, or is left open and the shape does not tell.
+        """
+        rank = len(dims)
+        if self.axis is not None:
+            if not -rank <= self.axis < rank or self.axis % rank == 0:
+                raise self._error(
+                    f"axis={self.axis} is no axis of classes of the scores {scores.name!r} of shape {scores.shape}; "
+                    f"choose from 1 to {rank - 1}, or -1 for the last"
+                )
+            return self.axis % rank
+        known, last_known = isinstance(dims[1], int), isinstance(dims[-1], int)
+        # Nothing later could tell a sequence as long as there are classes from a mistake. Images [N, C, H, W] of which
+        # no size is known are taken as such: PyTorch has no other, and a mistake is an error of the first batch.
+        if rank == 2 or (
+            dims[1] != dims[2] if known and rank == 3 else known or not (rank == 3 or last_known)
+        ):
+            return 1
+        why = (
+            f"which is as long as the last one ({dims[1]})"
+            if known
+            else f"whose size is not known ({dims[1] or 'unnamed'})"
+        )
+        raise self._error(
+            f"the scores {scores.name!r} have shape {scores.shape}. Classes are taken from axis 1, as in ONNX and "
+            f"PyTorch, {why}. {_choice(type(self).__name__, dims, 1)} "
+            f"If they do lie along axis 1, pass loss={type(self).__name__}(axis=1)"
+        )
+
+    def _fitting(self, spec: TargetSpec) -> str:
+        labels = spec.class_labels
+        if labels is None or labels.scores is None:
+            return super()._fitting(spec)
+        return (
+            f"classes are taken from axis {labels.axis} of the scores. "
+            f"{_choice(type(self).__name__, labels.scores, labels.axis)}"
+        )
+
+    def _classes_second(self, op: Emitter, value: ir.Value, axis: int) -> ir.Value:
+        """The value with the axis of the classes behind that of the batch."""
+        assert value.shape is not None
+        order = [0, axis, *(k for k in range(1, value.shape.rank()) if k != axis)]
+        moved: ir.Value = op.Transpose(value, perm=order)
+        moved.shape = ir.Shape([value.shape[k] for k in order])
+        return moved
+
+    def _with_classes_second(
+        self, op: Emitter, scores: ir.Value, target: ir.Value
+    ) -> tuple[Self, ir.Value, ir.Value] | None:
+        """This loss for scores (and probabilities) whose classes lie along axis 1; None where they do."""
+        spec = self.targets(scores)[0]
+        self._check_target(spec, target)
+        axis = self._class_axis(scores, self._scores_dims(scores))
+        if axis == 1:
+            return None
+        moved = target if spec.class_labels else self._classes_second(op, target, axis)
+        return replace(self, axis=1), self._classes_second(op, scores, axis), moved
+
+    def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        moved = self._with_classes_second(op, scores, target)
+        if moved is None:
+            return self._build(op, scores, target)
+        return moved[0]._build(op, *moved[1:])
+
+    def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:
+        moved = self._with_classes_second(op, scores, target)
+        if moved is None:
+            return super().build_weighted(op, scores, target, weight)
+        return moved[0].build_weighted(op, *moved[1:], weight)
+
+    @abstractmethod
+    def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        """Appends the loss of scores whose classes lie along axis 1."""
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
         mean = super().mean_over(labels)
@@ -101,9 +189,8 @@ class _ClassLoss(Loss):
 class NLLLoss(_ClassLoss):
     """Negative log-likelihood: -weight[label]·scores[label], with scores that are log-probabilities."""
 
-    def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+    def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         spec = self.targets(scores)[0]
-        self._check_target(spec, target)
         wide = widen(op, scores)
         weight = self._class_weights(op, scores, wide)
         loss: ir.Value = op.NegativeLogLikelihoodLoss(
@@ -115,7 +202,7 @@ class NLLLoss(_ClassLoss):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CrossEntropyLoss(_ClassLoss):
-    """Cross-entropy of softmax(scores, axis 1) against class labels, or class probabilities.
+    """Cross-entropy of softmax(scores) along the axis of the classes against class labels, or class probabilities.
 
     With `probabilities` the target has the shape and dtype of the scores; the mean is then over positions,
     and weights scale the classes' terms only.
@@ -150,8 +237,7 @@ class CrossEntropyLoss(_ClassLoss):
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
         return super().mean_over(None if self.probabilities else labels)
 
-    def build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        self._check_target(self.targets(scores)[0], target)
+    def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         wide = widen(op, scores)
         weight = self._class_weights(op, scores, wide)
         positions = ir.Shape(_ClassLoss.targets(self, scores)[0].shape)
@@ -206,6 +292,14 @@ class CrossEntropyLoss(_ClassLoss):
         if classes is not None:
             return op.const(self.label_smoothing / max(classes, 1), like=scores)
         return op.Div(self.label_smoothing, op.Cast(op.dim(scores, 1), to=scores.dtype))
+
+
+def _choice(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
+    """What to write where the classes lie along another axis of `scores` than `axis`."""
+    last = axis != len(scores) - 1
+    labels = ir.Shape(scores[:-1] if last else (scores[0], *scores[2:]))
+    where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
+    return f"If they lie along {where}, pass loss={loss}(axis={-1 if last else 1}), with labels of shape {labels}."
 
 
 def _class_sum(op: Emitter, terms: ir.Value, weight: ir.Value | None, *, like: ir.Value) -> ir.Value:

@@ -159,13 +159,14 @@ _IGNORED_BY_DEFAULT = -100
 
 
 class CrossEntropyLoss(_LabelLoss):
-    """Cross-entropy of softmax(scores, axis 1) against class labels.
+    """Cross-entropy of softmax(scores) along the axis of the classes against class labels.
 
     Args:
         weight: one weight per class, float [C].
         reduction: "mean" (weighted), "sum" or "none".
         ignore_index: label of positions that do not count; None for -100, which is no class either way.
         label_smoothing: in [0, 1]: the part of the target's mass that is spread evenly over all classes.
+        axis: of the scores, along which the classes lie: -1 for scores [batch, sequence, vocabulary]. None is 1.
     """
 
     def __init__(
@@ -174,11 +175,16 @@ class CrossEntropyLoss(_LabelLoss):
         reduction: losses.Reduction = "mean",
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
+        axis: int | None = None,
     ) -> None:
         index = _IGNORED_BY_DEFAULT if ignore_index is None else ignore_index
         super().__init__(
             losses.CrossEntropyLoss(
-                weight=weight, reduction=reduction, ignore_index=index, label_smoothing=label_smoothing
+                weight=weight,
+                reduction=reduction,
+                ignore_index=index,
+                label_smoothing=label_smoothing,
+                axis=axis,
             )
         )
 
@@ -190,6 +196,7 @@ class NLLLoss(_LabelLoss):
         weight: one weight per class, float [C].
         reduction: "mean" (weighted), "sum" or "none".
         ignore_index: label of positions that do not count; None for -100.
+        axis: of the scores, along which the classes lie; None is 1.
     """
 
     def __init__(
@@ -197,6 +204,7 @@ class NLLLoss(_LabelLoss):
         weight: npt.ArrayLike | None = None,
         reduction: losses.Reduction = "mean",
         ignore_index: int | None = None,
+        axis: int | None = None,
     ) -> None:
         index = _IGNORED_BY_DEFAULT if ignore_index is None else ignore_index
-        super().__init__(losses.NLLLoss(weight=weight, reduction=reduction, ignore_index=index))
+        super().__init__(losses.NLLLoss(weight=weight, reduction=reduction, ignore_index=index, axis=axis))

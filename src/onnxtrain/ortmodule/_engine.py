@@ -93,6 +93,8 @@ def onnxruntime_backend(
         log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         messages = take_assertions(graph_module)
         unchecked = _copied(graph_module) if messages else plain
+        names = argument_names(plain)
+        _forget_arguments(plain, unchecked)
         try:
             compiled = _compile(graph_module, policy, options.log_level.onnxruntime_severity)
         except ORTModuleFallbackException as error:
@@ -111,7 +113,7 @@ def onnxruntime_backend(
             return _FirstCall(plain.forward, report, record, start, log)
         compiled.replay_by(plain, unchecked, _Derivatives(name, plain, report, policy).announce)
         if graphs is not None:
-            graphs.add(compiled.body, argument_names(plain))
+            graphs.add(compiled.body, names)
         if options.save_onnx:
             compiled.body.save(options, name)
         record = dataclasses.replace(compiled.body.record(name), break_reason=break_reason(graph_module))
@@ -143,6 +145,17 @@ def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
     result = copy.copy(graph_module)
     result.graph = copy.deepcopy(graph_module.graph)
     return result
+
+
+def _forget_arguments(*graph_modules: fx.GraphModule) -> None:
+    """Removes what Dynamo notes of arguments from graphs that are kept.
+
+    The note has a weak reference to the tensor, and a parameter with one cannot be swapped
+    (`torch.__future__.set_swap_module_params_on_conversion`).
+    """
+    for graph_module in graph_modules:
+        for node in graph_module.graph.nodes:
+            node.meta.pop("grapharg", None)
 
 
 class _Derivatives:

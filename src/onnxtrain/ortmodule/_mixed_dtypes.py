@@ -164,11 +164,18 @@ class _Call:
 
 def _zeros(fake: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Returns zeros of a dtype, with the shape of a fake tensor and a gradient where that has one."""
-    one = torch.zeros((), dtype=dtype, device=fake.device).expand([_hint(size) for size in fake.shape])
-    tensor = one.contiguous() if one.numel() <= _LARGEST else one
-    differentiable = dtype.is_floating_point or dtype.is_complex
-    # A result of something, not a leaf: eager PyTorch may write to it.
-    return tensor.requires_grad_().view_as(tensor) if fake.requires_grad and differentiable else tensor
+    one = torch.zeros((), dtype=dtype, device=fake.device)
+    if fake.requires_grad and (dtype.is_floating_point or dtype.is_complex):
+        with torch.enable_grad():
+            one = one.requires_grad_().clone()  # not a leaf, nor a view of one: eager PyTorch may write to it
+            return _expanded(one, fake)
+    return _expanded(one, fake)
+
+
+def _expanded(one: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor of the shape of a fake tensor, with memory of its own unless it is large."""
+    tensor = one.expand([_hint(size) for size in fake.shape])
+    return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() <= _LARGEST else tensor
 
 
 def _hint(size: int | torch.SymInt) -> int:

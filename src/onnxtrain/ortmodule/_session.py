@@ -21,6 +21,7 @@ from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.ortmodule._layout import Layout, lay_out, restride
 from onnxtrain.ortmodule._threads import CoreSharing, threads_for
 from onnxtrain.passes import (
+    AbsentInputsPass,
     CrossEntropyPass,
     PositiveAxesPass,
     has_narrow_floats,
@@ -79,6 +80,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     if _has_no_elements(model.graph):
         model = infer_shapes(model.clone())
         PositiveAxesPass()(model)
+    AbsentInputsPass()(model)
     return model
 
 

@@ -41,9 +41,9 @@ _FLOAT64_BODIES_SINCE = min(_FLOAT64_BODIES.values())
 def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     """Return `model` in canonical form; `model` itself is not changed.
 
-    Canonical form: opset 21 with IR 10, or opset 22 to 26; no model-local functions; no initializer among the
-    graph inputs; tensors of Constant nodes are initializers of the main graph (`is_constant` tells them
-    from parameters); dtypes and shapes are annotated as far as they can be inferred; gradients stop at the
+    Canonical form: opset 21 with IR 10, or opset 22 to 26, of which newer ones become 26; no model-local functions; no
+    initializer among the graph inputs; tensors of Constant nodes are initializers of the main graph (`is_constant`
+    tells them from parameters); dtypes and shapes are annotated as far as they can be inferred; gradients stop at the
     Identity nodes that `is_stop_gradient` knows; parameters that PyTorch's exporters have merged are initializers of
     their own again; recurrent layers have layout=0. Names of inputs, outputs and other initializers, and the order of
     initializers, stay.
@@ -55,7 +55,7 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
 
     Raises:
         ModelError: The graph is not valid ONNX, or mixes dtypes.
-        UnsupportedOpsetError: The opset is above 26 or cannot be converted.
+        UnsupportedOpsetError: The opset is above 28 or cannot be converted.
     """
     model = model.clone(deep_copy=True)
     common.RemoveInitializersFromInputsPass()(model)

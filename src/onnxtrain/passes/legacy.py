@@ -8,7 +8,36 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-__all__ = ["restore_legacy_semantics"]
+from onnxtrain.errors import UnsupportedOpsetError
+
+__all__ = ["drop_saved_statistics", "restore_legacy_semantics"]
+
+_BATCH_NORM_MODE = 14
+"""From this opset on an attribute says that a BatchNormalization trains; before, its further outputs do."""
+
+
+def drop_saved_statistics(model: ir.Model, opset: int) -> None:
+    """Remove the outputs 4 and 5 of BatchNormalization, in place, which the converter does not take.
+
+    PyTorch writes them into models of opset 13 and older that it exports in training mode: mean and variance of the
+    batch, for a backward pass. Nothing reads them.
+
+    Raises:
+        UnsupportedOpsetError: Something does.
+    """
+    if opset >= _BATCH_NORM_MODE:
+        return
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if (node.domain, node.op_type) != ("", "BatchNormalization") or len(node.outputs) <= 3:
+            continue
+        read = [str(value.name) for value in node.outputs[3:] if value.uses() or value.is_graph_output()]
+        if read:
+            raise UnsupportedOpsetError(
+                f"Cannot convert the model from opset {opset}: {', '.join(map(repr, read))} of the BatchNormalization "
+                f"{node.name!r} is read, the mean or variance of a batch, which newer opsets do not return. Compute "
+                "it with ReduceMean, or export the model with opset 14 or newer."
+            )
+        node.resize_outputs(3)
 
 
 def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
@@ -22,6 +51,12 @@ def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
             _restore_hardmax(node)
         elif node.op_type in _FLOAT_SETTINGS and opset <= 10:
             _restore_setting(node)
+        elif (
+            node.op_type == "BatchNormalization"
+            and opset < _BATCH_NORM_MODE
+            and any(value.name for value in node.outputs[1:])
+        ):
+            node.attributes.add(ir.AttrInt64("training_mode", 1))
 
 
 _FLOAT_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}

@@ -7,27 +7,29 @@ from onnx import helper, version_converter
 
 from onnxtrain.errors import UnsupportedOpsetError
 from onnxtrain.passes.lean import lean_proto, restore
-from onnxtrain.passes.legacy import restore_legacy_semantics
-from onnxtrain.passes.load import CANONICAL_OPSET, MAX_IR_VERSION, MAX_OPSET
+from onnxtrain.passes.legacy import drop_saved_statistics, restore_legacy_semantics
+from onnxtrain.passes.load import CANONICAL_OPSET, MAX_IR_VERSION, MAX_OPSET, NEWEST_OPSET
+from onnxtrain.passes.newer_opsets import lower_opset
 
 __all__ = ["CANONICAL_OPSET", "convert_opset", "fit_ir_version"]
 
 
 def convert_opset(model: ir.Model) -> ir.Model:
-    """Return `model` at opset 21 if it was below, else itself, with the oldest IR version that has the opset.
+    """Return `model` at opset 21 if it was below, at 26 if it was above, with the oldest IR version that has the opset.
 
     A newer one, which exporters write whatever the opset, would shut out older runtimes, and says nothing more here.
     Model-local functions must have been inlined. Names of values, symbolic dimensions, tensors and metadata
     survive.
 
     Raises:
-        UnsupportedOpsetError: The opset is above 26, or onnx's version converter cannot convert the model.
+        UnsupportedOpsetError: The opset is above 28, or the model cannot be converted.
     """
     opset = model.graph.opset_imports[""]
-    if opset > MAX_OPSET:
+    if opset > NEWEST_OPSET:
         raise UnsupportedOpsetError(
-            f"Cannot use a model of opset {opset}: stock ONNX Runtime accepts at most {MAX_OPSET}."
+            f"Cannot use a model of opset {opset}: stock ONNX Runtime accepts at most {NEWEST_OPSET}."
         )
+    model = lower_opset(model)
     if opset < CANONICAL_OPSET:
         model = _convert(model, opset)
     model.ir_version = _oldest_ir_version(model)
@@ -50,6 +52,7 @@ def _oldest_ir_version(model: ir.Model) -> int:
 
 
 def _convert(model: ir.Model, opset: int) -> ir.Model:
+    drop_saved_statistics(model, opset)
     proto = lean_proto(model)
     proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]
     try:

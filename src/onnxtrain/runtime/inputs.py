@@ -10,7 +10,7 @@ import onnxruntime as ort
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.runtime.manifest import ClassLabels, InputSpec
+from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec
 from onnxtrain.runtime.store import alias
 
 _DYNAMIC_REMEDY = (
@@ -20,12 +20,12 @@ _DYNAMIC_REMEDY = (
 
 
 def _show(spec: InputSpec) -> str:
-    shape = (
-        "of any shape"
-        if spec.shape is None
-        else "[" + ", ".join("?" if d in (None, "") else str(d) for d in spec.shape) + "]"
-    )
+    shape = "of any shape" if spec.shape is None else _show_shape(spec.shape)
     return f"{spec.name}: {spec.dtype.name} {shape}"
+
+
+def _show_shape(shape: Sequence[Dim]) -> str:
+    return "[" + ", ".join("?" if d in (None, "") else str(d) for d in shape) + "]"
 
 
 def _mismatch(spec: InputSpec, shape: tuple[int, ...]) -> str:
@@ -38,19 +38,35 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
     if len(shape) != len(spec.shape):
         raise InputError(
             f"{_mismatch(spec, shape)}, which has rank {len(shape)} instead of {len(spec.shape)}."
+            f"{_class_axis(spec)}"
         )
     for axis, (size, expected) in enumerate(zip(shape, spec.shape, strict=True)):
         if isinstance(expected, int):
             if size != expected:
                 remedy = _DYNAMIC_REMEDY if axis == 0 else ""
-                raise InputError(f"{_mismatch(spec, shape)}; axis {axis} must be {expected}.{remedy}")
+                raise InputError(
+                    f"{_mismatch(spec, shape)}; axis {axis} must be {expected}.{remedy}{_class_axis(spec)}"
+                )
         elif expected:
             first, owner = symbols.setdefault(expected, (size, spec.name))
             if size != first:
                 raise InputError(
                     f"{_mismatch(spec, shape)}; '{expected}' is {first} in input '{owner}' and must be "
-                    "the same here."
+                    f"the same here.{_class_axis(spec)}"
                 )
+
+
+def _class_axis(spec: InputSpec) -> str:
+    """What to say of the axis of the classes, where labels have an unexpected shape and there was a choice of axis."""
+    labels = spec.class_labels
+    if labels is None or labels.scores is None:
+        return ""
+    last = labels.axis != len(labels.scores) - 1
+    where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
+    return (
+        f" The loss takes the classes from axis {labels.axis} of the scores {_show_shape(labels.scores)}. If they lie "
+        f"along {where}, build the artifacts with loss=CrossEntropyLoss(axis={-1 if last else 1})."
+    )
 
 
 def check_labels(name: str, labels: Array, allowed: ClassLabels) -> None:

@@ -18,6 +18,7 @@ import onnxruntime as ort
 
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import onnx_wire as wire
+from onnxtrain.runtime.lock import ProcessLock
 
 __all__ = ["function_names", "kernel_library", "register_kernels"]
 
@@ -37,6 +38,7 @@ _NUMBERED = {
 """Numbered names, and how many of each the library registers unless the session config entry says otherwise."""
 _registered: weakref.WeakKeyDictionary[ort.SessionOptions, list[dict[str, int]]] = weakref.WeakKeyDictionary()
 """Per options, how many numbered names of each kind they have after each registration of the library."""
+_registering = ProcessLock()
 
 
 def kernel_library() -> str | None:
@@ -88,6 +90,11 @@ def register_kernels(options: ort.SessionOptions, names: Iterable[str] | None = 
     path = kernel_library()
     if path is None:
         return
+    with _registering:
+        _register(options, names, path)
+
+
+def _register(options: ort.SessionOptions, names: Iterable[str] | None, path: str) -> None:
     kernels = importlib.import_module("onnxtrain_kernels")
     _warn_of_level(os.environ.get(LEVEL), path)
     entry = getattr(kernels, "NUMBERED", None)

@@ -47,10 +47,17 @@ def fingerprint(parameters: Iterable[Signature], statistics: Iterable[Signature]
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """Allowed values of an integer class target: `0 .. count-1` (any count if None) or `ignore_index`."""
+    """Allowed values of an integer class target: `0 .. count-1` (any count if None) or `ignore_index`.
+
+    Attributes:
+        axis: of the scores, which holds the classes.
+        scores: dimensions of the scores where they have more than two.
+    """
 
     count: int | None
     ignore_index: int | None
+    axis: int = 1
+    scores: tuple[Dim, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -225,6 +232,8 @@ def _input(entry: Mapping[str, Any]) -> InputSpec:
         else ClassLabels(
             _optional(int, labels.get("count"), "the number of classes"),
             _optional(int, labels.get("ignore_index"), "ignore_index"),
+            _optional(int, labels.get("axis"), "the axis of the classes") or 1,
+            _dims(labels.get("scores")),
         ),
         sample_weight=weighs,
     )
@@ -274,8 +283,8 @@ def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
     )
 
 
-def parse_manifest(text: str, source: str) -> Manifest:
-    """Returns the manifest written in `text`; `source` names the model it came from, for messages.
+def parse_manifest(text: str | bytes, source: str) -> Manifest:
+    """Returns the manifest written in `text`, or its bytes in UTF-8; `source` names where it came from, for messages.
 
     Raises:
         ModelLoadError: Not a manifest, incomplete, or of a newer version.

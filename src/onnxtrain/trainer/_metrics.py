@@ -63,7 +63,12 @@ _NEED_CLASSES = ("accuracy", "probability_accuracy")  # along axis 1 of the pred
 
 
 def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Scores [N, C, d1, ...] against labels [N, d1, ...]; labels equal to `ignore_index` do not count."""
+    """Scores [N, C, d1, ...] against labels [N, d1, ...]; labels equal to `ignore_index` do not count.
+
+    The classes of the scores lie along the axis that the loss takes them from.
+    """
+    if spec.class_labels is not None and prediction.ndim > spec.class_labels.axis > 1:
+        prediction = np.moveaxis(prediction, spec.class_labels.axis, 1)
     _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
     hits = prediction.argmax(axis=1) == target
     ignored = spec.class_labels.ignore_index if spec.class_labels else None

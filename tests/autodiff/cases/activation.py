@@ -49,6 +49,7 @@ CASES = [
     Case("Mish", (F(3, 4, low=-6.0, high=6.0),), fn.mish),
     Case("Swish", (F(3, 4),), fn.silu, opset=24),
     Case("Swish", (F(3, 4),), lambda x: x * torch.sigmoid(1.75 * x), {"alpha": 1.75}, opset=24),
+    Case("Swish", (F(3, 4),), lambda x: x * torch.sigmoid(0.5 * x), {"alpha": 0.5}, opset=26),
 ]
 CASES += [
     Case(op, (F(3, 4),), lambda x, a=axis, twin=twin: twin(x, a), {"axis": axis})

@@ -97,7 +97,29 @@ def stft_case(name, signal, step, window=None, length=None, **attrs):
     )
 
 
+def flat_stft(x, step, window=None, length=None, **attrs):
+    """Of a real signal without the axis of its one part, as PyTorch's TorchScript exporter writes it."""
+    return stft(x.unsqueeze(-1), step, window, length, **attrs)
+
+
 CASES += [
+    Case(
+        "STFT",
+        (F(2, 20), C(np.array(3)), F(6)),
+        flat_stft,
+        name="two-axes",
+        evaluator="onnxruntime",  # onnx's evaluator takes three axes only
+        symbolic={0: (0, 1), 2: (0,)},
+    ),
+    Case(
+        "STFT",
+        (F(2, 14), C(np.array(3)), None, C(np.array(5))),
+        lambda *x: flat_stft(*x, onesided=0),
+        {"onesided": 0},
+        name="two-axes-two-sided",
+        evaluator="onnxruntime",
+        symbolic={0: (0, 1)},
+    ),
     stft_case("overlapping", (2, 20, 1), 3, F(6)),
     stft_case("odd-two-sided", (2, 17, 1), 4, F(5), onesided=0),
     stft_case("gaps", (2, 17, 1), 5, F(4), 4),

@@ -192,7 +192,8 @@ def _walk_back(
     ]
     _return(inner, [go_on, *results], [go_on, *leaves])
     body = ir.AttrGraph("body", inner.graph)
-    found = op.emit("Loop", trips, None, *carried, body=body, _outputs=len(results))
+    # A condition that is there: nodes lose absent inputs at their end, and onnx fails on a Loop with one input.
+    found = op.emit("Loop", trips, op.const(np.array(True)), *carried, body=body, _outputs=len(results))
     for value, leaf in zip(found, leaves, strict=True):
         value.type = leaf.type
     parts = {

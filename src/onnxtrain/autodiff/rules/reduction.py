@@ -92,9 +92,10 @@ defvjp("ReduceL1", data=lambda op, n, ct: op.Mul(keep_reduced(op, n, ct), op.Sig
 
 @vjp("ReduceL2", wrt=("data",))
 def reduce_l2(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The gradient is ct * x / norm."""
-    norm = n.out.reduced
-    ratio = op.Where(op.Equal(norm, 0.0), 0.0, op.Div(ct, norm))
+    """The gradient is ct * x / norm, zero where the norm is."""
+    none = op.Equal(n.out.reduced, 0.0)
+    # No division by zero, which would be 0/0 in the derivative of this gradient, masked or not.
+    ratio = op.Where(none, 0.0, op.Div(ct, op.Where(none, 1.0, n.out.reduced)))
     return op.Mul(n.data, keep_reduced(op, n, ratio))
 
 

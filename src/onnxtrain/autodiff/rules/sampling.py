@@ -125,12 +125,12 @@ def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     return op.MatMul(op.Transpose(flat, perm=[0, 2, 1]), homogeneous)
 
 
-@vjp("MaxRoiPool", wrt=("X", "rois"))
+@vjp("MaxRoiPool", wrt=("X",))
 def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Each bin of a region passes its cotangent to its maximum, of several to the first one.
 
-    The regions are rounded: their derivative is zero almost everywhere. Bins as in Girshick, "Fast R-CNN", 2015. Takes
-    memory for every pixel of the image in every bin.
+    The regions have no gradient: they are rounded, and their derivative is zero almost everywhere. Bins as in Girshick,
+    "Fast R-CNN", 2015. Takes memory for every pixel of the image in every bin.
     """
     batch = op.Cast(op.Gather(n.rois, 0, axis=1), to=ir.DataType.INT64)
     pooled = n.attr("pooled_shape")
@@ -143,7 +143,7 @@ def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     places = op.merge_from(op.Gather(positions(op, n.X), batch, axis=0), 2)
     where = op.GatherElements(places, op.merge_from(first, 2), axis=2)
     some = op.ReduceMax(op.Cast(inside, to=ct.dtype), [4, 5], keepdims=0)
-    return {"X": scatter_to(op, op.Mul(ct, some), where, n.X), "rois": None}
+    return {"X": scatter_to(op, op.Mul(ct, some), where, n.X)}
 
 
 def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir.Value:
@@ -180,12 +180,12 @@ class _Side:
     inside: ir.Value
 
 
-@vjp("RoiAlign", wrt=("X", "rois"))
+@vjp("RoiAlign", wrt=("X",))
 def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Each bin is the mean of samples, interpolated between the pixels around them; He et al., "Mask R-CNN", 2017.
 
     In mode `max`, it is the largest of the products of the pixels and their weights, as ONNX has it, and passes its
-    cotangent to that pixel, of several to the first one. The regions are taken for constants, as by torchvision.
+    cotangent to that pixel, of several to the first one. The regions have no gradient, as in torchvision.
     """
     rows, columns = _side(op, n, 0), _side(op, n, 1)
     # From here on [regions, bins, samples, bins, samples], rows before columns, and then channels.
@@ -216,7 +216,7 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         image = op.Reshape(pixels, shape, allowzero=1)
         total = _to_largest(op, last, image, indices, factors, op.Unsqueeze(counts, [5]))
     back = op.Reshape(total, op.Shape(pixels), allowzero=1)
-    return {"X": op.Transpose(back, perm=[0, 3, 1, 2]), "rois": None}
+    return {"X": op.Transpose(back, perm=[0, 3, 1, 2])}
 
 
 def _side(op: Emitter, n: NodeView, axis: int) -> _Side:

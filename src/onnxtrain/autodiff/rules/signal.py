@@ -107,26 +107,32 @@ def _fitted(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 @vjp("STFT", wrt=("signal", "window"))
 def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Transforms of frames of the signal times the window; what frames have in common adds up."""
+    """Transforms of frames of the signal times the window; what frames have in common adds up.
+
+    PyTorch's TorchScript exporter writes a real signal as `[batch, length]`, without the axis of its one part, and ONNX
+    Runtime takes it.
+    """
+    flat = n.rank(n.signal) == 2
+    signal = op.Unsqueeze(n.signal, [2]) if flat else n.signal
     if n.window is not None:
         length = op.dim(n.window, 0)
     else:
         length = op.dim(n.signal, 1) if n.frame_length is None else _length(op, n.frame_length)
     along = op.const([0, 0, 1, 0]) if n.attr("onesided") else None
     frames = _transform_adjoint(op, ct, length, op.const(-2), along)  # [batch, frames, length, 2]
-    frames = op.Slice(
-        frames, [0], op.dim(n.signal, 2), [3]
-    )  # without imaginary parts where the signal is real
+    parts = op.const([1]) if flat else op.dim(n.signal, 2)
+    frames = op.Slice(frames, [0], parts, [3])  # without imaginary parts where the signal is real
     first = op.Mul(op.Range(0, op.Reshape(op.dim(ct, 1), []), 1), op.Cast(n.frame_step, to=ir.DataType.INT64))
     places = op.Add(op.Unsqueeze(first, [1]), op.Range(0, op.Reshape(length, []), 1))  # [frames, length]
     ct_signal = ct_window = None
     if n.needs("signal"):
         weighted = frames if n.window is None else op.Mul(frames, op.Unsqueeze(n.window, [1]))
-        shape = op.Concat(op.dim(n.signal, 1), op.dim(n.signal, 0), op.dim(n.signal, 2), axis=0)
+        shape = op.Concat(op.dim(n.signal, 1), op.dim(n.signal, 0), parts, axis=0)
         updates = op.Transpose(weighted, perm=[1, 2, 0, 3])
         total = scatter_nd(op, shape, op.Unsqueeze(places, [2]), updates)
         ct_signal = op.Transpose(total, perm=[1, 0, 2])
+        ct_signal = op.Squeeze(ct_signal, [2]) if flat else ct_signal
     if n.needs("window"):
-        read = op.Gather(n.signal, places, axis=1)
+        read = op.Gather(signal, places, axis=1)
         ct_window = op.ReduceSum(op.Mul(frames, read), [0, 1, 3], keepdims=0)
     return ct_signal, ct_window

@@ -1,0 +1,140 @@
+"""Find inputs of ops that are no weights: bounds and sizes, quantisation scales, caches of rotary embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import onnx_ir as ir
+
+__all__ = ["is_quantisation_or_rotary", "is_setting"]
+
+_MS = "com.microsoft"
+_INTERNAL = "com.ms.internal.nhwc"
+
+# Inputs that configure an op: nobody means to train the bounds of a ReLU6, the scale factors of an upsampling or the
+# boxes that are cut out, at whose edges the result jumps.
+_SETTINGS: Mapping[tuple[str, str], Collection[int]] = {
+    ("", "Clip"): (1, 2),
+    ("", "Dropout"): (1,),
+    ("", "MaxRoiPool"): (1,),
+    ("", "OneHot"): (2,),
+    ("", "Pad"): (2,),
+    ("", "Resize"): (1, 2),
+    ("", "RoiAlign"): (1,),
+}
+
+_LINEAR_CONV = (1, 2, 4, 5, 6, 7)
+_UNARY_LINEAR = (1, 2, 3, 4)
+
+# Scales and zero points, as onnx 1.23 and onnxruntime 1.32 number the inputs. The codes were rounded with them, and
+# hosts fold or pack them with the codes: training one moves a whole block of weights.
+_QUANTISATION: Mapping[tuple[str, str], Collection[int]] = {
+    **{(domain, op): (1, 2) for domain in ("", _MS) for op in ("DequantizeLinear", "QuantizeLinear")},
+    **{(domain, "QLinearConv"): _LINEAR_CONV for domain in ("", _MS, _INTERNAL)},
+    **{(domain, "QLinearAveragePool"): _UNARY_LINEAR for domain in (_MS, _INTERNAL)},
+    ("", "QLinearMatMul"): _LINEAR_CONV,
+    (_INTERNAL, "QLinearConvTranspose"): _LINEAR_CONV,
+    (_MS, "DequantizeWithOrder"): (1,),
+    (_MS, "DynamicQuantizeLSTM"): (8, 9, 10, 11),
+    (_MS, "DynamicQuantizeMatMul"): (2, 3),
+    (_MS, "DynamicSparseAttention"): (18, 19),
+    (_MS, "GatherBlockQuantized"): (2, 3),
+    (_MS, "GemmFloat8"): (3, 4, 5),
+    (_MS, "GroupQueryAttention"): (12, 13),
+    (_MS, "MatMulBlockQuantizedFp4Weight"): (2, 3, 4),
+    (_MS, "MatMulBlockQuantizedFp8Weight"): (2, 3),
+    (_MS, "MatMulBnb4"): (2,),
+    (_MS, "MatMulIntegerToFloat"): (2, 3, 4, 5),
+    (_MS, "MatMulNBits"): (2, 3),
+    (_MS, "MatMulNBitsMlp"): (4, 7),
+    (_MS, "MatMulNBitsQLoRA"): (2, 4, 6),
+    (_MS, "MatMulNBitsQkv"): (4, 7, 10),
+    (_MS, "MatMulPacked"): (2,),
+    (_MS, "PagedAttention"): (14, 15),
+    (_MS, "QAttention"): (3, 4, 6, 7),
+    (_MS, "QEmbedLayerNormalization"): range(8, 18),
+    (_MS, "QGemm"): (1, 2, 4, 5, 7, 8),
+    (_MS, "QLinearAdd"): _LINEAR_CONV,
+    (_MS, "QLinearGlobalAveragePool"): _UNARY_LINEAR,
+    (_MS, "QLinearLeakyRelu"): _UNARY_LINEAR,
+    (_MS, "QLinearMul"): _LINEAR_CONV,
+    (_MS, "QLinearReduceMean"): _UNARY_LINEAR,
+    (_MS, "QLinearSigmoid"): _UNARY_LINEAR,
+    (_MS, "QLinearSoftmax"): _UNARY_LINEAR,
+    (_MS, "QLinearWhere"): (2, 3, 5, 6, 7, 8),
+    (_MS, "QMoE"): (3, 6, 9, 11, 12, 13, 15, 16, 17, 18, 19, 20),
+    (_MS, "QOrderedAttention"): (1, 2, 3, 4, 8, 9, 10, 14, 15, 16),
+    (_MS, "QOrderedGelu"): (1, 2),
+    (_MS, "QOrderedLayerNormalization"): (1, 4),
+    (_MS, "QOrderedLongformerAttention"): (1, 3, 5, 6, 9, 11, 13),
+    (_MS, "QOrderedMatMul"): (1, 3, 4, 7),
+    (_MS, "QuantizeWithOrder"): (1,),
+    (_MS, "SparsePagedAttention"): (19, 20),
+}
+
+# Cosines and sines of positions.
+_ROTARY: Mapping[tuple[str, str], Collection[int]] = {
+    ("", "RotaryEmbedding"): (1, 2),
+    (_MS, "DynamicSparseAttention"): (11, 12),
+    (_MS, "GroupQueryAttention"): (7, 8),
+    (_MS, "MRotaryEmbedding"): (2, 3),
+    (_MS, "PackedSparseAttentionIndexer"): (4, 5),
+    (_MS, "PagedAttention"): (8, 9),
+    (_MS, "RMSNormRotary"): (3, 4),
+    (_MS, "RotaryEmbedding"): (2, 3),
+    (_MS, "SparseAttention"): (9, 10),
+    (_MS, "SparseAttentionIndexer"): (4, 5),
+    (_MS, "SparsePagedAttention"): (14, 15),
+}
+
+# Ops that pass the elements of an input on as they are: rows of a cache at some positions are still a cache.
+_MOVES = frozenset(
+    {
+        "Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherND", "Identity", "Reshape", "Slice",
+        "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+
+
+def is_setting(value: ir.Value) -> bool:
+    """Return whether a value is read, and only as a setting of ops, such as a bound of Clip."""
+    uses = value.uses()
+    return bool(uses) and all(
+        use.idx in _SETTINGS.get((use.node.domain, use.node.op_type), ()) for use in uses
+    )
+
+
+def is_quantisation_or_rotary(value: ir.Value) -> bool:
+    """Return whether a value is read, and only as quantisation scales, zero points, or cosines and sines of positions.
+
+    Directly, or behind ops that move its elements, such as the Gather of the rows of some positions.
+    """
+    uses = value.uses()
+    return bool(uses) and not value.is_graph_output() and all(_is_fixed(use.node, use.idx) for use in uses)
+
+
+def _is_fixed(node: ir.Node, index: int) -> bool:
+    op = (node.domain, node.op_type)
+    if index in _QUANTISATION.get(op, ()) or index in _ROTARY.get(op, ()):
+        return True
+    if op == (
+        _MS,
+        "QLinearConcat",
+    ):  # scale and zero point of the result, then tensor, scale, zero point of each input
+        return index < 2 or (index - 2) % 3 > 0
+    if op == ("", "Mul"):
+        return _is_dynamic_scale(node.inputs[1 - index])
+    if node.domain != "" or node.op_type not in _MOVES or (index > 0 and node.op_type != "Concat"):
+        return False
+    return all(is_quantisation_or_rotary(output) for output in node.outputs if output.name)
+
+
+def _is_dynamic_scale(value: ir.Value | None) -> bool:
+    """Whether a value is the scale of DynamicQuantizeLinear.
+
+    onnxruntime's `quantize_dynamic` multiplies it by the scale of the weights.
+    """
+    producer = None if value is None else value.producer()
+    return (
+        producer is not None and producer.op_type == "DynamicQuantizeLinear" and value is producer.outputs[1]
+    )

@@ -1,0 +1,45 @@
+"""Say why nothing is known of a value: of which op before it onnx knows no shapes."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import onnx
+import onnx_ir as ir
+
+__all__ = ["why_untyped"]
+
+
+def why_untyped(value: ir.Value) -> str:
+    """Return a sentence for a message about a value of unknown dtype or rank, naming the op that leaves it open.
+
+    The op is one whose result is unknown though its inputs are known, the nearest to the value. Empty if there is none.
+    """
+    waiting, seen = deque([value]), {value}
+    while waiting:
+        producer = waiting.popleft().producer()
+        if producer is None:
+            continue
+        unknown = [v for v in producer.inputs if v is not None and _is_open(v)]
+        if not unknown:
+            return _sentence(producer)
+        fresh = [v for v in unknown if v not in seen]
+        seen.update(fresh)
+        waiting.extend(fresh)
+    return ""
+
+
+def _is_open(value: ir.Value) -> bool:
+    return value.dtype is None or value.shape is None
+
+
+def _sentence(node: ir.Node) -> str:
+    op = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
+    result = next((str(v.name) for v in node.outputs if v.name), "")
+    known = onnx.defs.has(node.op_type, node.domain)
+    what = f"{op!r}" if known else f"{op!r}, an op that onnx does not know"
+    remedy = "" if known else f', or register a rule with domain="{node.domain}" and shapes='
+    return (
+        f" The file does not declare the result {result!r} of {what}, whose inputs are known: add its dtype and shape "
+        f"to value_info{remedy}."
+    )

@@ -1,0 +1,223 @@
+"""Files with quantised weights: what is trained of them, and in which precision they compute."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import onnxruntime.capi.onnxruntime_pybind11_state as ort_state
+import pytest
+from onnx import numpy_helper
+from onnxruntime.quantization import quantize_dynamic
+
+import models
+from onnxtrain import Trainer, differentiate
+from onnxtrain.cli._inspect import run_command
+from onnxtrain.cli._ops import model_ops
+from onnxtrain.errors import GraphBuildError, NothingToTrain
+from onnxtrain.passes.fixed_inputs import _QUANTISATION, _ROTARY
+from training_run import Run
+
+_RNG = np.random.default_rng(26)
+X = _RNG.normal(size=(6, 32)).astype(np.float32)
+TARGET = _RNG.normal(size=(6, 32)).astype(np.float32)
+CODES = {name: _RNG.integers(0, 256, (32, 2, 8)).astype(np.uint8) for name in ("w1", "w2")}
+SCALES = {f"{name}_scales": _RNG.uniform(0.01, 0.05, (32, 2)).astype(np.float32) for name in CODES}
+GAIN = _RNG.normal(size=32).astype(np.float32)
+
+
+def int4_net() -> onnx.ModelProto:
+    """Two layers of int4 weights with int8 activations, as onnxruntime-genai's builder writes them, a gain between."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[n, 32] x) => (float[n, 32] y) {
+            a = com.microsoft.MatMulNBits<K=32, N=32, bits=4, block_size=16, accuracy_level=4>(x, w1, w1_scales)
+            b = Tanh(a)
+            c = Mul(b, gain)
+            y = com.microsoft.MatMulNBits<K=32, N=32, bits=4, block_size=16, accuracy_level=4>(c, w2, w2_scales)
+        }""")
+    for name, array in {**CODES, **SCALES, "gain": GAIN}.items():
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
+def weights(name: str) -> np.ndarray:
+    """The weights of a layer in float64, `[32, 32]`: per byte two codes, the low half first, of which 8 means 0."""
+    packed = CODES[name].astype(np.int64)
+    codes = np.stack([packed & 15, packed >> 4], -1).reshape(32, 2, 16)
+    return ((codes - 8) * SCALES[f"{name}_scales"].astype(np.float64)[..., None]).reshape(32, 32)
+
+
+def reference() -> np.ndarray:
+    """What the net computes with dequantised weights in float64."""
+    return np.tanh(X.astype(np.float64) @ weights("w1").T) * GAIN @ weights("w2").T
+
+
+def mean_square(y: np.ndarray) -> float:
+    return float(((y - TARGET) ** 2).mean())
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray] | None = None) -> list[Any]:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return session.run(None, feeds or {"x": X})
+
+
+def trained(model: onnx.ModelProto, **options: Any) -> set[str]:
+    trainer = Trainer(model, "mse", "sgd", 0.1, **options)
+    return {name for name, parameter in trainer.parameters if parameter.requires_grad}
+
+
+def test_the_training_graph_computes_with_dequantised_weights_and_the_export_as_the_file(
+    tmp_path: Path,
+) -> None:
+    """The first layer lies off the gradient's path, the second on it."""
+    run_ = Run.generate(tmp_path, int4_net(), loss="mse", optimizer="sgd")
+    loss = run_.module(X, TARGET)
+    gradient = dict(run_.state.parameters)["gain"].grad
+    assert mean_square(reference()) == pytest.approx(float(loss), rel=1e-6)
+    # With activations in int8 it differs by far more: the file's own numbers, which the exported model keeps.
+    deployed = run(int4_net())[0]
+    assert mean_square(deployed) != pytest.approx(float(loss), rel=1e-4)
+    run_.module.eval()
+    assert float(run_.module(X, TARGET)) == pytest.approx(mean_square(deployed), rel=1e-6)
+    run_.module.export_model_for_inferencing(tmp_path / "out.onnx", ["y"])
+    np.testing.assert_array_equal(run(onnx.load(tmp_path / "out.onnx"))[0], deployed)
+
+    hidden = np.tanh(X.astype(np.float64) @ weights("w1").T)
+    expected = ((2 / TARGET.size * (reference() - TARGET)) @ weights("w2") * hidden).sum(0)
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7 * np.abs(expected).max())
+
+
+def test_what_differentiate_returns_has_one_precision() -> None:
+    gradients = differentiate(int4_net(), of="y", wrt=["gain"], cotangent="ct")
+    np.testing.assert_allclose(run(gradients, {"x": X, "ct": TARGET})[0], reference(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"gain"}),
+        ({"requires_grad": ["*"]}, {"gain"}),
+        ({"requires_grad": ["gain", "w2_scales"]}, {"gain", "w2_scales"}),
+        ({"requires_grad": ["w?_scales"]}, {"w1_scales", "w2_scales"}),
+        ({"requires_grad": ["*", "w?_scales"], "frozen_params": ["w1*"]}, {"gain", "w2_scales"}),
+    ],
+)
+def test_scales_train_only_where_they_are_named(options: dict[str, Any], expected: set[str]) -> None:
+    assert trained(int4_net(), **options) == expected
+
+
+def test_a_pattern_that_matches_nothing_is_still_an_error() -> None:
+    with pytest.raises(GraphBuildError, match=r"no parameter matches '\*.lora'"):
+        trained(int4_net(), requires_grad=["*.lora"])
+
+
+def test_where_only_scales_are_left_the_error_says_so() -> None:
+    model = int4_net()
+    model.graph.node[2].op_type, model.graph.node[2].input[1] = "Add", "b"
+    model.graph.initializer.pop()
+    with pytest.raises(NothingToTrain, match="quantisation scales or rotary caches"):
+        trained(model)
+
+
+def test_the_shell_counts_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(int4_net(), tmp_path / "net.onnx")
+    model_ops(tmp_path / "net.onnx", json=False)
+    assert "(1 parameters)" in capsys.readouterr().out
+    run_command(tmp_path / "net.onnx", json=True)
+    initializers = json.loads(capsys.readouterr().out)["parameters"]
+    assert [row["name"] for row in initializers if row["trained"]] == ["gain"]
+
+
+ROTARY = {
+    "contrib": "y = com.microsoft.RotaryEmbedding<num_heads=2>(h, positions, cos_cache, sin_cache)",
+    "standard": "y = RotaryEmbedding<num_heads=2>(h, cos_cache, sin_cache, positions)",
+    "rows of the positions": """cos_rows = Gather(cos_cache, positions)
+        cos = Cast<to=1>(cos_rows)
+        sin = Gather(sin_cache, positions)
+        y = RotaryEmbedding<num_heads=2>(h, cos, sin)""",
+    "attention": """y, k, v = com.microsoft.GroupQueryAttention<num_heads=2, kv_num_heads=2, do_rotary=1>
+        (h, h, h, , , lengths, total, cos_cache, sin_cache)""",
+}
+
+
+@pytest.mark.parametrize("kind", ROTARY)
+def test_rotary_caches_are_no_parameters(kind: str) -> None:
+    text = f"""
+        <ir_version: 11, opset_import: ["": 23, "com.microsoft": 1]>
+        g (float[2, 5, 8] x, int64[2, 5] positions, int32[2] lengths, int32 total) => (float[2, 5, 8] y) {{
+            h = MatMul(x, w)
+            {ROTARY[kind]}
+        }}"""
+    model = onnx.parser.parse_model(text)
+    for name, shape in {"w": (8, 8), "cos_cache": (10, 2), "sin_cache": (10, 2)}.items():
+        model.graph.initializer.append(
+            numpy_helper.from_array(_RNG.normal(size=shape).astype(np.float32), name)
+        )
+    assert trained(model) == {"w"}
+    assert trained(model, requires_grad=["*_cache"]) == {"cos_cache", "sin_cache"}
+
+
+@pytest.mark.filterwarnings("ignore")  # of the quantiser
+def test_scales_of_dynamic_quantisation_are_no_parameters(tmp_path: Path) -> None:
+    """onnxruntime multiplies the scale of the weights by that of the activations."""
+    onnx.save(models.mlp(), tmp_path / "net.onnx")
+    quantize_dynamic(tmp_path / "net.onnx", tmp_path / "q.onnx", op_types_to_quantize=["Gemm", "MatMul"])
+    model = onnx.load(tmp_path / "q.onnx")
+    assert {"w1_scale", "w2_scale"} <= {tensor.name for tensor in model.graph.initializer}
+    names = trained(model, straight_through=True)
+    assert names
+    assert not any("scale" in name for name in names)
+
+
+def test_the_scale_of_a_weight_and_of_a_constant_are_no_parameters() -> None:
+    """Nor is a value that is read otherwise, too, a scale."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        main (float[n, 3] x) => (float[n, 2] y)
+        <int8[3, 2] w_quantized = {9, 8, 7, 6, 5, 4}, float w_scale = {0.1}, uint8 val_18_quantized = {255},
+         float val_18_scale = {0.004}, float both = {0.2}> {
+            w = DequantizeLinear(w_quantized, w_scale)
+            one = DequantizeLinear(val_18_quantized, val_18_scale)
+            two = DequantizeLinear(val_18_quantized, both)
+            rest = Sub(one, x)
+            more = Mul(rest, both)
+            shifted = Add(more, two)
+            y = MatMul(shifted, w)
+        }""")
+    assert trained(model) == {"both"}
+
+
+def test_the_tables_name_every_scale_and_cache_of_the_schemas() -> None:
+    """By the names of the inputs, beside what has such a name and is a weight or no constant."""
+    weights_or_data = {
+        "BranchwiseRMSNorm", "EngramGate", "GatedRMSNorm", "HyperConnectionLowRankMix", "LinearAttentionGate",
+        "PackedSparseAttentionIndexerMerge", "QLinearConcat", "ScaledSiLU", "TorchEmbedding",
+        "BatchNormalization", "GroupNormalization", "InstanceNormalization", "RMSNormalization", "Resize",
+        "SimplifiedLayerNormalization", "Upsample",
+    }  # fmt: skip
+    integers = {"ConvInteger", "MatMulInteger", "MulInteger"}
+    one_input = {
+        ("QOrderedLayerNormalization", 2),
+        ("MatMulNBitsMlp", 2),
+        ("MatMulNBitsQkv", 2),
+        ("RMSNormRotary", 1),
+    }
+    schemas = [*ort_state.get_all_operator_schema(), *onnx.defs.get_all_schemas()]
+    missing = [
+        (schema.domain, schema.name, index, parameter.name)
+        for schema in schemas
+        if schema.name not in weights_or_data | integers
+        for index, parameter in enumerate(schema.inputs)
+        if re.search("scale|zero_point|absmax|cos_cache|sin_cache|cosine|^sine", parameter.name)
+        and (schema.name, index) not in one_input
+        and not any(
+            index in table.get((schema.domain, schema.name), ()) for table in (_QUANTISATION, _ROTARY)
+        )
+    ]
+    assert not missing

@@ -14,7 +14,9 @@ from onnx import TensorProto, helper
 from kernels.against_body import needs_kernels
 from onnxtrain.autodiff import differentiate
 from onnxtrain.fusion import NativeOpsPass
+from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.kernels import function_names, register_kernels
+from onnxtrain.runtime.session import open_session
 
 pytestmark = needs_kernels
 SIZES = range(4, 74)
@@ -63,6 +65,19 @@ def test_a_kernel_for_each_of_seventy_convolutions(model: onnx.ModelProto, tmp_p
     register_kernels(options, names)
     called = _calls(serialized, options, tmp_path)
     assert called == {f"ConvolutionGradient{number}_float" for number in range(len(SIZES))}
+
+
+@pytest.mark.parametrize("as_bytes", [False, True], ids=["path", "bytes"])
+def test_sessions_of_the_runtime_ask_for_what_their_model_needs(
+    model: onnx.ModelProto, tmp_path: Path, as_bytes: bool
+) -> None:
+    (path := tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    options = _options()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    source = path.read_bytes() if as_bytes else path
+    open_session(source, "a model", CPU, options)
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    assert sum(node.op_type.startswith("ConvolutionGradient") for node in nodes) == len(SIZES)
 
 
 def test_options_that_are_used_again_get_more(

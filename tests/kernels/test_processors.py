@@ -50,6 +50,9 @@ def test_the_calls_are_of_every_kernel() -> None:
     assert path is not None
     with open(path, "rb") as file:
         names = {name.decode() for name in re.findall(rb"\b([A-Z]\w+)#?_float\0", file.read())}
+    names.discard(
+        "KernelInfoGetAttribute"
+    )  # of ONNX Runtime's interface, in a library with debugging information
     of_convolutions = {name for name in names if name.startswith("Convolution")}
     assert len(of_convolutions) == 8
     # Linkers keep a name that is the end of another one within that one.

@@ -40,6 +40,7 @@ from onnxtrain.ortmodule._layout import Layout, layouts_of
 from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
+from onnxtrain.ortmodule._refused_gradients import refuse_missing_gradients
 from onnxtrain.ortmodule._replay import Announce
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._session import is_of_onnxruntime
@@ -214,6 +215,7 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
     try:
         refuse_set_data(graph_module)
+        refuse_missing_gradients(graph_module)
         carries = [_carries_gradient(value) for value in values]  # which raises for what autograd has lost
         overlaps = Overlaps(graph_module)
         aliases = split_aliases(graph_module)

@@ -26,17 +26,19 @@ __all__ = [
 ]
 
 
-def unseen_by_hooks() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context for computations that the user's `saved_tensors_hooks` must not see.
+@contextlib.contextmanager
+def unseen_by_hooks() -> Iterator[None]:
+    """Switches the user's `saved_tensors_hooks` off, for computations that these hooks must not see.
 
     `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that such hooks see, and compares two runs: in the
-    first one graphs are compiled.
+    first one graphs are compiled. Hooks of our own that do nothing would not do: PyTorch (2.13) does not notice that a
+    tensor was written to that a hook has seen.
     """
-    return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
-
-
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+    before = _torch.defer_saved_tensors_hooks(True)
+    try:
+        yield
+    finally:
+        _torch.defer_saved_tensors_hooks(before)
 
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"

@@ -80,6 +80,7 @@ try:
     leave_vmap = torch._C._vmapmode_decrement_nesting
     get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
     saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+    defer_saved_tensors_hooks = torch._C._autograd._saved_tensors_hooks_set_tracing
     apply_function: Any = torch._C._FunctionBase.__dict__["apply"]
     to_dlpack = torch._C._to_dlpack
     from_dlpack = torch._C._from_dlpack
@@ -124,6 +125,7 @@ __all__ = [
     "count_dispatch_modes",
     "current_graph_task_id",
     "decompositions",
+    "defer_saved_tensors_hooks",
     "disable_current_modes",
     "dispatch_keys_excluded",
     "dispatch_keys_included",

@@ -26,17 +26,22 @@ __all__ = [
 ]
 
 
-def unseen_by_hooks() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context for computations that the user's `saved_tensors_hooks` must not see.
+@contextlib.contextmanager
+def unseen_by_hooks() -> Iterator[None]:
+    """Takes the user's `saved_tensors_hooks` away while something is computed that they must not see.
 
     `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that such hooks see, and compares two runs: in the
-    first one graphs are compiled.
+    first one graphs are compiled. Other hooks on top would not do: autograd checks no versions of what hooks have seen.
     """
-    return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
-
-
-def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+    taken = []
+    while (hooks := _torch.saved_tensors_hooks(True)) is not None:
+        taken.append(hooks)
+        _torch.pop_saved_tensors_hooks()
+    try:
+        yield
+    finally:
+        for hooks in reversed(taken):
+            _torch.push_saved_tensors_hooks(*hooks)
 
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"

@@ -186,8 +186,15 @@ def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torc
     one = torch.zeros((), dtype=dtype, device=fake.device).expand(shape)
     tensor = one.contiguous() if one.numel() <= _LARGEST else one
     differentiable = dtype.is_floating_point or dtype.is_complex
-    # A result of something, not a leaf: eager PyTorch may write to it.
-    return tensor.requires_grad_().view_as(tensor) if fake.requires_grad and differentiable else tensor
+    if not fake.requires_grad or not differentiable:
+        return tensor
+    # A result of something, neither a leaf nor a view of one: eager PyTorch may write to it.
+    with torch.enable_grad():
+        return (
+            tensor.requires_grad_().clone()
+            if one.numel() <= _LARGEST
+            else tensor.requires_grad_().view_as(tensor)
+        )
 
 
 def _hint(size: int | torch.SymInt) -> int:

@@ -46,7 +46,12 @@ def _is_trained(value: Any) -> bool:
 
 def _missing(value: Any) -> str | None:
     """Returns the message with which the last step of a tensor's history refuses its gradient, or None."""
-    step = value.grad_fn
+    try:
+        step = value.grad_fn
+    except (
+        RuntimeError
+    ):  # a view, made under `no_grad`, of what was written to since: its history has no last step
+        return None
     if step is None or not _SUSPECTS.fullmatch(step.name()):
         return None
     try:

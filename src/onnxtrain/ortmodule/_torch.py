@@ -80,6 +80,8 @@ try:
     leave_vmap = torch._C._vmapmode_decrement_nesting
     get_data = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
     saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+    push_saved_tensors_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+    pop_saved_tensors_hooks = torch._C._autograd._pop_saved_tensors_default_hooks
     apply_function: Any = torch._C._FunctionBase.__dict__["apply"]
     to_dlpack = torch._C._to_dlpack
     from_dlpack = torch._C._from_dlpack
@@ -157,7 +159,9 @@ __all__ = [
     "peek_interpreter_stack",
     "pop_dispatch_mode",
     "pop_dynamic_layer_stack_and_undo_to_depth",
+    "pop_saved_tensors_hooks",
     "push_dispatch_mode",
+    "push_saved_tensors_hooks",
     "pytree",
     "saved_tensors_hooks",
     "set_eval_frame",

@@ -28,9 +28,22 @@ TESTING := pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "d
 CXX ?= c++
 define install_kernels
 	@if command -v $(CXX) >/dev/null; then \
+		echo "Compiling the native kernels for every level of processors (once): this takes some minutes."; \
 		$(1)/bin/python -m pip install --quiet --disable-pip-version-check ./kernels; \
 	else \
 		echo "No C++ compiler ($(CXX)): without native kernels, which are optional."; \
+	fi
+endef
+# The native kernels beside the environment $(1), which has none for its other tests: built once for all environments, and
+# tested on its onnxruntime.
+KERNELS_SITE := build/kernels
+define test_kernels
+	@if command -v $(CXX) >/dev/null; then \
+		$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(KERNELS_SITE) \
+			--config-settings build-dir=build/kernels-objects ./kernels && \
+		PYTHONPATH=$(KERNELS_SITE) $(1)/bin/python -m pytest $(PARALLEL) -q tests/kernels; \
+	else \
+		echo "No C++ compiler ($(CXX)): the kernels are not tested on this onnxruntime."; \
 	fi
 endef
 # A path where there is such a compiler.
@@ -42,24 +55,35 @@ KERNEL_SOURCES := $(shell find kernels -name build -prune -o -type f \( -name '*
 demo: $(DEMO_VENV)/.installed
 	$(DEMO_VENV)/bin/onnxtrain demo --output demo-output
 
-test: $(TEST_VENV)/.installed
-	$(TEST_VENV)/bin/ruff check
-	$(TEST_VENV)/bin/ruff format --check
-	$(TEST_VENV)/bin/mypy
-	$(TEST_VENV)/bin/lint-imports
-	$(TEST_VENV)/bin/python -m pytest $(PARALLEL)
+# Every stage runs, whichever of them fail; the last lines say which.
 ifneq ($(findstring /,$(LIBASAN)),)
-	$(MAKE) test-sanitized BASELINE_ONLY=ON
+SANITIZERS := stage sanitizers $(MAKE) test-sanitized BASELINE_ONLY=ON
 else
-	@echo "No C++ compiler with AddressSanitizer: the kernels are not tested under it."
+SANITIZERS := echo "No C++ compiler with AddressSanitizer: the kernels are not tested under it."
 endif
+test: $(TEST_VENV)/.installed
+	@passed=; failed=; \
+	stage() { \
+		name=$$1; shift; printf '\n== %s: %s\n' "$$name" "$$*"; \
+		if "$$@"; then passed="$$passed $$name"; else failed="$$failed $$name"; fi; \
+	}; \
+	stage lint $(TEST_VENV)/bin/ruff check; \
+	stage format $(TEST_VENV)/bin/ruff format --check; \
+	stage types $(TEST_VENV)/bin/mypy; \
+	stage imports $(TEST_VENV)/bin/lint-imports; \
+	stage pytest $(TEST_VENV)/bin/python -m pytest $(PARALLEL); \
+	$(SANITIZERS); \
+	printf '\nPassed:%s\n' "$${passed:- none}"; \
+	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 
 test-oldest: $(OLDEST_VENV)/.installed
 	$(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) $(VERSIONED)
 	PYTHONPATH=$(ORTMODULE_SITE) $(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) $(ORTMODULE)
+	$(call test_kernels,$(OLDEST_VENV))
 
 test-newest: $(NEWEST_VENV)/.installed
 	$(NEWEST_VENV)/bin/python -m pytest $(PARALLEL) $(VERSIONED) $(ORTMODULE)
+	$(call test_kernels,$(NEWEST_VENV))
 
 test-torch: | check-python
 	for version in $(TORCHES); do \
@@ -102,10 +126,11 @@ $(NEWEST_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[build,demo,data,plots,tensorboard]' onnxscript $(TESTING)
 	touch $@
 
-$(DEMO_VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL_SOURCES) | check-python
+# Without native kernels: to compile them takes minutes, and the demo trains for seconds.
+$(DEMO_VENV)/.installed: pyproject.toml hatch_build.py | check-python
+	@echo "Making the environment $(DEMO_VENV) (once): pip installs onnxruntime, onnx, scikit-learn, matplotlib."
 	$(PYTHON) -m venv --clear $(DEMO_VENV)
 	$(DEMO_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[demo]'
-	$(call install_kernels,$(DEMO_VENV))
 	touch $@
 
 $(TEST_VENV)/.installed: pyproject.toml hatch_build.py $(KERNEL_SOURCES) | check-python

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -552,6 +553,8 @@ def test_manifest_file_and_the_models_say_the_same(tmp_path: Path) -> None:
 
 
 class WrappedAdamW(onnxblock.ForwardBlock):
+    expected = AdamW(weight_decay=0.1, eps=1e-6, adam_mode=1)  # the block is onnxruntime-training's
+
     def __init__(self) -> None:
         super().__init__()
         self.adamw = onnxblock.optim.AdamW(weight_decay=0.1)
@@ -563,17 +566,17 @@ class WrappedAdamW(onnxblock.ForwardBlock):
 class AdamWWithOtherRate(onnxblock.optim.AdamW):
     """Overrides `build`, which has to be what is called."""
 
+    expected = AdamW(weight_decay=0.1)
+
     def build(self, parameters: Any) -> Any:
         self.optimizer = AdamW(weight_decay=0.1)
         return super().build(parameters)
 
 
 @pytest.mark.parametrize("block", [WrappedAdamW, AdamWWithOtherRate])
-def test_optimizer_may_be_a_block_of_ones_own(tmp_path: Path, block: type[onnxblock.Block]) -> None:
+def test_optimizer_may_be_a_block_of_ones_own(tmp_path: Path, block: Any) -> None:
     own = Run.generate(tmp_path / "own", models.conv_bn(), loss="cross_entropy", optimizer=block())
-    plain = Run.generate(
-        tmp_path / "plain", models.conv_bn(), loss="cross_entropy", optimizer=AdamW(weight_decay=0.1)
-    )
+    plain = Run.generate(tmp_path / "plain", models.conv_bn(), loss="cross_entropy", optimizer=block.expected)
     x = np.random.default_rng(1).normal(0, 1, (5, 2, 6, 6)).astype(np.float32)
     for run in (own, plain):
         losses_ = [run.step(x, LABELS) for _ in range(3)]
@@ -711,3 +714,16 @@ def test_frozen_statistics_are_frozen_in_inference_mode(tmp_path: Path) -> None:
         batch_norm="inference",
     )
     assert all(not run.state.parameters[name].requires_grad for name in names)
+
+
+def test_threads_that_generate_at_once_get_what_one_gets(tmp_path: Path) -> None:
+    def made(number: int) -> dict[str, bytes]:
+        folder = tmp_path / str(number)
+        model = (models.mlp, models.conv_bn)[number % 2]()
+        generate_artifacts(model, loss="cross_entropy", optimizer="adamw", artifact_directory=folder)
+        return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    alone = [made(0), made(1)]
+    with ThreadPoolExecutor(4) as pool:
+        for number, files in enumerate(pool.map(made, range(2, 10))):
+            assert files == alone[number % 2]

@@ -67,7 +67,6 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         encoding="utf-8",
         check=False,
-        timeout=300,
     )
 
 

@@ -45,7 +45,6 @@ def test_demo_reaches_98_percent_without_torch(tmp_path: Path) -> None:
         text=True,
         env=environment,
         check=False,
-        timeout=300,
     )
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)

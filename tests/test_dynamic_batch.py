@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
@@ -15,7 +16,14 @@ from torch import nn
 
 from onnxtrain import Trainer, make_batch_dynamic
 from onnxtrain.errors import ModelError
-from onnxtrain.passes import to_proto
+from onnxtrain.passes import load_model, to_proto
+
+
+def made_dynamic(model: Any, *arguments: Any, **options: Any) -> ir.Model:
+    """What `make_batch_dynamic` returns, in the form of what it was given, as an IR model."""
+    result = make_batch_dynamic(model, *arguments, **options)
+    assert isinstance(result, ir.Model if isinstance(model, ir.Model) else onnx.ModelProto)
+    return load_model(result)
 
 
 class Attention(nn.Module):
@@ -88,7 +96,7 @@ def test_any_number_of_samples(name: str, batch: int, tmp_path: Path) -> None:
     make, shape = NETS[name]
     net = make().eval()
     export(net, shape, batch, tmp_path / "net.onnx")
-    model = make_batch_dynamic(tmp_path / "net.onnx")
+    model = made_dynamic(tmp_path / "net.onnx")
     assert [str(value.shape[0]) for value in (*model.graph.inputs, *model.graph.outputs)] == ["batch"] * 2
     session = ort.InferenceSession(to_proto(model).SerializeToString())
     for count in (1, 4, 7):
@@ -104,7 +112,7 @@ def test_training_is_that_of_a_dynamic_export(tmp_path: Path) -> None:
     export(net, (4,), 1, tmp_path / "net.onnx")
     x = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
     y = x[:, :3].argmax(axis=1)
-    trainer = Trainer(make_batch_dynamic(tmp_path / "net.onnx"), "cross_entropy", "sgd", 0.1)
+    trainer = Trainer(made_dynamic(tmp_path / "net.onnx"), "cross_entropy", "sgd", 0.1)
     trainer.fit(x, y, epochs=3, batch_size=8, shuffle=False, verbose=False)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for _ in range(3):
@@ -148,11 +156,11 @@ def parse(text: str) -> onnx.ModelProto:
 )
 def test_models_that_are_no_function_of_single_samples(text: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        make_batch_dynamic(parse(text))
+        made_dynamic(parse(text))
 
 
 def test_a_model_that_is_dynamic_stays() -> None:
-    model = make_batch_dynamic(parse("g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }"))
+    model = made_dynamic(parse("g (float[n, 3] x) => (float[n, 3] y) { y = Relu(x) }"))
     assert str(model.graph.inputs[0].shape) == "[n,3]"
 
 
@@ -180,7 +188,7 @@ def recurrent(state: np.ndarray[Any, Any]) -> onnx.ModelProto:
 def test_a_state_to_start_from_is_repeated(state: np.ndarray[Any, Any]) -> None:
     model = recurrent(state)
     fixed = ort.InferenceSession(model.SerializeToString())
-    dynamic = ort.InferenceSession(to_proto(make_batch_dynamic(model)).SerializeToString())
+    dynamic = ort.InferenceSession(to_proto(made_dynamic(model)).SerializeToString())
     x = np.random.default_rng(2).normal(size=(6, 5, 3)).astype(np.float32)
     expected = np.concatenate([fixed.run(None, {"x": x[i : i + 2]})[0] for i in (0, 2, 4)])
     for count in (6, 1):
@@ -190,4 +198,4 @@ def test_a_state_to_start_from_is_repeated(state: np.ndarray[Any, Any]) -> None:
 
 def test_a_state_of_its_own_for_each_sample_is_refused() -> None:
     with pytest.raises(ModelError, match="'h' has a row of its own for each"):
-        make_batch_dynamic(recurrent(np.random.default_rng(0).normal(size=(1, 2, 4))))
+        made_dynamic(recurrent(np.random.default_rng(0).normal(size=(1, 2, 4))))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
+from onnxtrain.artifacts import OptimType, optimizer_for
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.optimizers import (
@@ -68,7 +70,9 @@ Arrays = dict[str, np.ndarray]
 # ---- the independent implementation: one parameter, one step, float64 -------------------------------------
 
 
-def _adamw(w, g, s, lr, t, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, bias_correction=True, adam_mode=1):
+def _adamw(
+    w, g, s, lr, t, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, bias_correction=True, adam_mode=0
+):
     b1, b2 = betas
     s[0][...] = b1 * s[0] + (1 - b1) * g
     s[1][...] = b2 * s[1] + (1 - b2) * g**2
@@ -80,7 +84,7 @@ def _adamw(w, g, s, lr, t, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, bias_
 
 
 def _adam(w, g, s, lr, t, eps=1e-8, weight_decay=0.0, **options):
-    return _adamw(w, g + weight_decay * w, s, lr, t, eps=eps, adam_mode=0, **options)
+    return _adamw(w, g + weight_decay * w, s, lr, t, eps=eps, weight_decay=0.0, **options)
 
 
 def _sgd(w, g, s, lr, t, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
@@ -177,10 +181,7 @@ class OptimizerCase:
 
     def make_twin(self, parameters: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
         assert self.twin is not None
-        options = {k: v for k, v in self.options.items() if k not in ("adam_mode", "bias_correction")}
-        if self.twin is torch.optim.AdamW:
-            options = {"eps": 1e-6, "weight_decay": 0.0} | options  # our defaults, which torch's differ from
-        return self.twin(parameters, lr=1.0, foreach=False, **options)
+        return self.twin(parameters, lr=1.0, foreach=False, **self.options)
 
     def stepped(self, *arguments: Any, dtype: type) -> np.ndarray:
         """The parameter after a step of the independent implementation."""
@@ -188,20 +189,31 @@ class OptimizerCase:
         return np.asarray(self.step(*arguments, **more, **self.options))
 
 
+OLD_ADAMW = {"adam_mode": 1, "eps": 1e-6, "weight_decay": 0.0}
+"""onnxruntime-training's AdamW."""
+
 CASES = [
-    OptimizerCase("adamw", AdamW, _adamw, None),
-    OptimizerCase("adamw-decay", AdamW, _adamw, None, {"weight_decay": 0.1, "betas": (0.8, 0.99)}),
-    OptimizerCase("adamw-uncorrected", AdamW, _adamw, None, {"bias_correction": False, "weight_decay": 0.1}),
-    OptimizerCase("adamw-beta1=0", AdamW, _adamw, None, {"betas": (0.0, 0.9)}),
-    OptimizerCase("adamw-torch", AdamW, _adamw, torch.optim.AdamW, {"adam_mode": 0}),
+    OptimizerCase("adamw", AdamW, _adamw, torch.optim.AdamW),
     OptimizerCase(
-        "adamw-torch-decay",
+        "adamw-all",
         AdamW,
         _adamw,
         torch.optim.AdamW,
-        {"adam_mode": 0, "weight_decay": 0.2, "eps": 1e-3},
+        {"weight_decay": 0.2, "eps": 1e-3, "betas": (0.8, 0.99)},
     ),
-    OptimizerCase("adamw-torch-uncorrected", AdamW, _adamw, None, {"adam_mode": 0, "bias_correction": False}),
+    OptimizerCase("adamw-uncorrected", AdamW, _adamw, None, {"bias_correction": False}),
+    OptimizerCase("adamw-old", AdamW, _adamw, None, OLD_ADAMW),
+    OptimizerCase(
+        "adamw-old-decay", AdamW, _adamw, None, OLD_ADAMW | {"weight_decay": 0.1, "betas": (0.8, 0.99)}
+    ),
+    OptimizerCase(
+        "adamw-old-uncorrected",
+        AdamW,
+        _adamw,
+        None,
+        OLD_ADAMW | {"bias_correction": False, "weight_decay": 0.1},
+    ),
+    OptimizerCase("adamw-old-beta1=0", AdamW, _adamw, None, OLD_ADAMW | {"betas": (0.0, 0.9)}),
     OptimizerCase("adam", Adam, _adam, torch.optim.Adam),
     OptimizerCase("adam-l2", Adam, _adam, torch.optim.Adam, {"weight_decay": 0.3, "betas": (0.5, 0.9999)}),
     OptimizerCase("sgd", SGD, _sgd, torch.optim.SGD),
@@ -491,7 +503,7 @@ def test_clipping_by_norm_writes_gradients_where_the_step_cannot_scale_them(
 
 
 def test_zero_gradients_are_not_divided_by_their_norm() -> None:
-    session = _session(build_optimizer_model(AdamW(clip_grad=ClipGradNorm(1.0)), _specs()))
+    session = _session(build_optimizer_model(AdamW(weight_decay=0, clip_grad=ClipGradNorm(1.0)), _specs()))
     state = _state(AdamW(), np.float32)
     zeros = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
     updated = _runner(session)(state | _feeds(1, zeros))
@@ -698,8 +710,8 @@ GROUPED = AdamW(
 )
 OWN: dict[str, tuple[Callable[..., np.ndarray], float, dict[str, Any]]] = {
     "matrix": (_muon, 2.0, {"weight_decay": 0.2}),
-    "vector": (_adamw, 1.0, {}),
-    "scalar": (_adamw, 1.0, {}),
+    "vector": (_adamw, 1.0, {"weight_decay": 0.0}),
+    "scalar": (_adamw, 1.0, {"weight_decay": 0.0}),
     "empty": (_adamw, 1.0, {"weight_decay": 0.1}),
     "one.weight": (_adagrad, 1.0, {}),
     "blocks/0": (_adamw, 0.5, {"weight_decay": 0.1}),
@@ -838,3 +850,25 @@ def test_names_of_parameters_that_look_like_nodes_do_not_collide() -> None:
     feeds = {n: np.ones(1, np.float32) for n in names} | {f"{n}_grad": np.zeros(1, np.float32) for n in names}
     got = session.run(None, feeds | {"learning_rate": np.array(1, np.float32), "step": np.array(1)})
     assert [float(a[0]) for a in got] == [0.5] * 4
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "lion"])
+def test_defaults_are_torchs(name: str) -> None:
+    """Each setting that PyTorch's class has too has its default; Lion is not in PyTorch."""
+    optimizer = OPTIMIZERS[name]
+    twin = next(cls for key, cls in vars(torch.optim).items() if key.lower() == name.replace("_", ""))
+    theirs = {key: parameter.default for key, parameter in inspect.signature(twin).parameters.items()}
+    ours = {field.name: getattr(optimizer(), field.name) for field in fields(optimizer)}
+    shared = ours.keys() & theirs.keys()
+    assert shared == ours.keys() - {"clip_grad", "groups", "bias_correction", "adam_mode"}
+    # None of adjust_lr_fn is "original" in torch.optim.Muon.
+    assert {key: ours[key] for key in shared} == {
+        key: "original" if key == "adjust_lr_fn" and theirs[key] is None else theirs[key] for key in shared
+    }
+
+
+def test_names_of_the_old_package_keep_its_defaults() -> None:
+    for spec in ("adamw", OptimType.AdamW):
+        assert optimizer_for(spec) == AdamW(eps=1e-6, weight_decay=0.0, adam_mode=1)
+    assert optimizer_for("sgd") == optimizer_for(OptimType.SGD) == SGD()
+    assert make_optimizer("adamw") == AdamW() == AdamW(eps=1e-8, weight_decay=0.01, adam_mode=0)

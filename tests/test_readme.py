@@ -20,6 +20,7 @@ PAGES = [
     "docs/derivatives.md",
     "docs/ortmodule.md",
     "docs/layer-norms.md",
+    "docs/threads.md",
 ]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#:]+)\)")

@@ -86,3 +86,45 @@ def test_bfloat16_is_trained_and_differentiated_on_the_cpu(tmp_path: Path) -> No
     (y * torch.tensor(target)).sum().backward()
     assert twin.grad is not None
     assert norm_relative_error(got, twin.grad.numpy()) <= BFLOAT16
+
+
+PACKED = {
+    "queries, keys and values": ("float[b, 3, 2, 3, 4] p", 'p, "", ""'),
+    "keys and values": ("float[b, 3, 8] q, float[b, 5, 2, 2, 4] p", 'q, p, ""'),
+}
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_attention_before_the_parameters_runs_on_the_cpu(tmp_path: Path, kind: str) -> None:
+    """onnxruntime has no such kernel there; the training model does not differentiate the node, nor does evaluation."""
+    inputs, call = PACKED[kind]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g ({inputs}) => (float[b, 3, 2] y) <float[2] w = {{1.0, 2.0}}> {{
+            h = com.microsoft.MultiHeadAttention<num_heads = 2>({call})
+            m = ReduceMean<keepdims = 1>(h, last)  y = Mul(m, w) }}"""
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
+    rng = np.random.default_rng(0)
+    shapes = {"q": (2, 3, 8), "p": (2, 3, 2, 3, 4) if "queries" in kind else (2, 5, 2, 2, 4)}
+    feeds = {
+        value.name: rng.normal(size=shapes[value.name]).astype(np.float32) for value in model.graph.input
+    }
+    packed = torch.from_numpy(feeds["p"]).permute(3, 0, 2, 1, 4)
+    query = [torch.from_numpy(feeds["q"]).reshape(2, 3, 2, 4).transpose(1, 2)] if "q" in feeds else []
+    heads = torch.nn.functional.scaled_dot_product_attention(*query, *packed)
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    y = heads.transpose(1, 2).flatten(2).mean(-1, keepdim=True) * w
+    target = rng.normal(size=y.shape).astype(np.float32)
+    loss = torch.nn.functional.mse_loss(y, torch.from_numpy(target))
+    loss.backward()
+    assert w.grad is not None
+    run = Run.generate(tmp_path, model, loss="mse")
+    assert float(run.module(*feeds.values(), target)) == pytest.approx(loss.item(), rel=1e-5)
+    np.testing.assert_allclose(run.state.parameters["w"].grad, w.grad.numpy(), rtol=1e-4)
+    run.module.eval()
+    assert float(run.module(*feeds.values(), target)) == pytest.approx(loss.item(), rel=1e-5)
+    step = ort.InferenceSession(differentiate(model, "y", ["w"], cotangent="ct").SerializeToString())
+    np.testing.assert_allclose(
+        step.run(["y"], {**feeds, "ct": target})[0], y.detach().numpy(), rtol=1e-4, atol=1e-6
+    )

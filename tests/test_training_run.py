@@ -61,8 +61,8 @@ def numpy_adamw(w, g, m, v, t, lr, hugging_face, decay):
 @pytest.mark.parametrize("form", ["hugging_face", "torch", "sgd", "groups"])
 def test_twenty_steps_against_numpy(tmp_path: Path, form: str) -> None:
     optimizer: Optimizer = {
-        "hugging_face": AdamW(weight_decay=0.01),
-        "torch": AdamW(adam_mode=0, eps=1e-8, weight_decay=0.01),
+        "hugging_face": AdamW(adam_mode=1, eps=1e-6, weight_decay=0.01),
+        "torch": AdamW(),
         "sgd": SGD(),
         "groups": AdamW(
             adam_mode=0,

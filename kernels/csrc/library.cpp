@@ -1,8 +1,11 @@
-// The entry point that ONNX Runtime calls for SessionOptions.register_custom_ops_library.
+// The entry points: the one that ONNX Runtime calls for SessionOptions.register_custom_ops_library, and one that says
+// which level of ops it takes.
 #include <cstdlib>
-#include <cstring>
+#include <map>
+#include <mutex>
 
 #include "core/op.h"
+#include "processor.h"
 
 namespace onnxtrain {
 
@@ -14,20 +17,38 @@ void add_avx512(Domain& domain);
 
 namespace {
 
+const char* asked_level() { return std::getenv("ONNXTRAIN_KERNELS_LEVEL"); }
+
 // Adds the ops of the best level that this processor has, or of the one that ONNXTRAIN_KERNELS_LEVEL names.
 void add_ops(Domain& domain) {
+  switch (level_for(asked_level())) {
 #if defined(ONNXTRAIN_X86)
-  __builtin_cpu_init();
-  const char* asked = std::getenv("ONNXTRAIN_KERNELS_LEVEL");
-  const auto allows = [asked](const char* level) { return asked == nullptr || std::strcmp(asked, level) == 0; };
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512vl");
-  if (avx512 && allows("avx512")) return add_avx512(domain);
-  if (avx2 && allows("avx2")) return add_avx2(domain);
+    case Level::Avx512:
+      return add_avx512(domain);
+    case Level::Avx2:
+      return add_avx2(domain);
 #endif
-  add_baseline(domain);
+    case Level::Baseline:
+      return add_baseline(domain);
+    default:
+      return;  // function bodies run instead
+  }
+}
+
+// The domain that options were given last: where sessions need more numbers, these are added to it, as ONNX Runtime takes
+// no second domain of a name.
+class Domains {
+ public:
+  OrtCustomOpDomain*& of(const OrtSessionOptions* options) { return domains_[options]; }
+  std::mutex mutex;
+
+ private:
+  std::map<const OrtSessionOptions*, OrtCustomOpDomain*> domains_;
+};
+
+Domains& domains() {
+  static Domains all;
+  return all;
 }
 
 }  // namespace
@@ -39,12 +60,22 @@ extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(
   if (table == nullptr) return nullptr;  // too old a runtime: function bodies run instead
   const onnxtrain::Api api(table);
   try {
-    OrtCustomOpDomain* handle = nullptr;
-    if (OrtStatus* failed = api.CreateCustomOpDomain("onnxtrain", &handle)) return failed;
-    onnxtrain::Domain domain(api, handle);
+    const onnxtrain::Numbers numbers = onnxtrain::Numbers::of(api, options);
+    const std::lock_guard<std::mutex> lock(onnxtrain::domains().mutex);
+    OrtCustomOpDomain*& handle = onnxtrain::domains().of(options);
+    if (!numbers.only_more())
+      if (OrtStatus* failed = api.CreateCustomOpDomain("onnxtrain", &handle)) return failed;
+    onnxtrain::Domain domain(api, handle, numbers);
     onnxtrain::add_ops(domain);
-    return api.AddCustomOpDomain(options, handle);  // the session keeps it
+    return numbers.only_more() ? nullptr : api.AddCustomOpDomain(options, handle);  // the session keeps it
   } catch (const std::exception& error) {
     return api.CreateStatus(ORT_FAIL, error.what());
   }
+}
+
+// The level whose ops sessions get, "" for none. asked: null, or instead of ONNXTRAIN_KERNELS_LEVEL; without: null, or
+// instructions that count as missing, separated by commas.
+extern "C" __attribute__((visibility("default"))) const char* onnxtrain_kernels_level(const char* asked, const char* without) {
+  using namespace onnxtrain;
+  return name_of(level_for(asked ? asked : asked_level(), without ? without : ""));
 }

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from enum import Enum
@@ -35,7 +35,7 @@ from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.selection import expand_names
 from onnxtrain.training_graph import Precision, TrainingGraphs, build_training_graphs
 
-__all__ = ["LossType", "OptimType", "generate_artifacts"]
+__all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
 
 _log = logging.getLogger("onnxtrain")
 
@@ -65,10 +65,12 @@ _LOSSES: dict[LossType, type[losses.Loss]] = {
     LossType.BCEWithLogitsLoss: losses.BCEWithLogitsLoss,
     LossType.L1Loss: losses.L1Loss,
 }
-_OPTIMIZERS: dict[OptimType, type[optimizers.Optimizer]] = {
-    OptimType.AdamW: optimizers.AdamW,
+_OPTIMIZERS: dict[OptimType | str, Callable[[], optimizers.Optimizer]] = {
+    OptimType.AdamW: optimizers.AdamW.of_onnxruntime_training,
     OptimType.SGD: optimizers.SGD,
+    "adamw": optimizers.AdamW.of_onnxruntime_training,
 }
+"""Names of the old package, with its defaults; those of `onnxtrain.optimizers` are PyTorch's."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def generate_artifacts(
             an onnxblock block. None: the model's first output is the loss, a scalar.
         optimizer: an :class:`OptimType`, an optimizer of `onnxtrain.optimizers` or its name, a block of
             `onnxblock.optim`, or a block that calls one with what it is called with. None writes no
-            optimizer model.
+            optimizer model. `OptimType.AdamW` and "adamw" have the defaults of onnxruntime-training (eps 1e-6, no
+            weight decay, decay after the step); `onnxtrain.optimizers.AdamW()` has PyTorch's.
         artifact_directory: where to write; made if missing. Default: the current directory.
         prefix: put before every file name.
         ort_format: also write the models in ORT format.
@@ -169,7 +172,7 @@ def generate_artifacts(
         ("sparse_gradients", sparse_gradients),
     ):
         _check_names(option, names)
-    optimizer_ = _optimizer_for(optimizer)
+    optimizer_ = optimizer_for(optimizer)
     library = _library(custom_op_library)
     parameters = [*(requires_grad or ()), *(frozen_params or ())]
     loaded = load_model(model)
@@ -209,8 +212,14 @@ def _check_names(option: str, names: object) -> None:
         raise TypeError(f"generate_artifacts: {option} {received}; pass a list of strings")
 
 
-def _optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
-    if isinstance(spec, OptimType):
+def optimizer_for(spec: OptimizerSpec) -> optimizers.Optimizer | onnxblock.Block | None:
+    """Returns what :func:`generate_artifacts` takes a name for; objects stay as they are.
+
+    Raises:
+        GraphBuildError: there is no optimizer of that name.
+        TypeError: it is nothing that names an optimizer.
+    """
+    if isinstance(spec, OptimType | str) and spec in _OPTIMIZERS:
         return _OPTIMIZERS[spec]()
     if isinstance(spec, str | optimizers.Optimizer):
         return optimizers.make_optimizer(spec)

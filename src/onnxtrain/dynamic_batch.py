@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
@@ -18,6 +20,7 @@ from onnxtrain.passes import (
     DynamicBatchPass,
     ModelSource,
     TrainingModePass,
+    as_given,
     canonicalize,
     fixed_batch,
     free_batch,
@@ -36,9 +39,22 @@ _TOLERANCE = 1e-3
 _OTHER = 6  # of other symbolic dimensions
 
 
+@overload
+def make_batch_dynamic(
+    model: ir.Model, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
+) -> ir.Model: ...
+@overload
+def make_batch_dynamic(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    name: str = "batch",
+    inputs: Mapping[str, npt.ArrayLike] | None = None,
+) -> onnx.ModelProto: ...
+
+
 def make_batch_dynamic(
     model: ModelSource, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
-) -> ir.Model:
+) -> onnx.ModelProto | ir.Model:
     """Returns the model with a batch of any size, where it was exported for one size; `model` is not changed.
 
     `torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path)` fixes the batch at 1. Axis 0 of all inputs becomes
@@ -53,7 +69,8 @@ def make_batch_dynamic(
             integers.
 
     Returns:
-        The model in canonical form (opset 21 or newer). One whose batch is symbolic already is only made canonical.
+        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
+        `onnx.save` takes. One whose batch is symbolic already is only made canonical.
 
     Raises:
         ModelError: the model cannot be made so, or gives other results; the message names the node or output.
@@ -63,13 +80,14 @@ def make_batch_dynamic(
         >>> fixed = onnx.parser.parse_model('''
         ...   <ir_version: 10, opset_import: ["": 21]>
         ...   net (float[1, 2, 3] x) => (float[1, 6] y) <int64[2] to = {1, 6}> { y = Reshape(x, to) }''')
-        >>> [str(size) for size in make_batch_dynamic(fixed).graph.outputs[0].shape]
-        ['batch', '6']
+        >>> dynamic = make_batch_dynamic(fixed)
+        >>> [dim.dim_param or dim.dim_value for dim in dynamic.graph.output[0].type.tensor_type.shape.dim]
+        ['batch', 6]
     """
     loaded = load_model(model)
     batch = fixed_batch(loaded)
     if batch is None:
-        return canonicalize(loaded)
+        return as_given(canonicalize(loaded), model)
     if batch == 0:
         raise ModelError("Making the batch dynamic: the model takes no samples at all. Export it with some.")
     dynamic = loaded.clone()
@@ -80,7 +98,7 @@ def make_batch_dynamic(
         if before.shape and before.shape[0] == batch and after.shape and not isinstance(after.shape[0], int):
             after.shape = ir.Shape([name, *after.shape[1:]])
     _compare(loaded, dynamic, batch, inputs)
-    return dynamic
+    return as_given(dynamic, model)
 
 
 def _compare(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import Mode, TrainingModePass
+from onnxtrain.running_variance import mark_unbiased
 from onnxtrain.selection import match_names, some_names
 
 __all__ = ["BatchNormMode", "switch_modes"]
@@ -39,6 +40,7 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
     ]
     if not isinstance(batch_norm, Mapping):
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(model)
+        _update_as_pytorch(nodes if batch_norm == "training" else ())
         return nodes if batch_norm == "as_exported" else []
     names = {node: _names(node) for node in nodes}
     known = list(dict.fromkeys(name for own in names.values() for name in own))
@@ -54,7 +56,18 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
             if not set(matched).isdisjoint(names[node]):
                 modes.setdefault(node, batch_norm[pattern])
     TrainingModePass(batch_norm=modes, dropout=modes)(model)
+    _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
     return [node for node in nodes if node not in modes]
+
+
+def _update_as_pytorch(nodes: Iterable[ir.Node]) -> None:
+    """Marks BatchNormalization nodes whose training mode was asked for: their running variance is PyTorch's.
+
+    One whose training mode is the file's own keeps ONNX's population variance: the file says so.
+    """
+    for node in nodes:
+        if node.op_type == "BatchNormalization":
+            mark_unbiased(node)
 
 
 def _names(node: ir.Node) -> list[str]:

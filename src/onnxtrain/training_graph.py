@@ -29,6 +29,7 @@ from onnxtrain.passes import (
     why_untyped,
 )
 from onnxtrain.recompute import RecomputePass
+from onnxtrain.running_variance import update_unbiased
 from onnxtrain.runtime.manifest import FORMAT, METADATA_KEY, SPARSE_VERSION, VERSION, fingerprint
 from onnxtrain.selection import batch_norms, float_initializers, is_float, select_parameters
 from onnxtrain.sparse_gradients import keep_rows, match_sparse
@@ -252,6 +253,7 @@ def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     does.
     """
     latest: dict[str, ir.Value] = {}
+    writer = Emitter(model.graph)
     for node, training in batch_norms(model):
         if not training:
             continue
@@ -265,8 +267,7 @@ def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
                 node.replace_input_with(index, latest[name])
             output = node.outputs[index - 2]
             output.shape, output.type = statistic.shape, statistic.type
-            latest[name] = output
-    writer = Emitter(model.graph)
+            latest[name] = output if index == 3 else update_unbiased(writer, node)
     for name, value in latest.items():
         value.name = writer.unique_name(f"{name}_updated")
     return {name: str(latest[name].name) for name in names}

@@ -19,6 +19,7 @@ from onnxtrain.errors import ModelError
 from onnxtrain.passes import (
     CleanupPass,
     ModelSource,
+    as_given,
     canonicalize,
     inline_functions,
     lift_constants,
@@ -26,7 +27,6 @@ from onnxtrain.passes import (
     mark_gradients,
     settle_shapes,
     suit_runtime,
-    to_proto,
 )
 
 __all__ = ["lower_training_ops"]
@@ -85,7 +85,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
     CleanupPass()(result)
     mark_gradients(result)
     result = suit_runtime(result)
-    return result if isinstance(model, ir.Model) else to_proto(result)
+    return as_given(result, model)
 
 
 def _lower_optimizers(model: ir.Model) -> None:

@@ -14,6 +14,8 @@ from onnx.reference.ops.op_loop import Loop as OnnxLoop
 from onnx.reference.ops.op_resize import Resize as OnnxResize
 from onnx.reference.ops.op_roi_align import RoiAlign as OnnxRoiAlign
 
+from autodiff.contrib_reference import CONTRIB
+
 
 class Erf(OpRun):
     """Erf in the dtype of its input; onnx rounds it to float32."""
@@ -487,7 +489,7 @@ class Scan(OpRun):
         return (*state, *stacked)
 
 
-CORRECTED = {
+CORRECTED = CONTRIB | {
     ("", op.__name__): op
     for op in (
         Erf,

@@ -32,7 +32,7 @@ def chain(nodes: int, named: bool) -> onnx.ModelProto:
 
 
 def seconds(nodes: int, named: bool) -> float:
-    """Processor time of building the training graphs, the better of two."""
+    """Processor time, and not the clock's, of building the training graphs, the better of two."""
     times = []
     for _ in range(2):
         model = load_model(chain(nodes, named))
@@ -45,7 +45,8 @@ def seconds(nodes: int, named: bool) -> float:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_eight_times_the_nodes_take_about_eight_times_as_long(named: bool) -> None:
-    assert seconds(1600, named) < 20 * seconds(200, named)  # 64 times where it is quadratic
+    # 64 times where it is quadratic. What else the processor does may slow down either of the two once.
+    assert any(seconds(1600, named) < 20 * seconds(200, named) for _ in range(5))
 
 
 def test_the_collector_rests_while_a_graph_is_built_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:

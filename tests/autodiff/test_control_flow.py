@@ -364,6 +364,27 @@ def test_the_rank_that_a_loop_tells_of_the_branch_that_is_taken() -> None:
     np.testing.assert_array_equal(other, np.zeros(4))
 
 
+def test_the_size_that_a_reader_declares_of_the_branch_that_is_taken() -> None:
+    """The other branch gives another size, which only shape inference of the gradient finds, behind a Loop."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (double[2] x, double[3] z, bool c, int64 trips) => (double y) <bool yes = {1}> {
+            l = Loop (trips, yes, x) <body = b (int64 i, bool g, double[] s) => (bool h, double[] t) {
+                h = Identity(g)  t = Sin(s) }>
+            a = If (c) <then_branch = t () => (double[2] a1) { a1 = Sin(l) },
+                        else_branch = e () => (double[3] a2) { a2 = Sin(z) }>
+            k = If (yes) <then_branch = t2 () => (double[3] k1) { k1 = Sin(a) },
+                          else_branch = e2 () => (double[3] k2) { k2 = Identity(z) }>
+            y = ReduceSum<keepdims = 0>(k) }""")
+    gradients = differentiate(model, "y", ["x", "z"])
+    onnx.shape_inference.infer_shapes(gradients, check_type=True, strict_mode=True, data_prop=True)
+    leaf = torch.tensor([0.5, 1.0, -2.0], dtype=torch.float64, requires_grad=True)
+    leaf.sin().sin().sum().backward()
+    feeds = {"x": np.ones(2), "z": leaf.detach().numpy(), "c": np.array(False), "trips": np.array(2)}
+    other, got = _session(gradients).run(["x_grad", "z_grad"], feeds)
+    np.testing.assert_allclose(got, leaf.grad, rtol=1e-12)
+    np.testing.assert_array_equal(other, np.zeros(2))
+
+
 def test_random_numbers_in_a_branch_are_refused() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         g (float[3] x, bool c) => (float y) {

@@ -336,3 +336,12 @@ def _(bench: Bench) -> None:
 @case("library of custom ops is missing")
 def _(bench: Bench) -> None:
     bench.generate(custom_op_library=bench.directory / "nowhere.so")
+
+
+@case("attribute of another kind than the standard's")
+def _(bench: Bench) -> None:
+    model = models.mlp()
+    constant = helper.make_node("Constant", [], ["c"])
+    constant.attribute.append(helper.make_attribute("value", 3))
+    model.graph.node.insert(0, constant)
+    bench.generate(model)

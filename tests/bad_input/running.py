@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import onnxruntime as ort
 
@@ -150,3 +152,34 @@ def _(bench: Bench) -> None:
     CheckpointState.save_checkpoint(bench.state, bench.run / "nominal", nominal=True)
     state = CheckpointState.load_checkpoint(bench.run / "nominal")
     Module(bench.run / "training_model.onnx", state)(X, Y)
+
+
+@case("optimizer step on the gradients of another thread")
+def _(bench: Bench) -> None:
+    module = bench.module()
+    optimizer = bench.optimizer(module)
+    done, ended = threading.Event(), threading.Event()
+
+    def train() -> None:
+        module(X, Y)
+        done.set()
+        ended.wait()
+
+    thread = threading.Thread(target=train, name="other")
+    thread.start()
+    done.wait()
+    try:
+        optimizer.step()
+    finally:
+        ended.set()
+        thread.join()
+
+
+@case("another thread has changed the mode")
+def _(bench: Bench) -> None:
+    module = bench.module()
+    module.eval()(X, Y)
+    thread = threading.Thread(target=module.train, name="other")
+    thread.start()
+    thread.join()
+    module(X, Y)

@@ -8,7 +8,7 @@ import numpy as np
 
 import models
 from bad_input.bench import Bench, X, Y, case
-from onnxtrain import Trainer
+from onnxtrain import Callback, Trainer
 from onnxtrain.api import CheckpointState
 from onnxtrain.errors import DivergenceError
 
@@ -86,3 +86,36 @@ def _(bench: Bench) -> None:
             assert np.isfinite(parameter.data).all(), name
             assert np.array_equal(parameter.data, run.parameters[name].data), name
         raise
+
+
+class _Again(Callback):
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        trainer.fit(X, Y, verbose=False)
+
+
+@case("a fit inside of a fit, or in another thread")
+def _(bench: Bench) -> None:
+    trainer(bench).fit(X, Y, callbacks=[_Again()], verbose=False)
+
+
+class _Beside(Callback):
+    def __init__(self, other: Trainer) -> None:
+        self.other = other
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        self.other.fit(X, Y, verbose=False)
+
+
+@case("two trainers in one directory")
+def _(bench: Bench) -> None:
+    run = trainer(bench)
+    run.save(run.directory)
+    run.fit(X, Y, callbacks=[_Beside(Trainer.resume(run.directory))], verbose=False)
+
+
+@case("another trainer has saved to the directory since")
+def _(bench: Bench) -> None:
+    run = trainer(bench)
+    run.save(run.directory)
+    Trainer.resume(run.directory).fit(X, Y, verbose=False)
+    run.fit(X, Y, verbose=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,20 @@ class Result:
 
     def json(self) -> Any:
         return json.loads(self.out)
+
+
+class Runner:
+    """Runs commands as `onnxtrain ...` in this process, for fixtures that outlive a test."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+
+    def __call__(self, *arguments: object) -> Result:
+        self._patch.setattr(sys, "argv", ["onnxtrain", *map(str, arguments)])
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+            main()
+        return Result(int(end.value.code or 0), out.getvalue(), err.getvalue())
 
 
 @pytest.fixture

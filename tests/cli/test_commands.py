@@ -209,6 +209,11 @@ def test_artifacts_and_inspect(run: Any, mlp: Path, tmp_path: Path) -> None:
     assert shown["trainable_elements"] == 8 + 8 * 3 + 3
     checkpoint = run("inspect", tmp_path / "a" / "checkpoint", "--json").json()
     assert checkpoint["elements"] == shown["elements"]
+    manifest = tmp_path / "a" / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"x"', b'"\xff"'))
+    damaged = run("inspect", tmp_path / "a")
+    assert damaged.code == 1
+    assert "is not a usable manifest" in damaged.err
     nothing = run("inspect", tmp_path)
     assert nothing.code == 1
     assert "neither a checkpoint nor a directory with a manifest.json" in nothing.err
@@ -353,6 +358,19 @@ def test_check_finds_a_wrong_rule(run: Any, mlp: Path, monkeypatch: pytest.Monke
     }
 
 
+def test_check_tells_a_kink_from_a_wrong_gradient(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "zeros.onnx"
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[n, 2] x) => (float[n, 2] y) <float[2] w = {0.0, 0.0}> { a = Mul(x, w)  y = Relu(a) }""")
+    onnx.save(model, path)
+    result = run("check", path)
+    assert result.code == 0, result.err
+    assert "0 agree, 1 inconclusive" in result.out
+    assert "w: a kink: the slope is" in result.out
+    (row,) = run("check", path, "--json").json()["parameters"]
+    assert (row["verdict"], row["passed"]) == ("inconclusive", False)
+
+
 def test_check_takes_its_inputs_from_the_data(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
     result = run("check", mlp, "--data", data)
     assert result.code == 0, result.err
@@ -400,7 +418,7 @@ def test_output_into_a_closed_pipe_is_no_error() -> None:
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate()
     assert b"Traceback" not in err
 
 

@@ -18,7 +18,7 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 import models
 from onnxtrain import Trainer
-from onnxtrain.cli._tables import Encoding, Table, TableOptions
+from onnxtrain.cli._tables import Encoding, Table, TableOptions, read_table
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
 
@@ -110,8 +110,7 @@ def test_train_evaluate_and_predict_a_table(run: Any, net: Path, tmp_path: Path,
     trainer = Trainer.resume(tmp_path / "run")
     encoding = Encoding.from_json(str(trainer.state.properties["onnxtrain.cli.table"]), "run")
     arrays = encoding.arrays(
-        Table(other, pd.read_csv(other) if suffix == "csv" else pd.read_parquet(other)),
-        trainer.manifest.inputs, trainer.manifest.targets,
+        read_table(other), trainer.manifest.inputs, trainer.manifest.targets,
     )  # fmt: skip
     expected = trainer.evaluate(arrays["x"], arrays["labels"])
     document = run("evaluate", tmp_path / "run", "--data", other, "--json").json()
@@ -121,9 +120,11 @@ def test_train_evaluate_and_predict_a_table(run: Any, net: Path, tmp_path: Path,
     output = tmp_path / f"p.{suffix}"
     assert run("predict", tmp_path / "run", "--data", without, "-o", output).code == 0
     frame = pd.read_csv(output) if suffix == "csv" else pd.read_parquet(output)
-    assert list(frame) == ["logits_lost", "logits_saved", "class"]
+    names = [f"{output}_{name}" for output in ("logits", "probability") for name in ("lost", "saved")]
+    assert list(frame) == [*names, "class"]
     x = arrays["x"].astype(np.float32)
-    logits = ort.InferenceSession(tmp_path / "run" / "trained.onnx").run(None, {"x": x})[0]
+    assert run("export", tmp_path / "run", "-o", tmp_path / "network.onnx", "--network").code == 0
+    logits = ort.InferenceSession(tmp_path / "network.onnx").run(None, {"x": x})[0]
     np.testing.assert_allclose(frame[["logits_lost", "logits_saved"]], logits, rtol=1e-4, atol=1e-5)
     assert (frame["class"] == np.array(["lost", "saved"])[logits.argmax(1)]).all()
     assert (frame["class"] == passengers(60, seed=1)["fate"]).mean() == pytest.approx(expected["accuracy"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -34,8 +35,10 @@ class Net:
     float64: bool = True
 
     def model(self, dtype: type) -> onnx.ModelProto:
-        body = self.text.replace("T[", {np.float32: "float[", np.float64: "double["}[dtype])
-        return onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": 21]> net {body}')
+        body = re.sub(r"\bT(?=[ \[])", {np.float32: "float", np.float64: "double"}[dtype], self.text)
+        return onnx.parser.parse_model(
+            f'<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]> net {body}'
+        )
 
     def arrays(self, dtype: type, seed: int = 0) -> dict[str, np.ndarray]:
         rng = np.random.default_rng(seed)
@@ -129,4 +132,74 @@ LOOP = Net(
     ("x",),
 )
 
-NETS = {"mlp": MLP, "conv": CONV, "attention": ATTENTION, "loop": LOOP}
+
+def _bodies(t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    gelu = fn.gelu(t["x"] @ t["w"] + t["b"])
+    quick = gelu * torch.sigmoid(1.702 * gelu)
+    total = quick + t["x"]
+    # By hand: third derivatives of PyTorch's own layer_norm (2.13) are wrong.
+    variance, mean = torch.var_mean(total, -1, unbiased=False, keepdim=True)
+    y = fn.mish((total - mean) / torch.sqrt(variance + 1e-5) * t["scale"])
+    return y, (y * y * y).sum()
+
+
+BODIES = Net(
+    """(T[n, 4] x, T[4, 4] w, T[4] b, T[4] scale) => (T[n, 4] y, T[] loss) {
+        p = MatMul(x, w)  gelu = com.microsoft.BiasGelu(p, b)  quick = com.microsoft.QuickGelu(gelu)
+        normed = com.microsoft.SkipLayerNormalization<epsilon = 0.00001>(quick, x, scale)
+        y = Mish(normed)  square = Mul(y, y)  cube = Mul(square, y)  loss = ReduceSum<keepdims = 0>(cube) }""",
+    _bodies,
+    {"x": (3, 4), "w": (4, 4), "b": (4,), "scale": (4,)},
+    {},
+    ("x",),
+    float64=False,
+)
+"""Of ops that are differentiated through what they are in standard ops."""
+
+
+def _scanned(t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.sin(t["x"] * t["w"])
+    return y, (y * y).sum()
+
+
+SCAN = Net(
+    """(T[n, 3] x, T[3] w) => (T[n, 3] y, T[] loss) {
+        y = Scan<num_scan_inputs = 1, body = body (T[] row) => (T[] result) {
+            p = Mul(row, w)  result = Sin(p) }>(x)
+        square = Mul(y, y)  loss = ReduceSum<keepdims = 0>(square) }""",
+    _scanned,
+    {"x": (3, 3), "w": (3,)},
+    {},
+    ("x",),
+)
+"""Without a state, and without a shape in its body."""
+
+
+def _mapped(t: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.stack([torch.sin(t["x"] * t["w"] * (k + 1)) for k in range(2)]).sum(0)
+    return y, (y * y).sum()
+
+
+MAP = Net(
+    """(T[n, 3] x, T[3] w) => (T[n, 3] y, T[] loss) <int64 trips = {2}, int64[1] first = {0}, int64 one = {1}> {
+        stack = Loop <body = body (int64 i, bool go) => (bool go_on, T[n, 3] result) {
+            go_on = Identity(go)  k = Add(i, one)  f = CastLike(k, x)  p = Mul(x, w)  q = Mul(p, f)  result = Sin(q)
+        }>(trips, "")
+        y = ReduceSum<keepdims = 0>(stack, first)
+        square = Mul(y, y)  loss = ReduceSum<keepdims = 0>(square) }""",
+    _mapped,
+    {"x": (3, 3), "w": (3,)},
+    {},
+    ("x",),
+)
+"""A Loop that keeps no state, and has no condition."""
+
+NETS = {
+    "mlp": MLP,
+    "conv": CONV,
+    "attention": ATTENTION,
+    "loop": LOOP,
+    "bodies": BODIES,
+    "scan": SCAN,
+    "map": MAP,
+}

@@ -15,6 +15,8 @@ from torch.func import grad, jvp, vjp
 import onnxtrain
 from autodiff.reference import ReferenceEvaluator
 from functional.nets import CONV, LOOP, MLP, NETS, Net
+from onnxtrain.autodiff import local_rules
+from onnxtrain.autodiff import vjp as rule
 from onnxtrain.errors import DifferentiationError, NoGradientRule
 from tolerances import norm_relative_error
 
@@ -144,6 +146,87 @@ def test_straight_through() -> None:
     assert got.tolist() == [2.0, 60.0]
 
 
+STEPS = {
+    "GridSample": ("double[1,2,4,5] x, double[1,2,3,2] grid", 'y = GridSample<mode = "linear">(x, grid)'),
+    "GridSample, reflection": (
+        "double[1,2,4,5] x, double[1,2,3,2] grid",
+        'y = GridSample<mode = "cubic", padding_mode = "reflection">(x, grid)',
+    ),
+    "DeformConv": (
+        "double[1,2,5,5] x, double[3,2,2,2] w, double[1,8,4,4] offset",
+        "y = DeformConv<kernel_shape = [2, 2]>(x, w, offset)",
+    ),
+    "Abs": ("double[3,4] a", "y = Abs(a)"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_only_the_steps_of_the_model_are_straight_through(name: str) -> None:
+    """The Floor, Round or Sign inside of a gradient has derivative zero, whatever replaces that of the model's own.
+
+    At 3, a straight-through Round is i and a straight-through Sign is i - 2, in value and in derivative: the products
+    are differences of the gradients of a model with these.
+    """
+    inputs, line = STEPS[name]
+    text = f"""<ir_version: 10, opset_import: ["": 21]> g ({inputs}, double[1] r) => (double loss) {{
+        {line}  i = ROUND  s = SIGN  z = Mul(y, i)  q = Mul(z, z)  p = Mul(q, s)
+        loss = ReduceSum<keepdims = 0>(p) }}"""
+    text = text.replace("{", "<double two = {2.0}> {", 1)
+    stepped, smooth = (
+        onnx.parser.parse_model(text.replace("ROUND", round_).replace("SIGN", sign))
+        for round_, sign in (("Round(r)", "Sign(i)"), ("Identity(r)", "Sub(i, two)"))
+    )
+    rng = np.random.default_rng(0)
+    arrays = {
+        value.name: rng.uniform(0.1, 0.9, [dim.dim_value for dim in value.type.tensor_type.shape.dim])
+        for value in smooth.graph.input
+    }
+    arrays["r"] = np.array([3.0])
+    names, vectors = list(arrays), dict(zip(arrays, normal(1, *arrays.values()), strict=True))
+    gradient = ReferenceEvaluator(onnxtrain.differentiate(smooth, "loss", names))
+
+    def slopes(step: float) -> list[np.ndarray]:
+        moved = {name: array + step * vectors[name] for name, array in arrays.items()}
+        return gradient.run([f"{name}_grad" for name in names], moved)
+
+    expected = [(a - b) / 2e-5 for a, b in zip(slopes(1e-5), slopes(-1e-5), strict=True)]
+    feeds = arrays | {f"{name}_vector": vector for name, vector in vectors.items()}
+    with local_rules():
+        rule("Sign", wrt=("input",))(lambda op, n, ct: ct)
+        model = onnxtrain.hessian_vector_product(stepped, "loss", names, straight_through=True)
+    got = ReferenceEvaluator(model).run([f"{name}_hvp" for name in names], feeds)
+    for value, want in zip(got, expected, strict=True):
+        assert norm_relative_error(value, want) <= 1e-7
+    # `differentiate` of a model that it has made, where every step is told apart by the file alone.
+    total = 0.0
+    for name in names:
+        with local_rules():
+            rule("Sign", wrt=("input",))(lambda op, n, ct: ct)
+            once = onnxtrain.differentiate(stepped, "loss", [name], straight_through=True)
+            twice = onnxtrain.differentiate(
+                once, f"{name}_grad", names[:1], cotangent="v", straight_through=True
+            )
+        last = twice.graph.output[-1].name
+        total += ReferenceEvaluator(twice).run([last], arrays | {"v": vectors[name]})[0]
+    assert norm_relative_error(total, expected[0]) <= 1e-7
+
+
+def test_a_step_that_a_loop_computes_again_stays_straight_through() -> None:
+    """The gradient of a Loop holds copies of the model's own Round."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (double[2] a) => (double loss) <int64 three = {3}, bool yes = {1}> {
+            y = Loop(three, yes, a) <body = b (int64 i, bool c, double[2] h) => (bool d, double[2] k) {
+                d = Identity(c)  r = Round(h)  k = Mul(r, h) }>
+            loss = ReduceSum<keepdims = 0>(y) }""")
+    step = onnxtrain.hessian_vector_product(model, "loss", ["a"], straight_through=True)
+    feeds = {"a": np.array([1.0, 2.0]), "a_vector": np.array([1.0, 10.0])}
+    got = ort.InferenceSession(step.SerializeToString()).run(["a_grad", "a_hvp"], feeds)
+    assert [value.tolist() for value in got] == [
+        [8.0, 8 * 2.0**7],
+        [56.0, 560 * 2.0**6],
+    ]  # of a to the power of 8
+
+
 def test_parameters_that_are_initializers_and_names_that_are_taken() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         net (float[n, 2] x_tangent, float[n, 2] x) => (float[n, 2] y) <float[2] w = {3.0, 4.0}> {
@@ -222,3 +305,72 @@ def test_third_derivatives_of_differentiated_models(name: str) -> None:
     third = torch.autograd.grad(result, list(values.values()))
     got = run(net, model, arrays | {"v1": v1, "v2": v2}, names)
     agree(got, third, np.float64)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "y = ReduceL2<keepdims = 0>(x, one)",
+        "y = LpNormalization<axis = 1>(x)",
+        "y = LpNormalization<axis = 1, p = 1>(x)",
+    ],
+)
+def test_tangents_at_a_norm_of_zero_are_those_of_the_gradient(line: str) -> None:
+    """The gradient is zero in the row of zeros; a division by the norm there must not make tangents or products NaN."""
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 21]>
+        net (float[2, 3] x) => (float loss) <int64[1] one = {{1}}> {{
+            {line}  s = Sin(y)  loss = ReduceSum<keepdims = 0>(s) }}""")
+    x, tangent = np.array([[0, 0, 0], [1, 3, -2]], np.float32), np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+
+    def run(step: onnx.ModelProto, feeds: dict[str, np.ndarray], name: str) -> np.ndarray:
+        return ort.InferenceSession(step.SerializeToString()).run([name], {"x": x} | feeds)[0]
+
+    forward = run(onnxtrain.jvp(model, ["loss"], ["x"]), {"x_tangent": tangent}, "loss_tangent")
+    gradient = run(onnxtrain.differentiate(model, "loss", ["x"]), {}, "x_grad")
+    assert not gradient[0].any()
+    np.testing.assert_allclose(forward, (gradient * tangent).sum(), rtol=1e-5)
+    product = run(onnxtrain.hessian_vector_product(model, "loss", ["x"]), {"x_vector": tangent}, "x_hvp")
+    assert not product[0].any()
+    assert np.isfinite(product).all()
+
+
+def test_products_with_zeros_have_the_second_derivatives_of_torch() -> None:
+    """The gradient at one element depends on the zero at another, though it is zero there."""
+    model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        net (double[5, 3] x) => (double loss) <int64[1] one = {1}> {
+            y = ReduceProd<keepdims = 0>(x, one)  s = Sin(y)  e = Exp(s)  loss = ReduceSum<keepdims = 0>(e) }""")
+    rows = [[1.0, 0, -2], [0, 1, 2], [0, 0, 3], [0, 0, 0], [0.5, 1, 2]]
+    x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    vector = torch.from_numpy(np.random.default_rng(0).normal(size=(5, 3)))
+    (gradient,) = torch.autograd.grad(x.prod(1).sin().exp().sum(), x, create_graph=True)
+    (product,) = torch.autograd.grad((gradient * vector).sum(), x)
+    step = onnxtrain.hessian_vector_product(model, "loss", ["x"])
+    session = ort.InferenceSession(step.SerializeToString())
+    got = session.run(["x_grad", "x_hvp"], {"x": np.array(rows), "x_vector": vector.numpy()})
+    np.testing.assert_allclose(got[0], gradient.detach(), atol=1e-12)
+    np.testing.assert_allclose(got[1], product, atol=1e-12)
+
+
+@pytest.mark.parametrize("exclusive", [0, 1])
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_cumulative_products_with_zeros_have_the_second_derivatives_of_torch(
+    exclusive: int, reverse: int
+) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 13, opset_import: ["": 26]>
+        net (double[6, 4] x) => (double loss) <int64 one = {{1}}> {{
+            y = CumProd<exclusive = {exclusive}, reverse = {reverse}>(x, one)
+            s = Sin(y)  e = Exp(s)  loss = ReduceSum<keepdims = 0>(e) }}""")
+    rows = [[1, 0, -2, 3], [0, 1, 2, 0], [0, 0, 3, 1], [2, 0, 3, 0], [0, 0, 0, 2], [0.5, 1, 2, -1]]
+    x = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    turned = x.flip(1) if reverse else x
+    y = turned.cumprod(1)
+    if exclusive:
+        y = torch.cat([torch.ones_like(y[:, :1]), y[:, :-1]], 1)
+    vector = torch.from_numpy(np.random.default_rng(0).normal(size=(6, 4)))
+    (gradient,) = torch.autograd.grad(y.sin().exp().sum(), x, create_graph=True)
+    (product,) = torch.autograd.grad((gradient * vector).sum(), x)
+    step = onnxtrain.hessian_vector_product(model, "loss", ["x"])
+    feeds = {"x": np.array(rows, np.float64), "x_vector": vector.numpy()}
+    got = ReferenceEvaluator(step).run(["x_grad", "x_hvp"], feeds)  # onnxruntime has no CumProd of float64
+    np.testing.assert_allclose(got[0], gradient.detach(), atol=1e-12)
+    np.testing.assert_allclose(got[1], product, atol=1e-12)

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import json
 import os
 import resource
@@ -30,6 +32,7 @@ from hostile.mutations import Rng, choose, damage
 from onnxtrain import Trainer
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
+from onnxtrain.cli._inspect import run_command
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.runtime.atomic import JOURNAL
 
@@ -38,8 +41,20 @@ Y = np.array([0, 1, 2, 1, 0])
 MODELS = ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"]
 SECRET = b"TOP-SECRET-" * 1500
 ADDRESS_SPACE = 3 * 2**30  # so that what goes wrong does not take the machine along
-SECONDS = 120  # that a case may take; a fraction of one is usual
+SECONDS = 1200  # after which a case is taken to wait for ever, as at a pipe; a fraction of one is usual
 LEGACY = Path(__file__).parents[1] / "runtime" / "data" / "legacy_full"
+
+
+class Refused(Exception):
+    """ONNX Runtime refuses a model that was exported without a complaint."""
+
+
+def load_exported(path: Path) -> None:
+    """Loads an exported model as its users do, who have neither onnxtrain nor its error messages."""
+    try:
+        onnxruntime.InferenceSession(path)
+    except Exception as error:
+        raise Refused(str(error)) from error
 
 
 def train(folder: Path, checkpoint: str = "checkpoint", delta: str | None = None) -> None:
@@ -54,6 +69,7 @@ def train(folder: Path, checkpoint: str = "checkpoint", delta: str | None = None
     optimizer.step()
     module.eval()(X, Y)
     module.export_model_for_inferencing(folder / "trained.onnx", [module.output_names()[-1]])
+    load_exported(folder / "trained.onnx")
     CheckpointState.save_checkpoint(state, folder / "saved", include_optimizer_state=True)
 
 
@@ -67,6 +83,12 @@ def predict(folder: Path) -> None:
     trainer = Trainer.resume(folder)
     trainer.predict(X)
     trainer.export(folder / "trained.onnx")
+    load_exported(folder / "trained.onnx")
+
+
+def inspect(path: Path) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        run_command(path, json=True)
 
 
 def generate(folder: Path) -> None:
@@ -143,9 +165,11 @@ def source_data(rng: Rng, folder: Path) -> Callable[[], object]:
 
 def run_folder(rng: Rng, folder: Path) -> Callable[[], object]:
     """A folder that is resumed: its checkpoint and what it says of the trainer, its manifest, a journal."""
-    kind = rng.integers(4)
+    kind = rng.integers(5)
     if kind == 0:
         _change(folder / "manifest.json", lambda r, c: mutations.edit_json(r, c.decode()).encode(), rng)
+    elif kind == 4:  # bytes, which need not be UTF-8 any more
+        _change(folder / choose(rng, ["manifest.json", "checkpoint", *MODELS]), damage, rng)
     elif kind == 1:
         names = ["checkpoint", "../outside/secret.bin", "eval_model.onnx", "best", "x.0123456789ab.data"]
         moves = [[f".{n}.0123456789ab.onnxtrain-tmp", n] for n in names]
@@ -162,9 +186,19 @@ def run_folder(rng: Rng, folder: Path) -> Callable[[], object]:
     return partial(resume, folder)
 
 
+def inspected(rng: Rng, folder: Path) -> Callable[[], object]:
+    """What `onnxtrain inspect` is shown: a folder whose manifest or checkpoint was damaged, or one file."""
+    name = choose(rng, ["manifest.json", "manifest.json", "checkpoint", *MODELS, "inference_model.onnx"])
+    edit = mutations.edit_model if name.endswith(".onnx") else mutations.edit_safetensors
+    if name == "manifest.json":
+        edit = lambda rng, content: mutations.edit_json(rng, content.decode()).encode()
+    _change(folder / name, choose(rng, [damage, edit]), rng)
+    return partial(inspect, folder / name if name.endswith(".onnx") else folder)
+
+
 KINDS: list[Callable[[Rng, Path], Callable[[], object]]] = [
     checkpoint, checkpoint, delta, legacy, run_model, run_model, external_data, external_data, source_model,
-    source_data, run_folder, inference_model,
+    source_data, run_folder, inference_model, inspected,
 ]  # fmt: skip
 
 

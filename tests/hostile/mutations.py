@@ -164,10 +164,21 @@ def _tensor(rng: Rng, model: onnx.ModelProto) -> None:
     return None
 
 
+_OF_CONSTANTS = {
+    "_float": 0.5,
+    "_int": 3,
+    "_string": "text",
+    "_floats": [0.5, 2.0],
+    "_ints": [1, 2],
+    "_strings": ["a", "b"],
+}
+"""Ends of names of the attributes of Constant, and what each is for."""
+
+
 def _node(rng: Rng, model: onnx.ModelProto) -> None:
     nodes = model.graph.node
     node = choose(rng, nodes)
-    kind = rng.integers(7)
+    kind = rng.integers(10)
     names = [n for other in nodes for n in (*other.input, *other.output)]
     if kind == 0 and len(node.input):
         node.input[int(rng.integers(len(node.input)))] = choose(rng, [*names, "", "nothing"])
@@ -192,10 +203,20 @@ def _node(rng: Rng, model: onnx.ModelProto) -> None:
         attribute = choose(rng, node.attribute)
         attribute.i = choose(rng, [-1, 0, 7, *HUGE])
         attribute.type = int(rng.integers(0, 12))
+    elif kind == 3 or kind == 7:  # a Constant of a value that is, or is not, of the kind that its name says
+        name = choose(rng, [f"value{kind}" for kind in ("", *_OF_CONSTANTS)])
+        constant = onnx.helper.make_node("Constant", [], [choose(rng, [*names, "constant"])])
+        constant.attribute.append(onnx.helper.make_attribute(name, choose(rng, list(_OF_CONSTANTS.values()))))
+        nodes.insert(int(rng.integers(len(nodes) + 1)), constant)
     elif kind == 4:
         node.attribute.append(onnx.helper.make_attribute("axis", choose(rng, [-99, 3, 2**40])))
     elif kind == 5:
         nodes.append(node)
+    elif kind >= 8:  # which ONNX Runtime does not mind
+        moved = onnx.NodeProto()
+        moved.CopyFrom(node)
+        nodes.remove(node)
+        nodes.insert(int(rng.integers(len(nodes) + 1)), moved)
     else:
         nodes.remove(node)
 

@@ -80,7 +80,7 @@ def _session(
     name: str, inputs: Signature, attributes: Attributes, native: bool, threads: int
 ) -> ort.InferenceSession:
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.force_spinning_stop", "1")  # there are many of them
     if native:
@@ -162,6 +162,16 @@ def _error(value: np.ndarray, reference: np.ndarray, terms: float) -> float:
     np.testing.assert_array_equal(value[~finite], reference[~finite].astype(value.dtype))
     norm = max(float(np.linalg.norm(reference[finite])), terms)
     return float(np.linalg.norm(value[finite] - reference[finite])) / (norm or 1.0)
+
+
+LEVELS = ["baseline", "avx2", "avx512"]
+
+
+def best_level(level: str) -> str:
+    """Returns the best level up to `level` that there are kernels of and that this processor has."""
+    import onnxtrain_kernels
+
+    return min(level, onnxtrain_kernels.level("avx512"), key=LEVELS.index)
 
 
 SIZES: Sequence[Sequence[int]] = ([0], [1], [3], [16], [17], [5, 0, 2], [4, 33], [2, 3, 5, 7], [40000])

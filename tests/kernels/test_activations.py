@@ -99,3 +99,14 @@ def test_gradient_along_an_axis(name: str, shape: Sequence[int], axis: int) -> N
     y = np.exp(x) / np.exp(x).sum(axis, keepdims=True)
     y = np.log(y) if name.startswith("Log") else y
     check(name, {"y": y, "ct": rng.standard_normal(shape)}, {"axis": axis})
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["kernel", "body"])
+@pytest.mark.parametrize("name", ["ReluGradient", "ReluGradientOfFinite"])
+def test_relu_gradient_of_what_is_no_number(name: str, native: bool) -> None:
+    """The cotangent, as in PyTorch, where the activation is NaN."""
+    y = np.resize(np.array([np.nan, 0, 2, np.inf, 0, np.nan, 1e-40], np.float32), 41)
+    ct = np.arange(1, 42, dtype=np.float32)
+    (computed,) = run(name, {"y": y, "ct": ct}, {}, native=native)
+    want = torch.ops.aten.threshold_backward(torch.from_numpy(ct), torch.from_numpy(y), 0).numpy()
+    np.testing.assert_array_equal(computed, want)

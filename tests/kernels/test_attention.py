@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import onnxruntime as ort
 import pytest
+import torch
 
 from kernels.against_body import check, needs_kernels, run
 
@@ -20,6 +22,17 @@ SIZES = [
 """Batch, heads, queries, keys, size of queries and keys, size of values."""
 FEW = [(0, 2, 3, 3, 4, 4), (1, 2, 0, 3, 4, 4), (1, 2, 3, 3, 4, 0)]
 """Nothing in one of them."""
+_few = [
+    pytest.param(
+        sizes,
+        marks=pytest.mark.xfail(
+            ort.__version__.startswith("1.20.") and 0 in sizes[:3],
+            reason="onnxruntime 1.20 reduces no elements to one: bodies fail",
+            strict=True,
+        ),
+    )
+    for sizes in FEW
+]
 MASKS = [(), (1,), (7,), (5, 1), (5, 7), (3, 1, 7), (2, 1, 5, 7), (1, 3, 5, 7), (2, 3, 5, 7)]
 
 
@@ -45,7 +58,7 @@ def check_gradient(name: str, given: dict[str, np.ndarray], scale: float, forwar
 
 
 @pytest.mark.parametrize("name", ["Attention", "CausalAttention"])
-@pytest.mark.parametrize("sizes", [*SIZES, *FEW], ids=str)
+@pytest.mark.parametrize("sizes", [*SIZES, *_few], ids=str)
 def test_attention(name: str, sizes: Sequence[int]) -> None:
     given = inputs(sizes)
     check(name, given, {"scale": 0.3})
@@ -122,3 +135,19 @@ def test_what_does_not_fit_is_refused(changed: dict[str, tuple[int, ...]], messa
     given |= {key: np.zeros(shape) for key, shape in changed.items()}
     with pytest.raises(Exception, match=message):
         run("MaskedAttention", given, {"scale": 0.3}, native=True)
+
+
+@pytest.mark.parametrize("name", ["Attention", "CausalAttention", "MaskedAttention", "SafeMaskedAttention"])
+def test_no_keys(name: str) -> None:
+    """Sums over nothing are zeros, as in PyTorch."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 3, n, size)) for n, size in ((5, 4), (0, 4), (0, 6)))
+    mask = {"mask": np.zeros((5, 0))} if "Masked" in name else {}
+    y, log_sum = run(name, {"q": q, "k": k, "v": v} | mask, {"scale": 0.3}, native=True)
+    want = torch.nn.functional.scaled_dot_product_attention(*map(torch.from_numpy, (q, k, v)))
+    np.testing.assert_array_equal(y, want)
+    pulled = {"ct": np.ones_like(y), "q": q, "k": k, "v": v, "log_sum": log_sum} | mask
+    dq, dk, dv = run(f"{name.removeprefix('Safe')}Gradient", pulled, {"scale": 0.3}, native=True)
+    np.testing.assert_array_equal(dq, np.zeros_like(q))
+    assert dk.shape == k.shape
+    assert dv.shape == v.shape

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -105,8 +106,10 @@ def _net(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
 
-def _expected(model: onnx.ModelProto, x: np.ndarray, pool: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    """Loss, gradients and updated statistics by PyTorch in float64."""
+def _expected(
+    model: onnx.ModelProto, x: np.ndarray, pool: Sequence[Sequence[int]], correction: int
+) -> dict[str, np.ndarray]:
+    """Loss, gradients and updated statistics by PyTorch in float64; ONNX's variance has no correction, PyTorch's 1."""
     kernel, strides, pads = pool
     values = {
         t.name: torch.from_numpy(onnx.numpy_helper.to_array(t).astype(np.float64))
@@ -127,18 +130,19 @@ def _expected(model: onnx.ModelProto, x: np.ndarray, pool: Sequence[Sequence[int
     loss = (net(data) ** 2).mean()
     loss.backward()
     result = {"loss": loss} | {f"{name}_grad": p.grad for name, p in parameters.items()}
-    for i, source in ((1, first(data)), (2, second(net[:4](data)))):  # ONNX takes the variance as it is
+    for i, source in ((1, first(data)), (2, second(net[:4](data)))):
         result[f"m{i}_updated"] = 0.9 * values[f"m{i}"] + 0.1 * source.mean((0, 2, 3))
-        result[f"v{i}_updated"] = 0.9 * values[f"v{i}"] + 0.1 * source.var((0, 2, 3), correction=0)
+        result[f"v{i}_updated"] = 0.9 * values[f"v{i}"] + 0.1 * source.var((0, 2, 3), correction=correction)
     return {name: value.detach().numpy() for name, value in result.items()}
 
 
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("native", [True, False], ids=["kernels", "bodies"])
-def test_net_against_torch(name: str, native: bool) -> None:
+@pytest.mark.parametrize("mode", ["as_exported", "training"])
+def test_net_against_torch(name: str, native: bool, mode: Literal["as_exported", "training"]) -> None:
     size, *pool = POOLS[name]
     model = _net(size, *pool)
-    graphs = build_training_graphs(ir.from_proto(model), "loss")
+    graphs = build_training_graphs(ir.from_proto(model), "loss", batch_norm=mode)
     training = ir.to_proto(graphs.training)
     calls = Counter(node.op_type for node in training.graph.node if node.domain == "onnxtrain")
     overlapping = name == "overlapping"
@@ -163,7 +167,9 @@ def test_net_against_torch(name: str, native: bool) -> None:
     }
     results = session.run(None, feeds)
     computed = dict(zip((value.name for value in session.get_outputs()), results, strict=True))
-    reference = _expected(model, x, pool)
+    names = {entry["output"]: f"{entry['name']}_updated" for entry in graphs.manifest["statistics"]}
+    computed = {names.get(key, key): value for key, value in computed.items()}
+    reference = _expected(model, x, pool, correction=int(mode == "training"))
     assert set(computed) == set(reference)
     for key, value in reference.items():
         if key == "b1_grad":  # BatchNormalization takes it away
@@ -202,3 +208,48 @@ def test_max_pool(
         found = run("MaxPool", {"x": x}, attributes, native=True, threads=threads)
         for value, reference in zip(found, expected, strict=True):
             np.testing.assert_array_equal(value, reference)
+
+
+@pytest.mark.parametrize(("shape", "kernel", "strides", "pads"), POOLINGS[:-1], ids=str)
+def test_what_is_no_number_is_a_maximum(
+    shape: Sequence[int], kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int]
+) -> None:
+    """NaN wherever a window has one, and the index of the last one of it, as in PyTorch."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(shape).astype(np.float32)
+    x[rng.random(shape) < 0.2] = np.nan
+    x[rng.random(shape) < 0.1] = -np.inf
+    attributes = {"kernel_shape": list(kernel), "strides": list(strides), "pads": list(pads)}
+    y, places = run("MaxPool", {"x": x}, attributes, native=True)
+    top, left, bottom, right = pads
+    filled = torch.nn.functional.pad(torch.from_numpy(x), (left, right, top, bottom), value=-np.inf)
+    want, indices = torch.nn.functional.max_pool2d(filled, kernel, strides, return_indices=True)
+    np.testing.assert_array_equal(y, want)
+    nan = np.isnan(y)
+    assert nan.any()
+    assert not nan.all()
+    rows, columns = np.divmod(indices.numpy(), filled.shape[-1])
+    planes = np.arange(shape[0] * shape[1]).reshape(*shape[:2], 1, 1) * shape[2] * shape[3]
+    expected = planes + (rows - top) * shape[3] + columns - left
+    np.testing.assert_array_equal(places[nan], expected[nan])
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["kernel", "body"])
+def test_gradient_of_a_channel_that_is_no_number(native: bool) -> None:
+    """The bias still sees the cotangents: PyTorch's ReLU passes them on where it has given NaN."""
+    rng = np.random.default_rng(0)
+    x, ct = (rng.standard_normal((4, 3, 5)).astype(np.float32) for _ in range(2))
+    x[1, 1, 2] = np.nan
+    scale, bias = rng.standard_normal((2, 3)).astype(np.float32)
+    parameter = torch.tensor(bias, requires_grad=True)
+    normal = torch.nn.functional.batch_norm(
+        torch.from_numpy(x), None, None, torch.from_numpy(scale), parameter, training=True
+    )
+    y = torch.relu(normal)
+    y.backward(torch.from_numpy(ct))
+    inputs = {"ct": ct, "x": x, "scale": scale, "y": y.detach().numpy()}
+    ct_x, ct_scale, ct_bias = run("BatchNormalizationReluGradient", inputs, {"epsilon": 1e-5}, native=native)
+    np.testing.assert_allclose(ct_bias, parameter.grad, rtol=1e-5, atol=1e-6)
+    assert np.isfinite(ct_bias).all()
+    assert np.isnan(ct_x[:, 1]).all()
+    assert np.isnan(ct_scale[1])

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from torch.nn import functional
 
 from kernels import against_body
-from kernels.against_body import needs_kernels
+from kernels.against_body import best_level, needs_kernels
 from onnxtrain.autodiff import differentiate
 from onnxtrain.fusion import Bfloat16ProductPass, NativeOpsPass
 from onnxtrain.runtime.kernels import register_kernels
@@ -212,7 +212,7 @@ def test_convolution_in_bfloat16(name: str) -> None:
 @pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
 def test_bfloat16_at_every_level_of_the_processor(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the instructions for bfloat16, and in float32 where there are none."""
-    monkeypatch.setenv("ONNXTRAIN_KERNELS_LEVEL", level)
+    monkeypatch.setenv("ONNXTRAIN_KERNELS_LEVEL", best_level(level))
     for name in (
         "odd channels",
         "stride 2",

@@ -492,6 +492,37 @@ def test_hooks_of_what_no_gradient_comes_to_are_not_called() -> None:
     assert_same(*seen)
 
 
+class WrittenAfterABreak(nn.Module):
+    """Writes to what a parameter gave in an earlier graph, and returns something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.other = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        h = self.other * 2
+        torch._dynamo.graph_break()
+        h.mul_(3)
+        return [self.trunk(x)]
+
+
+@pytest.mark.parametrize("kind", [Heads, WrittenAfterABreak])
+def test_hooks_of_what_only_other_outputs_depend_on_are_not_called(kind: type[nn.Module]) -> None:
+    seen = []
+    x = torch.linspace(-1, 1, 8).reshape(2, 4)
+    for module in pair(kind()):
+        called: list[int] = []
+        for index, parameter in enumerate(module.parameters()):
+            parameter.register_hook(lambda gradient, index=index, called=called: called.append(index))
+            handle = parameter.register_hook(lambda gradient: gradient * 3)
+            parameter.register_hook(lambda gradient: gradient * 2)
+        module(x)[0].sum().backward()
+        handle.remove()  # one of the last parameter's; the others stay
+        sum(output.sum() for output in module(x)).backward()
+        seen.append([torch.tensor(sorted(called)), *(p.grad for p in module.parameters())])
+    assert_same(*seen)
+
+
 class Shrinking(nn.Module):
     """Its gradient reads its result, where PyTorch's reads what it divides."""
 

@@ -94,3 +94,45 @@ def test_regions_in_regions() -> None:
         seen.append([first, second, leaf.grad, *(parameter.grad for parameter in module.parameters())])
     torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
     assert model.report().runs_in_onnxruntime
+
+
+class Normalised(nn.Module):
+    """Writes to a vector that its weight is computed from: the graph is rehearsed with PyTorch's autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).sin()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_around_an_ortmodule(reentrant: bool) -> None:
+    plain = Normalised().double()
+    model = ORTModule(copy.deepcopy(plain))
+    x = torch.randn(5, 4, dtype=torch.float64)
+    for step in range(2):  # the first call compiles
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        checkpoint(model, ours, use_reentrant=reentrant).square().sum().backward()
+        checkpoint(plain, theirs, use_reentrant=reentrant).square().sum().backward()
+        # Without reentry the second run ends before the ORTModule writes the vector, and after eager PyTorch does.
+        if reentrant or step == 0:
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_saved_tensors_hooks_see_no_compilation() -> None:
+    seen: list[torch.Size] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append(tensor.shape)
+        return tensor
+
+    model = ORTModule(Normalised())
+    counts = []
+    for _ in range(3):
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(torch.randn(5, 4, requires_grad=True))
+        counts.append(len(seen))
+    assert counts[0] == counts[1] == counts[2] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -35,13 +34,14 @@ def test_a_hook_that_stops_every_call_is_not_captured_each_time() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     model = ORTModule(net)
     handle = net[1].register_forward_hook(_stop)
-    times = []
+    captures = []
     for _ in range(8):
-        start = time.perf_counter()
+        before = torch._dynamo.utils.counters["frames"]["total"]
         with pytest.raises(_Stop):
             model(torch.ones(2, 4))
-        times.append(time.perf_counter() - start)
-    assert sorted(times)[2] < times[0] / 10
+        captures.append(torch._dynamo.utils.counters["frames"]["total"] - before)
+    assert captures[0] > 0
+    assert captures.count(0) >= 3, captures
     handle.remove()
     for _ in range(3):
         torch.testing.assert_close(model(torch.ones(2, 4)), net(torch.ones(2, 4)))

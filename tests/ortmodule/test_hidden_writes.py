@@ -147,6 +147,25 @@ def test_a_write_through_data_leaves_the_gradient_of_what_it_writes_to_alone() -
     assert_as_in_eager_pytorch(function)
 
 
+@pytest.mark.parametrize("square", [False, True], ids=["copy_", "square_"])
+def test_backward_reads_what_was_written_after_the_tensor_was_read_through_data(square: bool) -> None:
+    """`h.data` has a version counter of its own: PyTorch does not see that `h` has changed since the product."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight
+        product = h.data * x
+        if square:
+            h.square_()
+        else:
+            with torch.no_grad():
+                h.copy_(x + 1)
+        return product + h
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ORTModule: graph")
+        assert_as_in_eager_pytorch(function)
+
+
 @pytest.mark.parametrize(
     "turn",
     [

@@ -43,3 +43,48 @@ def test_transformer_in_inference(name: str, padded: bool) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
     assert model.report().runs_in_onnxruntime
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+TRAINED_ON_INFERENCE_TENSORS = {
+    "linear": lambda: nn.Linear(8, 8),
+    "lstm": lambda: nn.LSTM(8, 8, batch_first=True),
+    "layer": layer,
+    "encoder": MODULES["encoder"],
+    "attention": MODULES["attention"],
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", TRAINED_ON_INFERENCE_TENSORS)
+def test_inputs_made_in_inference_mode(name: str, training: bool) -> None:
+    """Eager PyTorch takes them where an operator copies them first, and else says to clone them, as is done here."""
+    torch.manual_seed(0)
+    module = TRAINED_ON_INFERENCE_TENSORS[name]().train(training)
+    count = 3 if name == "attention" else 1
+    with torch.inference_mode():
+        made = torch.randn(2, 3, 8)
+    parameters = list(module.parameters())
+
+    def gradients(call: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(1)  # of dropout
+        result = call(*[x] * count)
+        out = result if isinstance(result, torch.Tensor) else result[0]
+        return torch.autograd.grad(out.square().sum(), parameters)
+
+    model = ORTModule(module)
+    got = gradients(model, made)
+    assert model.report().runs_in_onnxruntime
+    torch.testing.assert_close(got, gradients(module, made.clone()), rtol=1e-4, atol=1e-4)
+
+
+def test_second_derivatives_of_inputs_made_in_inference_mode() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    with torch.inference_mode():
+        made = torch.randn(2, 3)
+
+    def penalty(call: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        weights = list(module.parameters())
+        first = torch.autograd.grad(call(x).square().sum(), weights, create_graph=True)
+        return torch.autograd.grad(sum(part.square().sum() for part in first), weights)
+
+    torch.testing.assert_close(penalty(ORTModule(module), made), penalty(module, made.clone()))

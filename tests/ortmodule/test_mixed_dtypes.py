@@ -6,16 +6,19 @@ import functools
 import logging
 import os
 import random
+import resource
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch, refuse_mixed_dtypes
 from ortmodule.test_numbers_given import UNINITIALISED
 
 DRAWN = int(os.environ.get("ONNXTRAIN_FUZZ_DTYPES", "60"))
@@ -109,6 +112,33 @@ def test_computed_as_by_eager_pytorch(name: str, dtype: torch.dtype) -> None:
     assert not found_message
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want)
+
+
+def _node(function: Callable[..., Any], *arguments: tuple[tuple[int, ...], torch.dtype]) -> fx.Node:
+    """Returns a node of a Dynamo graph that calls a function with tensors of these shapes, which have no memory."""
+    graph = fx.Graph()
+    with FakeTensorMode():
+        values = [torch.empty(shape, dtype=dtype) for shape, dtype in arguments]
+        sources = [graph.placeholder(f"x{index}") for index in range(len(values))]
+        for source, value in zip(sources, values, strict=True):
+            source.meta["example_value"] = value.requires_grad_(value.is_floating_point())
+        node = graph.call_function(function, tuple(sources))
+        node.meta["example_value"] = function(*values)
+    return node
+
+
+def test_tensors_that_no_memory_has_room_for() -> None:
+    """Neither the product, of a terabyte, nor the logarithms of the scores, of half of one, are computed to ask."""
+    rows, columns, words = 1 << 20, 1 << 18, 1 << 17
+    product = _node(torch.matmul, ((rows, 64), torch.float32), ((64, columns), torch.float64))
+    with pytest.raises(RefusedByPyTorch, match="same dtype"):
+        refuse_mixed_dtypes(product)
+    loss = _node(F.cross_entropy, ((rows, words), torch.float32), ((rows,), torch.int64))
+    table = _node(F.embedding, ((rows,), torch.int64), ((words, rows), torch.float32))
+    started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refuse_mixed_dtypes(loss)
+    refuse_mixed_dtypes(table)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - started < 64 << 10  # KiB
 
 
 def test_whole_numbers_are_refused_by_a_layer() -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule._lowering import LOWERINGS
 
 ELSEWHERE = (
     "cudnn", "miopen", "mps", "flash", "efficient", "mem_eff", "triton", "nested", "overrideable", "_fused_dropout",
@@ -283,6 +284,68 @@ def _through_layer(self: Drawing, h: torch.Tensor) -> list[torch.Tensor]:
 def test_layer_draws_as_in_eager(name: str) -> None:
     torch.manual_seed(0)
     _assert_as_eager(Drawing(_through_layer, LAYERS[name]()))
+
+
+DRAWN_AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda h: F.dropout(h, 0.3),
+    "bernoulli_": lambda h: torch.empty_like(h).bernoulli_(0.4),
+    "cauchy_": lambda h: torch.empty_like(h).cauchy_(),
+    "exponential_": lambda h: torch.empty_like(h).exponential_(),
+    "geometric_": lambda h: torch.empty_like(h).geometric_(0.4),
+    "log_normal_": lambda h: torch.empty_like(h).log_normal_(),
+    "normal_": lambda h: torch.empty_like(h).normal_(),
+    "uniform_": lambda h: torch.empty_like(h).uniform_(),
+    "normal": lambda h: torch.normal(0.5, 2.0, (5, 6)),
+    "rand": lambda h: torch.rand(5, 6) + torch.rand_like(h),
+    "randn": lambda h: torch.randn(5, 6) + torch.randn_like(h),
+    "randint": lambda h: torch.randint(7, (5, 6)) + torch.randint_like(h, 2, 5),
+    "randperm": lambda h: torch.randperm(6).float(),
+    "multinomial": lambda h: torch.multinomial(h.detach(), 2).float().sum(1, keepdim=True),
+    "multinomial with replacement": lambda h: (
+        torch.multinomial(h.detach(), 9, True).float().sum(1, keepdim=True)
+    ),
+}
+
+
+class Writable(nn.Module):
+    """Its gradient reads its result, where PyTorch's reads what it divides."""
+
+    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.1, 1.0, 30).reshape(5, 6))
+        self.draw = draw
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x * self.weight * self.draw(x)
+        return h / (1 + h.square()).sqrt()
+
+
+@pytest.mark.parametrize("name", DRAWN_AGAIN)
+def test_gradients_computed_again_have_the_same_draws(name: str) -> None:
+    """Where a result has been written to, PyTorch computes the graph again for its gradient."""
+    plain = Writable(DRAWN_AGAIN[name])
+    seen = []
+    for module in (plain, ORTModule(copy.deepcopy(plain))):
+        torch.manual_seed(2)
+        result = module(torch.linspace(0.2, 0.9, 30).reshape(5, 6))
+        with torch.no_grad():
+            result.add_(1)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "ORTModule: graph 0, gradient runs in PyTorch: a result")
+            result.sum().backward()
+        seen.append([result.detach(), *(p.grad for p in module.parameters()), torch.rand(1)])
+    for want, got in zip(*seen, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_draws_of_every_lowering_are_tested_again() -> None:
+    lowered = {str(o).split(".")[1] for o in _drawing() if str(o) in LOWERINGS}
+    lowered.remove("rrelu_with_noise_functional")  # in evaluation, where it draws nothing
+    tested = {
+        *(name.split()[0].rstrip("_") for name in DRAWN_AGAIN),
+        *("native_dropout", "normal_functional", "rand_like", "randn_like", "randint_like"),
+    }
+    assert lowered <= tested
 
 
 IN_PYTORCH = {

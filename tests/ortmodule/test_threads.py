@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,16 +41,36 @@ assert [batch.tolist() for batch in DataLoader([1, 2, 3], 2, num_workers=1)] == 
 """
 
 
-@pytest.mark.parametrize(("seconds", "shared"), [(0.0, 0), (1.5e-3, 1)])
+class Clock:
+    """Seconds that pass where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def run(self, seconds: float, result: int = 0) -> Callable[[], int]:
+        """Returns a run that takes so long."""
+
+        def work() -> int:
+            self.now += seconds
+            return result
+
+        return work
+
+
+@pytest.mark.parametrize(("seconds", "shared"), [(0.9e-3, 0), (1.1e-3, 1)])
 def test_cores_are_shared_where_runs_are_long(
     seconds: float, shared: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []
     monkeypatch.setattr(_threads, "share_cores", lambda: calls.append(None))
-    sharing = CoreSharing(torch.device("cpu"))
+    clock = Clock()
+    sharing = CoreSharing(torch.device("cpu"), clock)
     for count in range(4):
         assert not sharing.is_settled
-        assert sharing.watch(lambda count=count: (time.sleep(seconds), count)[1]) == count
+        assert sharing.watch(clock.run(seconds, count)) == count
     assert sharing.is_settled
     assert len(calls) == shared
 
@@ -59,9 +78,10 @@ def test_cores_are_shared_where_runs_are_long(
 def test_one_long_run_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one takes memory, another may have been interrupted."""
     monkeypatch.setattr(_threads, "share_cores", lambda: pytest.fail("runs are short"))
-    sharing = CoreSharing(torch.device("cpu"))
+    clock = Clock()
+    sharing = CoreSharing(torch.device("cpu"), clock)
     for seconds in (5e-3, 0.0, 5e-3, 5e-3):
-        sharing.watch(lambda seconds=seconds: time.sleep(seconds))
+        sharing.watch(clock.run(seconds))
     assert sharing.is_settled
 
 

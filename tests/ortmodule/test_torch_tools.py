@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
+import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -235,3 +237,34 @@ def test_layers_after_a_graph_break_in_a_container_are_captured() -> None:
     torch.testing.assert_close(model(batch()), net(batch()))
     assert model.report().runs_in_onnxruntime
     assert sum(graph.forward_nodes for graph in model.report()) >= len(net)
+
+
+@pytest.mark.parametrize("policy", ["onnxruntime", "partly"])
+def test_parameters_that_are_swapped_on_conversion(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Net(Mlp):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return torch.polygamma(1, y.abs() + 1) if policy == "partly" else y
+
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    # pytest keeps the records of PyTorch's trace log, which hold graphs and with them references to parameters
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+    plain = Net()
+    model = ORTModule(copy.deepcopy(plain))
+    before = list(model.parameters())
+    x = torch.randn(3, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of polygamma
+        model(x).square().sum().backward()
+        (gradient,) = torch.autograd.grad(model(x).sum(), model.fc1.weight, create_graph=True)
+        gradient.square().sum().backward()
+        with torch.no_grad():
+            model.eval()(x)
+        model.zero_grad()
+        gc.collect()  # Dynamo leaves graphs in cycles
+        model.double()
+        assert [id(parameter) for parameter in model.parameters()] == [id(parameter) for parameter in before]
+        model(x.double()).square().sum().backward()
+    plain.double()(x.double()).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

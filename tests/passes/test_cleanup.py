@@ -224,3 +224,17 @@ def test_one_value_stays_two_results_of_a_loop_in_a_function():
     assert len({value.name for value in body.outputs}) == 2
     got = run(to_proto(loaded), {"x": X})
     np.testing.assert_allclose(got[0], np.cumsum(X, axis=0), rtol=1e-6)
+
+
+def test_a_loop_keeps_the_place_of_its_condition() -> None:
+    """Without it onnx's shape inference fails; onnx_ir's pass drops all absent inputs at the end."""
+    model = ir.from_proto(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (int64 trips, float[2] x) => (float[n, 2] y) {
+            y = Loop(trips, "") <body = b (int64 i, bool c) => (bool d, float[2] o) { d = Identity(c)  o = Sin(x) }>
+        }""")
+    )
+    CleanupPass()(model)
+    (loop,) = ir.to_proto(model).graph.node
+    assert list(loop.input) == ["trips", ""]
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)

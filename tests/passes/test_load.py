@@ -286,7 +286,7 @@ def test_output_that_nothing_defines():
 def test_text_that_is_no_utf8(text):
     content = build([helper.make_node("Gemm", ["x", "x"], ["y"])], [info("x", [2, 2])], [info("y", [2, 2])])
     proto = onnx.ModelProto.FromString(content.SerializeToString().replace(text, b"\xff" * len(text)))
-    with pytest.raises(ModelLoadError, match=r"has the name b'(\\xff)+', which is no UTF-8"):
+    with pytest.raises(ModelLoadError, match=r"has the text b'(\\xff)+', which is no UTF-8"):
         load_model(proto)
 
 
@@ -318,3 +318,44 @@ def test_cyclic_graph():
     nodes = [helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
     with pytest.raises(ModelLoadError, match="cycle"):
         load_model(build(nodes, [info("x", [1])], [info("b", [1])]))
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "value", "kinds"),
+    [
+        ("Constant", "value", 3, "INT, and the standard has TENSOR"),
+        ("Constant", "value_floats", 2.0, "FLOAT, and the standard has FLOATS"),
+        ("Constant", "value_float", "text", "STRING, and the standard has FLOAT"),
+        ("Flatten", "axis", 1.0, "FLOAT, and the standard has INT"),
+    ],
+)
+def test_an_attribute_of_another_kind_is_an_error(op, name, value, kinds):
+    inputs = [] if op == "Constant" else ["x"]
+    node = helper.make_node(op, inputs, ["y"])
+    node.attribute.append(helper.make_attribute(name, value))
+    graph = helper.make_graph([node], "g", [info("x", ["N", 3])], [info("y", None)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    with pytest.raises(ModelLoadError, match=f"'{name}' of {op} .*{kinds}"):
+        load_model(model)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"the graph", b"the\xffgraph"),
+        (b"the node", b"the\xffnode"),
+        (b"described", b"descri\xffed"),
+        (b"producer", b"pro\xffucer"),
+        (b"a key", b"a\xffkey"),
+    ],
+)
+def test_texts_that_are_no_utf_8_are_errors(tmp_path, old, new):
+    node = helper.make_node("Relu", ["x"], ["y"], name="the node", doc_string="described")
+    graph = helper.make_graph([node], "the graph", [info("x", ["N", 3])], [info("y", ["N", 3])])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], producer_name="producer")
+    helper.set_model_props(model, {"a key": "value"})
+    content = model.SerializeToString()
+    assert content.count(old) == 1
+    (tmp_path / "net.onnx").write_bytes(content.replace(old, new))
+    with pytest.raises(ModelLoadError):
+        load_model(tmp_path / "net.onnx")

@@ -40,6 +40,23 @@ def test_exported_model_is_the_trained_one(mlp_dir, batch):
         )
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_nodes_that_a_tool_has_moved_are_all_exported_in_order(mlp_dir, batch, seed):
+    """ONNX Runtime runs an eval model whose nodes are in any order."""
+    state = CheckpointState.load_checkpoint(mlp_dir / "checkpoint")
+    evaluation = onnx.load(mlp_dir / "eval_model.onnx")
+    nodes = list(evaluation.graph.node)
+    del evaluation.graph.node[:]
+    order = np.random.default_rng(seed).permutation(len(nodes)) if seed else range(len(nodes))[::-1]
+    evaluation.graph.node.extend(nodes[index] for index in order)
+    module = Module(mlp_dir / "training_model.onnx", state, evaluation.SerializeToString())
+    module.export_model_for_inferencing(mlp_dir / "out.onnx", ["logits", "a"])
+    _, session = load(mlp_dir / "out.onnx")
+    logits, _ = session.run(None, {"x": batch[0]})
+    values = {name: parameter.data for name, parameter in state.parameters}
+    np.testing.assert_allclose(logits, handmade.reference_mlp(values, *batch)[1], rtol=1e-4, atol=1e-5)
+
+
 def test_intermediate_values_and_the_loss_can_be_outputs(mlp_dir, batch):
     state = CheckpointState.load_checkpoint(mlp_dir / "checkpoint")
     module = Module(mlp_dir / "training_model.onnx", state, (mlp_dir / "eval_model.onnx").read_bytes())
@@ -274,6 +291,16 @@ def test_wire_format_agrees_with_protobuf():
 def test_wire_format_rejects_what_is_no_message(damaged):
     with pytest.raises(ValueError, match=r"message|varint|wire type"):
         list(onnx_wire.parse(damaged))
+
+
+def test_a_name_that_is_no_text_is_told(mlp_dir):
+    """ONNX Runtime loads the model: it does not look at the keys of metadata."""
+    state = CheckpointState.load_checkpoint(mlp_dir / "checkpoint")
+    property_ = onnx_wire.embed(14, onnx_wire.embed(1, b"\xff"), onnx_wire.text(2, "value"))
+    evaluation = (mlp_dir / "eval_model.onnx").read_bytes() + property_
+    module = Module(mlp_dir / "training_model.onnx", state)
+    with pytest.raises(ModelLoadError, match=r"reading the eval model .*can't decode byte 0xff"):
+        export.export_inference_model(evaluation, module._bound_inputs(), mlp_dir / "out.onnx", ["logits"])
 
 
 def test_unreadable_eval_model(tmp_path):

@@ -60,13 +60,21 @@ print(json.dumps({"first": losses[0], "last": losses[-1], "modules": sorted(thir
 """
 )
 
-TIME = """
-import time
-begin = time.process_time()  # not the wall clock: tests run beside each other
-import numpy, onnxruntime, safetensors
-start = time.process_time()
-import onnxtrain.api
-print((time.process_time() - start) / (start - begin))
+CALLS = """
+import sys
+
+def calls(work):
+    count = 0
+    def see(frame, event, argument):
+        nonlocal count
+        count += event == "call"
+    sys.setprofile(see)
+    exec(work)
+    sys.setprofile(None)
+    return count
+
+dependencies = calls("import numpy, onnxruntime, safetensors")
+print(calls("import onnxtrain.api") / dependencies)
 """
 
 
@@ -77,7 +85,6 @@ def python(code: str, directory: Path) -> str:
         env={**os.environ, "PYTHONPATH": SOURCE},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -93,9 +100,9 @@ def test_training_with_nothing_else_installed(mlp_dir):
     assert result["peak_mb"] < 150
 
 
-def test_import_adds_at_most_half_of_what_its_dependencies_take(tmp_path):
-    """0.08 s to their 0.27 s: as a ratio, since the same machine takes twice as long on some days."""
-    assert min(float(python(TIME, tmp_path)) for _ in range(5)) <= 0.5
+def test_import_adds_a_third_at_most_of_what_its_dependencies_take(tmp_path):
+    """0.08 s to their 0.27 s; counted are calls of Python functions, which are the same on every machine."""
+    assert float(python(CALLS, tmp_path)) <= 1 / 3
 
 
 def test_api_is_that_of_the_old_package():

@@ -21,6 +21,15 @@ from torch import nn
 import models
 from onnxtrain import Trainer, differentiate, make_batch_dynamic, replace_head
 from onnxtrain.errors import InputError, ModelError
+from onnxtrain.passes import load_model
+
+
+def replaced(model: Any, *arguments: Any, **options: Any) -> ir.Model:
+    """What `replace_head` returns, in the form of what it was given, as an IR model."""
+    result = replace_head(model, *arguments, **options)
+    assert isinstance(result, ir.Model if isinstance(model, ir.Model) else onnx.ModelProto)
+    return load_model(result)
+
 
 NEW = 7
 
@@ -139,9 +148,9 @@ def test_outputs_and_gradients_are_those_of_the_same_surgery_in_torch(
         with pytest.raises(
             ModelError, match=r"Reshape '/3/Reshape.*' is not for another .*: its shape is computed"
         ):
-            replace_head(path, NEW)
+            replaced(path, NEW)
         return
-    model = replace_head(path, NEW, seed=3)
+    model = replaced(path, NEW, seed=3)
     assert path.read_bytes() == before
     assert ("are now the logits" in caplog.text) == (case.softmax is not None)
     values = {
@@ -224,7 +233,7 @@ def gemm(dtype: int = onnx.TensorProto.FLOAT, tail: str = "", transposed: bool =
 @pytest.mark.parametrize("transposed", [False, True])
 def test_initial_values_are_pytorchs(transposed: bool) -> None:
     """Uniform in 1 / sqrt(fan_in), one seed one head, whatever the layout."""
-    model = replace_head(gemm(transposed=transposed), 2000, seed=1)
+    model = replaced(gemm(transposed=transposed), 2000, seed=1)
     values = head_values(model)
     weight = values["fc.weight"] if transposed else values["fc.weight"].T
     bound = 1 / math.sqrt(6)
@@ -239,13 +248,13 @@ def test_initial_values_are_pytorchs(transposed: bool) -> None:
     np.testing.assert_array_equal(
         weight, np.random.default_rng(1).uniform(-bound, bound, (2000, 6)).astype(np.float32)
     )
-    again, other = (head_values(replace_head(gemm(), 2000, seed=s))["fc.weight"].T for s in (1, 2))
+    again, other = (head_values(replaced(gemm(), 2000, seed=s))["fc.weight"].T for s in (1, 2))
     np.testing.assert_array_equal(again, weight)
     assert not np.array_equal(other, weight)
 
 
 def test_half_precision_stays_half_precision() -> None:
-    model = replace_head(gemm(onnx.TensorProto.FLOAT16), 5)
+    model = replaced(gemm(onnx.TensorProto.FLOAT16), 5)
     values = head_values(model)
     assert {n: (v.dtype, v.shape) for n, v in values.items()} == {
         "w": (np.float16, (4, 6)), "fc.weight": (np.float16, (6, 5)), "fc.bias": (np.float16, (5,))
@@ -263,7 +272,7 @@ def test_a_weight_that_serves_elsewhere_stays_there() -> None:
         net (int64[n, t] x) => (float[n, t, 3] y) <float[3, 2] embed__weight = {1., 2., 3., 4., 5., 6.}>
         { h = Gather(embed__weight, x) w = Transpose<perm = [1, 0]>(embed__weight) y = MatMul(h, w) }"""
     )
-    new = replace_head(model, 5, bias=True)
+    new = replaced(model, 5, bias=True)
     values = head_values(new)
     np.testing.assert_array_equal(values["embed.weight"], [[1, 2], [3, 4], [5, 6]])
     assert (values["head.weight"].shape, values["head.bias"].shape) == ((5, 2), (5,))
@@ -285,8 +294,8 @@ def test_bias_is_added_or_dropped(bias: bool, names: set[str], product: str) -> 
         node.op_type, node.output[0] = "MatMul", "z"
         del node.input[2:], node.attribute[:]
         model.graph.node.append(onnx.helper.make_node("Add", ["fc.bias", "z"], ["y"]))
-    for start in (model, replace_head(model, 4, bias=not bias)):
-        new = replace_head(start, 5, bias=bias)
+    for start in (model, replaced(model, 4, bias=not bias)):
+        new = replaced(start, 5, bias=bias)
         values = head_values(new)
         assert set(values) == names
         x = np.random.default_rng(0).standard_normal((2, 4)).astype(np.float32)
@@ -302,13 +311,13 @@ def test_a_bias_of_zeros_that_the_exporter_has_dropped_is_back(tmp_path: Path) -
     path = export(net, (4,), tmp_path / "net.onnx", "dynamo", "1")
     model = onnx.load(path)
     assert not [t.name for t in model.graph.initializer if list(t.dims) == [3]]
-    values = head_values(replace_head(path, 5))
+    values = head_values(replaced(path, 5))
     assert values["2.bias"].shape == (5,)
-    assert "2.bias" not in head_values(replace_head(path, 5, bias=False))
+    assert "2.bias" not in head_values(replaced(path, 5, bias=False))
 
 
 def test_softmax_is_kept_if_asked_for() -> None:
-    model = replace_head(gemm(tail="s = Softmax(z) y = Identity(s)"), 5, logits=False)
+    model = replaced(gemm(tail="s = Softmax(z) y = Identity(s)"), 5, logits=False)
     got = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(
         None, {"x": np.ones((2, 4), np.float32)}
     )
@@ -323,17 +332,17 @@ def test_several_outputs_need_a_choice(caplog: pytest.LogCaptureFixture) -> None
     with pytest.raises(
         ModelError, match=r"several outputs \('y' behind Identity 'y', Gemm .*output=NAME.*head=NAME"
     ):
-        replace_head(model, 5)
+        replaced(model, 5)
     with pytest.raises(ModelError, match="no output 'q'; its outputs are y, p, c, h"):
-        replace_head(model, 5, output="q")
+        replaced(model, 5, output="q")
     with pytest.raises(ModelError, match=r"'c' comes from ArgMax .* is neither a linear layer nor known"):
-        replace_head(model, 5, output="c")
+        replaced(model, 5, output="c")
     for options in ({"output": "y"}, {"head": "fc"}, {"head": "fc.weight"}):
         caplog.clear()
-        new = replace_head(model, 5, **options)
+        new = replaced(model, 5, **options)
         assert [value.name for value in new.graph.outputs] == ["y", "h"]
         assert "The outputs 'p', 'c' were computed from the head" in caplog.text
-    logits = replace_head(model, 5, output="p")
+    logits = replaced(model, 5, output="p")
     assert [value.name for value in logits.graph.outputs] == ["p", "h"]
     assert "Softmax" not in {node.op_type for node in logits.graph}
 
@@ -358,7 +367,7 @@ def test_what_cannot_be_followed_is_refused(tail: str, message: str) -> None:
     if "ArgMax" in tail:
         model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
     with pytest.raises(ModelError, match=message):
-        replace_head(model, 5)
+        replaced(model, 5)
 
 
 def test_a_quantised_weight_is_refused() -> None:
@@ -368,7 +377,7 @@ def test_a_quantised_weight_is_refused() -> None:
         { w = DequantizeLinear(q, s) y = MatMul(x, w) }"""
     )
     with pytest.raises(ModelError, match="so it is quantised: replace the head of the float model"):
-        replace_head(model, 5)
+        replaced(model, 5)
 
 
 def test_a_dynamically_quantised_head_is_refused(tmp_path: Path) -> None:
@@ -379,7 +388,7 @@ def test_a_dynamically_quantised_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"MatMulInteger '.*' is quantised: replace the head of the float model"
     ):
-        replace_head(tmp_path / "int8.onnx", 5)
+        replaced(tmp_path / "int8.onnx", 5)
 
 
 def test_no_head_names_the_last_ops_and_the_layers() -> None:
@@ -389,15 +398,15 @@ def test_no_head_names_the_last_ops_and_the_layers() -> None:
     with pytest.raises(
         ModelError, match=r"comes from Flatten 'f', GlobalAveragePool 'p', .* the last ones are conv.weight"
     ):
-        replace_head(backbone, 5)
+        replaced(backbone, 5)
     with pytest.raises(ModelError, match="no linear layer 'fc2' at the end"):
-        replace_head(gemm(), 5, head="fc2")
+        replaced(gemm(), 5, head="fc2")
 
 
 @pytest.mark.parametrize("classes", [0, -1, 2.0, True, "5"])
 def test_classes_are_a_positive_integer(classes: Any) -> None:
     with pytest.raises(InputError, match="classes must be a positive integer"):
-        replace_head(gemm(), classes)
+        replaced(gemm(), classes)
 
 
 def test_the_new_head_trains() -> None:
@@ -409,7 +418,7 @@ def test_the_new_head_trains() -> None:
     x = rng.standard_normal((200, 4)).astype(np.float32)
     y = x.argmax(axis=1)
     trainer = Trainer(
-        replace_head(make_batch_dynamic(model), 4), "cross_entropy", "adam", 0.05, requires_grad="fc.*"
+        replaced(make_batch_dynamic(model), 4), "cross_entropy", "adam", 0.05, requires_grad="fc.*"
     )
     trainer.fit(x, y, epochs=30, verbose=False)
     assert [name for name, p in trainer.parameters if p.requires_grad] == ["fc.weight", "fc.bias"]

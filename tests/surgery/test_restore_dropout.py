@@ -16,7 +16,15 @@ from torch import nn
 import models
 from onnxtrain import Trainer, restore_dropout
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import to_proto
+from onnxtrain.passes import load_model, to_proto
+
+
+def restored(model: Any, *arguments: Any, **options: Any) -> ir.Model:
+    """What `restore_dropout` returns, in the form of what it was given, as an IR model."""
+    result = restore_dropout(model, *arguments, **options)
+    assert isinstance(result, ir.Model if isinstance(model, ir.Model) else onnx.ModelProto)
+    return load_model(result)
+
 
 RATIO = 0.25
 
@@ -60,8 +68,8 @@ def test_traces_of_the_dynamo_exporter(tmp_path: Path) -> None:
     """Two Dropouts where the modules were, and none for `clone`: zeros of that share, the rest scaled as in PyTorch."""
     path = export(tmp_path / "net.onnx", optimize=False)
     with pytest.raises(ModelError, match=r"its ratio is not in the file. Pass it"):
-        restore_dropout(path)
-    model = restore_dropout(path, RATIO)
+        restored(path)
+    model = restored(path, RATIO)
     first, second = dropouts(model)
     x = np.random.default_rng(0).standard_normal((2, 6)).astype(np.float32)
     for node in (first, second):
@@ -81,12 +89,12 @@ def test_traces_of_the_dynamo_exporter(tmp_path: Path) -> None:
 def test_no_trace_is_said_and_layers_may_be_named(options: dict[str, Any], tmp_path: Path) -> None:
     path = export(tmp_path / "net.onnx", **options)
     with pytest.raises(ModelError, match=r"no trace of it in the file.*optimize=False.*before="):
-        restore_dropout(path, RATIO)
-    (node,) = dropouts(restore_dropout(path, RATIO, before="fc"))
+        restored(path, RATIO)
+    (node,) = dropouts(restored(path, RATIO, before="fc"))
     assert node.inputs[0].producer().op_type == "Tanh"
-    assert len(dropouts(restore_dropout(path, RATIO, before=["fc", "sec*"]))) == 2
+    assert len(dropouts(restored(path, RATIO, before=["fc", "sec*"]))) == 2
     with pytest.raises(ModelError, match=r"matches 'head\*' of before; there are .*fc.weight"):
-        restore_dropout(path, RATIO, before="head*")
+        restored(path, RATIO, before="head*")
 
 
 def test_nodes_in_inference_mode_train(tmp_path: Path) -> None:
@@ -98,7 +106,7 @@ def test_nodes_in_inference_mode_train(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
     before = model.SerializeToString()
     for p, expected in ((None, 0.5), (0.1, 0.1)):
-        new = restore_dropout(model, p)
+        new = restored(model, p)
         a, d = outputs(new, ["a", "d"], x)
         assert abs((d[a != 0] == 0).mean() - expected) < 0.05
         trainer = Trainer(new, "cross_entropy", "sgd", 0.1)
@@ -115,7 +123,7 @@ def test_training_with_it_is_training_of_the_kept_units() -> None:
     """One step of gradient descent: the rows of `w2` whose units were dropped stay as they were."""
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((1, 4)).astype(np.float32), np.array([1])
-    model = restore_dropout(models.mlp(hidden=50), 0.5, before="w2")
+    model = restored(models.mlp(hidden=50), 0.5, before="w2")
     trainer = Trainer(model, "cross_entropy", "sgd", 0.1)
     start = {name: np.array(p.data) for name, p in trainer.parameters}
     trainer.fit(x, y, verbose=False)
@@ -132,4 +140,4 @@ def test_training_with_it_is_training_of_the_kept_units() -> None:
 @pytest.mark.parametrize("p", [-0.1, 1, "0.5", True])
 def test_ratios_are_checked(p: Any) -> None:
     with pytest.raises(InputError, match="p must be a number from 0 up to 1"):
-        restore_dropout(models.mlp(), p)
+        restored(models.mlp(), p)

@@ -20,6 +20,7 @@ from trainer import problems
 PROBLEM = problems.classes(samples=24)
 X, Y = PROBLEM.x, PROBLEM.y
 NAN = np.where(np.arange(96).reshape(24, 4) == 41, np.nan, X).astype(np.float32)
+INFINITE = np.where(np.arange(96).reshape(24, 4) == 41, -np.inf, X).astype(np.float32)
 COLUMNS = list("abcd")
 
 
@@ -59,6 +60,8 @@ class Empty(Ragged):
 Make = Callable[[], Any]
 MISSING = X[:, 1].copy()
 MISSING[7] = np.nan
+ENDLESS = X[:, 1].astype(np.float64)
+ENDLESS[7] = np.inf
 CASES: dict[str, tuple[Make, Any, str]] = {
     # frames
     "pandas: too few columns": (
@@ -94,6 +97,18 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         r"column 'b' has no value in row 7 \(1 missing\). Fill them \(frame.fill_null",
     ),
     "polars: NaN": (lambda: table(polars, b=MISSING), Y, "column 'b' has no value in row 7"),
+    "pandas: infinity": (
+        lambda: table(pandas, b=ENDLESS),
+        Y,
+        r"column 'b' is infinite in row 7 \(1 such values\)",
+    ),
+    "polars: infinity": (lambda: table(polars, b=ENDLESS), Y, "column 'b' is infinite in row 7"),
+    "arrays: infinity": (lambda: INFINITE, Y, r"The input 'x' contains infinity \(first in sample 10\)"),
+    "DataLoader: infinity": (
+        lambda: loader(INFINITE, Y),
+        None,
+        r"Batch 2 of epoch 1: The input 'x' contains infinity \(first in sample 2\)",
+    ),
     "pandas: text": (
         lambda: table(pandas, a=["red"] * 24),
         Y,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -211,6 +212,62 @@ def test_two_classes() -> None:
         "top1_accuracy": reference.accuracy_score(y, guess),
     }
     compare(trainer, x, y, expected)
+
+
+def of_class(truth: np.ndarray, guess: np.ndarray, positive: int) -> dict[str, float]:
+    """F1, precision and recall of one class, by scikit-learn."""
+    return {
+        name: getattr(reference, f"{name}_score")(
+            truth == positive, guess == positive, average="binary", zero_division=0
+        )
+        for name in ("f1", "precision", "recall")
+    }
+
+
+@pytest.mark.parametrize(("classes", "positive"), [(2, 0), (2, 1), (5, 3)])
+def test_positive_says_which_class(classes: int, positive: int, tmp_path: Path) -> None:
+    model, x = linear(classes)
+    metrics = ["f1", "precision", "recall", "f1_macro", "auroc"]
+    trainer = Trainer(model, "cross_entropy", metrics=metrics, positive=positive, directory=tmp_path)
+    prediction = trainer.predict(x).astype(np.float64)
+    guess = prediction.argmax(axis=1)
+    rng = np.random.default_rng(1)
+    y = np.where(rng.random(len(x)) < 0.3, rng.integers(0, classes, len(x)), guess)
+    softmax = np.exp(prediction) / np.exp(prediction).sum(axis=1, keepdims=True)
+    expected = of_class(y, guess, positive) | {
+        "f1_macro": reference.f1_score(y, guess, average="macro"),
+        "auroc": reference.roc_auc_score(y == positive, softmax[:, positive]),
+    }
+    compare(trainer, x, y, expected)
+    assert abs(expected["f1"] - reference.f1_score(y, guess, average="macro")) > 1e-3
+    trainer.save(tmp_path)
+    assert Trainer.resume(tmp_path).evaluate(x, y)["f1"] == pytest.approx(expected["f1"])
+
+
+def test_positive_of_yes_and_no() -> None:
+    model, x = linear(1)
+    trainer = Trainer(model, "bce_with_logits", metrics=["f1", "recall"], positive=0)
+    prediction = trainer.predict(x)
+    y = ((prediction > 0.3) ^ (np.random.default_rng(1).random(prediction.shape) < 0.3)).astype(np.float32)
+    expected = of_class(y.ravel().astype(int), (prediction > 0).ravel().astype(int), 0)
+    compare(trainer, x, y, {name: expected[name] for name in ("f1", "recall")})
+
+
+@pytest.mark.parametrize(
+    ("positive", "message"),
+    [
+        (2, r"positive is 2, but the classes are 0 \.\. 1"),
+        (-1, "positive is -1"),
+        ("fraud", "positive is 'fraud'"),
+        (True, "positive is True"),
+    ],
+)
+def test_positive_must_be_a_class(positive: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Trainer(linear(2)[0], "cross_entropy", metrics=["f1"], positive=positive)
+    several = Trainer(linear(3)[0], "bce_with_logits", metrics=["f1"], positive=1)
+    with pytest.raises(InputError, match="needs one right class per sample"):
+        several.evaluate(linear(3)[1], np.zeros((len(linear(3)[1]), 3), np.float32))
 
 
 @pytest.mark.parametrize("outputs", [1, 3], ids=["binary", "several labels"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -372,3 +373,28 @@ def test_resume_finds_the_files_by_the_manifest(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text().replace("my_checkpoint", "../a/my_checkpoint"))
     with pytest.raises(ModelLoadError, match=r"its manifest 'my_manifest.json' is damaged"):
         Trainer.resume(tmp_path / "b")
+
+
+def test_numbers_of_threads_that_nobody_means_are_errors(tmp_path: Path) -> None:
+    """ONNX Runtime would take them as an int32, and make each of the threads at once."""
+    with pytest.raises(InputError, match="threads must be 4096 at most, received 1000000"):
+        Trainer(problems.line().model, "mse", threads=1_000_000)
+    trainer = Trainer(problems.line().model, "mse", threads=1)
+    trainer.save(tmp_path)
+    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    for number in (2**40, 1_000_000, 0):
+        text = str(state.properties["onnxtrain.trainer"])
+        state.properties["onnxtrain.trainer"] = re.sub(r'"threads": \d+', f'"threads": {number}', text)
+        CheckpointState.save_checkpoint(state, tmp_path / "checkpoint", include_optimizer_state=True)
+        with pytest.raises(CheckpointError, match=f"the number of threads is {number}"):
+            Trainer.resume(tmp_path)
+
+
+def test_a_manifest_that_names_no_file_is_damaged(tmp_path: Path) -> None:
+    Trainer(problems.line().model, "mse").save(tmp_path)
+    text = (tmp_path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(
+        text.replace('"checkpoint": "checkpoint"', '"checkpoint": "\\ud800"')
+    )
+    with pytest.raises(ModelLoadError, match=r"its manifest 'manifest\.json' is damaged"):
+        Trainer.resume(tmp_path)

@@ -108,6 +108,9 @@ class Api {
   OrtStatus* KernelInfoGetAttribute_int64(const OrtKernelInfo* info, const char* name, int64_t* value) const {
     return call<OrtStatus*>(86, info, name, value);
   }
+  OrtStatus* KernelContext_GetInputCount(const OrtKernelContext* context, size_t* count) const {
+    return call<OrtStatus*>(88, context, count);
+  }
   OrtStatus* KernelContext_GetOutputCount(const OrtKernelContext* context, size_t* count) const {
     return call<OrtStatus*>(89, context, count);
   }
@@ -124,6 +127,13 @@ class Api {
   OrtStatus* KernelInfoGetAttributeArray_int64(
       const OrtKernelInfo* info, const char* name, int64_t* data, size_t* size) const {
     return call<OrtStatus*>(163, info, name, data, size);
+  }
+  OrtStatus* HasSessionConfigEntry(const OrtSessionOptions* options, const char* key, int* there) const {
+    return call<OrtStatus*>(237, options, key, there);
+  }
+  // With value == nullptr it gives the size of the value, its final zero included.
+  OrtStatus* GetSessionConfigEntry(const OrtSessionOptions* options, const char* key, char* value, size_t* size) const {
+    return call<OrtStatus*>(238, options, key, value, size);
   }
   // Calls task(user, i) for i in [0, total) on the session's threads; batches == 0: one task a time.
   OrtStatus* KernelContext_ParallelFor(

@@ -9,7 +9,7 @@ namespace {
 
 struct ReluGradient : Elementwise<ReluGradient> {
   static constexpr const char* name = "ReluGradient_float";
-  static vfloat apply(vfloat y, vfloat ct) { return select(y > 0.f, ct, vfloat{}); }
+  static vfloat apply(vfloat y, vfloat ct) { return select(y <= 0.f, vfloat{}, ct); }  // ct for NaN, as in PyTorch
 };
 
 // The body of this one is right for finite cotangents only.

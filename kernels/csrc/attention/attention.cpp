@@ -89,6 +89,11 @@ struct AttentionOp {
     const Masks masks = is_added(masking) ? Masks(context.input<float>(3), sizes) : Masks();
     const auto y = context.output<float>(0, {q.shape[0], q.shape[1], q.shape[2], v.shape[3]});
     const auto log_sums = context.output<float>(1, {q.shape[0], q.shape[1], q.shape[2]});
+    if (sizes.keys == 0) {  // sums over nothing
+      if (y.data) std::fill_n(y.data, y.size(), 0.f);
+      if (log_sums.data) std::fill_n(log_sums.data, log_sums.size(), -std::numeric_limits<float>::infinity());
+      return;
+    }
     // Results that nothing reads have memory here.
     const Buffer own_y(y.data ? 0 : sizes.all_heads() * sizes.queries * sizes.width), own_sums(log_sums.data ? 0 : sizes.all_heads() * sizes.queries);
     float* const mixed = y.data ? y.data : own_y.data();

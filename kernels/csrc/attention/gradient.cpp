@@ -106,8 +106,12 @@ struct AttentionGradientOp {
     const Masks masks = is_added(masking) ? Masks(context.input<float>(5), sizes) : Masks();
     const auto dq = context.output<float>(0, q.shape), dk = context.output<float>(1, k.shape);
     const auto dv = context.output<float>(2, v.shape);
+    if (sizes.keys == 0) {
+      if (dq.data) std::fill_n(dq.data, dq.size(), 0.f);
+      return;
+    }
     const Threads threads = context.threads();
-    const size_t pieces = sizes.pieces(threads), heads = sizes.all_heads();
+    const size_t pieces = sizes.pieces(), heads = sizes.all_heads();
     const size_t of_k = sizes.keys * sizes.depth, of_v = sizes.keys * sizes.width;
     // Outputs that nothing reads, and sums of pieces, have memory here.
     const Buffer own_q(dq.data ? 0 : q.size());

@@ -39,8 +39,8 @@ struct Sizes {
   size_t stride() const { return divided_up(keys, lanes) * lanes + lanes; }
   size_t all_heads() const { return batch * heads; }
   // Heads are cut into that many pieces where there are few of them.
-  size_t pieces(const Threads& threads) const {
-    const size_t wanted = divided_up(4 * threads.width(), std::max<size_t>(all_heads(), 1));
+  size_t pieces() const {
+    const size_t wanted = divided_up(16, std::max<size_t>(all_heads(), 1));
     return std::clamp<size_t>(divided_up(queries, block()), 1, wanted);
   }
 };
@@ -97,7 +97,7 @@ inline void scores_of(const float* products, size_t count, float scale, const Ma
 // Calls task(head, first query, behind the last one) for all queries of all heads.
 template <class Task>
 void for_pieces(const Threads& threads, const Sizes& sizes, Task&& task) {
-  const size_t pieces = sizes.pieces(threads), blocks = divided_up(sizes.queries, sizes.block());
+  const size_t pieces = sizes.pieces(), blocks = divided_up(sizes.queries, sizes.block());
   threads.run(sizes.all_heads() * pieces, [&](size_t part) {
     const size_t piece = part % pieces, first = blocks * piece / pieces * sizes.block();
     task(part / pieces, piece, first, std::min(blocks * (piece + 1) / pieces * sizes.block(), sizes.queries));

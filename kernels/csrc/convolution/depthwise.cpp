@@ -218,8 +218,8 @@ void depthwise_forward(
 void depthwise_gradient(const Threads& threads, const Convolution& c, const float* dy, const float* x, const float* w,
                         float* dx, float* dw, float* db) {
   thread_local Scratch memory;
-  const int64_t blocks = (c.groups + n - 1) / n, taps = volume(c.kernel), width = static_cast<int64_t>(threads.width());
-  const int64_t splits = std::clamp<int64_t>((4 * width + blocks - 1) / blocks, 1, std::max<int64_t>(c.batch, 1));
+  const int64_t blocks = (c.groups + n - 1) / n, taps = volume(c.kernel);
+  const int64_t splits = std::clamp<int64_t>((32 + blocks - 1) / blocks, 1, std::max<int64_t>(c.batch, 1));
   const int64_t size = (taps + 1) * n;
   float* const sums = memory.floats(blocks * splits * size);
   threads.run(static_cast<std::size_t>(blocks * splits), [&](std::size_t task) {

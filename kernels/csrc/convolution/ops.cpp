@@ -16,19 +16,23 @@ struct Geometry {
       : strides(a.integers("strides")), dilations(a.integers("dilations")), pads(a.integers("pads")), group(a.integer("group")) {
     require(group > 0, "group must be positive");
     require(strides.size() == dilations.size() && pads.size() == 2 * strides.size(), "strides, dilations and pads must fit");
-    for (std::size_t i = 0; i < strides.size(); ++i) require(strides[i] > 0 && dilations[i] > 0, "strides and dilations must be positive");
+    constexpr int64_t most = int64_t{1} << 31;  // places are sums of products of two such numbers
+    for (std::size_t i = 0; i < strides.size(); ++i)
+      require(strides[i] > 0 && dilations[i] > 0 && strides[i] < most && dilations[i] < most, "strides and dilations must be positive");
+    for (const int64_t pad : pads) require(-most < pad && pad < most, "padding must be smaller than 2^31");
   }
 
   // x: [batch, channels, in...], w: [outputs, channels / group, kernel...].
-  Convolution of(int64_t batch, const Shape& x, const Shape& w) const {
+  Convolution of(const Shape& x, const Shape& w) const {
     const std::size_t rank = strides.size();
     require(rank >= 1 && rank <= 3, "a convolution has one to three spatial axes");
     require(x.size() == rank + 2 && w.size() == rank + 2, "x and w must have as many axes as strides, and two");
     require(x[1] == w[1] * group && w[0] % group == 0, "the channels of x and w must fit");
-    Convolution c{batch, group, w[1], w[0] / group, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
+    Convolution c{x[0], group, w[1], w[0] / group, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {0, 0, 0}};
     for (std::size_t i = 0; i < rank; ++i) {
       const std::size_t axis = 3 - rank + i;
       c.in[axis] = x[i + 2], c.kernel[axis] = w[i + 2];
+      require(w[i + 2] > 0 && w[i + 2] < int64_t{1} << 31, "the kernel must have a tap along each axis");
       c.stride[axis] = strides[i], c.dilation[axis] = dilations[i], c.pad[axis] = pads[i];
       const int64_t room = c.in[axis] + pads[i] + pads[rank + i] - (c.kernel[axis] - 1) * c.dilation[axis] - 1;
       require(room >= 0, "the kernel is larger than the padded input");
@@ -78,10 +82,10 @@ struct ConvolutionForward : Geometry {
 
   void compute(Context& context) const {
     const auto x = context.input<const float>(0), w = context.input<const float>(1), b = context.input<const float>(2);
-    Convolution c = of(x.shape.at(0), x.shape, w.shape);
-    const auto y = context.output<float>(0, result(c, strides.size()));
-    if (y.size() == 0) return;
+    Convolution c = of(x.shape, w.shape);
     require(!b.given() || b.shape == Shape{w.shape[0]}, "the bias must have a number per output");
+    const auto y = context.output<float>(0, result(c, strides.size()));
+    if (y.data == nullptr || y.size() == 0) return;
     c.bfloat16 = bfloat16 && rounds_itself(c);
     const bool round = bfloat16 && !c.bfloat16;
     const Factor own_x(context.threads(), x, round), own_w(context.threads(), w, round);
@@ -105,7 +109,7 @@ struct ConvolutionGradient : Geometry {
 
   void compute(Context& context) const {
     const auto ct = context.input<const float>(0), x = context.input<const float>(1), w = context.input<const float>(2);
-    Convolution c = of(x.shape.at(0), x.shape, w.shape);
+    Convolution c = of(x.shape, w.shape);
     require(ct.shape == result(c, strides.size()), "the cotangent must have the shape of the result");
     float* const dx = of_x ? context.output<float>(0, x.shape).data : nullptr;
     float* const dw = of_w ? context.output<float>(of_x, w.shape).data : nullptr;
@@ -116,16 +120,17 @@ struct ConvolutionGradient : Geometry {
     const Factor own_ct(threads, ct, round), own_x(threads, x, round && of_w), own_w(threads, w, round && of_x);
     if (is_depthwise(c)) return depthwise_gradient(threads, c, own_ct, own_x, own_w, dx, dw, db);
     if (dx) input_gradient(threads, c, own_ct, own_w, dx);
-    if (dw) weight_gradient(threads, c, own_ct, own_x, dw, db);
+    const Buffer unread(!dw && db ? w.size() : 0);
+    if (dw || db) weight_gradient(threads, c, own_ct, own_x, dw ? dw : unread.data(), db);
   }
 };
 
 template <bool bfloat16>
 void add(Domain& domain) {
   domain.add<ConvolutionForward<bfloat16>>();
-  domain.add_numbered<ConvolutionGradient<true, true, bfloat16>, 64>();
-  domain.add_numbered<ConvolutionGradient<false, true, bfloat16>, 16>();
-  domain.add_numbered<ConvolutionGradient<true, false, bfloat16>, 16>();
+  domain.add_numbered<ConvolutionGradient<true, true, bfloat16>>(64);
+  domain.add_numbered<ConvolutionGradient<false, true, bfloat16>>(16);
+  domain.add_numbered<ConvolutionGradient<true, false, bfloat16>>(16);
 }
 
 }  // namespace

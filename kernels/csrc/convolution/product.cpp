@@ -127,13 +127,14 @@ void pack_rows(const Threads& threads, int64_t groups, const Rows& rows, const f
 
 void product(const Threads& threads, int64_t groups, const Gather& from, const float* x, const float* a,
              const float* bias, const Scatter& to, float* y, bool bfloat16) {
-  const int64_t positions = from.positions(), width = static_cast<int64_t>(threads.width());
+  const int64_t positions = from.positions();
   if (positions == 0 || to.rows == 0 || groups == 0) return;
   const int64_t panels = (positions + tile_width - 1) / tile_width, tiles = tiles_of(to.rows).tiles;
-  const int64_t blocks = std::clamp<int64_t>(8 * width / groups, 1, panels);
   const int64_t at_once = std::clamp<int64_t>(sum_floats / (to.rows * tile_width), 1, 8);
-  const int64_t wanted = (4 * width + blocks * groups - 1) / (blocks * groups);
-  const int64_t parts = blocks * groups >= 2 * width ? 1 : std::min(wanted, tiles);
+  const int64_t blocks = std::clamp<int64_t>(std::clamp<int64_t>(panels / at_once, 16, most_parts) / groups, 1, panels);
+  // Rows are shared, too, where there are few blocks: the inputs of a block are packed once for each part of the rows.
+  const int64_t wanted = (16 + blocks * groups - 1) / (blocks * groups);
+  const int64_t parts = std::min(wanted, std::max(tiles / 8, blocks * groups == 1 ? std::min<int64_t>(tiles, 2) : 1));
   const Job job{from, to, x, a, bias, y, bfloat16};
   threads.run(static_cast<std::size_t>(groups * blocks * parts), [&](std::size_t task) {
     const auto index = static_cast<int64_t>(task);

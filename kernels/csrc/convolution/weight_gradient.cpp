@@ -137,7 +137,7 @@ void finish(const Job& job, int64_t group, int64_t first, int64_t last, float* d
 void direct(const Threads& threads, const Convolution& c, const float* dy, const float* x, float* dw, float* db) {
   thread_local Scratch memory;
   constexpr int64_t n = lanes;
-  const int64_t size = volume(c.in), taps = volume(c.kernel), width = static_cast<int64_t>(threads.width());
+  const int64_t size = volume(c.in), taps = volume(c.kernel);
   Job job{c, {c.batch, c.channels, c.groups * c.channels * size, size, c.in, c.out, c.stride, {}},
           c.channels * taps, (c.rows + n - 1) / n * n, 1, 1, 1, dy, x, nullptr, nullptr};
   for (int64_t i = 0; i < c.kernel[0]; ++i)
@@ -146,10 +146,14 @@ void direct(const Threads& threads, const Convolution& c, const float* dy, const
         job.from.taps.push_back({i * c.dilation[0] - c.pad[0], j * c.dilation[1] - c.pad[1], k * c.dilation[2] - c.pad[2]});
   if (taps == 1 && job.from.taps[0] == Axes{0, 0, 0} && c.stride == Axes{1, 1, 1} && c.in == c.out)
     job.from.in = job.from.grid = {1, 1, size};
-  if (job.depth == 0 || c.rows == 0 || c.groups == 0) return;
+  if (c.rows == 0) return;
   const int64_t weights = c.groups * job.depth * job.columns, positions = job.from.positions();
-  const int64_t wanted = (2 * width + c.groups - 1) / c.groups;  // tasks per group
-  if (weights > most_sums || positions < wanted * fewest_positions) job.parts = std::min(c.channels, wanted);
+  // Tasks per group: four for all groups, and more where each still has some millions of products of numbers to add up.
+  const int64_t work = weights / n * positions / (256 * 1024), least = (4 + c.groups - 1) / c.groups;
+  const int64_t wanted = (std::clamp<int64_t>(work, 4, 16) + c.groups - 1) / c.groups;
+  // dy is turned over once for each part of the channels.
+  const int64_t most = std::min(wanted, std::max<int64_t>(job.depth / 128, 4));
+  if (weights > most_sums || positions < least * fewest_positions) job.parts = std::clamp<int64_t>(c.channels, 1, most);
   job.splits = std::clamp<int64_t>(positions / fewest_positions, 1, (wanted + job.parts - 1) / job.parts);
   const int64_t rows = (job.depth + job.parts - 1) / job.parts;
   job.block = std::clamp<int64_t>(block_floats / std::max(rows, job.columns) / n * n, 2 * n, rows < shortest_block ? longest_block : shortest_block);
@@ -159,7 +163,7 @@ void direct(const Threads& threads, const Convolution& c, const float* dy, const
     const auto index = static_cast<int64_t>(task);
     accumulate(job, index / (job.parts * job.splits), index / job.splits % job.parts, index % job.splits);
   });
-  const int64_t pieces = std::clamp<int64_t>(weights / (16 * 1024) / c.groups, 1, width);
+  const int64_t pieces = std::clamp<int64_t>(weights / (16 * 1024) / c.groups, 1, most_parts);
   threads.run(static_cast<std::size_t>(c.groups * pieces), [&](std::size_t task) {
     const int64_t group = static_cast<int64_t>(task) / pieces, piece = static_cast<int64_t>(task) % pieces;
     finish(job, group, job.depth * piece / pieces, job.depth * (piece + 1) / pieces, dw);

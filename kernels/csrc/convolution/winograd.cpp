@@ -18,6 +18,7 @@ constexpr int64_t n = lanes;
 constexpr int64_t chunk_channels = 160;        // a panel of 48 tiles and so many channels is 30 KB
 constexpr int64_t block_floats = 256 * 1024;   // of transformed inputs, for the second-level cache
 constexpr int64_t most_vectors = 9;            // of tiles in a block
+constexpr int64_t fewest_tasks = 8;            // where there are as many tiles and rows
 constexpr int64_t group_rows = 4 * tile_rows;  // of results that are summed before they are written
 
 // Kernels as factors: element (m, k) of group g is at g * per_group + m * per_row + k * per_channel, with its nine taps.
@@ -160,13 +161,18 @@ void convolve(const Threads& threads, const Convolution& c, const Kernels& kerne
   const int64_t tiles = job.from.positions();
   if (tiles == 0) return;
   transform_kernels(threads, kernels, w, const_cast<float*>(job.kernels));
-  const int64_t all = divided_up(tiles, n), width = static_cast<int64_t>(threads.width());
+  const int64_t all = divided_up(tiles, n);
   const int64_t per_vector = winograd_terms * n * c.channels;
   const int64_t most = std::clamp<int64_t>(block_floats / per_vector / tile_vectors * tile_vectors, tile_vectors, most_vectors);
-  const int64_t shared = divided_up(width, c.groups);  // a block or more for every thread
-  const int64_t blocks = std::min(all, divided_up(divided_up(all, most), shared) * shared);
+  // Where that is too few blocks for some threads there are smaller ones, an even number; and where there are few of them
+  // yet, parts of the rows, for each of which the inputs are transformed again.
+  const int64_t shared = c.groups == 1 ? 2 : 1;
+  const int64_t even = divided_up(divided_up(all, most), shared) * shared;
+  const int64_t smaller = std::min(divided_up(all, tile_vectors), divided_up(fewest_tasks, c.groups));
+  const int64_t blocks = std::min(all, std::max(even, smaller));
   const int64_t row_tiles = divided_up(c.rows, tile_rows);
-  const int64_t parts = std::min(row_tiles, divided_up(width, blocks * c.groups));
+  const int64_t most_row_parts = std::max(row_tiles / (blocks * c.groups == 1 ? 4 : 16), int64_t{1});
+  const int64_t parts = std::min(most_row_parts, divided_up(fewest_tasks, blocks * c.groups));
   threads.run(static_cast<std::size_t>(c.groups * blocks * parts), [&](std::size_t task) {
     const auto index = static_cast<int64_t>(task);
     const int64_t part = index % parts, block = index / parts % blocks, group = index / parts / blocks;

@@ -126,12 +126,13 @@ void finish(const Job& job, int64_t group, int64_t first, int64_t last, float* d
 void winograd_weight_gradient(
     const Threads& threads, const Convolution& c, const float* dy, const float* x, float* dw, float* db) {
   thread_local Scratch memory;
-  const int64_t width = static_cast<int64_t>(threads.width());
   Job job{c, winograd_inputs(c), winograd_results(c), divided_up(c.rows, n) * n, divided_up(c.channels, most_channels),
           divided_up(c.rows, most_channels), 1, 1, x, dy, nullptr, nullptr};
   const int64_t tiles = job.inputs.positions(), parts = c.groups * job.channel_parts * job.column_parts;
-  job.splits = std::clamp<int64_t>(tiles / fewest_tiles, 1, divided_up(2 * width, parts));
-  if (parts * job.splits < width) job.channel_parts = std::min(c.channels, job.channel_parts * divided_up(width, parts * job.splits));
+  // A split has sums of its own, which are added up in the end: four at first, more where each has tiles enough.
+  const int64_t wanted = std::clamp<int64_t>(tiles / (4 * fewest_tiles), 4, 16);
+  job.splits = std::clamp<int64_t>(tiles / fewest_tiles, 1, divided_up(wanted, parts));
+  if (parts * job.splits == 1) job.channel_parts = std::min<int64_t>(c.channels, 2);
   const int64_t per_vector = winograd_terms * n * (divided_up(c.channels, job.channel_parts) + divided_up(job.columns, job.column_parts));
   job.block = std::clamp<int64_t>(block_floats / per_vector, 2, 9);
   const int64_t sums = c.groups * winograd_terms * job.plane();
@@ -145,7 +146,7 @@ void winograd_weight_gradient(
     const int64_t channel_part = (index /= job.column_parts) % job.channel_parts;
     accumulate(job, index / job.channel_parts, channel_part, column_part, split);
   });
-  const int64_t pieces = std::clamp<int64_t>(sums / (64 * 1024) / c.groups, 1, std::min(2 * width, c.channels));
+  const int64_t pieces = std::clamp<int64_t>(sums / (64 * 1024) / c.groups, 1, std::min<int64_t>(most_parts, c.channels));
   threads.run(static_cast<std::size_t>(c.groups * pieces), [&](std::size_t task) {
     const int64_t group = static_cast<int64_t>(task) / pieces, piece = static_cast<int64_t>(task) % pieces;
     finish(job, group, c.channels * piece / pieces, c.channels * (piece + 1) / pieces, dw);

@@ -196,13 +196,14 @@ template <class Epilogue = AsItIs>
 void gemm_packed(const Threads& threads, size_t rows, size_t columns, size_t depth, Matrix a, const float* packed,
                  float* c, size_t stride, bool add = false, Epilogue epilogue = {}) {
   if (rows == 0 || columns == 0) return;
-  // Blocks of 512 columns keep their part of B in the L2 cache; smaller ones where that gives no thread enough to do.
+  // Blocks of 512 columns keep their part of B in the L2 cache. Rows are cut rather than columns, as A may be copied for each
+  // block of columns; columns, too, where rows give fewer than four blocks.
   const size_t panels = divided_up(columns, tile_columns), strips = divided_up(rows, tile_rows);
   const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(depth);
-  const size_t wanted = work < 1e5 ? 1 : threads.width() * (work < 1e7 ? 1 : 4);
+  const size_t wanted = work < 1e5 ? 1 : static_cast<size_t>(std::clamp(work / 2e6, 2., 16.));
   size_t across = divided_up(columns, 512);
-  const size_t down = std::min(strips, divided_up(wanted, across));
-  if (down * across < wanted) across = std::min(panels, divided_up(wanted, down));
+  const size_t down = std::min({std::max<size_t>(strips / 8, 2), strips, divided_up(wanted, across)});
+  if (down * across < std::min<size_t>(wanted, 4)) across = std::min(panels, divided_up(std::min<size_t>(wanted, 4), down));
   threads.run(across * down, [&](size_t part) {
     const size_t i = part / across, j = part % across;
     const size_t row = strips * i / down * tile_rows, end = std::min(rows, strips * (i + 1) / down * tile_rows);

@@ -11,9 +11,12 @@
 // `compute` may throw: what it says becomes the error of the run.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <iterator>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -51,6 +54,11 @@ struct Tensor {
   bool given() const { return data != nullptr || !shape.empty(); }
   std::size_t size() const { return count(shape); }
 };
+
+// What inputs must satisfy; `compute` below adds which op was given inputs of which shapes.
+inline void require(bool holds, const char* message) {
+  if (!holds) throw std::invalid_argument(message);
+}
 
 namespace detail {
 inline void check(const Api& api, OrtStatus* status, const char* what) {
@@ -91,7 +99,9 @@ class Attributes {
 // Inputs, outputs and threads of one run of an op.
 class Context {
  public:
-  Context(const Api& api, OrtKernelContext* context) : api_(api), context_(context) {}
+  // Inputs from `optional_from` on may be left out.
+  Context(const Api& api, OrtKernelContext* context, std::size_t optional_from)
+      : api_(api), context_(context), optional_from_(optional_from) {}
 
   Threads threads() const { return Threads(api_, context_); }
 
@@ -100,8 +110,38 @@ class Context {
   Tensor<const T> input(std::size_t index) const {
     const OrtValue* value = nullptr;
     detail::check(api_, api_.KernelContext_GetInput(context_, index, &value), "give an input");
+    require(value != nullptr || index >= optional_from_, "an input that must be given is left out");
     if (value == nullptr) return {};
     return {static_cast<const T*>(data(const_cast<OrtValue*>(value))), shape(value)};
+  }
+
+  // The one element of an input.
+  template <class T>
+  T number(std::size_t index) const {
+    const Tensor<const T> tensor = input<T>(index);
+    require(tensor.size() == 1, "an input that must be one number has another size");
+    return *tensor.data;
+  }
+
+  // The shapes of all inputs, as messages show them.
+  std::string shapes() const {
+    std::size_t inputs = 0;
+    detail::check(api_, api_.KernelContext_GetInputCount(context_, &inputs), "count the inputs");
+    std::string text;
+    for (std::size_t index = 0; index < inputs; ++index) {
+      const OrtValue* value = nullptr;
+      detail::check(api_, api_.KernelContext_GetInput(context_, index, &value), "give an input");
+      text += index ? ", " : "";
+      if (value == nullptr) {
+        text += "none";
+        continue;
+      }
+      text += '[';
+      for (const int64_t dim : shape(value)) text += std::to_string(dim) + ", ";
+      if (text.back() == ' ') text.resize(text.size() - 2);
+      text += ']';
+    }
+    return text;
   }
 
   // How many outputs the node has, those that nothing reads among them.
@@ -141,29 +181,80 @@ class Context {
 
   const Api& api_;
   OrtKernelContext* context_;
+  std::size_t optional_from_;
 };
 
-// What an op's inputs must satisfy; says which op was given what.
-inline void require(bool holds, const char* message) {
-  if (!holds) throw std::invalid_argument(message);
-}
+// Which numbers ops with numbered names get. The session config entry `onnxtrain.numbered` gives for each name the first
+// one and the one behind the last, as in "ConvolutionGradient=0:65,ConvolutionWeightGradient=0:2"; a name that is not there
+// gets none. Without the entry, names have a default of their own. Options that have been given ops get more numbers, and
+// no other ops, by entries `onnxtrain.numbered.1`, `.2`, ..., of which the last counts: ONNX Runtime warns where an entry
+// is set anew.
+class Numbers {
+ public:
+  static Numbers of(const Api& api, const OrtSessionOptions* options) {
+    const std::string first = "onnxtrain.numbered";
+    const auto is_there = [&](const std::string& key) {
+      int there = 0;
+      detail::check(api, api.HasSessionConfigEntry(options, key.c_str(), &there), "look for a config entry");
+      return there != 0;
+    };
+    Numbers numbers;
+    std::string key = first;
+    for (int more = 1; is_there(first + "." + std::to_string(more)); ++more) {
+      key = first + "." + std::to_string(more);
+      numbers.only_more_ = true;
+    }
+    if (!is_there(key)) return numbers;
+    std::size_t size = 0;
+    detail::check(api, api.GetSessionConfigEntry(options, key.c_str(), nullptr, &size), "give a config entry");
+    std::string value(size, '\0');
+    detail::check(api, api.GetSessionConfigEntry(options, key.c_str(), value.data(), &size), "give a config entry");
+    value.resize(std::min(value.find('\0'), value.size()));
+    numbers.given_ = true;
+    numbers.entry_ = "," + value;
+    return numbers;
+  }
+
+  // Whether options have been given all other ops before.
+  bool only_more() const { return only_more_; }
+
+  struct Range {
+    std::size_t begin, end;
+  };
+
+  // The numbers of names whose part before them is `stem`.
+  Range range(const std::string& stem, std::size_t by_default) const {
+    if (!given_) return {0, by_default};
+    const std::string key = "," + stem + "=";
+    const std::size_t at = entry_.find(key);
+    if (at == std::string::npos) return {0, 0};
+    const std::size_t colon = entry_.find(':', at);
+    if (colon == std::string::npos) throw std::invalid_argument("onnxtrain.numbered: expected name=begin:end");
+    return {std::stoul(entry_.substr(at + key.size())), std::stoul(entry_.substr(colon + 1))};
+  }
+
+ private:
+  bool given_ = false, only_more_ = false;
+  std::string entry_;
+};
 
 // The ops of one session's domain.
 class Domain {
  public:
-  Domain(const Api& api, OrtCustomOpDomain* domain) : api_(api), domain_(domain) {}
+  Domain(const Api& api, OrtCustomOpDomain* domain, const Numbers& numbers) : api_(api), domain_(domain), numbers_(numbers) {}
 
   template <class Op>
   void add();
 
-  // Adds an op under many names: its own with a number in place of the `#`, from 0 on. They differ in the bodies of
-  // their functions only.
-  template <class Op, std::size_t Count>
-  void add_numbered();
+  // Adds an op under many names: its own with a number in place of the `#`. They differ in the bodies of their functions
+  // only. Without the session config entry numbers are those below `by_default`.
+  template <class Op>
+  void add_numbered(std::size_t by_default);
 
  private:
   const Api& api_;
   OrtCustomOpDomain* domain_;
+  const Numbers& numbers_;
 };
 
 namespace detail {
@@ -180,8 +271,9 @@ constexpr std::size_t first_optional = std::size(Op::inputs);
 template <class Op>
 constexpr std::size_t first_optional<Op, std::void_t<decltype(Op::optional_from)>> = Op::optional_from;
 
-inline OrtStatus* as_status(const Api& api, const char* op, const char* message) {
-  return api.CreateStatus(ORT_FAIL, (std::string(op) + ": " + message).c_str());
+inline OrtStatus* as_status(const Api& api, std::string op, const std::string& message) {
+  op.erase(std::remove(op.begin(), op.end(), '#'), op.end());
+  return api.CreateStatus(ORT_FAIL, (op + ": " + message).c_str());
 }
 
 // An op without attributes needs no constructor.
@@ -209,8 +301,12 @@ template <class Op>
 OrtStatus* compute(void* kernel, OrtKernelContext* context) {
   const auto& [api, op] = *static_cast<const Kernel<Op>*>(kernel);
   try {
-    Context run(api, context);
-    op.compute(run);
+    Context run(api, context, first_optional<Op>);
+    try {
+      op.compute(run);
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(std::string(error.what()) + " (inputs: " + run.shapes() + ")");
+    }
     return nullptr;
   } catch (const std::exception& error) {
     return as_status(api, Op::name, error.what());
@@ -256,25 +352,29 @@ const OrtCustomOp& table() {
 
 template <class Op>
 void Domain::add() {
+  if (numbers_.only_more()) return;
   detail::check(api_, api_.CustomOpDomain_Add(domain_, &detail::table<Op>()), "take a custom op");
 }
 
-template <class Op, std::size_t Count>
-void Domain::add_numbered() {
+template <class Op>
+void Domain::add_numbered(std::size_t by_default) {
   struct Named : OrtCustomOp {
     std::string name;
   };
-  static const std::vector<Named> ops = [] {
-    std::vector<Named> all(Count);
-    for (std::size_t number = 0; number < Count; ++number) {
-      static_cast<OrtCustomOp&>(all[number]) = detail::table<Op>();
-      all[number].name = Op::name;
-      all[number].name.replace(all[number].name.find('#'), 1, std::to_string(number));
-      all[number].GetName = [](const OrtCustomOp* op) { return static_cast<const Named*>(op)->name.c_str(); };
-    }
-    return all;
-  }();
-  for (const Named& op : ops) detail::check(api_, api_.CustomOpDomain_Add(domain_, &op), "take a custom op");
+  static std::mutex mutex;
+  static std::deque<Named> ops;  // for the life of the process, at the same places
+  const std::lock_guard<std::mutex> lock(mutex);
+  const std::string name = Op::name;
+  const std::size_t place = name.find('#');
+  const auto [begin, end] = numbers_.range(name.substr(0, place), by_default);
+  while (ops.size() < end) {
+    Named& op = ops.emplace_back();
+    static_cast<OrtCustomOp&>(op) = detail::table<Op>();
+    op.name = std::string(name).replace(place, 1, std::to_string(ops.size() - 1));
+    op.GetName = [](const OrtCustomOp* own) { return static_cast<const Named*>(own)->name.c_str(); };
+  }
+  for (std::size_t number = begin; number < end; ++number)
+    detail::check(api_, api_.CustomOpDomain_Add(domain_, &ops[number]), "take a custom op");
 }
 
 }  // namespace onnxtrain

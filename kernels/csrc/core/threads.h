@@ -5,25 +5,21 @@
 #include <atomic>
 #include <cstddef>
 #include <exception>
-#include <thread>
 #include <type_traits>
 
 #include "abi/ort.h"
 
 namespace onnxtrain {
 
+// A job is cut into parts by its size alone, never by the number of threads or processors. Partial sums are then the same
+// numbers on every machine with the same instructions, and a session with one thread does no more work than its job is.
+constexpr std::size_t most_parts = 64;
+
 class Threads {
  public:
   // Without a session everything runs on the calling thread.
   Threads() = default;
   Threads(const Api& api, const OrtKernelContext* context) : api_(&api), context_(context) {}
-
-  // How many parts a large job is best cut into: the processors of the machine. Where partial sums are kept per part,
-  // the result depends on this number alone and not on which thread takes which part.
-  std::size_t width() const {
-    static const std::size_t processors = std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 64);
-    return processors;
-  }
 
   // Calls task(part) for each part in [0, parts), in any order, and returns when all are done.
   template <class Task>
@@ -42,12 +38,12 @@ class Threads {
     if (guarded.error) std::rethrow_exception(guarded.error);
   }
 
-  // Calls task(begin, end) for ranges that together are [0, count), each of `least` elements or more where possible:
-  // what is not worth a thread of its own stays on the calling one.
+  // Calls task(begin, end) for at most `most_parts` ranges that together are [0, count), each of `least` elements or more
+  // where possible: what is not worth a thread of its own stays on the calling one.
   template <class Task>
   void ranges(std::size_t count, std::size_t least, Task&& task) const {
     if (count == 0) return;
-    const std::size_t parts = std::clamp<std::size_t>(count / std::max<std::size_t>(least, 1), 1, width());
+    const std::size_t parts = std::clamp<std::size_t>(count / std::max<std::size_t>(least, 1), 1, most_parts);
     run(parts, [&](std::size_t part) { task(count * part / parts, count * (part + 1) / parts); });
   }
 

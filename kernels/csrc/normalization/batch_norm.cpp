@@ -19,7 +19,7 @@ struct Relu {
   static constexpr bool reads_result = true;
   static constexpr const char *name = "BatchNormalizationRelu_float", *gradient = "BatchNormalizationReluGradient_float";
   static vfloat apply(vfloat value) { return select(value < 0.f, vfloat{}, value); }
-  static vfloat back(vfloat y, vfloat ct) { return select(y > 0.f, ct, vfloat{}); }
+  static vfloat back(vfloat y, vfloat ct) { return select(y <= 0.f, vfloat{}, ct); }
 };
 struct Relu6 {
   static constexpr bool reads_result = true;

@@ -59,8 +59,8 @@ struct BatchNormalizationMaxPoolRelu {
   std::vector<int64_t> kernel_, strides_, pads_;
 };
 
-// ct_x as in BatchNormalization's gradient, where the cotangent of its result is ct at the places of positive maxima, no
-// two of which are the same, and zero elsewhere.
+// ct_x as in BatchNormalization's gradient, where the cotangent of its result is ct at the places of maxima that are positive or
+// NaN, no two of which are the same, and zero elsewhere.
 struct BatchNormalizationMaxPoolReluGradient {
   static constexpr const char* name = "BatchNormalizationMaxPoolReluGradient_float";
   static constexpr Type inputs[] = {Type::Float, Type::Float, Type::Float, Type::Float, Type::Int64};
@@ -89,7 +89,7 @@ struct BatchNormalizationMaxPoolReluGradient {
         for (std::size_t i = plane * windows; i < (plane + 1) * windows; ++i) {
           const std::size_t place = static_cast<std::size_t>(places.data[i]);
           require(place - first < sizes.positions, "a maximum must lie in the plane of its window");
-          const float g = y.data[i] > 0.f ? ct.data[i] : 0.f;
+          const float g = y.data[i] <= 0.f ? 0.f : ct.data[i];
           plane_total += g;
           plane_along += g * (x.data[place] - s.center);
         }
@@ -109,7 +109,7 @@ struct BatchNormalizationMaxPoolReluGradient {
           store(to + i, -(mean + (load(from + i, extent) - center) * slope) * factor, extent);
         });
         for (std::size_t i = plane * windows; i < (plane + 1) * windows; ++i)
-          ct_x.data[places.data[i]] += (y.data[i] > 0.f ? ct.data[i] : 0.f) * factor;
+          ct_x.data[places.data[i]] += (y.data[i] <= 0.f ? 0.f : ct.data[i]) * factor;
       }
     });
   }

@@ -101,7 +101,7 @@ struct Sizes {
 template <class Task>
 void for_channels(const Threads& threads, const Sizes& sizes, Task&& task) {
   const std::size_t least = 1 + 4096 / (1 + sizes.batch * sizes.positions);
-  const std::size_t parts = std::clamp<std::size_t>(sizes.channels / least, 1, 4 * threads.width());
+  const std::size_t parts = std::clamp<std::size_t>(sizes.channels / least, 1, most_parts);
   threads.run(parts, [&](std::size_t part) {
     for (std::size_t c = sizes.channels * part / parts; c < sizes.channels * (part + 1) / parts; ++c) task(c);
   });

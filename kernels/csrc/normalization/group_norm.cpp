@@ -1,5 +1,6 @@
 // GroupNormalization and its gradient, which is InstanceNormalization's, too. A group, contiguous in memory, is read
 // three times: for its mean, for its variance and sums, and for the result; it stays in the cache where it is small enough.
+#include <algorithm>
 #include <cmath>
 
 #include "core/op.h"
@@ -65,8 +66,9 @@ struct GroupNormalizationGradient {
     require(x.shape.size() >= 2 && ct.shape == x.shape, "x and its cotangent must have a batch and channels");
     const std::size_t batch = x.shape[0], channels = x.shape[1], spatial = count(x.shape.begin() + 2, x.shape.end());
     require(scale.size() == channels, "one scale per channel");
-    const std::size_t groups = groups_ ? static_cast<std::size_t>(groups_) : channels;
-    require(groups == 0 || channels % groups == 0, "the groups must share the channels evenly");
+    require(groups_ >= 0, "there must be groups");
+    const std::size_t groups = std::min(groups_ ? static_cast<std::size_t>(groups_) : channels, channels);
+    require(groups_ == 0 || channels % static_cast<std::size_t>(groups_) == 0, "the groups must share the channels evenly");
     const auto ct_x = context.output<float>(0, x.shape), ct_scale = context.output<float>(1, scale.shape);
     const auto ct_bias = context.output<float>(2, scale.shape);
 

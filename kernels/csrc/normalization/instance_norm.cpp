@@ -116,7 +116,7 @@ struct InstanceStandardization {
 
   void compute(Context& context) const {
     const auto x = context.input<float>(0);
-    const float epsilon = *context.input<float>(1).data;
+    const float epsilon = context.number<float>(1);
     const View view(x.shape, axes_);
     const auto y = context.output<float>(0, x.shape), means = context.output<float>(1, view.reduced);
     const auto stdevs = context.output<float>(2, view.reduced);
@@ -144,7 +144,7 @@ struct ReversibleInstanceNormalization {
 
   void compute(Context& context) const {
     const auto x = context.input<float>(0), weight = context.input<float>(1), bias = context.input<float>(2);
-    const float epsilon = *context.input<float>(3).data;
+    const float epsilon = context.number<float>(3);
     const View view(x.shape, axes_);
     const auto y = context.output<float>(0, x.shape), means = context.output<float>(1, view.reduced);
     const auto stdevs = context.output<float>(2, view.reduced), centered = context.output<float>(3, x.shape);
@@ -217,7 +217,7 @@ struct Gradient {
     const auto ct_bias = context.output<float>(1 + of_x, {static_cast<int64_t>(n)});
 
     const Threads threads = context.threads();
-    const auto parts = row_parts(threads, view.outer, view.length * n);
+    const auto parts = sum_parts(view.outer * view.length, n, view.outer);
     std::vector<Sums> sums(parts, Sums(n));
     threads.run(parts, [&](std::size_t part) {
       Sums& own = sums[part];

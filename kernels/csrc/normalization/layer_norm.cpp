@@ -29,7 +29,7 @@ struct LayerNormalization {
     const auto y = context.output<float>(0, x.shape);
     const auto means = context.output<float>(1, rows_shape), inverses = context.output<float>(2, rows_shape);
     const Threads threads = context.threads();
-    const auto parts = row_parts(threads, rows, n);
+    const auto parts = row_parts(rows, n);
     threads.run(parts, [&](std::size_t part) {
       for (std::size_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r) {
         const float* const from = x.data + r * n;
@@ -73,7 +73,7 @@ struct LayerNormalizationGradient {
     require(mean.size() == inverse.size() && (n == 0 || mean.size() == rows), "one mean and deviation per row");
 
     const Threads threads = context.threads();
-    const auto parts = row_parts(threads, rows, n);
+    const auto parts = sum_parts(rows, n, rows);
     std::vector<Sums> sums(parts, Sums(n));
     threads.run(parts, [&](std::size_t part) {
       Sums& own = sums[part];

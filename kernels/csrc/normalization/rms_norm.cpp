@@ -18,6 +18,11 @@ float sum_of_squares(const float* x, std::size_t n) {
   return sum(total);
 }
 
+// How many rows of the size of scale x has.
+std::size_t rows_of(const Tensor<const float>& x, const Tensor<const float>& scale) {
+  return scale.size() ? x.size() / scale.size() : 0;
+}
+
 // The factor of a row, and how it changes with the row.
 struct Factor {
   float inverse, share;
@@ -28,14 +33,14 @@ template <class FactorOf>
 void gradient(Context& context, const Tensor<const float>& ct, const Tensor<const float>& x,
               const Tensor<const float>& scale, FactorOf&& factor_of) {
   const auto ct_x = context.output<float>(0, x.shape), ct_scale = context.output<float>(1, scale.shape);
-  const std::size_t n = scale.size(), rows = n ? x.size() / n : 0;
+  const std::size_t n = scale.size(), rows = rows_of(x, scale);
   require(ct.shape == x.shape && rows * n == x.size(), "x and its cotangent must be rows of the size of scale");
   struct Sums {
     explicit Sums(std::size_t n) : scale(n) {}
     ColumnSums scale;
   };
   const Threads threads = context.threads();
-  const auto parts = row_parts(threads, rows, n);
+  const auto parts = sum_parts(rows, n, rows);
   std::vector<Sums> sums(parts, Sums(n));
   threads.run(parts, [&](std::size_t part) {
     ColumnSums& own = sums[part].scale;
@@ -76,7 +81,7 @@ void forward(Context& context, const Tensor<const float>& x, const Tensor<const 
   const auto y = context.output<float>(0, x.shape), saved = context.output<float>(1, rows_shape);
   const std::size_t n = scale.size(), rows = count(rows_shape);
   const Threads threads = context.threads();
-  const auto parts = row_parts(threads, rows, n);
+  const auto parts = row_parts(rows, n);
   threads.run(parts, [&](std::size_t part) {
     for (std::size_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r) {
       const float* v = x.data + r * n;
@@ -102,7 +107,7 @@ struct InverseRMSNormalization {
   static constexpr Floats<2> outputs{};
 
   void compute(Context& context) const {
-    const float epsilon = *context.input<float>(2).data;
+    const float epsilon = context.number<float>(2);
     forward(context, context.input<float>(0), context.input<float>(1), [&](float squares, std::size_t n) {
       const float inverse = 1.f / std::sqrt(squares / static_cast<float>(n) + epsilon);
       return Numbers{inverse, inverse};
@@ -117,6 +122,7 @@ struct InverseRMSNormalizationGradient {
 
   void compute(Context& context) const {
     const auto scale = context.input<float>(2), inverse = context.input<float>(3);
+    require(inverse.size() == rows_of(context.input<float>(1), scale), "one factor per row");
     const float share = 1.f / static_cast<float>(scale.size());
     gradient(context, context.input<float>(0), context.input<float>(1), scale, [&](std::size_t r) {
       return Factor{inverse.data[r], share};
@@ -131,7 +137,7 @@ struct FlooredRMSNormalization {
   static constexpr Floats<2> outputs{};
 
   void compute(Context& context) const {
-    const float factor = *context.input<float>(2).data, floor = *context.input<float>(3).data;
+    const float factor = context.number<float>(2), floor = context.number<float>(3);
     forward(context, context.input<float>(0), context.input<float>(1), [&](float squares, std::size_t) {
       const float rms = std::sqrt(squares) * factor;
       return Numbers{1.f / (rms < floor ? floor : rms), rms};  // of NaN the result is NaN
@@ -146,7 +152,8 @@ struct FlooredRMSNormalizationGradient {
 
   void compute(Context& context) const {
     const auto rms = context.input<float>(3);
-    const float factor = *context.input<float>(4).data, floor = *context.input<float>(5).data;
+    require(rms.size() == rows_of(context.input<float>(1), context.input<float>(2)), "one root mean square per row");
+    const float factor = context.number<float>(4), floor = context.number<float>(5);
     gradient(context, context.input<float>(0), context.input<float>(1), context.input<float>(2), [&](std::size_t r) {
       const float value = rms.data[r];
       return Factor{1.f / (value < floor ? floor : value), value >= floor ? factor * factor : 0.f};

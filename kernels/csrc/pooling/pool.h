@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "convolution/geometry.h"
@@ -11,7 +12,7 @@
 
 namespace onnxtrain::ONNXTRAIN_LEVEL {
 
-// Pooling of one plane, three axes; the first maximum of a window counts.
+// Pooling of one plane, three axes; the first maximum of a window counts, or the last NaN, as in PyTorch (2.13).
 struct Pool {
   Pool(const Shape& x, const std::vector<int64_t>& kernel_shape, const std::vector<int64_t>& strides,
        const std::vector<int64_t>& pads) {
@@ -22,6 +23,8 @@ struct Pool {
       const std::size_t axis = 3 - rank + i;
       in[axis] = x[i + 2], kernel[axis] = kernel_shape[i], stride[axis] = strides[i], pad[axis] = pads[i];
       require(kernel[axis] > 0 && stride[axis] > 0, "kernel_shape and strides must be positive");
+      require(in[axis] > 0, "windows need an input along each axis");
+      require(kernel[axis] <= std::numeric_limits<int64_t>::max() / 4, "kernel_shape is too large");
       require(pads[i] >= 0 && pads[i] < kernel[axis] && pads[rank + i] >= 0 && pads[rank + i] < kernel[axis],
               "padding must be smaller than the window");
       const int64_t room = in[axis] + pads[i] + pads[rank + i] - kernel[axis];
@@ -62,8 +65,9 @@ struct Pool {
         vfloat best = even(top[0], top[1]);
         vint place{};
         const auto consider = [&](vfloat value, int32_t there) {
-          place = value > best ? there - vint{} : place;
-          best = value > best ? value : best;
+          const vint counts = (value > best) | (value != value);
+          place = counts ? there - vint{} : place;
+          best = select(counts, value, best);
         };
         consider(odd(top[0], top[1]), 1);
         consider(even(bottom[0], bottom[1]), static_cast<int32_t>(width));
@@ -80,13 +84,16 @@ struct Pool {
       const int64_t first = 2 * (o / out[2]) * width + 2 * (o % out[2]);
       const int64_t candidates[] = {first, first + 1, first + width, first + width + 1};
       int64_t place = first;
-      for (const int64_t candidate : candidates) place = z[candidate] > z[place] ? candidate : place;
+      for (const int64_t candidate : candidates) place = counts(z[candidate], z[place]) ? candidate : place;
       y[o] = z[place] < floor ? floor : z[place];
       places[o] = base + place;
     }
   }
 
   static constexpr int64_t n = lanes;
+
+  // Whether a value takes the place of the best before it.
+  static bool counts(float value, float best) { return value > best || value != value; }
 
   static vfloat even(vfloat a, vfloat b) { return picked<0, 2>(a, b); }
   static vfloat odd(vfloat a, vfloat b) { return picked<1, 2>(a, b); }
@@ -137,7 +144,7 @@ struct Pool {
         for (int64_t b = low[1]; b < high[1]; ++b)
           for (int64_t c = low[2]; c < high[2]; ++c) {
             const int64_t here = (a * in[1] + b) * in[2] + c;
-            if (z[here] > best) best = z[here], place = here;
+            if (counts(z[here], best)) best = z[here], place = here;
           }
       *y++ = best < floor ? floor : best;
       *places++ = base + place;

@@ -64,9 +64,11 @@ void multiply_block(const Threads& threads, const Job& job, size_t row0, size_t 
   threads.ranges(strips, 1 + (size_t{1} << 16) / (tile_rows * depth + 1),
                  [&](size_t first, size_t end) { pack_pair_rows(a, rows, depth, first, end, packed); });
   const double work = static_cast<double>(rows) * static_cast<double>(job.columns) * static_cast<double>(depth);
-  const size_t wanted = work < 1e6 ? 1 : threads.width() * (work < 1e8 ? 2 : 4);
-  const size_t groups = std::max(divided_up(panels, most_panels), std::min(panels, wanted));
-  const size_t down = std::clamp<size_t>(divided_up(wanted, groups), 1, divided_up(strips, 4));
+  // Panels are packed once for each part of the rows, which are many or few enough not to matter.
+  const size_t wanted = work < 1e6 ? 1 : static_cast<size_t>(std::clamp(work / 1e7, 4., 32.));
+  const size_t groups = std::max(divided_up(panels, most_panels), std::min<size_t>({panels, wanted, 8}));
+  const size_t most = groups < 4 ? divided_up(strips, 4) : std::max<size_t>(strips / 20, 1);
+  const size_t down = std::clamp<size_t>(divided_up(wanted, groups), 1, most);
   threads.run(groups * down, [&](size_t part) {
     thread_local Scratch panel_memory;
     const size_t group = part / down, across = part % down;

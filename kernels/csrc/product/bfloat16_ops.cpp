@@ -22,9 +22,10 @@ struct Factor {
     std::vector<ptrdiff_t> own(rank, 1);
     for (size_t axis = rank - 1; axis > 0; --axis) own[axis - 1] = own[axis] * tensor.shape[axis];
     require(perm.empty() || perm.size() == rank, "perm must name each axis of its factor");
+    for (size_t axis = 0; axis < perm.size(); ++axis)
+      require(std::count(perm.begin(), perm.end(), static_cast<int64_t>(axis)) == 1, "perm must name each axis of its factor once");
     for (size_t axis = 0; axis < rank; ++axis) {
       const int64_t from = perm.empty() ? static_cast<int64_t>(axis) : perm[axis];
-      require(from >= 0 && from < static_cast<int64_t>(rank), "perm must name axes of its factor");
       shape.push_back(tensor.shape[static_cast<size_t>(from)]);
       strides.push_back(own[static_cast<size_t>(from)]);
     }
@@ -92,8 +93,9 @@ void run(const Threads& threads, Sizes sizes, Matrix a, Matrix b, std::vector<Ba
     }
     product_in_bfloat16(own, sizes.rows, sizes.columns, sizes.depth, left, right, y + index * sizes.rows * sizes.columns);
   };
-  // Many are shared among the threads, of few each is.
-  if (count >= 2 * threads.width())
+  // Many products, or some small ones, are shared among the threads; each of a few large ones is.
+  const double work = static_cast<double>(sizes.rows) * static_cast<double>(sizes.columns) * static_cast<double>(sizes.depth);
+  if (count >= 16 || (count >= 4 && work < 1e7))
     threads.run(count, [&](size_t index) { one(Threads(), index); });
   else
     for (size_t index = 0; index < count; ++index) one(threads, index);

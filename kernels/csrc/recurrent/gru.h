@@ -23,7 +23,7 @@ inline void gru_forward(const Threads& threads, const Sequence& s, const GruLaye
   const Buffer packed(packed_size(H, n));
   pack(threads, rows_of(layer.r, H).transposed(), H, n, packed.data());
 
-  s.share_batch(threads, [&](size_t begin, size_t end) {
+  s.share_batch(threads, H * n, [&](size_t begin, size_t end) {
     const float *h = layer.h0 + begin * H, *bias = layer.b + n;
     const Buffer products((end - begin) * n);
     for (size_t step = 0; step < s.time; ++step) {
@@ -60,7 +60,7 @@ inline void gru_backward(const Threads& threads, const Sequence& s, const float*
   const Buffer packed(packed_size(n, H));
   pack(threads, rows_of(r, H), n, H, packed.data());
 
-  s.share_batch(threads, [&](size_t begin, size_t end) {
+  s.share_batch(threads, H * n, [&](size_t begin, size_t end) {
     const size_t offset = begin * H;
     float* dh = ct_h0 + offset;  // the cotangent of the state on its way back
     std::copy(ct_h + offset, ct_h + end * H, dh);

@@ -23,7 +23,7 @@ inline void lstm_forward(const Threads& threads, const Sequence& s, const LstmLa
   const Buffer packed(packed_size(H, n));
   pack(threads, rows_of(layer.r, H).transposed(), H, n, packed.data());
 
-  s.share_batch(threads, [&](size_t begin, size_t end) {
+  s.share_batch(threads, H * n, [&](size_t begin, size_t end) {
     const float *h = layer.h0 + begin * H, *c = layer.c0 + begin * H;
     for (size_t step = 0; step < s.time; ++step) {
       const size_t t = s.at(step);
@@ -58,7 +58,7 @@ inline void lstm_backward(const Threads& threads, const Sequence& s, const float
   const Buffer packed(packed_size(n, H));
   pack(threads, rows_of(r, H), n, H, packed.data());
 
-  s.share_batch(threads, [&](size_t begin, size_t end) {
+  s.share_batch(threads, H * n, [&](size_t begin, size_t end) {
     // The results hold the cotangents of the states on their way back.
     const size_t offset = begin * H, size = (end - begin) * H;
     float *dh = ct_h0 + offset, *dc = ct_c0 + offset;

@@ -19,10 +19,12 @@ struct Sequence {
   // The place in time of the step-th step.
   size_t at(size_t step) const { return reverse ? time - 1 - step : step; }
 
-  // Rows [begin, end) of the batch are one thread's through all of time: between steps nobody waits for anybody.
+  // Rows [begin, end) of the batch are one thread's through all of time: between steps nobody waits for anybody. Each part
+  // reads all `weights` at each step, so that parts have more rows where weights do not stay in the second-level cache.
   template <class Task>
-  void share_batch(const Threads& threads, Task&& task) const {
-    const size_t parts = std::clamp<size_t>(batch, 1, threads.width());
+  void share_batch(const Threads& threads, size_t weights, Task&& task) const {
+    const size_t rows = weights <= 128 * 1024 ? 8 : 16;
+    const size_t parts = std::clamp<size_t>(batch / rows, std::clamp<size_t>(batch, 1, 2), most_parts);
     threads.run(parts, [&](size_t part) {
       const size_t begin = batch * part / parts, end = batch * (part + 1) / parts;
       if (begin < end) task(begin, end);
@@ -60,7 +62,7 @@ struct WeightProduct {
 inline void transposed_products(const Threads& threads, const float* a, size_t depth, size_t gates,
                                 const std::vector<WeightProduct>& products, float* sums) {
   constexpr size_t group = 4 * tile_rows;
-  const size_t strips = divided_up(gates, tile_rows), parts = std::min(strips, 2 * threads.width());
+  const size_t strips = divided_up(gates, tile_rows), parts = std::min(std::max(strips / 4, std::min<size_t>(strips, 4)), most_parts);
   const Matrix rows = rows_of(a, gates).transposed();
   threads.run(parts, [&](size_t part) {
     alignas(64) float copy[group * depth_block] = {};  // rows behind the last one are summed up, too

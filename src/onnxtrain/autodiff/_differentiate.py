@@ -15,6 +15,7 @@ from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
     FloatProductsPass,
+    as_given,
     canonicalize,
     inline_schema_functions,
     load_model,
@@ -116,7 +117,7 @@ def differentiate(
     mark_gradients(result)
     result = suit_runtime(result)
     simplify_gradients(result)
-    return result if isinstance(model, ir.Model) else ir.to_proto(result)
+    return as_given(result, model)
 
 
 def add_gradients(

@@ -18,7 +18,7 @@ from ._accumulate import add_up
 from ._activity import active_values, captured_values, path_to_leaf
 from ._broadcast import sum_to_shape_of
 from ._node import NodeView, where
-from ._registry import Cotangents, NonDifferentiable, Rule, reason_not_yet, rule_for
+from ._registry import STEPS_OF_GRADIENTS, Cotangents, NonDifferentiable, Rule, reason_not_yet, rule_for
 
 __all__ = ["pull_back"]
 
@@ -49,9 +49,10 @@ def pull_back(
     walk = _ReverseWalk(op, list(seeds), wrt, nodes)
     for value, seed in seeds.items():
         walk.add(value, seed)
+    outer_metadata, op.metadata = op.metadata, STEPS_OF_GRADIENTS
     for node in reversed(nodes):
         walk.visit(node)
-    op.scope = ""
+    op.scope, op.metadata = "", outer_metadata
     return [walk.total(value) for value in wrt]
 
 

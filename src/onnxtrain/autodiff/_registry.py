@@ -27,6 +27,7 @@ __all__ = [
     "NOT_YET",
     "OPSETS",
     "RULES",
+    "STEPS_OF_GRADIENTS",
     "Cotangents",
     "NonDifferentiable",
     "Rule",
@@ -90,6 +91,18 @@ class NonDifferentiable:
 RULES: dict[tuple[str, str], Rule] = {}
 NON_DIFFERENTIABLE: dict[tuple[str, str], NonDifferentiable] = {}
 NOT_YET: dict[tuple[str, str], str] = {}
+
+_ORIGIN = "onnxtrain.origin"
+
+STEPS_OF_GRADIENTS: Mapping[str, Mapping[str, str]] = {
+    op_type: {_ORIGIN: "gradient"}
+    for op_type in ("Ceil", "DynamicQuantizeLinear", "Floor", "QuantizeLinear", "Round", "Sign")
+}
+"""By op type, the metadata of piecewise constant nodes that rules write: :func:`rule_for` takes these for constants.
+
+A straight-through rule replaces the derivative of a step that the user's model has. The steps inside of a gradient,
+such as the Floor by which GridSample finds its pixels, are ordinary ones whenever the gradient is differentiated again.
+"""
 
 _LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule], ...]] = ContextVar("onnxtrain local rules", default=())
 
@@ -207,14 +220,21 @@ def defbody(
 
 def _twin(shapes: ShapeFunction, signature: Signature, node: ir.Node, opset: int) -> ir.Function:
     """Returns a function of standard ops whose outputs have the shapes of those of a node."""
+    names = [value.name if value is not None else None for value in node.inputs]
     inputs = [
-        ir.Value(name=f"in{index}", type=value.type if value else None, shape=value.shape if value else None)
-        for index, value in enumerate(node.inputs)
+        # Messages show the names of the node's inputs; a function needs a different one for each.
+        ir.Value(
+            name=name if name and names.index(name) == index else f"in{index}",
+            type=value.type if value else None,
+            shape=value.shape if value else None,
+        )
+        for index, (name, value) in enumerate(zip(names, node.inputs, strict=True))
     ]
     given = [copy if value is not None else None for copy, value in zip(inputs, node.inputs, strict=True)]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="twin")
     attributes = list(node.attributes.values())
-    outside = ir.Node(node.domain, node.op_type, given, attributes, num_outputs=len(node.outputs))
+    outputs = [ir.Value(name=output.name) for output in node.outputs]
+    outside = ir.Node(node.domain, node.op_type, given, attributes, outputs=outputs, name=node.name)
     result = shapes(Emitter(graph, in_function=True), NodeView(outside, signature, opset, frozenset()))
     results = [result] if isinstance(result, ir.Value) else list(result)
     graph.outputs.extend(results)
@@ -259,13 +279,15 @@ def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
 def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
     """Returns the rule of a node's op, its declaration as non-differentiable, or None."""
     key = _key(node)
+    if _is_step_of_gradient(node):
+        return NonDifferentiable(node.op_type, "it is a step inside of a gradient, whose derivative is zero")
     return _local(key) or RULES.get(key) or NON_DIFFERENTIABLE.get(key)
 
 
 def reason_not_yet(node: ir.Node) -> str | None:
     """Returns why a node's op has no rule yet, None where it was not declared so."""
     key = _key(node)
-    return None if _local(key) else NOT_YET.get(key)
+    return None if _local(key) or _is_step_of_gradient(node) else NOT_YET.get(key)
 
 
 def is_straight_through(output: ir.Value) -> bool:
@@ -276,6 +298,10 @@ def is_straight_through(output: ir.Value) -> bool:
         return False
     names = rule.signature.outputs
     return names[min(output.index() or 0, len(names) - 1)] in rule.outputs
+
+
+def _is_step_of_gradient(node: ir.Node) -> bool:
+    return _ORIGIN in node.metadata_props and node.op_type in STEPS_OF_GRADIENTS
 
 
 def _local(key: tuple[str, str]) -> Rule | None:

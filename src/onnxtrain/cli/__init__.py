@@ -10,12 +10,16 @@ __all__ = ["main"]
 def main() -> None:
     """Runs the command line; without the extra `build` it says what to install."""
     try:
-        from onnxtrain.cli._app import run
-    except ImportError as error:
-        print(
-            f"onnxtrain: the command line needs packages that are missing ({error}). "
-            "Run: pip install 'onnxtrain[build]'",
-            file=sys.stderr,
-        )
-        sys.exit(1)
-    run()
+        try:
+            from onnxtrain.cli._app import run
+        except ImportError as error:
+            print(
+                f"onnxtrain: the command line needs packages that are missing ({error}). "
+                "Run: pip install 'onnxtrain[build]'",
+                file=sys.stderr,
+            )
+            sys.exit(1)
+        run()
+    except KeyboardInterrupt:  # while modules are imported, which takes a second, or while options are read
+        print("Interrupted. No file was written.", file=sys.stderr)
+        sys.exit(130)

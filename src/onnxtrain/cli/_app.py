@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import importlib.metadata
 import logging
 import sys
@@ -12,47 +11,36 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from onnxtrain.cli._output import JsonOption, ShellHandler, given_options, guarded
+from onnxtrain.cli._app_train import train
+from onnxtrain.cli._interrupts import InterruptibleGroup
+from onnxtrain.cli._output import JsonOption, ShellHandler, guarded
+from onnxtrain.cli._shared import (
+    BatchNormOption,
+    BatchSizeOption,
+    DynamicBatchOption,
+    FreezeOption,
+    LossOption,
+    ModelArgument,
+    OnlyOption,
+    OptimizerOption,
+    OptimizerOptionOption,
+    PrecisionName,
+    PrecisionOption,
+    ReplaceHeadOption,
+    RunArgument,
+    WeightDecayOption,
+)
 
 __all__ = ["app", "run"]
 
 app = typer.Typer(
     name="onnxtrain",
+    cls=InterruptibleGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train any ONNX model on stock ONNX Runtime.",
 )
-
-ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file.")]
-
-BatchNormOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="MODE|PATTERN=MODE",
-        help="as_exported (default), training or inference; for layers like body.*=inference, the first match decides.",
-    ),
-]
-
-
-class PrecisionName(enum.StrEnum):
-    """The values of `--precision`."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-
-
-PrecisionOption = Annotated[
-    PrecisionName, typer.Option(help="Of products and convolutions in training; parameters stay float32.")
-]
-DynamicBatchOption = Annotated[
-    bool,
-    typer.Option("--dynamic-batch", help="Make the batch of a model that was exported for one size dynamic."),
-]
-ReplaceHeadOption = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="CLASSES", help="Give the model a new last linear layer first."),
-]
 
 
 def _version(show: bool) -> None:
@@ -67,7 +55,12 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the package's log.")] = False,
+    debug: Annotated[
+        bool,
+        typer.Option(
+            "--debug", help="Show the traceback of an error, and the package's log. Default: one message."
+        ),
+    ] = False,
 ) -> None:
     """Train any ONNX model on stock ONNX Runtime."""
     level = logging.DEBUG if debug else logging.WARNING
@@ -81,10 +74,25 @@ def options(
 @app.command()
 def demo(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Directory for the model and the figures.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Write the model and the figures to this directory, e.g. digits.",
+        ),
     ] = Path("demo-output"),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training images.")] = 15,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, shuffling and the validation split.")] = 0,
+    epochs: Annotated[
+        int, typer.Option(min=1, metavar="COUNT", help="Pass this often over the training images, e.g. 5.")
+    ] = 15,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="NUMBER",
+            help="Derive weights, shuffling and the validation split from this number, e.g. 1.",
+        ),
+    ] = 0,
     json: JsonOption = False,
 ) -> None:
     """Train a convolutional network on handwritten digits and prove the exported file."""
@@ -96,192 +104,56 @@ def demo(
 @app.command()
 def artifacts(
     model: ModelArgument,
-    loss: Annotated[
-        str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")
-    ] = None,
-    optimizer: Annotated[str, typer.Option(help="Name of the optimizer.")] = "adamw",
-    output: Annotated[Path, typer.Option("--output", "-o", help="Directory to write to.")] = Path(
-        "artifacts"
-    ),
-    train: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Train only parameters like fc.*")
-    ] = None,
-    freeze: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
-    ] = None,
+    loss: LossOption = None,
+    optimizer: OptimizerOption = "adamw",
+    weight_decay: WeightDecayOption = None,
+    optimizer_option: OptimizerOptionOption = None,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Write the files to this directory, e.g. device."),
+    ] = Path("artifacts"),
+    train: OnlyOption = None,
+    freeze: FreezeOption = None,
     batch_norm: BatchNormOption = None,
     precision: PrecisionOption = PrecisionName.FP32,
     dynamic_batch: DynamicBatchOption = False,
     replace_head: ReplaceHeadOption = None,
-    nominal: Annotated[bool, typer.Option("--nominal", help="Also write a checkpoint without data.")] = False,
+    nominal: Annotated[
+        bool,
+        typer.Option(
+            "--nominal", help="Also write a checkpoint with names and shapes but without data. Default: off."
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Write the files that a device trains from."""
     from onnxtrain.cli._artifacts import prepared, run_command
+    from onnxtrain.cli._optimizer import chosen_optimizer
 
     source = prepared(model, dynamic_batch=dynamic_batch, classes=replace_head, seed=0)
-    run_command(source, loss, optimizer, output, train, freeze, batch_norm, precision.value, nominal, json)
+    chosen = chosen_optimizer(optimizer, weight_decay, optimizer_option)
+    run_command(source, loss, chosen, output, train, freeze, batch_norm, precision.value, nominal, json)
 
 
-@app.command()
-def train(
-    context: typer.Context,
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="MODEL|DIR", help="An .onnx file, or the directory of a run to go on with."),
-    ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            help=".npz file with arrays named as the inputs and targets, or x and y; or a .csv or .parquet table.",
-            show_default=False,
-        ),
-    ],
-    target: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMN", help="Of a table: the column to learn.")
-    ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(metavar="COLUMNS", help="Of a table: columns such as age,weight. Default: all others."),
-    ] = None,
-    impute: Annotated[
-        str | None,
-        typer.Option(help="Of a table: fill missing values by mean or median (of texts the most frequent)."),
-    ] = None,
-    one_hot: Annotated[
-        bool, typer.Option("--one-hot", help="Of a table: a number for each category of a column of texts.")
-    ] = False,
-    ordinal: Annotated[
-        bool, typer.Option("--ordinal", help="Of a table: the place of the category among the sorted ones.")
-    ] = False,
-    scale: Annotated[
-        bool, typer.Option("--scale", help="Of a table: numbers minus their mean, over their deviation.")
-    ] = False,
-    validation: Annotated[
-        str | None, typer.Option(help="A fraction such as 0.1, or another file like --data.")
-    ] = None,
-    loss: Annotated[
-        str | None, typer.Option(help="Name of the loss; without it the first output is the loss.")
-    ] = None,
-    optimizer: Annotated[str, typer.Option(help="Name of the optimizer.")] = "adamw",
-    learning_rate: Annotated[float, typer.Option("--learning-rate", "--lr", help="Learning rate.")] = 1e-3,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 10,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch.")] = None,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches per optimizer step.")] = 1,
-    schedule: Annotated[
-        str | None, typer.Option(help="linear, cosine, one_cycle, step, polynomial, ...")
-    ] = None,
-    schedule_option: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Of the schedule, like step_size=5 or milestones=30,60."),
-    ] = None,
-    schedule_epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs of one schedule, with those that follow when going on.")
-    ] = None,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps over which the rate rises.")] = 0,
-    warmup_ratio: Annotated[
-        float, typer.Option(min=0, max=1, help="The part of all steps over which it does.")
-    ] = 0.0,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Like f1, auroc, r2; default: what suits the loss."),
-    ] = None,
-    ema_decay: Annotated[
-        float | None, typer.Option(help="Evaluate and export averages of the weights, like 0.999.")
-    ] = None,
-    clip_norm: Annotated[float | None, typer.Option(help="Largest norm of all gradients together.")] = None,
-    patience: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many epochs without improvement.")
-    ] = None,
-    log: Annotated[
-        Path | None, typer.Option(metavar="FILE.csv", help="Write the epochs there, and the steps beside it.")
-    ] = None,
-    save_every: Annotated[
-        int | None, typer.Option(min=1, help="Save to DIR/checkpoints after so many steps.")
-    ] = None,
-    keep: Annotated[int | None, typer.Option(min=1, help="How many of these to keep; default: 3.")] = None,
-    only: Annotated[
-        list[str] | None, typer.Option("--train", metavar="PATTERN", help="Train only parameters like fc.*")
-    ] = None,
-    freeze: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Do not train parameters like conv?.*")
-    ] = None,
-    batch_norm: BatchNormOption = None,
-    precision: PrecisionOption = PrecisionName.FP32,
-    dynamic_batch: DynamicBatchOption = False,
-    replace_head: ReplaceHeadOption = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of shuffling, splitting and Dropout.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each operation; default: all cores.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace a run that is in the directory already.")
-    ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Directory of the run. Default: MODEL's name with -trained."),
-    ] = None,
-    json: JsonOption = False,
-) -> None:
-    """Train a model on arrays or a table; Ctrl-C saves, and training the directory goes on.
-
-    A run that goes on keeps the options that it was started with: leave them out. Of one that has finished, epochs,
-    batch size, learning rate, validation and patience can be given anew.
-    """
-    from onnxtrain.cli._options import TrainOptions
-    from onnxtrain.cli._train import run_command
-
-    chosen = TrainOptions(
-        source=source,
-        data=data,
-        validation=validation,
-        loss=loss,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        epochs=epochs,
-        batch_size=batch_size,
-        accumulate=accumulate,
-        schedule=schedule,
-        schedule_option=schedule_option,
-        schedule_epochs=schedule_epochs,
-        warmup=warmup,
-        warmup_ratio=warmup_ratio,
-        metric=metric,
-        ema_decay=ema_decay,
-        clip_norm=clip_norm,
-        patience=patience,
-        log=log,
-        save_every=save_every,
-        keep=keep,
-        train=only,
-        freeze=freeze,
-        batch_norm=batch_norm,
-        precision=precision.value,
-        dynamic_batch=dynamic_batch,
-        replace_head=replace_head,
-        target=target,
-        inputs=inputs,
-        impute=impute,
-        one_hot=one_hot,
-        ordinal=ordinal,
-        scale=scale,
-        seed=seed,
-        threads=threads,
-        overwrite=overwrite,
-        output=output,
-        json=json,
-    )
-    run_command(chosen, given_options(context))
+app.command()(train)
 
 
 @app.command()
 def evaluate(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
-    data: Annotated[Path, typer.Option(help="Data like that of training.", show_default=False)],
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch.")] = None,
+    directory: RunArgument,
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Measure on this file: .npz arrays or a .csv or .parquet table like that of training, with "
+            "the target.",
+            show_default=False,
+        ),
+    ],
+    batch_size: BatchSizeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure the loss and the metrics of a run on data."""
+    """Measure the loss and the metrics of a run on data, and how well each class is told from the others."""
     from onnxtrain.cli._use import evaluate_run
 
     evaluate_run(directory, data, batch_size, json)
@@ -290,42 +162,89 @@ def evaluate(
 @app.command()
 def predict(
     source: Annotated[
-        Path, typer.Argument(metavar="MODEL|RUN", help="An .onnx file, or the directory of a run.")
+        Path,
+        typer.Argument(metavar="MODEL|RUN", help="Path of an .onnx file, or directory of a run."),
     ],
     data: Annotated[
-        Path, typer.Option(help="Data like that of training; targets are not needed.", show_default=False)
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Predict for this file: .npz arrays or a .csv or .parquet table like that of training; the "
+            "target is not needed.",
+            show_default=False,
+        ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", help=".npz, .csv or .parquet file to write.")
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the predictions to this .npz, .csv or .parquet file.",
+        ),
     ] = Path("predictions.npz"),
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Samples per batch.")] = None,
+    id: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id",
+            metavar="COLUMN",
+            help="Write this column of the table beside the predictions, e.g. passenger_id; repeat it for "
+            "several. Default: that of `train --id`.",
+        ),
+    ] = None,
+    batch_size: BatchSizeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the outputs for each sample, and where a run knows classes, the class."""
+    """Write the outputs for each sample, and where a run knows classes, their probabilities and the class."""
     from onnxtrain.cli._use import write_predictions
 
-    write_predictions(source, data, output, batch_size, json)
+    write_predictions(source, data, output, id, batch_size, json)
 
 
 @app.command()
 def export(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The .onnx file to write.")],
+    directory: RunArgument,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="Write the model to this file, e.g. model.onnx."),
+    ],
     outputs: Annotated[
-        list[str] | None, typer.Option("--outputs", metavar="NAME", help="Other values to return.")
+        list[str] | None,
+        typer.Option(
+            "--outputs",
+            metavar="NAME",
+            help="Return this value of the network instead of its outputs, e.g. features; repeat it for "
+            "several. Default: the network's outputs.",
+        ),
     ] = None,
+    network: Annotated[
+        bool,
+        typer.Option(
+            "--network",
+            help="Write the network alone, which takes the numbers that a table was encoded as. Default: a "
+            "model that takes the columns of the table.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Write the trained model of a run as an ordinary .onnx file."""
     from onnxtrain.cli._use import export_run
 
-    export_run(directory, output, outputs, json)
+    export_run(directory, output, outputs, network, json)
 
 
 @app.command()
 def ops(
-    model: Annotated[Path | None, typer.Argument(metavar="[MODEL]", help="An .onnx file.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only ops of this status.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[MODEL]", help="Path of an .onnx file to look at; without it all ops are listed."
+        ),
+    ] = None,
+    status: Annotated[
+        str | None,
+        typer.Option(metavar="STATUS", help="List only ops of this status, e.g. rule. Default: all."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """List which ops have gradients; for a model, whether it can be trained and what stops it."""
@@ -340,15 +259,42 @@ def ops(
 @app.command()
 def check(
     model: ModelArgument,
-    of: Annotated[str | None, typer.Option(help="Output to differentiate; default: the first one.")] = None,
+    of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Differentiate this output, e.g. logits. Default: the model's first one."
+        ),
+    ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--parameter", metavar="PATTERN", help="Only these parameters.")
+        list[str] | None,
+        typer.Option(
+            "--parameter",
+            metavar="PATTERN",
+            help="Check only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: "
+            "all.",
+        ),
     ] = None,
-    data: Annotated[Path | None, typer.Option(help=".npz file with inputs; the others are random.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.npz",
+            help="Take inputs from the arrays of their names in this file. Default: random inputs.",
+        ),
+    ] = None,
     dim: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=SIZE", help="Size of a symbolic dimension.")
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=SIZE",
+            help="Give a symbolic dimension this size, e.g. sequence=16; repeat it for several. Default: a "
+            "small one.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random numbers.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0, metavar="NUMBER", help="Derive random inputs and directions from this number, e.g. 1."
+        ),
+    ] = 0,
     json: JsonOption = False,
 ) -> None:
     """Compare a model's gradients with finite differences."""
@@ -362,7 +308,7 @@ def inspect(
     directory: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR|FILE", help="A directory of artifacts, a checkpoint file, or an .onnx file."
+            metavar="DIR|FILE", help="Path of a directory of artifacts, a checkpoint file, or an .onnx file."
         ),
     ],
     json: JsonOption = False,

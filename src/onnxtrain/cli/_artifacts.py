@@ -10,10 +10,12 @@ import onnx_ir as ir
 
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._inspect import run_command as inspect
+from onnxtrain.cli._tables import PROPERTY as TABLE
 from onnxtrain.dynamic_batch import make_batch_dynamic
-from onnxtrain.errors import GraphBuildError
+from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import LOSSES
+from onnxtrain.optimizers import Optimizer
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
 from onnxtrain.training_graph import Precision
@@ -55,8 +57,17 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
 
 
 def prepared(path: Path, *, dynamic_batch: bool, classes: int | None, seed: int) -> ir.Model:
-    """Returns the model of a file, with a batch of any size and a new head where they are asked for."""
+    """Returns the model of a file, with a batch of any size and a new head where they are asked for.
+
+    Raises:
+        InputError: the file is that of a run on a table, with texts as inputs.
+    """
     model = load_model(path)
+    if TABLE in model.metadata_props:
+        raise InputError(
+            f"'{path}' takes the columns of a table as they are; what is trained is the network in it. Write that "
+            "alone, by onnxtrain export RUN -o network.onnx --network, or go on with the run: onnxtrain train RUN."
+        )
     if dynamic_batch:
         model = make_batch_dynamic(model)
     if classes is not None:
@@ -67,7 +78,7 @@ def prepared(path: Path, *, dynamic_batch: bool, classes: int | None, seed: int)
 def run_command(
     model: ir.Model,
     loss: str | None,
-    optimizer: str,
+    optimizer: Optimizer,
     output: Path,
     train: Sequence[str] | None,
     freeze: Sequence[str] | None,

@@ -36,7 +36,7 @@ def run_command(path: Path, json: bool) -> None:
     if path.is_file():
         store = read_checkpoint(path)
     elif (name := find_manifest(path)) is not None:
-        manifest = parse_manifest((path / name).read_text(encoding="utf-8"), f"'{path / name}'")
+        manifest = parse_manifest((path / name).read_bytes(), f"'{path / name}'")
         store = _checkpoint(path / f"{name.removesuffix('manifest.json')}checkpoint")
     else:
         raise ModelLoadError(

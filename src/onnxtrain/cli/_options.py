@@ -19,6 +19,8 @@ class TrainOptions:
     validation: str | None
     loss: str | None
     optimizer: str
+    weight_decay: float | None
+    optimizer_option: list[str] | None
     learning_rate: float
     epochs: int
     batch_size: int | None
@@ -29,6 +31,7 @@ class TrainOptions:
     warmup: int
     warmup_ratio: float
     metric: list[str] | None
+    positive: str | None
     ema_decay: float | None
     clip_norm: float | None
     patience: int | None
@@ -52,8 +55,21 @@ class TrainOptions:
     one_hot: bool = False
     ordinal: bool = False
     scale: bool = False
+    missing: list[str] | None = None
+    categorical: list[str] | None = None
+    id: list[str] | None = None
 
     @property
     def table(self) -> TableOptions:
         """What is said of a table."""
-        return TableOptions(self.target, self.inputs, self.impute, self.one_hot, self.ordinal, self.scale)
+        return TableOptions(
+            self.target,
+            self.inputs,
+            self.impute,
+            self.one_hot,
+            self.ordinal,
+            self.scale,
+            self.missing,
+            self.categorical,
+            self.id,
+        )

@@ -24,7 +24,9 @@ __all__ = [
     "ShellHandler",
     "given_options",
     "guarded",
+    "heading",
     "info",
+    "info_table",
     "print_json",
     "print_table",
     "shell_words",
@@ -35,7 +37,9 @@ __all__ = [
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of tables. Default: tables.")
+]
 
 _PIPE_WIDTH = 160
 
@@ -59,7 +63,12 @@ def table(
     return result
 
 
-def summary_table(title: str, rows: Iterable[tuple[str, object]]) -> Table:
+def heading(text: str) -> str:
+    """Returns a line to print before a table without a title: a title would be broken at the table's width."""
+    return f"[bold]{escape(text)}[/]"
+
+
+def summary_table(title: str | None, rows: Iterable[tuple[str, object]]) -> Table:
     """Returns a table of names and values without a header."""
     result = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left", title_style="bold")
     result.add_column(style="dim")
@@ -100,12 +109,25 @@ def info(text: str) -> None:
     _console(stderr=True).print(text, soft_wrap=True, markup=False)
 
 
+def info_table(content: Table) -> None:
+    """Prints a table to standard error, without trailing blanks."""
+    console = _console(stderr=True)
+    if console.is_terminal:
+        console.print(content)
+        return
+    console = Console(stderr=True, highlight=False, width=_PIPE_WIDTH)
+    with console.capture() as capture:
+        console.print(content)
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()), file=sys.stderr)
+
+
 _WORDS = [
     (re.compile(pattern), words)
     for pattern, words in (
         (r"Go on with Trainer\.resume\('(.*?)'\)", r"Go on with: onnxtrain train \1 --data FILE"),
         (r"make it so: \w+\(onnxtrain\.make_batch_dynamic\(model\), \.\.\.\)", "pass --dynamic-batch"),
         (r"onnxtrain\.make_batch_dynamic\(model\)", "--dynamic-batch"),
+        (r", or leave incomplete batches out \(drop_last=True\)", ""),
         (r"\bbatch_norm='?(\w+)'?", r"--batch-norm \1"),
         (r"\bclip_grad_norm=([\d.]+)", r"--clip-norm \1"),
         (r"\boverwrite=True\b", "--overwrite"),
@@ -151,7 +173,7 @@ def given_options(context: typer.Context) -> frozenset[str]:
 
 
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
-    """Runs a command; a deliberate error becomes one message and exit code 1, Ctrl-C exit code 130."""
+    """Runs a command; a deliberate error becomes one message and exit code 1."""
     try:
         run()
     except OnnxTrainError as error:
@@ -160,9 +182,6 @@ def guarded(run: Callable[[], None], *, debug: bool) -> None:
         console = _console(stderr=True)
         console.print(f"[bold red]error:[/] {escape(shell_words(str(error)))}", soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        info("Interrupted.")
-        sys.exit(INTERRUPTED)
     except BrokenPipeError:  # the reader of the pipe (head, less) has gone
         sys.stderr.close()
         sys.exit(1)

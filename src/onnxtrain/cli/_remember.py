@@ -26,11 +26,14 @@ PROPERTY = "onnxtrain.cli"
 _OF_THE_RUN = (
     "loss",
     "optimizer",
+    "weight_decay",
+    "optimizer_option",
     "schedule",
     "schedule_option",
     "warmup",
     "warmup_ratio",
     "metric",
+    "positive",
     "ema_decay",
     "clip_norm",
     "train",
@@ -46,6 +49,9 @@ _OF_THE_RUN = (
     "one_hot",
     "ordinal",
     "scale",
+    "missing",
+    "categorical",
+    "id",
 )
 _BESIDE = ("log", "save_every", "keep")
 """What is written besides; it can always be given anew."""
@@ -72,6 +78,12 @@ _ADDED: dict[str, Any] = {
     "one_hot": False,
     "ordinal": False,
     "scale": False,
+    "weight_decay": None,
+    "optimizer_option": None,
+    "positive": None,
+    "missing": None,
+    "categorical": None,
+    "id": None,
     "log": None,
     "save_every": None,
     "keep": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,12 +14,17 @@ from typing import Any, cast
 import numpy as np
 
 from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared
+from onnxtrain.cli._classes import chosen_metrics, positive_remark
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
+from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
+from onnxtrain.cli._optimizer import chosen_optimizer
 from onnxtrain.cli._options import TrainOptions
-from onnxtrain.cli._output import INTERRUPTED, print_json, print_table, summary_table
+from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
+from onnxtrain.cli._result import Fitted, tell_of_result
+from onnxtrain.cli._table_report import tell_of_table
 from onnxtrain.cli._tables import PROPERTY as ENCODING
-from onnxtrain.cli._tables import Encoding, Table
+from onnxtrain.cli._tables import Encoding, Table, target_classes
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.schedules import SCHEDULES, Schedule
@@ -37,6 +43,11 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         options: what to do; of a run that goes on, what it was started with takes the place of defaults.
         given: names of the options that were given.
     """
+    with told_what_is_saved(_directory(options), options.data):
+        _train(options, given)
+
+
+def _train(options: TrainOptions, given: frozenset[str]) -> None:
     data = load_data(options.data)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
@@ -50,7 +61,7 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
         held_out = _held_out(options.validation)  # before the models are built, which takes longer
         if not resuming:
             options.table.check()
-            trainer = _begin(options, directory)
+            trainer = _begin(options, data, directory)
             encoding = _encoding(trainer, data, options)
             arrays = to_arrays(data, encoding, trainer.manifest)
         x, y = _assign(trainer, arrays, options.data)
@@ -59,11 +70,15 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
             others = to_arrays(held_out, encoding, trainer.manifest)
             validation = _assign(trainer, others, Path(str(options.validation)))
         trainer.check_data(x, y, batch_size=options.batch_size, validation=validation)
-    if not trainer.resumes_fit:
-        trainer.learning_rate = options.learning_rate
-        remember(trainer, options, digest(arrays))
-        trainer.save(trainer.directory)  # should the process be killed before the first epoch has ended
-    trainer.resume_hint = f"onnxtrain train {{}} --data {options.data} goes on."
+        if isinstance(data, Table) and encoding is not None and not resuming:
+            tell_of_table(data, encoding, _labels(trainer, arrays))
+        if remark := positive_remark(trainer, None if encoding is None else encoding.classes):
+            info(remark)
+        if not trainer.resumes_fit:
+            trainer.learning_rate = options.learning_rate
+            remember(trainer, options, digest(arrays))
+            trainer.save(trainer.directory)  # should the process be killed before the first epoch has ended
+    trainer.resume_hint = f"onnxtrain train {{}} --data {shlex.quote(str(options.data))} goes on."
     history = trainer.fit(
         x,
         y,
@@ -77,7 +92,8 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
     )
     if history.stopped == "interrupted":
         sys.exit(INTERRUPTED)
-    _finish(trainer, options)
+    early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
+    tell_of_result(Fitted(trainer, x, y, validation, encoding, early), options)
 
 
 def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
@@ -97,25 +113,6 @@ def _callbacks(options: TrainOptions) -> list[Callback]:
     elif options.keep is not None:
         raise InputError("--keep is given without --save-every.")
     return callbacks
-
-
-def _finish(trainer: Trainer, options: TrainOptions) -> None:
-    """Writes the trained model, and prints the result."""
-    history = trainer.history
-    model = None
-    if trainer.outputs:
-        model = trainer.directory / "trained.onnx"
-        trainer.export(model)
-    if options.json:
-        document = {"directory": str(trainer.directory), "model": model, "stopped": history.stopped}
-        print_json({**document, "epochs": history.epochs})
-        return
-    rows: list[tuple[str, object]] = [(key, f"{value:,.5g}") for key, value in history.last.items()]
-    rows.append(("samples/s", f"{np.median(history.samples_per_second):,.0f}"))
-    print_table(summary_table("Last epoch", rows))
-    print_table(
-        f"Run: {trainer.directory}   Trained model: {model or 'none, the model has no outputs but its loss'}"
-    )
 
 
 def _directory(options: TrainOptions) -> Path:
@@ -148,16 +145,26 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if before is None:
-            shutil.rmtree(directory, ignore_errors=True)
-        else:
-            for path in set(directory.iterdir()) - before:
-                path.unlink()
+        with uninterrupted():
+            if before is None:
+                shutil.rmtree(directory, ignore_errors=True)
+            else:
+                for path in set(directory.iterdir()) - before:
+                    path.unlink()
         raise
 
 
-def _begin(options: TrainOptions, directory: Path) -> Trainer:
+def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
+    """Returns the class numbers of the target; None where it holds none."""
+    targets = trainer.manifest.targets
+    return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
+
+
+def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trainer:
     """Begins a new run for a model."""
+    classes = target_classes(data, options.table) if isinstance(data, Table) else None
+    metrics, positive = chosen_metrics(options.metric, options.positive, classes)
+    optimizer = chosen_optimizer(options.optimizer, options.weight_decay, options.optimizer_option)
     model = prepared(
         options.source, dynamic_batch=options.dynamic_batch, classes=options.replace_head, seed=options.seed
     )
@@ -165,11 +172,12 @@ def _begin(options: TrainOptions, directory: Path) -> Trainer:
     return Trainer(
         model,
         options.loss,
-        options.optimizer,
+        optimizer,
         options.learning_rate,
         requires_grad=options.train or None,
         frozen_params=options.freeze or None,
-        metrics=options.metric,
+        metrics=metrics,
+        positive=positive,
         scheduler=_schedule(options),
         warmup_steps=options.warmup,
         warmup_ratio=options.warmup_ratio,

@@ -65,6 +65,10 @@ class Emitter:
         opset: version of the standard domain; read from the graph when omitted.
         functions: the model's function table; needed for :meth:`call` only.
         in_function: constants become Constant nodes, because function bodies have no initializers.
+
+    Attributes:
+        metadata: by op type of the standard domain, the `metadata_props` that nodes of this type are written with, e.g.
+            {"Floor": {"onnxtrain.origin": "gradient"}}. Emitters of subgraphs inherit it; copied nodes keep their own.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Emitter:
         self.graph = graph
         self.opset = opset if opset is not None else graph.opset_imports[""]
         self.scope = ""
+        self.metadata: Mapping[str, Mapping[str, str]] = {}
         self._functions = functions
         self._imports = graph.opset_imports
         self._in_function = in_function
@@ -326,7 +331,7 @@ class Emitter:
     def within(self, graph: ir.Graph) -> Emitter:
         """Returns an emitter for a branch or body that is there, whose names are of the same pool."""
         inner = Emitter(graph, functions=self._functions, opset=self.opset)
-        inner.scope, inner._names = self.scope, self._names
+        inner.scope, inner._names, inner.metadata = self.scope, self._names, self.metadata
         inner._imports = self._imports  # a model says at the top which domains it uses
         return inner
 
@@ -383,6 +388,8 @@ class Emitter:
             ir.Value(name=self.unique_name(name + ("_out" if i == 0 else f"_out{i}"))) for i in range(outputs)
         ]
         node = ir.Node(domain, op_type, inputs, _attributes(attributes), outputs=values, name=name)
+        if not domain:
+            node.metadata_props.update(self.metadata.get(op_type, {}))
         self.graph.append(node)
         return tuple(values)
 

@@ -25,6 +25,7 @@ from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import (
     CleanupPass,
     ModelSource,
+    as_given,
     canonicalize,
     inline_functions,
     lift_constants,
@@ -32,7 +33,6 @@ from onnxtrain.passes import (
     mark_gradients,
     settle_shapes,
     suit_runtime,
-    to_proto,
 )
 
 __all__ = ["finished", "hessian_vector_product", "jvp", "prepared", "vjp"]
@@ -225,8 +225,7 @@ def hessian_vector_product(
         graph = prepared(model, [of], wrt)
         check_scalar(values_by_name(graph.graph)[of])
         vectors = _add_inputs(graph, wrt, "_vector")
-        seed = Emitter(graph.graph).ones_like(values_by_name(graph.graph)[of])
-        graph, gradients = _pulled_back(graph, {of: str(seed.name)}, wrt)
+        graph, gradients = _pulled_back(graph, {of: None}, wrt)
         graph, names = _differentiable_again(graph, gradients)
         graph, products = _pulled_back(graph, dict(zip(names, vectors, strict=True)), wrt)
     _keep_outputs(graph, [of])
@@ -251,7 +250,7 @@ def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
     """Returns a model with derivatives as stock runtimes take it, in the form that was given."""
     mark_gradients(graph)
     graph = suit_runtime(graph)
-    return graph if isinstance(given, ir.Model) else to_proto(graph)
+    return as_given(graph, given)
 
 
 def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]:
@@ -269,13 +268,24 @@ def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]
 
 
 def _pulled_back(
-    model: ir.Model, seeds: Mapping[str, str], wrt: Sequence[str]
+    model: ir.Model, seeds: Mapping[str, str | None], wrt: Sequence[str]
 ) -> tuple[ir.Model, list[ir.Value]]:
-    """Appends the vector-Jacobian product of values with those named as their cotangents to a copy of a model."""
+    """Appends the vector-Jacobian product of some values to a copy of a model.
+
+    Args:
+        model: the model, in canonical form.
+        seeds: by name of a value to differentiate, the name of its cotangent, an input; None for a cotangent of ones.
+        wrt: names of the values to differentiate with respect to.
+    """
     model = expand_path(model, list(seeds), wrt)
     values, op = values_by_name(model.graph), Emitter(model.graph, functions=model.functions)
     leaves = [values[name] for name in wrt]
-    products = pull_back(op, {values[name]: values[seed] for name, seed in seeds.items()}, leaves)
+    # Written behind expand_path, which folds constants and removes those that nothing reads yet.
+    cotangents = {
+        values[name]: op.ones_like(values[name]) if seed is None else values[seed]
+        for name, seed in seeds.items()
+    }
+    products = pull_back(op, cotangents, leaves)
     return model, [
         op.zeros_like(leaf) if product is None else product
         for leaf, product in zip(leaves, products, strict=True)

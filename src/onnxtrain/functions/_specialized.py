@@ -2,7 +2,7 @@
 
 Of each body there is a function: `ConvolutionGradient0_float`, `ConvolutionGradient1_float`, ... The number only says
 which body it is (overloads of one name would be the standard's way, and ONNX Runtime 1.20 takes the last of them
-for all). Native kernels are registered for the first numbers and read attributes and shapes; beyond them bodies run.
+for all). Native kernels, which read attributes and shapes, are registered under as many numbers as a model needs.
 """
 
 from __future__ import annotations

@@ -91,14 +91,14 @@ def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
 
 @composite("ReluGradient", ["y", "ct"])
 def relu_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Relu: ct where y > 0, else 0."""
-    return op.Where(op.Greater(y, 0.0), ct, 0.0)
+    """Relu: 0 where y <= 0, else ct; so ct where y is NaN, as in PyTorch."""
+    return op.Where(op.LessOrEqual(y, 0.0), 0.0, ct)
 
 
 @composite("ReluGradientOfFinite", ["y", "ct"])
 def relu_gradient_of_finite(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
     """Relu, as ReluGradient, where cotangents are finite: a product is several times as fast as Where."""
-    return op.Mul(ct, op.Cast(op.Greater(y, 0.0), to=ct.dtype))
+    return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))
 
 
 @composite("ClipGradient", ["x", "low", "high", "ct"])

@@ -136,4 +136,4 @@ def max_pool(op: Emitter, x: ir.Value, **windows: AttributeRef) -> tuple[ir.Valu
 
 def _where_positive(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
     """Returns the cotangent of Relu's argument; see `ReluGradientOfFinite`."""
-    return op.Mul(ct, op.Cast(op.Greater(y, 0.0), to=ct.dtype))
+    return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))

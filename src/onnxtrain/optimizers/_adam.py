@@ -55,14 +55,16 @@ class _AdamFamily(Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW(_AdamFamily):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), with the defaults of torch.optim.AdamW.
 
     With m' and v' the running means of g and g², c1 = 1 - beta1**step, c2 = 1 - beta2**step:
 
-    - adam_mode 1, the default, as Hugging Face's AdamW and onnxruntime-training:
-      u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);  w' = u - lr·weight_decay·u.
-    - adam_mode 0, as torch.optim.AdamW (whose defaults are eps 1e-8 and weight_decay 0.01):
+    - adam_mode 0, the default, as torch.optim.AdamW:
       w' = w·(1 - lr·weight_decay) - lr·(m'/c1)/(sqrt(v'/c2) + eps).
+    - adam_mode 1, as Hugging Face's AdamW and onnxruntime-training:
+      u = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps);  w' = u - lr·weight_decay·u.
+
+    The names of `generate_artifacts`, "adamw" and `OptimType.AdamW`, are :meth:`of_onnxruntime_training`.
 
     Attributes:
         betas: decay rates of the running means.
@@ -72,10 +74,14 @@ class AdamW(_AdamFamily):
         adam_mode: which of the two forms.
     """
 
-    eps: float = 1e-6
-    weight_decay: float = 0.0
+    weight_decay: float = 0.01
     bias_correction: bool = True
-    adam_mode: int = 1
+    adam_mode: int = 0
+
+    @classmethod
+    def of_onnxruntime_training(cls) -> AdamW:
+        """Returns AdamW with the defaults of onnxruntime-training: eps 1e-6, no weight decay, adam_mode 1."""
+        return cls(eps=1e-6, weight_decay=0.0, adam_mode=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

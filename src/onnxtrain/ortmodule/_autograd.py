@@ -59,6 +59,11 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         program, _, _, step = ctx.call = call
+        try:
+            versions = [tensors[i]._version for i in step.reads]
+        except RuntimeError:  # a tensor made under `inference_mode` has none, and cannot be saved
+            tensors = tuple([t.clone() if t.is_inference() else t for t in tensors])
+            versions = [tensors[i]._version for i in step.reads]
         results = step.forward.run(tensors)
         outputs = results[: len(program.differentiable)]
         ctx.set_materialize_grads(False)
@@ -76,7 +81,7 @@ class _Step(torch.autograd.Function):
             with _torch.DisableTorchDispatch():
                 watched.append((index, saved[place].detach(), saved[place]._version))
                 saved[place] = saved[place].data
-        kept = (tensors, [tensors[i]._version for i in step.reads], watched)
+        kept = (tensors, versions, watched)
         if _saved_tensors_hooks(True) is not None:  # they may give another tensor back
             ctx.kept = kept
         else:
@@ -104,7 +109,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
     seeds = program.seeds
     received = tuple([index for index in seeds if cotangents[index] is not None])
     if not received:  # a later call took a buffer from this one, whose tensors may be freed already
-        return (None,) * (1 + len(needs))
+        return (None, *_keep_from_hooks(ctx, [None] * len(needs)))
     saved = ctx.saved_tensors
     kept: _Kept = ctx.kept or saved[step.keeper].kept
     present = [ct for ct in cotangents if ct is not None]
@@ -136,7 +141,42 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
             why = ORTModuleONNXModelException(f"ONNX Runtime failed: {error}")
             replay.announce("gradient", why)
             gradients = replay.gradients(inputs, needs, dict(zip(received, present, strict=True)))
-    return (None, *gradients)
+    return (None, *(gradients if received == seeds else _keep_from_hooks(ctx, gradients)))
+
+
+def _keep_from_hooks(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> Sequence[torch.Tensor | None]:
+    """Returns the gradients, after it has kept those that are None from the hooks of parameters.
+
+    Only some outputs of this call have got gradients, and a parameter may be reached from the others alone. Eager
+    PyTorch does not come to such a parameter. PyTorch's engine (2.13) does here, and would call the parameter's hooks
+    with None, which they cannot work with.
+    """
+    functions = [function for function, _ in ctx.next_functions[-len(gradients) :]]
+    for gradient, function in zip(gradients, functions, strict=True):
+        hooks = getattr(getattr(function, "variable", None), "_backward_hooks", None)
+        if gradient is None and hooks:
+            hooks.update(
+                {
+                    key: _HookOfGradients(hook)
+                    for key, hook in hooks.items()
+                    if type(hook) is not _HookOfGradients
+                }
+            )
+    return gradients
+
+
+class _HookOfGradients:
+    """A hook of a tensor that is not called with None.
+
+    Args:
+        hook: what the user has registered, e.g. `lambda gradient: gradient * 2`.
+    """
+
+    def __init__(self, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        self._hook = hook
+
+    def __call__(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        return None if gradient is None else self._hook(gradient)
 
 
 def _is_transformed(tensor: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import MethodType
@@ -13,6 +14,7 @@ import torch
 
 from onnxtrain._stack import with_room
 from onnxtrain.ortmodule._calling import captured_call
+from onnxtrain.ortmodule._captures import Captures, without_tracebacks_in_metrics
 from onnxtrain.ortmodule._data_dependent import data_dependent_results
 from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule._torch import (
@@ -45,7 +47,9 @@ def capture(module: torch.nn.Module, backend: Callable[..., Any]) -> Callable[..
     # A model does not run in PyTorch because others of its class had many graphs.
     context: Any = dynamo_optimize(backend, _RECOMPILE_LIMIT)
     if callable(getattr(context, "callback", None)):  # not where Dynamo is switched off
-        context.callback = _WithSettings(context.callback, settings)
+        captures = Captures(backend)
+        context.callback = _WithSettings(context.callback, settings, captures)
+        weakref.finalize(context.callback, captures.release).atexit = False
     compiled = captured_call(context, function)
     if any(isinstance(layer, _WITH_FAST_PATH) for layer in module.modules()):
         return _WithoutFastPath(compiled).run
@@ -65,6 +69,11 @@ _SETTINGS = {
     "record_runtime_overhead": False,
 } | ({} if isolates_recompiles else {"recompile_limit": _RECOMPILE_LIMIT})
 
+if hasattr(dynamo_config, "invalidate_compile_context_weakrefs"):
+    # Else (PyTorch 2.13) captures keep weak references to parameters, as for all backends that are not registered by
+    # name, and `set_swap_module_params_on_conversion(True)` cannot swap them in `model.double()`.
+    _SETTINGS["invalidate_compile_context_weakrefs"] = True
+
 
 _DATA_DEPENDENT = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
 """What depends on the data has a size that depends on it, which ONNX computes like any other."""
@@ -82,15 +91,17 @@ _OPERATOR_ERRORS = (TorchRuntimeError, RefusedByPyTorch, IndexError)
 class _WithSettings:
     """What Dynamo calls to capture a frame, with settings of our own meanwhile."""
 
-    def __init__(self, callback: Any, settings: dict[str, Any]) -> None:
+    def __init__(self, callback: Any, settings: dict[str, Any], captures: Captures) -> None:
         self._callback = callback
         self._settings = settings
+        self._captures = captures
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend  # Dynamo asks for it
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with dynamo_config.patch(self._settings):
+    def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        self._captures.add(frame.f_code)
+        with dynamo_config.patch(self._settings), without_tracebacks_in_metrics():
             try:
-                return with_room(self._captured, *args, **kwargs)
+                return with_room(self._captured, frame, *args, **kwargs)
             except _OPERATOR_ERRORS:
                 # PyTorch refuses an operator. The function runs as it is, once, and meets the error itself: it may
                 # catch it, and what ran before must not run again.

@@ -34,12 +34,13 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleTorchModelException,
 )
 from onnxtrain.ortmodule._export import CompiledGraphs, argument_names
-from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs
+from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of, note_inputs, unseen_by_hooks
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._layout import Layout, layouts_of
 from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
+from onnxtrain.ortmodule._refused_gradients import refuse_missing_gradients
 from onnxtrain.ortmodule._replay import Announce
 from onnxtrain.ortmodule._report import GraphRecord, Report
 from onnxtrain.ortmodule._session import is_of_onnxruntime
@@ -93,6 +94,8 @@ def onnxruntime_backend(
         log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
         messages = take_assertions(graph_module)
         unchecked = _copied(graph_module) if messages else plain
+        names = argument_names(plain)
+        _forget_arguments(plain, unchecked)
         try:
             compiled = _compile(graph_module, policy, options.log_level.onnxruntime_severity)
         except ORTModuleFallbackException as error:
@@ -111,7 +114,7 @@ def onnxruntime_backend(
             return _FirstCall(plain.forward, report, record, start, log)
         compiled.replay_by(plain, unchecked, _Derivatives(name, plain, report, policy).announce)
         if graphs is not None:
-            graphs.add(compiled.body, argument_names(plain))
+            graphs.add(compiled.body, names)
         if options.save_onnx:
             compiled.body.save(options, name)
         record = dataclasses.replace(compiled.body.record(name), break_reason=break_reason(graph_module))
@@ -125,6 +128,10 @@ def onnxruntime_backend(
         return _FirstCall(checked(compiled, messages), report, record, start, log)
 
     def backend(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        with unseen_by_hooks():
+            return compile_captured(graph_module, example_inputs)
+
+    def compile_captured(graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
         _warn_of_many_captures(captures)
         keep_from_global_hooks(graph_module)
         note_inputs(graph_module, example_inputs)
@@ -143,6 +150,17 @@ def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
     result = copy.copy(graph_module)
     result.graph = copy.deepcopy(graph_module.graph)
     return result
+
+
+def _forget_arguments(*graph_modules: fx.GraphModule) -> None:
+    """Removes what Dynamo notes of arguments from graphs that are kept.
+
+    The note has a weak reference to the tensor, and a parameter with one cannot be swapped
+    (`torch.__future__.set_swap_module_params_on_conversion`).
+    """
+    for graph_module in graph_modules:
+        for node in graph_module.graph.nodes:
+            node.meta.pop("grapharg", None)
 
 
 class _Derivatives:
@@ -197,6 +215,7 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
     needs = [isinstance(v, torch.Tensor) and v.requires_grad for v in values]
     try:
         refuse_set_data(graph_module)
+        refuse_missing_gradients(graph_module)
         carries = [_carries_gradient(value) for value in values]  # which raises for what autograd has lost
         overlaps = Overlaps(graph_module)
         aliases = split_aliases(graph_module)

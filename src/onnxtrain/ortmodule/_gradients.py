@@ -16,9 +16,30 @@ from onnxtrain.ortmodule._data_dependent import unnoted_sizes, without_traceback
 from onnxtrain.ortmodule._torch import enable_python_dispatcher, pytree
 
 __all__ = [
-    "GradientFlow", "example_values", "fake_mode_of", "flow_of", "is_symbolic", "map_tensors", "note_inputs",
+    "GradientFlow",
+    "example_values",
+    "fake_mode_of",
+    "flow_of",
+    "is_symbolic",
+    "map_tensors",
+    "note_inputs",
     "straight_through",
-]  # fmt: skip
+    "unseen_by_hooks",
+]
+
+
+def unseen_by_hooks() -> contextlib.AbstractContextManager[Any]:
+    """Returns a context for computations that the user's `saved_tensors_hooks` must not see.
+
+    `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that such hooks see, and compares two runs: in the
+    first one graphs are compiled.
+    """
+    return torch.autograd.graph.saved_tensors_hooks(_unchanged, _unchanged)
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
 
 _REQUIRED_GRAD = "onnxtrain_required_grad"
 
@@ -215,6 +236,10 @@ class _Rehearsal(fx.Interpreter):
         self.hidden: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.ended: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        # `tensor.data` has a version counter of its own: PyTorch does not notice that it was changed through `tensor`.
+        self.reads_data = any(
+            getattr(n.target, "__name__", "") == "_get_data_attr" for n in graph_module.graph.nodes
+        )
         self.fake_mode = fake_mode_of(graph_module)
 
     def flow(self) -> GradientFlow:
@@ -306,19 +331,27 @@ class _Rehearsal(fx.Interpreter):
                 raise NotImplementedError(
                     "it writes what has a gradient to a detached tensor, whose memory has another gradient or none"
                 )
-            if base._version == state.base_version and self._is_kept(base):
+            unnoticed = base._version == state.base_version
+            after = _State.of(tensor, base)
+            made = {after.function, after.base_function} - {state.function, state.base_function}
+            if (unnoticed or self.reads_data) and self._is_kept(base, made):
                 raise NotImplementedError(
-                    "it writes, through `.data`, to what PyTorch's backward has kept and reads: write to a clone"
+                    "it writes, through `.data` or past it, to what PyTorch's backward has kept: write to a clone"
                 )
             if base.requires_grad and not seen and source not in self.hidden.get(node, ()):
                 self.hidden[node] = (*self.hidden.get(node, ()), source)
             elif carrying and not base.requires_grad:
                 self.ended[node] = (*self.ended.get(node, ()), source)
 
-    def _is_kept(self, base: torch.Tensor) -> bool:
-        """Whether a function of autograd has kept the memory of a tensor: the result of `exp`, for example."""
+    def _is_kept(self, base: torch.Tensor, made: set[Any]) -> bool:
+        """Returns whether backward will read the memory of a tensor as it is now, e.g. the result of `exp`.
+
+        Args:
+            base: the tensor; it has been written to.
+            made: functions of autograd that the write itself may have added, and whose values are newer than it.
+        """
         tensors = [tensor for value in self.env.values() for tensor in _tensors(value)]
-        functions: set[Any] = set().union(*map(_functions, tensors))
+        functions: set[Any] = set().union(*map(_functions, tensors)) - made
         kept = [value for function in functions for value in _saved(function)]
         return any(_memory(tensor) == _memory(base) for tensor in kept)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,9 @@ __all__ = ["RefusedByPyTorch", "refuse_mixed_dtypes"]
 
 _MODULES = ("torch", "_operator", "builtins")
 """Where functions come from that are safe to call once more: those of other packages may do anything."""
+
+_SMALL = 16
+"""The largest size that is always taken as it is: kernels, groups and numbers of axes are about that."""
 
 _LARGEST = 1 << 20
 """Elements of the largest tensor that is given memory of its own here."""
@@ -48,7 +51,7 @@ _verdicts: dict[Any, str | None] = {}
 def refuse_mixed_dtypes(node: fx.Node) -> None:
     """Raises `RefusedByPyTorch` if eager PyTorch refuses a node of a Dynamo graph for the dtypes of its arguments.
 
-    The node is run on zeros of the same shapes, forward and backward, once for each operator, choice of dtypes and mode
+    The node is run on zeros of the same ranks, forward and backward, once for each operator, choice of dtypes and mode
     of autocast. It is refused for its dtypes if it fails, and with other dtypes does not.
 
     Args:
@@ -103,10 +106,15 @@ def _refusal(call: _Call, dtypes: tuple[torch.dtype, ...]) -> str | None:
     """Returns the message with which eager PyTorch refuses a call for the dtypes of its tensors, or None."""
     with disable_current_modes(), torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come when the module runs
-        message = call.error(dtypes)
-        if message is None or not any(call.error(others) is None for others in _alternatives(dtypes)):
-            return None
-        return message
+        # Small tensors first: the scores of a vocabulary take gigabytes. Where the operator fails on these with all
+        # dtypes, its other arguments do not fit their sizes.
+        for sized in (call.smaller(), call):
+            message = sized.error(dtypes)
+            if message is None:
+                return None
+            if any(sized.error(others) is None for others in _alternatives(dtypes)):
+                return message
+        return None
 
 
 def _alternatives(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[torch.dtype, ...]]:
@@ -134,12 +142,20 @@ class _Call:
         args: its arguments, with fake tensors.
         kwargs: likewise.
         trained: whether its result has a gradient.
+        sizes: the sizes to take instead of others, e.g. {50257: 17}.
     """
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     trained: bool
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    def smaller(self) -> _Call:
+        """Returns the call with other sizes in the place of those above 16, equal ones where these are equal."""
+        tensors = (v for v in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(v, torch.Tensor))
+        large = sorted({size for tensor in tensors for size in map(_hint, tensor.shape) if size > _SMALL})
+        return replace(self, sizes={size: _SMALL + place for place, size in enumerate(large, 1)})
 
     def error(self, dtypes: Sequence[torch.dtype]) -> str | None:
         """Returns the message of the error that the call raises with zeros of these dtypes, or None."""
@@ -147,8 +163,11 @@ class _Call:
 
         def real(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                return _zeros(value, next(following))
-            return _hint(value) if isinstance(value, torch.SymInt) else value
+                shape = [self.sizes.get(size, size) for size in map(_hint, value.shape)]
+                return _zeros(value, shape, next(following))
+            if isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
+                return self.sizes.get(_hint(value), _hint(value))
+            return value
 
         try:
             with torch.set_grad_enabled(self.trained):
@@ -162,13 +181,20 @@ class _Call:
         return None
 
 
-def _zeros(fake: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Returns zeros of a dtype, with the shape of a fake tensor and a gradient where that has one."""
-    one = torch.zeros((), dtype=dtype, device=fake.device).expand([_hint(size) for size in fake.shape])
-    tensor = one.contiguous() if one.numel() <= _LARGEST else one
-    differentiable = dtype.is_floating_point or dtype.is_complex
-    # A result of something, not a leaf: eager PyTorch may write to it.
-    return tensor.requires_grad_().view_as(tensor) if fake.requires_grad and differentiable else tensor
+def _zeros(fake: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Returns zeros of a shape and dtype, on the device of a fake tensor and with a gradient where that has one."""
+    one = torch.zeros((), dtype=dtype, device=fake.device)
+    if fake.requires_grad and (dtype.is_floating_point or dtype.is_complex):
+        with torch.enable_grad():
+            one = one.requires_grad_().clone()  # not a leaf, nor a view of one: eager PyTorch may write to it
+            return _expanded(one, shape)
+    return _expanded(one, shape)
+
+
+def _expanded(one: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Returns a scalar expanded to a shape, with memory of its own unless it is large."""
+    tensor = one.expand(shape)
+    return tensor.clone(memory_format=torch.contiguous_format) if tensor.numel() <= _LARGEST else tensor
 
 
 def _hint(size: int | torch.SymInt) -> int:

@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException
+from onnxtrain.ortmodule._gradients import unseen_by_hooks
 from onnxtrain.ortmodule._lowering import Lowered
 from onnxtrain.ortmodule._torch import (
     FakeTensorMode,
@@ -96,11 +97,12 @@ class Replay:
         sizes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes, static_shapes=True)
         try:
-            with mode, torch.enable_grad():
-                fakes = [mode.from_tensor(x) for x in inputs]
-                found = self.gradients(
-                    fakes, needs, {i: mode.from_tensor(ct) for i, ct in cotangents.items()}
-                )
+            # Of other tensors: the mode keeps weak references, and a parameter with one cannot be swapped.
+            apart = [x.detach().requires_grad_(x.requires_grad) for x in (*inputs, *cotangents.values())]
+            with mode, torch.enable_grad(), unseen_by_hooks():
+                fakes = [mode.from_tensor(x) for x in apart]
+                by_output = dict(zip(cotangents, fakes[len(inputs) :], strict=True))
+                found = self.gradients(fakes[: len(inputs)], needs, by_output)
         except Exception:  # what depends on numbers in memory; what has no fake kernel
             return None
         return [gradient is not None and gradient.requires_grad for gradient in found]
@@ -214,10 +216,12 @@ class CapturedGraph:
                 yield
 
 
-_IN_PLACE = frozenset({"bernoulli_", "exponential_", "normal_", "random_", "uniform_"})
+_IN_PLACE = frozenset({
+    "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_",
+})  # fmt: skip
 _NEW = frozenset({
-    "bernoulli", "exponential", "normal", "normal_functional", "rand", "rand_like", "randint", "randint_like",
-    "randn", "randn_like", "randperm", "uniform",
+    "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "normal_functional", "rand",
+    "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "uniform",
 })  # fmt: skip
 
 
@@ -239,6 +243,19 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "native_dropout" and args[2] is not False and 0 < args[1] < 1:
             kept = next(self._values)
             return args[0] * (kept / (1 - args[1])), kept.bool()
+        if name == "multinomial":
+            return _chosen(*args, noise=next(self._values))
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise NotImplementedError(f"computing a graph again: the random numbers of {func} are not known")
         return func(*args, **(kwargs or {}))
+
+
+def _chosen(
+    weights: torch.Tensor, count: int, replacement: bool = False, *, noise: torch.Tensor
+) -> torch.Tensor:
+    """Returns the places that `torch.multinomial` chooses with the numbers that its lowering has drawn."""
+    if not replacement or count == 1:
+        return (weights / noise).topk(count).indices
+    sums = weights.cumsum(-1)
+    shares = (sums / sums[..., -1:]).double()
+    return (shares[..., None, :] < noise[..., None]).sum(-1)

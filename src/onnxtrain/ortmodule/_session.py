@@ -21,6 +21,7 @@ from onnxtrain.ortmodule._float64 import expand_float64, has_float64
 from onnxtrain.ortmodule._layout import Layout, lay_out, restride
 from onnxtrain.ortmodule._threads import CoreSharing, threads_for
 from onnxtrain.passes import (
+    AbsentInputsPass,
     CrossEntropyPass,
     PositiveAxesPass,
     has_narrow_floats,
@@ -79,6 +80,7 @@ def suited(model: ir.Model, device: torch.device, layouts: Mapping[int, Layout] 
     if _has_no_elements(model.graph):
         model = infer_shapes(model.clone())
         PositiveAxesPass()(model)
+    AbsentInputsPass()(model)
     return model
 
 
@@ -126,7 +128,8 @@ class Session:
             # Beyond that it fuses scales and epsilons into attributes, which are float32.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         if device.type == "cpu" and any(node.domain == DOMAIN for node in model.graph.all_nodes()):
-            register_kernels(options)  # for 5 ms: onnxruntime makes a schema of each op anew
+            names = [name for domain, name, _ in model.functions if domain == DOMAIN]
+            register_kernels(options, names)  # for 2 ms: onnxruntime makes a schema of each op anew
         # It takes an Expand to no elements for one that does nothing.
         disabled = ["ExpandElimination"] if _has_no_elements(model.graph) else []
         proto = ir.to_proto(model).SerializeToString()

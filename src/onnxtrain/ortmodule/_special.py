@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +17,10 @@ _USER_CLASS = "_ort_user_class"
 _WRAPPED_CLASS = "_ort_wrapped_class"
 
 
-@functools.cache
+_classes: weakref.WeakValueDictionary[tuple[int, int], type] = weakref.WeakValueDictionary()
+"""By the ids of `cls` and `wrapped`, which the class holds: a class that is defined in a function can be dropped."""
+
+
 def class_for(cls: type, wrapped: type) -> type:
     """A subclass of `cls` with what the class `wrapped` has and `torch.nn.Module` has not.
 
@@ -25,6 +28,9 @@ def class_for(cls: type, wrapped: type) -> type:
     `bool(model)` and `isinstance(model, Iterable)` answer as for the wrapped module. All else is looked up on `wrapped`
     when it is asked for: `type(self).method(self)` is how transformers calls a method.
     """
+    made = _classes.get((id(cls), id(wrapped)))
+    if made is not None:
+        return made
     names = {*dir(wrapped)} - {*dir(torch.nn.Module), *dir(cls), *_NOT_FORWARDED}
     if not names:
         return cls
@@ -35,7 +41,7 @@ def class_for(cls: type, wrapped: type) -> type:
     result: type = meta(
         cls.__name__, (cls,), {**body, _USER_CLASS: cls, _WRAPPED_CLASS: wrapped, **forwarders}
     )
-    return result
+    return _classes.setdefault((id(cls), id(wrapped)), result)
 
 
 class _Forwarding(type):

@@ -70,20 +70,22 @@ class CoreSharing:
 
     Args:
         device: where the session computes; on others than the CPU there is nothing to share.
+        clock: seconds.
 
     Attributes:
         is_settled: whether runs need not be watched any more.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.is_settled = device.type != "cpu"
         self._times: list[float] = []
 
     def watch(self, run: Callable[[], _T]) -> _T:
         """Returns the result of a run."""
-        start = time.perf_counter()
+        start = self._clock()
         result = run()
-        self._times.append(time.perf_counter() - start)
+        self._times.append(self._clock() - start)
         if len(self._times) == _TIMED:
             self.is_settled = True
             if min(self._times) > _LONG:

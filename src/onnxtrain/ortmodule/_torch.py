@@ -41,8 +41,10 @@ try:
         Unsupported,
         UserError,
     )
+    from torch._dynamo.guards import DeletedGuardManagerWrapper
     from torch._dynamo.mutation_guard import GenerationTracker, install_generation_tagging_init
     from torch._dynamo.types import ConvertFrameReturn
+    from torch._dynamo.utils import get_metrics_context
     from torch._functorch._aot_autograd.functional_utils import from_fun, has_data_mutation, to_fun
     from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
     from torch._guards import CompileContext, TracingContext
@@ -95,6 +97,7 @@ __all__ = [
     "FAKE_MODE",
     "CompileContext",
     "ConvertFrameReturn",
+    "DeletedGuardManagerWrapper",
     "DisableAutocast",
     "DisableTorchDispatch",
     "FakeTensorMode",
@@ -138,6 +141,7 @@ __all__ = [
     "get_data",
     "get_dispatch_mode",
     "get_dynamic_layer_stack_depth",
+    "get_metrics_context",
     "has_any_global_hook",
     "has_data_mutation",
     "install_generation_tagging_init",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
+from onnxtrain.passes.absent import AbsentInputsPass
 from onnxtrain.passes.axes import PositiveAxesPass
 from onnxtrain.passes.broadcast import ImplicitExpandPass
 from onnxtrain.passes.canonical import canonicalize
@@ -26,7 +27,7 @@ from onnxtrain.passes.pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.products import ColumnVectorPass, TransposedProductPass
 from onnxtrain.passes.ranks import ImpliedRanksPass
 from onnxtrain.passes.rewire import stand_in
-from onnxtrain.passes.save import save_model, to_proto, write_model
+from onnxtrain.passes.save import as_given, save_model, to_proto, write_model
 from onnxtrain.passes.shapes import infer_shapes, settle_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
 from onnxtrain.passes.stop_gradient import (
@@ -51,6 +52,7 @@ __all__ = [
     "NEWEST_OPSET",
     "RANDOM_OPS",
     "TWINS",
+    "AbsentInputsPass",
     "CeilModePass",
     "CleanupPass",
     "ColumnVectorPass",
@@ -68,6 +70,7 @@ __all__ = [
     "TorchSignature",
     "TrainingModePass",
     "TransposedProductPass",
+    "as_given",
     "canonicalize",
     "embed_parameters",
     "fixed_batch",

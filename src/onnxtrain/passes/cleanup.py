@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnxtrain.passes.absent import restore_places
 from onnxtrain.passes.constants import is_float_parameter
 from onnxtrain.passes.stop_gradient import is_stop_gradient
 from onnxtrain.passes.unread import remove_unread_nodes
@@ -67,6 +68,7 @@ class CleanupPass(ir.passes.InPlacePass):
         )  # onnx_ir's leaves what the bodies of those gone have read
         with _initializers_set_aside(model, kept):
             modified |= common.RemoveUnusedNodesPass()(model).modified
+        restore_places(model)
         rest = ir.passes.Sequential(_RemoveUnusedFunctions(), common.RemoveUnusedOpsetsPass())
         modified |= rest(model).modified
         return ir.passes.PassResult(model, modified)

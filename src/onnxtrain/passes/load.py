@@ -12,6 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+from onnxtrain.passes.attributes import mistyped_attribute
 from onnxtrain.passes.maps import tensors_for_maps
 from onnxtrain.passes.tensors import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
@@ -225,18 +226,34 @@ def _is_older(model: ir.Model, opset: int) -> bool:
 
 
 def _check_text(model: ir.Model, origin: str) -> None:
-    """Rejects names and op types that are no UTF-8: protobuf gives them as bytes."""
-    for graph in model.graphs():
-        for owner in (*graph.inputs, *graph):
-            texts = [owner.name]
-            if isinstance(owner, ir.Node):
-                texts += [owner.op_type, owner.domain, *owner.attributes, *(v.name for v in owner.outputs)]
-            for text in texts:
-                if isinstance(text, bytes):
-                    raise ModelLoadError(
-                        f"Cannot load a model from {origin}: its graph has the name {text!r}, which is no "
-                        "UTF-8. The file is corrupt; download or export it again."
-                    )
+    """Rejects texts that are no UTF-8: protobuf gives them as bytes, which cannot be written again."""
+    for text in _texts(model):
+        if isinstance(text, bytes):
+            raise ModelLoadError(
+                f"Cannot load a model from {origin}: it has the text {text[:60]!r}, which is no UTF-8. The file is "
+                "corrupt; download or export it again."
+            )
+
+
+def _texts(model: ir.Model) -> Iterator[object]:
+    """Yields names, descriptions and metadata of a model, of its graphs, and of what is in these."""
+    yield from (model.producer_name, model.producer_version, model.domain, *_descriptions(model))
+    for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
+        yield from (graph.name, *_descriptions(graph), *graph.opset_imports)
+        for value in (*graph.inputs, *graph.initializers.values()):
+            yield from (value.name, *_descriptions(value))
+        for node in graph:
+            yield from (node.name, node.op_type, node.domain, node.overload, *_descriptions(node))
+            for attribute in node.attributes.values():
+                yield from (attribute.name, attribute.doc_string)
+            for value in node.outputs:
+                yield from (value.name, *_descriptions(value))
+
+
+def _descriptions(owner: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[object]:
+    yield owner.doc_string
+    for pair in owner.metadata_props.items():
+        yield from pair
 
 
 def _check_graph(model: ir.Model, origin: str) -> None:
@@ -254,6 +271,10 @@ def _check_graph(model: ir.Model, origin: str) -> None:
                     f"Cannot load a model from {origin}: nothing defines '{value.name}', which its graph "
                     "uses. The file may have been cut or edited; export it again."
                 )
+    if problem := mistyped_attribute(model):
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: {problem}. The file is corrupt; download or export it again."
+        )
     # Runtimes accept nodes in any order, ONNX and its tools do not.
     try:
         common.TopologicalSortPass()(model)

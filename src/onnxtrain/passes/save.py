@@ -11,9 +11,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
+from onnxtrain.passes.load import ModelSource
 from onnxtrain.runtime.atomic import FileSet, external_data_name
 
-__all__ = ["DEFAULT_EXTERNAL_DATA_THRESHOLD", "save_model", "to_proto", "write_model"]
+__all__ = ["DEFAULT_EXTERNAL_DATA_THRESHOLD", "as_given", "save_model", "to_proto", "write_model"]
 
 DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
 """Bytes of initializers beyond which weights go to a file of their own; protobuf stops at 2 GiB."""
@@ -36,6 +37,23 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
             "Write it with save_model, which puts them in a file of their own."
         )
     return ir.to_proto(_with_tensors_in_memory(model))
+
+
+def as_given(result: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
+    """Return a model in the form in which a function was given one: an IR model for one, else what `onnx.save` takes.
+
+    Raises:
+        ModelError: The initializers are too big for one proto.
+    """
+    if isinstance(given, ir.Model):
+        return result
+    try:
+        return to_proto(result)
+    except ModelError as error:
+        raise ModelError(
+            f"{error} Or pass onnx_ir.load(path) in place of the path: the result then is an onnx_ir.Model too, which "
+            "onnx_ir.save writes and Trainer takes."
+        ) from error
 
 
 def save_model(

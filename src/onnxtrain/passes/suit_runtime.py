@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.passes.absent import AbsentInputsPass
 from onnxtrain.passes.apart import name_apart
 from onnxtrain.passes.axes import NoAxesPass, PositiveAxesPass
 from onnxtrain.passes.constants import lift_constants
 from onnxtrain.passes.cross_entropy import CrossEntropyPass
+from onnxtrain.passes.packed_attention import unpack_attention
 from onnxtrain.passes.shapes import infer_shapes
 from onnxtrain.passes.statistics import IsolateStatisticsPass
 from onnxtrain.passes.swish import SwishPass
@@ -21,9 +23,11 @@ def suit_runtime(model: ir.Model) -> ir.Model:
 
     Running statistics are kept from being merged with weights, axes are counted from the front, lest reductions of
     an empty batch keep their shape, reductions over no axes are written elementwise, and bfloat16 is computed in
-    float32, which the CPU provider has kernels for. Cross entropies are taken along the last axis, and Swish becomes
-    what it is made of. Values of subgraphs have names of their own.
+    float32, which the CPU provider has kernels for. Cross entropies are taken along the last axis. Swish, and attention
+    of packed queries, keys and values, become what they are made of. Absent inputs at the end of a node are dropped.
+    Values of subgraphs have names of their own.
     """
+    model = unpack_attention(model)
     IsolateStatisticsPass()(model)
     if SwishPass()(model).modified:
         lift_constants(model)
@@ -34,5 +38,6 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     CrossEntropyPass()(model)
     if PositiveAxesPass()(model).modified:
         lift_constants(model)
+    AbsentInputsPass()(model)
     name_apart(model)
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,16 +102,53 @@ def _parse_graph(message: Bytes) -> _Graph:
 
 
 def _prune(graph: _Graph, outputs: Sequence[str]) -> set[str]:
-    """Keeps the nodes that `outputs` need, and returns the names that are needed."""
-    needed = set(outputs)
-    kept = []
-    for node in reversed(graph.nodes):
-        if needed.intersection(node.writes):
-            needed |= node.reads
-            needed |= set(node.writes)
-            kept.append(node)
-    graph.nodes = kept[::-1]
+    """Keeps the nodes that `outputs` need, each behind those that it reads, and returns the names that are needed.
+
+    ONNX Runtime loads nodes in any order, so the eval model may have been written by a tool that moved them; the
+    checker of onnx, and other readers of the exported model, take them in order only.
+    """
+    producers = {name: index for index, node in enumerate(graph.nodes) for name in node.writes if name}
+    needed: set[str] = set()
+    pending = list(outputs)
+    kept: set[int] = set()
+    while pending:
+        name = pending.pop()
+        needed.add(name)
+        index = producers.get(name)
+        if index is not None and index not in kept:
+            kept.add(index)
+            needed.update(graph.nodes[index].writes)
+            pending += graph.nodes[index].reads - needed
+    before = {
+        index: {producers[name] for name in graph.nodes[index].reads if name in producers} - {index}
+        for index in kept
+    }
+    graph.nodes = [graph.nodes[index] for index in _in_order(before)]
     return needed
+
+
+def _in_order(before: Mapping[int, set[int]]) -> list[int]:
+    """Returns the keys so that each comes behind those in its value, otherwise in ascending order.
+
+    In ascending order alone where there is a circle: of names that a subgraph defines it is not known whether they are
+    those of values outside.
+    """
+    waiting = {index: len(earlier) for index, earlier in before.items()}
+    behind: dict[int, list[int]] = {index: [] for index in before}
+    for index, earlier in before.items():
+        for other in earlier:
+            behind[other].append(index)
+    ready = [index for index, count in waiting.items() if not count]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for other in behind[index]:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(ready, other)
+    return order if len(order) == len(before) else sorted(before)
 
 
 def _parameter_tensor(name: str, buffer: Buffer) -> _Tensor:
@@ -325,7 +363,10 @@ def export_inference_model(
     for group in (graph.initializers, graph.sparse, graph.inputs):
         for name in [n for n in group if n not in needed]:
             del group[name]
-    model_parts = _model_parts(model, graph)
+    try:
+        model_parts = _model_parts(model, graph)
+    except ValueError as error:  # names of functions and domains are read here, and may be no UTF-8
+        raise ModelLoadError(f"Exporting for inference: reading the {source} failed: {error}.") from error
     tensors = [_embedded_tensor(t, eval_model) for t in graph.initializers.values()]
     known: dict[str, Bytes] = {
         n: v for n, v in {**graph.values, **graph.outputs}.items() if n in output_names

@@ -283,8 +283,8 @@ def _optimizer(entry: Mapping[str, Any]) -> OptimizerSpec:
     )
 
 
-def parse_manifest(text: str, source: str) -> Manifest:
-    """Returns the manifest written in `text`; `source` names the model it came from, for messages.
+def parse_manifest(text: str | bytes, source: str) -> Manifest:
+    """Returns the manifest written in `text`, or its bytes in UTF-8; `source` names where it came from, for messages.
 
     Raises:
         ModelLoadError: Not a manifest, incomplete, or of a newer version.

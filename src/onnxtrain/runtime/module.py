@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,6 +15,7 @@ from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.dtypes import Array, add_inplace
 from onnxtrain.runtime.inputs import check_arguments
+from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest, ParameterSpec
 from onnxtrain.runtime.matching import fit_store
 from onnxtrain.runtime.rows import RowGradient
@@ -28,6 +30,9 @@ class Module:
     Gradients **add up** over calls in training mode until :meth:`lazy_reset_grad`, which takes effect at the
     next such call. The parameters exist once: in the state.
 
+    Threads may share a Module. Calls take turns, and a thread that wants several calls to be one, such as those of a
+    training step, holds :attr:`lock`; docs/threads.md says more.
+
     Args:
         train_model_uri: Training model: a path, or the bytes of the file.
         state: Parameters; a state belongs to the model that it was generated with.
@@ -36,16 +41,11 @@ class Module:
             goes through host memory.
         session_options: Options for all sessions; by default only errors are logged.
 
-    Attributes:
-        training: Whether calls are training steps (True) or evaluation steps.
-
     Raises:
         InputError: The device is unknown or this onnxruntime cannot use it.
         ModelLoadError: A model is missing, corrupt, no training model, or the two are not of the same run.
         CheckpointError: The state belongs to another model.
     """
-
-    training: bool
 
     def __init__(
         self,
@@ -61,7 +61,9 @@ class Module:
                 f"Module: state must be a CheckpointState, received {type(state).__name__}; use "
                 "CheckpointState.load_checkpoint(path)."
             )
-        self.training = True
+        self._training = True
+        self._mode_set_by = threading.current_thread().name
+        self._modes = threading.local()  # `mode`: the value of `training` at this thread's last call
         self._session_options = session_options
         self._reset = True
         self._session, self._manifest = open_training_session(
@@ -72,19 +74,54 @@ class Module:
         self._eval_model = eval_model_uri
         self._eval_session = None if eval_model_uri is None else self._open_eval(eval_model_uri)
         self._store = state._store
-        fit_store(self._store, self._manifest, source)
-        self._store.move_to(self._device)
         self._sparse = self._manifest.sparse
         self._dense = [spec for spec in self._manifest.trainable if spec.gradient_indices is None]
+        with self._store.lock:
+            self._suit_store(source)
+        self._new_statistics = {
+            s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._manifest.statistics
+        }
+
+    def _suit_store(self, source: str) -> None:
+        """Gives the store what this module's models need; `source` is the training model, for messages."""
+        fit_store(self._store, self._manifest, source)
+        self._store.move_to(self._device)
         for spec in self._dense:
             if spec.name not in self._store.gradients:
                 self._store.gradients[spec.name] = self._gradient_buffer(spec)
         for spec in self._sparse:
             if spec.name not in self._store.row_gradients:
                 self._store.row_gradients[spec.name] = RowGradient(spec.dtype, spec.shape, self._device)
-        self._new_statistics = {
-            s.name: Buffer.zeros(s.dtype, s.shape, self._device) for s in self._manifest.statistics
-        }
+
+    @property
+    def lock(self) -> StateLock:
+        """The lock of the state: while a thread holds it (`with module.lock:`), no other thread uses the state.
+
+        Every method holds it while it runs. It is reentrant, and shared by everything that was made from the state.
+        """
+        return self._store.lock
+
+    @property
+    def training(self) -> bool:
+        """Whether calls are training steps (True) or evaluation steps."""
+        return self._training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        with self.lock:
+            self._training = self._modes.mode = mode
+            self._mode_set_by = threading.current_thread().name
+
+    def _require_own_mode(self) -> None:
+        """Raises TrainingStateError if another thread has switched the mode since this thread looked last."""
+        if getattr(self._modes, "mode", self._training) != self._training:
+            mode = "training" if self._training else "evaluation"
+            raise TrainingStateError(
+                f"Thread '{self._mode_set_by}' has put this Module into {mode} mode since "
+                f"thread '{threading.current_thread().name}' called it last, or set its mode. Set the mode "
+                "and call the module in one go, in both threads: with module.lock: module.eval(); module(...)."
+            )
+        self._modes.mode = self._training
 
     def _input_set(self) -> set[str]:
         m = self._manifest
@@ -177,13 +214,16 @@ class Module:
 
         Raises:
             InputError: Inputs do not fit the model in number, dtype, shape or range.
-            TrainingStateError: An evaluation step without an eval model.
+            TrainingStateError: An evaluation step without an eval model, or a call that would mix steps of several
+                threads.
             CheckpointError: Parameters of a nominal checkpoint have no data yet.
         """
-        binding = None if self.training else self._evaluation
-        values = check_arguments(self._manifest.arguments, user_inputs)
-        self._store.require_defined("Running a step")
-        results = self._train(values) if binding is None else binding.run(values)
+        with self.lock:
+            self._require_own_mode()
+            binding = None if self._training else self._evaluation
+            values = check_arguments(self._manifest.arguments, user_inputs)
+            self._store.require_defined("Running a step")
+            results = self._train(values) if binding is None else binding.run(values)
         if user_inputs and all(isinstance(i, ort.OrtValue) for i in user_inputs):
             return results[0] if len(results) == 1 else tuple(results)
         arrays = tuple(result.numpy() for result in results)
@@ -193,9 +233,12 @@ class Module:
         store = self._store
         first = self._reset or not store.gradients_valid
         if first:
+            if store.gradients_valid:
+                store.gradient_owner.check_replace("A training step")
             store.gradients_valid = False  # should the run fail half way
             results = self._direct.run(values)
         else:
+            store.gradient_owner.check_add("A training step")
             results = self._adding.run(values)
             for name, term in self._scratch.items():
                 total = store.gradients[name]
@@ -212,6 +255,7 @@ class Module:
             store.statistics[name].write(statistic.read())
         self._reset = False
         store.gradients_valid = True
+        (store.gradient_owner.replaced if first else store.gradient_owner.added)()
         return results[:count]
 
     def train(self, mode: bool = True) -> Module:
@@ -224,8 +268,15 @@ class Module:
         return self.train(False)
 
     def lazy_reset_grad(self) -> None:
-        """Makes the next training step replace the gradients instead of adding to them."""
-        self._reset = True
+        """Makes the next training step replace the gradients instead of adding to them.
+
+        Raises:
+            TrainingStateError: They are those of another thread, which has not used them yet.
+        """
+        with self.lock:
+            if self._store.gradients_valid:
+                self._store.gradient_owner.reset("Module.lazy_reset_grad()")
+            self._reset = True
 
     def input_names(self) -> list[str]:
         """Returns the names of what a call takes: user inputs, then targets."""
@@ -269,13 +320,14 @@ class Module:
             InputError: The parameters have different dtypes.
             CheckpointError: Parameters of a nominal checkpoint have no data yet.
         """
-        self._store.require_defined("Copying the parameters to a buffer")
-        buffers = self._selected(trainable_only)
-        flat = np.empty(sum(b.size for b in buffers), self._common_dtype(buffers))
-        start = 0
-        for buffer in buffers:
-            flat[start : start + buffer.size] = buffer.read().reshape(-1)
-            start += buffer.size
+        with self.lock:
+            self._store.require_defined("Copying the parameters to a buffer")
+            buffers = self._selected(trainable_only)
+            flat = np.empty(sum(b.size for b in buffers), self._common_dtype(buffers))
+            start = 0
+            for buffer in buffers:
+                flat[start : start + buffer.size] = buffer.read().reshape(-1)
+                start += buffer.size
         # ortvalue_from_numpy would leave the memory to `flat`, which dies before views of the value do.
         value = ort.OrtValue.ortvalue_from_shape_and_type(flat.shape, flat.dtype)
         value.update_inplace(flat)
@@ -307,9 +359,10 @@ class Module:
                 f"trainable_only={trainable_only} meant?"
             )
         start = 0
-        for target in selected:
-            target.write(flat[start : start + target.size].reshape(target.shape))
-            start += target.size
+        with self.lock:
+            for target in selected:
+                target.write(flat[start : start + target.size].reshape(target.shape))
+                start += target.size
 
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str]
@@ -334,11 +387,12 @@ class Module:
                 "Exporting for inference needs the eval model. Pass it: Module(train_model, state, "
                 "eval_model_uri='eval_model.onnx')."
             )
-        self._store.require_defined("Exporting for inference")
         from onnxtrain.runtime.export import (
             export_inference_model,
         )  # kept out of the time that a device starts in
 
-        export_inference_model(
-            self._eval_model, self._bound_inputs(), inference_model_uri, graph_output_names
-        )
+        with self.lock:
+            self._store.require_defined("Exporting for inference")
+            export_inference_model(
+                self._eval_model, self._bound_inputs(), inference_model_uri, graph_output_names
+            )

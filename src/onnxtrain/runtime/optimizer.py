@@ -13,6 +13,7 @@ from onnxtrain.errors import CheckpointError, InputError, ModelLoadError, Traini
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.binding import Binding
 from onnxtrain.runtime.dtypes import DType
+from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest, OptimizerSpec
 from onnxtrain.runtime.module import Module
 from onnxtrain.runtime.session import ModelSource, describe, open_training_session, require_values
@@ -80,7 +81,11 @@ class Optimizer:
                 f"Loading {source}: it takes {', '.join(unknown)}, which no optimizer has. The file is corrupt; "
                 "generate the artifacts again."
             )
-        _prepare_moments(self._store, spec, _wanted(given, moments, self._store, source), source)
+        with self._store.lock:
+            _prepare_moments(self._store, spec, _wanted(given, moments, self._store, source), source)
+            if self._store.optimizer is None:
+                self._store.optimizer = OptimizerProgress(0, _DEFAULT_LEARNING_RATE, _DEFAULT_LEARNING_RATE)
+            self._progress = self._store.optimizer
         self._rate = Buffer.zeros(dtypes.BY_NAME["float32"], (), device)
         self._step = Buffer.zeros(dtypes.BY_NAME["int64"], (), device)
         state = {p: self._store.parameters[p] for p in names}
@@ -101,9 +106,11 @@ class Optimizer:
             outputs={f"{name}_updated": buffer for name, buffer in state.items()},
             doing="The optimizer step",
         )
-        if self._store.optimizer is None:
-            self._store.optimizer = OptimizerProgress(0, _DEFAULT_LEARNING_RATE, _DEFAULT_LEARNING_RATE)
-        self._progress = self._store.optimizer
+
+    @property
+    def lock(self) -> StateLock:
+        """The lock of the state that is trained: see `Module.lock`."""
+        return self._store.lock
 
     @property
     def step_count(self) -> int:
@@ -114,19 +121,25 @@ class Optimizer:
         """Updates the parameters from the gradients that are there now; they stay as they are.
 
         Raises:
-            TrainingStateError: No training step has produced gradients yet.
+            TrainingStateError: No training step has produced gradients yet, or they are those of another thread.
             CheckpointError: Parameters of a nominal checkpoint have no data yet.
         """
+        with self._store.lock:
+            self._step_once()
+
+    def _step_once(self) -> None:
         if not self._store.gradients_valid:
             raise TrainingStateError(
                 "Optimizer.step(): there are no gradients yet. Call the module in training mode first: "
                 "module.train(); module(*inputs, *targets)."
             )
         self._store.require_defined("Optimizer.step()")
+        self._store.gradient_owner.check_use("Optimizer.step()")
         self._rate.write(np.array(self._progress.learning_rate, np.float32))
         self._step.write(np.array(self._progress.step + 1, np.int64))
         self._binding.run([value for g in self._row_gradients for value in (g.rows, g.indices)])
         self._progress.step += 1
+        self._store.gradient_owner.used()
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the following steps.

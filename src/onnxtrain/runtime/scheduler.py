@@ -52,7 +52,8 @@ class LinearLRScheduler:
 
     def step(self) -> None:
         """Sets the learning rate for the number of steps that the optimizer has taken."""
-        self._optimizer.set_learning_rate(self._rate(self._optimizer.step_count))
+        with self._optimizer.lock:
+            self._optimizer.set_learning_rate(self._rate(self._optimizer.step_count))
 
     def _rate(self, step: int) -> float:
         if step < self._warmup:

@@ -15,7 +15,7 @@ from onnxtrain.errors import ModelLoadError
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.runtime.device import Device
 from onnxtrain.runtime.external_data import check_external_data
-from onnxtrain.runtime.kernels import register_kernels
+from onnxtrain.runtime.kernels import function_names, register_kernels
 from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
 
 ModelSource = str | os.PathLike[str] | bytes
@@ -125,7 +125,7 @@ def _suit_training(options: ort.SessionOptions) -> None:
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
     """Returns a session, without an optimizer for which this onnxruntime turns out to be broken."""
     if device.type == "cpu":
-        register_kernels(options)
+        register_kernels(options, function_names(model))
     _suit_training(options)
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
     try:

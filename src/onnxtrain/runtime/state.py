@@ -10,6 +10,7 @@ import numpy as np
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.checkpoint import read_checkpoint, write_checkpoint
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.store import Buffer, Store, to_storage
 
 
@@ -61,7 +62,8 @@ class Parameter:
                 f"{what}: expected {buffer.dtype.name} of shape {list(buffer.shape)}, received {dtype.name} "
                 f"of shape {list(array.shape)}. Convert with array.astype(...) or reshape it."
             )
-        buffer.write(array)
+        with self._store.lock:
+            buffer.write(array)
 
     @property
     def grad(self) -> Array | None:
@@ -72,7 +74,8 @@ class Parameter:
         if not self.requires_grad:
             return None
         if self._name in self._store.row_gradients:
-            return self._store.row_gradients[self._name].dense()
+            with self._store.lock:
+                return self._store.row_gradients[self._name].dense()
         gradient = self._store.gradients.get(self._name)
         return None if gradient is None else gradient.read()
 
@@ -145,17 +148,20 @@ class Properties:
     def __setitem__(self, name: str, value: int | float | str) -> None:
         if not isinstance(name, str):
             raise TypeError(f"Setting a property: its name must be a str, received {type(name).__name__}.")
+        kept: int | float | str
         if isinstance(value, str):
-            self._store.properties[name] = str(value)
+            kept = str(value)
         elif isinstance(value, int | np.integer | np.bool_):
-            self._store.properties[name] = int(value)
+            kept = int(value)
         elif isinstance(value, float | np.floating):
-            self._store.properties[name] = float(value)
+            kept = float(value)
         else:
             raise TypeError(
                 f"Setting property '{name}': expected int, float or str, received {type(value).__name__}. "
                 "Store other values as JSON text."
             )
+        with self._store.lock:  # a save in another thread may be writing them
+            self._store.properties[name] = kept
 
     def __contains__(self, name: object) -> bool:
         return name in self._store.properties
@@ -247,14 +253,18 @@ class CheckpointState:
                 "Saving a checkpoint: nominal leaves the parameters out, trainable_only saves the trained "
                 "ones; choose one of the two."
             )
-        if trainable_only:
-            from onnxtrain.runtime.delta import write_delta
+        with state.lock:
+            if trainable_only:
+                from onnxtrain.runtime.delta import write_delta
 
-            write_delta(state._store, checkpoint_uri, include_optimizer_state=include_optimizer_state)
-        else:
-            write_checkpoint(
-                state._store, checkpoint_uri, include_optimizer_state=include_optimizer_state, nominal=nominal
-            )
+                write_delta(state._store, checkpoint_uri, include_optimizer_state=include_optimizer_state)
+            else:
+                write_checkpoint(
+                    state._store,
+                    checkpoint_uri,
+                    include_optimizer_state=include_optimizer_state,
+                    nominal=nominal,
+                )
 
     @classmethod
     def from_arrays(
@@ -299,6 +309,14 @@ class CheckpointState:
                 statistics={name: buffer(name, a) for name, a in statistics.items()},
             )
         )
+
+    @property
+    def lock(self) -> StateLock:
+        """Lock of everything in the state, and of the modules and optimizers made from it: see `Module.lock`.
+
+        Hold it to read or write several arrays, or a live view, while other threads train.
+        """
+        return self._store.lock
 
     @property
     def parameters(self) -> Parameters:

@@ -12,6 +12,7 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU, Device
 from onnxtrain.runtime.dtypes import Array, DType
+from onnxtrain.runtime.lock import GradientOwner, StateLock
 from onnxtrain.runtime.rows import RowGradient
 
 
@@ -168,6 +169,8 @@ class Store:
         complete: Whether every parameter is known to have data.
         shapes_known: False for a nominal checkpoint of onnxruntime-training, which keeps names only, until a
             `Module` supplies the shapes.
+        lock: Held by whoever reads or changes any of this.
+        gradient_owner: The thread that `gradients` belong to.
     """
 
     parameters: dict[str, Buffer]
@@ -182,6 +185,11 @@ class Store:
     device: Device = CPU
     complete: bool = False
     shapes_known: bool = True
+    lock: StateLock = field(default_factory=StateLock)
+    gradient_owner: GradientOwner = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.gradient_owner = GradientOwner(self.lock)
 
     def move_to(self, device: Device) -> None:
         """Moves every tensor to `device`."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import InputError, ModelError
-from onnxtrain.passes import ModelSource, TrainingModePass, canonicalize, load_model, mark_constant
+from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model, mark_constant
 from onnxtrain.passes.mode import fresh_name
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
@@ -24,9 +27,22 @@ _LOST = (
 )
 
 
+@overload
+def restore_dropout(
+    model: ir.Model, p: float | None = None, *, before: str | Sequence[str] = ()
+) -> ir.Model: ...
+@overload
+def restore_dropout(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    p: float | None = None,
+    *,
+    before: str | Sequence[str] = (),
+) -> onnx.ModelProto: ...
+
+
 def restore_dropout(
     model: ModelSource, p: float | None = None, *, before: str | Sequence[str] = ()
-) -> ir.Model:
+) -> onnx.ModelProto | ir.Model:
     """Returns the model with its Dropout in training mode, so that it is trained with; `model` stays as it is.
 
     Of Dropout in a file there may be left: a node in inference mode, which has its ratio; with PyTorch's Dynamo
@@ -40,7 +56,8 @@ def restore_dropout(
             front of them, whatever is left in the file.
 
     Returns:
-        The model in canonical form (opset 21 or newer).
+        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
+        `onnx.save` takes.
 
     Raises:
         ModelError: there is no trace of Dropout and `before` names nothing; the ratio is not known; no layer matches.
@@ -74,7 +91,7 @@ def restore_dropout(
             dropouts.append(_dropout(result, node, p))
             node.replace_input_with(0, dropouts[-1].outputs[0])
     TrainingModePass(dropout=dict.fromkeys(dropouts, "training"))(result)
-    return result
+    return as_given(result, model)
 
 
 def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:

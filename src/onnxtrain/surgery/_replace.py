@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.passes import (
     ModelSource,
     TorchSignature,
+    as_given,
     canonicalize,
     load_model,
     remove_unread_initializers,
@@ -28,6 +32,30 @@ __all__ = ["replace_head"]
 _log = logging.getLogger("onnxtrain")
 
 
+@overload
+def replace_head(
+    model: ir.Model,
+    classes: int,
+    *,
+    seed: int = 0,
+    output: str | None = None,
+    head: str | None = None,
+    bias: bool | None = None,
+    logits: bool = True,
+) -> ir.Model: ...
+@overload
+def replace_head(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    classes: int,
+    *,
+    seed: int = 0,
+    output: str | None = None,
+    head: str | None = None,
+    bias: bool | None = None,
+    logits: bool = True,
+) -> onnx.ModelProto: ...
+
+
 def replace_head(
     model: ModelSource,
     classes: int,
@@ -37,7 +65,7 @@ def replace_head(
     head: str | None = None,
     bias: bool | None = None,
     logits: bool = True,
-) -> ir.Model:
+) -> onnx.ModelProto | ir.Model:
     """Returns the model with its last linear layer replaced by a new one of `classes` outputs; `model` stays as it is.
 
     The layer is a Gemm, a MatMul (with an Add) or a 1x1 Conv, of any layout of the weight, behind which there may be
@@ -58,7 +86,8 @@ def replace_head(
         logits: whether a Softmax or Sigmoid behind the layer is left out, as losses want logits.
 
     Returns:
-        The model in canonical form (opset 21 or newer). Other outputs that were computed from the head are gone.
+        The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
+        `onnx.save` takes. Other outputs that were computed from the head are gone.
 
     Raises:
         ModelError: there is no such layer, or what is behind it cannot be followed; the message names the last ops.
@@ -71,8 +100,8 @@ def replace_head(
         ...   net (float[n, 2] x) => (float[n, 3] y) <float[2, 3] w = {1., 2., 3., 4., 5., 6.}>
         ...   { y = MatMul(x, w) }''')
         >>> new = replace_head(model, 5)
-        >>> [str(size) for size in new.graph.outputs[0].shape], new.graph.initializers["w"].const_value.shape
-        (['n', '5'], Shape([2, 5]))
+        >>> list(new.graph.initializer[0].dims), new.graph.output[0].type.tensor_type.shape.dim[1].dim_value
+        ([2, 5], 5)
     """
     if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or classes < 1:
         raise InputError(f"Replacing the head: classes must be a positive integer, received {classes!r}.")
@@ -102,7 +131,7 @@ def replace_head(
     remove_unread_initializers(result.graph, [old, layer.bias])
     for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
         node.metadata_props.clear()  # of the exporter, about parameters that are no more
-    return result
+    return as_given(result, model)
 
 
 def _had_bias(model: ir.Model, layer: Linear) -> bool:

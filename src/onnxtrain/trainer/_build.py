@@ -8,7 +8,14 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from onnxtrain.artifacts import LossSpec, LossType, OptimizerSpec, OptimType, generate_artifacts
+from onnxtrain.artifacts import (
+    LossSpec,
+    LossType,
+    OptimizerSpec,
+    OptimType,
+    generate_artifacts,
+    optimizer_for,
+)
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import make_loss
@@ -104,19 +111,21 @@ def name_list(given: Sequence[str] | str | None) -> Sequence[str] | None:
 
 
 def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) -> OptimizerSpec:
-    """Returns the optimizer with gradient clipping.
+    """Returns the optimizer of a name with PyTorch's defaults, or an object as it is, with gradient clipping.
+
+    An `OptimType`, a name of onnxruntime-training, has the defaults of that package.
 
     Raises:
         GraphBuildError: Both ways of clipping are asked for, or the optimizer clips already, or is a block.
     """
+    if isinstance(spec, str):
+        spec = make_optimizer(spec)
+    if isinstance(spec, OptimType):
+        spec = optimizer_for(spec)
     if norm is None and value is None:
         return spec
     if norm is not None and value is not None:
         raise GraphBuildError("choosing an optimizer: pass clip_grad_norm or clip_grad_value, not both")
-    if isinstance(spec, OptimType):
-        spec = spec.name.lower()
-    if isinstance(spec, str):
-        spec = make_optimizer(spec)
     if not isinstance(spec, Optimizer) or spec.clip_grad is not None:
         raise GraphBuildError(
             f"choosing an optimizer: clip_grad_norm and clip_grad_value do not go together with {spec!r}; "

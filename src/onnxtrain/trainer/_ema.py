@@ -59,6 +59,11 @@ class MovingAverage:
         }
         self._applied = False
 
+    @property
+    def is_applied(self) -> bool:
+        """Whether the averages are in the place of the values."""
+        return self._applied
+
     def update(self, *, first: bool) -> None:
         """Takes up the values of now; `first` forgets the averages so far."""
         for key, average in self.buffers.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +83,8 @@ def _read(path: Path) -> dict[str, str]:
         files = parse_json(path.read_bytes())["files"]
         named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
         wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
+        for name in named.values():
+            os.fsencode(name)  # a ValueError for what can be no name of a file
         if wrong or not _DEFAULTS.keys() - _OPTIONAL <= named.keys():
             raise ValueError(f"files {files}")
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:

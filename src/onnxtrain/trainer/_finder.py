@@ -67,13 +67,14 @@ def find_range(
             f"stop={stop!r}, steps={steps!r}."
         )
     rates = np.geomspace(start, stop, steps).tolist()
-    snapshot = state.snapshot()
-    try:
-        losses = _losses(state, data, rates)
-    finally:
-        snapshot.restore(state.run.store)
-        state.run.store.gradients_valid = False
-        state.run.module.lazy_reset_grad()
+    with state.lock:  # no other thread sees what is tried
+        snapshot = state.snapshot()
+        try:
+            losses = _losses(state, data, rates)
+        finally:
+            snapshot.restore(state.run.store)
+            state.run.store.gradients_valid = False
+            state.run.module.lazy_reset_grad()
     return LearningRateRange(rates[: len(losses)], losses, suggest(rates[: len(losses)], losses))
 
 

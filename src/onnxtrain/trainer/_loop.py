@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import struct
@@ -15,6 +16,7 @@ import onnxruntime as ort
 
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.lock import ProcessLock
 from onnxtrain.trainer._callbacks import Events
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._metrics import Averages
@@ -39,6 +41,10 @@ _REMEDY = (
 _SNAPSHOT_STEPS = 100
 """Steps between two snapshots: copying the state costs about as much as one step of a small model."""
 
+
+_generator = ProcessLock()
+"""Held from seeding ONNX Runtime's generator to the end of the run that draws from it: fits of other trainers, in other
+threads, share the generator."""
 
 _SHOW_SECONDS = 0.05
 """Between two updates of a progress bar, each of which costs as much as a step of a small model."""
@@ -82,6 +88,7 @@ class FitLoop:
         gradients, statistics = self._run.store.all_gradients(), self._run.store.statistics.values()
         self._finite = FiniteCheck([*gradients, *statistics])
         self._finite_gradients = FiniteCheck(gradients)
+        self._drawing = _generator if self._run.draws else contextlib.nullcontext()
         self._since_snapshot = 0
         self._stepped = False
         self._unshown = 0  # batches
@@ -163,7 +170,6 @@ class FitLoop:
             group = list(islice(batches, plan.accumulate))
             if not group:
                 break
-            position.stream = self._data.mark()
             samples += self._step(group)
             rate = samples / (time.perf_counter() - start)
             shown = self._show(group, shown, rate)
@@ -193,14 +199,15 @@ class FitLoop:
         if self._validation is not None:
             record |= state.evaluate(self._validation, "val_")
         record["learning_rate"] = self._run.optimizer.get_learning_rate()
-        position.epoch, position.batch, position.averages = position.epoch + 1, 0, Averages()
-        position.stream = self._data.mark()
         history = position.history
-        history.epochs.append(record)
-        history.seconds.append(time.perf_counter() - start)
-        history.samples_per_second.append(rate)
+        with state.lock:  # another thread may save
+            position.epoch, position.batch, position.averages = position.epoch + 1, 0, Averages()
+            position.stream = self._data.mark()
+            history.epochs.append(record)
+            history.seconds.append(time.perf_counter() - start)
+            history.samples_per_second.append(rate)
+            position.unfinished = position.epoch < self._last_epoch  # before callbacks, which may save
         self._report.end_epoch(position.epoch, self._last_epoch, record, rate)
-        position.unfinished = position.epoch < self._last_epoch  # before callbacks, which may save
         self._events.epoch_end(history)
         # Until callbacks have had their say at the end of the fit, a process that is killed has not finished it.
         position.unfinished = True
@@ -210,13 +217,23 @@ class FitLoop:
 
     def _step(self, batches: Sequence[list[Array]]) -> int:
         """Runs one step on a group of batches and returns its number of samples."""
+        # Callbacks are called without the lock: they may wait for a thread that needs it.
+        with self._state.lock:
+            mean = self._update(batches)
+        if mean is not None:
+            self._events.step_end(mean)
+        return sum(len(arrays[0]) for arrays in batches)
+
+    def _update(self, batches: Sequence[list[Array]]) -> float | None:
+        """Runs one step on a group of batches; returns the loss of all together, None where none has a label."""
         state, position = self._state, self._state.position
+        position.stream = self._data.mark()
         self._set_learning_rate()
         self._statistics.take()
         self._run.module.lazy_reset_grad()
         done, mean = self._accumulate(batches)
         if done:
-            self._require_finite_results(done[-1][0].loss)
+            self._require_finite_results([step for step, _ in done])
             self._run.optimizer.step()
             state.update_average()
         for step, count in done:
@@ -225,10 +242,10 @@ class FitLoop:
             position.averages.add_skipped(state.metrics)
         position.batch, position.step = position.batch + len(batches), position.step + 1
         self._stepped = True
-        if done:
-            self._take_snapshot()
-            self._events.step_end(mean)
-        return sum(len(arrays[0]) for arrays in batches)
+        if not done:
+            return None
+        self._take_snapshot()
+        return mean
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
         """Leaves the gradient of the loss of all batches together in the store.
@@ -247,8 +264,9 @@ class FitLoop:
                 if last not in (0, count):
                     self._scale_gradients(last / count)
                 last, total = count, total + count
-            self._seed(index)
-            loss, outputs = self._run.step(arrays, training=True)
+            with self._drawing:
+                self._seed(index)
+                loss, outputs = self._run.step(arrays, training=True)
             if not math.isfinite(loss):
                 self._require_labels(arrays)
                 self._diverge(f"the loss is {loss}")
@@ -276,11 +294,21 @@ class FitLoop:
                     "leaves such batches out.",
                 )
 
-    def _require_finite_results(self, loss: float) -> None:
+    def _require_finite_results(self, steps: Sequence[Step]) -> None:
         """Looks at what the step has computed beside its loss."""
-        if not self._finite():
-            what = "BatchNormalization statistics" if self._finite_gradients() else "gradients"
-            self._diverge(f"the loss is {loss:g}, but its {what} hold NaN or infinity")
+        if self._finite():
+            return
+        loss = steps[-1].loss
+        if not self._finite_gradients():
+            self._diverge(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
+        if any(len(step.arrays[0]) == 1 for step in steps):
+            self._diverge(
+                "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
+                "(PyTorch refuses such batches, too)",
+                "Begin anew with another batch_size, so that no sample is left alone, or leave incomplete batches out "
+                "(drop_last=True).",
+            )
+        self._diverge(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
 
     def _set_learning_rate(self) -> None:
         state, position, batches = self._state, self._state.position, self._data.batches

@@ -14,11 +14,14 @@ from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._typed import check_types
 
-__all__ = ["CUSTOM", "PROPERTY", "Plan", "Position", "Progress", "Settings", "saved_threads"]
+__all__ = ["CUSTOM", "MOST_THREADS", "PROPERTY", "Plan", "Position", "Progress", "Settings", "saved_threads"]
 
 PROPERTY = "onnxtrain.trainer"
 """Name of the checkpoint property that holds the position, as JSON text."""
 
+
+MOST_THREADS = 4096
+"""Threads that a session may be asked for: a number beyond is a mistake, and each of them is made at once."""
 
 CUSTOM = "custom"
 """What stands for a function in settings, which do not hold functions."""
@@ -40,6 +43,7 @@ class Settings:
         total_steps: steps of the schedule over all fits; None for a schedule per fit.
         ema_decay: of the averages of what is trained; None for none.
         threads: that each session computes with; None for onnxruntime's default.
+        positive: class that f1, precision, recall and auroc are of; None for the default.
         random: ops whose random numbers do not follow the trainer's seed from step to step.
     """
 
@@ -53,6 +57,7 @@ class Settings:
     total_steps: int | None = None
     ema_decay: float | None = None
     threads: int | None = None
+    positive: int | None = None
     random: list[str] = field(default_factory=list)
 
 
@@ -223,7 +228,7 @@ def saved_threads(properties: Properties) -> int | None:
         threads = parse_json(str(properties[PROPERTY]))["settings"]["threads"]
     except (KeyError, TypeError, ValueError):
         return None
-    return threads if type(threads) is int and threads > 0 else None
+    return threads if type(threads) is int and 0 < threads <= MOST_THREADS else None
 
 
 def _check(position: Position, settings: Settings) -> None:
@@ -245,8 +250,8 @@ def _check(position: Position, settings: Settings) -> None:
         raise ValueError(
             f"it is at step {position.step} of a fit that began at step {position.fit_start_step}"
         )
-    if settings.threads == 0:
-        raise ValueError("the number of threads is 0")
+    if settings.threads is not None and not 0 < settings.threads <= MOST_THREADS:
+        raise ValueError(f"the number of threads is {settings.threads}")
     if settings.ema_decay is not None and not 0 <= settings.ema_decay < 1:
         raise ValueError(f"the decay of averages is {settings.ema_decay}")
     if any(len(entry) != 2 for entry in position.averages.sums.values()):

@@ -88,13 +88,12 @@ class TrainerResults(TrainerView):
         return result if len(result) > 1 else next(iter(result.values()))
 
     def confusion_matrix(self, inputs: Any, targets: Any = None, *, batch_size: int | None = None) -> Array:
-        """Returns how often each class (rows) is predicted as each (columns), by scikit-learn.
+        """Returns how often each class (rows) is predicted as each (columns): integers [classes, classes].
 
         `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
 
         Raises:
             InputError: the data does not fit, or it is no classification with one right class.
-            MissingPackageError: scikit-learn is not installed.
         """
         state = self._state
         data = state.source(inputs, targets, None, Options(batch_size))
@@ -118,14 +117,16 @@ class TrainerResults(TrainerView):
         Raises:
             CheckpointError: the file is missing, corrupt, or of another model.
         """
-        self._state.run.load_parameters(path)
-        self._state.position.averaged = 0
+        with self._state.lock:
+            self._state.run.load_parameters(path)
+            self._state.position.averaged = 0
 
     def averaged(self) -> AbstractContextManager[None]:
         """Makes :attr:`parameters` the averages of `ema_decay` inside of a `with` statement.
 
         :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do so
-        themselves. Without `ema_decay`, or before the first step, nothing changes.
+        themselves. Without `ema_decay`, or before the first step, nothing changes. Other threads wait for the end of
+        the block before they use the trainer.
         """
         return self._state.averaged()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -23,6 +24,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.export import export_inference_model
 from onnxtrain.runtime.external_data import external_files
 from onnxtrain.runtime.inputs import check_arguments
+from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
 from onnxtrain.runtime.session import default_session_options, open_session, require_values
 from onnxtrain.runtime.store import Store
@@ -179,10 +181,21 @@ class Run:
         """The tensors behind the state."""
         return self.state._store
 
+    @property
+    def lock(self) -> StateLock:
+        """The lock of the state."""
+        return self.state.lock
+
+    @cached_property
+    def draws(self) -> bool:
+        """Whether a training step may draw from ONNX Runtime's generator, of which a process has one."""
+        return b"Dropout" in self.training_model.read_bytes()
+
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
         """Returns the loss and the model's outputs of a training or an evaluation step."""
-        self.module.train(training)
-        results = self.module(*arrays)
+        with self.lock:
+            self.module.train(training)
+            results = self.module(*arrays)
         loss, *outputs = results if isinstance(results, tuple) else (results,)
         return float(np.asarray(loss)), [np.asarray(output) for output in outputs]
 
@@ -207,9 +220,11 @@ class Run:
         """
         for batch in batches:
             arrays, count = self._filled(batch)
-            loss, outputs = self.step(arrays, training=False)
+            with self.lock:
+                loss, outputs = self.step(arrays, training=False)
+                if len(arrays[0]) > count:
+                    loss = self.loss_model.loss_of_first(count, loss, outputs, arrays)
             if len(arrays[0]) > count:
-                loss = self.loss_model.loss_of_first(count, loss, outputs, arrays)
                 outputs = [output[:count] for output in outputs]
             yield Step(list(batch), loss, outputs)
 
@@ -225,6 +240,8 @@ class Run:
 
     def predict(self, batches: Iterable[Sequence[Array]]) -> dict[str, Array]:
         """Returns each of the model's outputs, in inference mode, for all samples of batches of its inputs.
+
+        The caller holds :attr:`lock`.
 
         Raises:
             InputError: An output has no axis for the samples.
@@ -319,7 +336,24 @@ class Run:
             CheckpointError: Some parameters have no data.
         """
         encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
+        there = target.exists()
         target.mkdir(parents=True, exist_ok=True)
+        try:
+            self._write_files(target, companions, write_more, encode)
+        except BaseException:
+            if not there:
+                with contextlib.suppress(OSError):
+                    target.rmdir()
+            raise
+
+    def _write_files(
+        self,
+        target: Path,
+        companions: Sequence[str],
+        write_more: Callable[[FileSet], None] | None,
+        encode: Callable[[BinaryIO], None],
+    ) -> None:
+        """Writes what :meth:`save` writes to a directory; `encode` writes the checkpoint."""
         with FileSet(target) as files:
             if target.resolve() != self.directory.resolve():
                 for group in self._model_files():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.lock import StateLock
 from onnxtrain.trainer._ema import AVERAGE, MovingAverage
 from onnxtrain.trainer._metrics import Averages, Metric, MetricSpec, default_metrics, make_metrics
 from onnxtrain.trainer._position import CUSTOM, PROPERTY, Plan, Position, Settings
 from onnxtrain.trainer._predictions import read_predictions, remove_other_predictions, write_predictions
 from onnxtrain.trainer._run import Run, Step
 from onnxtrain.trainer._schedule import Curve, ScheduleSpec, describe_schedule, make_schedule, named_schedule
+from onnxtrain.trainer._sharing import FitGuard
 from onnxtrain.trainer._snapshot import Snapshot
 from onnxtrain.trainer._whole_metrics import Task
 from onnxtrain.trainer._workspace import Workspace
@@ -94,6 +96,7 @@ class TrainingState:
         task: what predictions and targets mean.
         metrics: what is recorded beside the loss.
         validating: whether the fit under way validates.
+        guard: knows whether a fit is under way.
         resume_hint: what is said of going on after Ctrl-C; `{}` stands for the directory.
     """
 
@@ -115,9 +118,12 @@ class TrainingState:
         if settings.ema_decay is not None:
             self.average = MovingAverage(run.store, settings.ema_decay)
         self.validating = False
+        self.guard = FitGuard(run.lock)
         self.resume_hint = "Trainer.resume('{}') and the same fit go on."
         measurable = bool(run.manifest.targets) and settings.prediction is not None
-        self.task = Task(run.manifest.targets[0] if run.manifest.targets else None, settings.loss)
+        target = run.manifest.targets[0] if run.manifest.targets else None
+        self.task = Task(target, settings.loss, settings.positive)
+        self.task.check()
         if metrics is None:
             metrics = default_metrics(self.task.target, settings.loss) if measurable else []
         self.metrics: list[Metric] = make_metrics(metrics, self.task)
@@ -174,6 +180,7 @@ class TrainingState:
         if state.average is not None and position.averaged:
             state.average.read(directory / AVERAGE)
         state._tell_of_random_ops()
+        state.workspace.note()
         return state
 
     def _check_metrics(self, predictions: bool) -> None:
@@ -194,6 +201,30 @@ class TrainingState:
                 "a run without interruption.",
                 ", ".join(self.settings.random),
             )
+
+    @property
+    def lock(self) -> StateLock:
+        """Held while anything here is read or changed, but not while a fit reads its data or calls callbacks."""
+        return self.run.lock
+
+    @contextlib.contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Marks a fit as under way until the block ends, and keeps other trainers out of the directory.
+
+        Raises:
+            TrainingStateError: Another fit of this trainer is under way.
+            CheckpointError: Another trainer is at work in the directory, or has saved there.
+        """
+        applied = self.average is not None and self.average.is_applied
+        with self.guard.fitting(applied), self.workspace.locked():
+            self.workspace.require_own("Trainer.fit()")
+            yield
+
+    def abandon(self) -> None:
+        """Makes the next fit a new one; see :meth:`Trainer.abandon_fit`."""
+        with self.lock:
+            self.guard.require_none("Trainer.abandon_fit()", elsewhere=True)
+            self.position.abandon()
 
     @property
     def directory(self) -> Path:
@@ -314,14 +345,26 @@ class TrainingState:
         at = Pass(position.seed, position.epoch, start) if options.training else Pass()
         return open_source(layout, inputs, targets, weights, options, transform, at)
 
-    def weigh(self, *sources: Source | None) -> None:
-        """Makes the models take weights for the samples if any of the sources has some, and all of them give some."""
+    def weigh(self, *sources: Source | None, for_fit: bool = False) -> None:
+        """Makes the models take weights for the samples if any of the sources has some, and all of them give some.
+
+        Args:
+            *sources: data, None for none.
+            for_fit: whether it is the data of the fit that is about to begin.
+
+        Raises:
+            InputError: the loss cannot weigh samples.
+            TrainingStateError: a fit without weights is under way.
+        """
         given = [source for source in sources if source is not None]
-        if any(source.weighted for source in given):
-            self.run.weigh()
-        if self.run.weighted:
-            for source in given:
-                source.layout = source.layout.with_weights()
+        with self.lock:
+            if not self.run.weighted and any(source.weighted for source in given):
+                if not for_fit:  # the fit under way reads batches without weights
+                    self.guard.require_none("Using sample weights for the first time")
+                self.run.weigh()
+            if self.run.weighted:
+                for source in given:
+                    source.layout = source.layout.with_weights()
 
     def inputs(self, data: Any, batch_size: int | None) -> Source:
         """Returns what reads the checked inputs for a prediction."""
@@ -334,16 +377,24 @@ class TrainingState:
             self.average.update(first=self.position.averaged == 0)
             self.position.averaged += 1
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """Puts the moving averages, if there are any, in the place of what is trained until the block ends."""
-        return (
-            self.average.applied() if self.average is not None and self.position.averaged else nullcontext()
-        )
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Puts the moving averages, if there are any, in the place of what is trained until the block ends.
+
+        No other thread uses the trainer in the meantime.
+        """
+        with self.lock:
+            if self.average is None or not self.position.averaged:
+                yield
+                return
+            with self.average.applied():
+                yield
 
     def snapshot(self) -> Snapshot:
         """Returns a copy of everything that training changes."""
         averages = self.average.buffers.values() if self.average is not None else ()
-        return Snapshot.take(self.run.store, self.position, averages)
+        with self.lock:
+            return Snapshot.take(self.run.store, self.position, averages)
 
     def evaluate(self, data: Source, prefix: str = "") -> dict[str, float]:
         """Returns the loss and the metrics over a data set, in inference mode."""
@@ -356,6 +407,10 @@ class TrainingState:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`load` needs to a directory; see :meth:`Trainer.save`."""
         target = Path(path)
+        with self.lock, self.workspace.saving(target):
+            self._write(target)
+
+    def _write(self, target: Path) -> None:
         self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
         try:
             self.run.save(target, companions=[BEST], write_more=self._write_more)

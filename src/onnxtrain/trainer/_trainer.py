@@ -18,13 +18,14 @@ from onnxtrain.trainer._ema import check_decay
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
 from onnxtrain.trainer._metrics import MetricSpec, make_metrics
-from onnxtrain.trainer._position import CUSTOM, Plan, Position, Settings
+from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
 from onnxtrain.trainer._results import TrainerResults
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import Data, TrainingState, Validation, scheduler_settings
+from onnxtrain.trainer._whole_metrics import check_positive
 from onnxtrain.trainer._workspace import Workspace
-from onnxtrain.trainer.data import TransformFunction, warn_of_fixed_batch
+from onnxtrain.trainer.data import Source, TransformFunction, warn_of_fixed_batch
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -42,7 +43,8 @@ class Trainer(TrainerResults):
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`; it is not changed.
         loss: a loss of `onnxtrain.losses` or its name ("cross_entropy", "mse", ...), a `LossType`, or an
             onnxblock block; None when the model's first output is the loss.
-        optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...).
+        optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults:
+            "adamw" is `torch.optim.AdamW`, weight decay 0.01 and eps 1e-8.
         learning_rate: the rate, or the highest one of a schedule.
         requires_grad: names of the parameters to train, or patterns such as "fc.*"; None trains all that are not
             frozen.
@@ -51,6 +53,8 @@ class Trainer(TrainerResults):
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
             `(prediction, target) -> float` of the arrays of a whole data set; None chooses what suits the loss, `[]`
             means none.
+        positive: number of the class that "f1", "precision", "recall" and "auroc" are of, such as 0. Default: class 1
+            where there are two, else the mean over classes.
         scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" fall to zero at the end of
             a fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the
             learning rate.
@@ -107,6 +111,7 @@ class Trainer(TrainerResults):
         requires_grad: Sequence[str] | str | None = None,
         frozen_params: Sequence[str] | str | None = None,
         metrics: Sequence[MetricSpec] | None = None,
+        positive: int | None = None,
         scheduler: ScheduleSpec | None = None,
         warmup_steps: int = 0,
         warmup_ratio: float = 0.0,
@@ -129,6 +134,7 @@ class Trainer(TrainerResults):
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         make_metrics(metrics or [])
+        check_positive(positive)
         inputs_of_loss = name_list(loss_input_names)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
             raise InputError(f"seed must be an integer >= 0, received {seed!r}.")
@@ -141,28 +147,31 @@ class Trainer(TrainerResults):
             warmup_ratio=float(warmup_ratio),
             ema_decay=check_decay(ema_decay),
             total_steps=None if total_steps is None else _positive("total_steps", total_steps),
-            threads=None if threads is None else _positive("threads", threads),
+            threads=_threads(threads),
+            positive=None if positive is None else int(positive),
         )
         workspace = Workspace.for_new_run(directory, overwrite=overwrite)
-        run = build_run(
-            model,
-            workspace.path,
-            device,
-            settings.threads,
-            loss=loss,
-            optimizer=optimizer,
-            requires_grad=name_list(requires_grad),
-            frozen_params=name_list(frozen_params),
-            clip_grad_norm=clip_grad_norm,
-            clip_grad_value=clip_grad_value,
-            batch_norm=batch_norm,
-            straight_through=straight_through,
-            precision=precision,
-            recompute=recompute,
-            sparse_gradients=name_list(sparse_gradients),
-            loss_input_names=inputs_of_loss,
-        )
-        workspace.remove_earlier()
+        with workspace.locked():
+            run = build_run(
+                model,
+                workspace.path,
+                device,
+                settings.threads,
+                loss=loss,
+                optimizer=optimizer,
+                requires_grad=name_list(requires_grad),
+                frozen_params=name_list(frozen_params),
+                clip_grad_norm=clip_grad_norm,
+                clip_grad_value=clip_grad_value,
+                batch_norm=batch_norm,
+                straight_through=straight_through,
+                precision=precision,
+                recompute=recompute,
+                sparse_gradients=name_list(sparse_gradients),
+                loss_input_names=inputs_of_loss,
+            )
+            workspace.remove_earlier()
+            workspace.note()
         prediction = inputs_of_loss[0] if inputs_of_loss else next(iter(run.outputs), None)
         settings = replace(
             settings,
@@ -202,18 +211,20 @@ class Trainer(TrainerResults):
                 epoch.
         """
         trainer = cls.__new__(cls)
-        trainer._state = TrainingState.load(
-            Path(path), metrics, scheduler, device, None if threads is None else _positive("threads", threads)
-        )
+        trainer._state = TrainingState.load(Path(path), metrics, scheduler, device, _threads(threads))
         return trainer
 
     def stop_training(self) -> None:
-        """Ends the fit under way after the current epoch; for callbacks."""
+        """Ends the fit under way after the current epoch; for callbacks and other threads."""
         self._state.position.history.stopped = "early"
 
     def abandon_fit(self) -> None:
-        """Makes the next fit a new one, which need not be what an interrupted one was."""
-        self._state.position.abandon()
+        """Makes the next fit a new one, which need not be what an interrupted one was.
+
+        Raises:
+            TrainingStateError: a fit is under way in another thread.
+        """
+        self._state.abandon()
 
     def fit(
         self,
@@ -269,6 +280,7 @@ class Trainer(TrainerResults):
         Raises:
             InputError: data or arguments do not fit; nothing has been trained.
             DivergenceError: the loss became NaN or infinite; the last good state has been restored and saved.
+            TrainingStateError: a fit of this trainer is under way, in another thread or around this call.
         """
         epochs, accumulate = _positive("epochs", epochs), _positive("accumulate", accumulate)
         if steps_per_epoch is not None:
@@ -278,35 +290,42 @@ class Trainer(TrainerResults):
         given = Data(
             inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
         )
-        data, held_out = self._state.datasets(given)
-        of_validation = None
-        if held_out is not None:
-            of_validation = validation if isinstance(validation, float) else held_out.samples or 0
-        plan = Plan(
-            data.samples,
-            data.batch_size,
-            accumulate,
-            bool(shuffle),
-            epochs,
-            of_validation,
-            schedule_epochs,
-            steps_per_epoch,
-            bool(drop_last),
-            weighted=data.weighted,
-            transform=transform is not None,
-        )
-        self._state.position.check(plan)
-        self._state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
-        self._state.weigh(data, held_out)
-        self._state.validating = held_out is not None
-        warn_of_fixed_batch(self._state.run.batch_size, data.samples)
-        events = Events(called, self)
+        with self._state.fitting():
+            data, held_out = self._state.datasets(given)
+            of_validation = None
+            if held_out is not None:
+                of_validation = validation if isinstance(validation, float) else held_out.samples or 0
+            plan = Plan(
+                data.samples,
+                data.batch_size,
+                accumulate,
+                bool(shuffle),
+                epochs,
+                of_validation,
+                schedule_epochs,
+                steps_per_epoch,
+                bool(drop_last),
+                weighted=data.weighted,
+                transform=transform is not None,
+            )
+            self._carry_out(plan, data, held_out, Events(called, self), verbose)
+        return self.history
+
+    def _carry_out(
+        self, plan: Plan, data: Source, held_out: Source | None, events: Events, verbose: bool
+    ) -> None:
+        """Trains as a plan says, on `data`, and evaluates on `held_out`."""
+        state = self._state
+        state.position.check(plan)
+        state.check_schedule(plan, None if data.batches is None else -(-data.batches // plan.accumulate))
+        state.weigh(data, held_out, for_fit=True)
+        state.validating = held_out is not None
+        warn_of_fixed_batch(state.run.batch_size, data.samples)
         try:
-            FitLoop(self._state, data, held_out, plan, events, make_report(verbose)).run()
+            FitLoop(state, data, held_out, plan, events, make_report(verbose)).run()
         except BaseException as error:
             events.exception(error)
             raise
-        return self.history
 
     def check_data(
         self,
@@ -339,6 +358,13 @@ class Trainer(TrainerResults):
             CheckpointError: a file cannot be written.
         """
         self._state.save(path)
+
+
+def _threads(threads: int | None) -> int | None:
+    """Returns a number of threads, None for the default; raises InputError unless it is one."""
+    if threads is not None and _positive("threads", threads) > MOST_THREADS:
+        raise InputError(f"threads must be {MOST_THREADS} at most, received {threads!r}.")
+    return None if threads is None else int(threads)
 
 
 def _positive(name: str, value: int) -> int:

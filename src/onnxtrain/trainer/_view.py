@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.runtime.state import CheckpointState, Parameters
@@ -29,6 +30,14 @@ class TrainerView:
     def state(self) -> CheckpointState:
         """Parameters, statistics and properties, for `onnxtrain.api`."""
         return self._state.run.state
+
+    @property
+    def lock(self) -> StateLock:
+        """While a thread holds it (`with trainer.lock:`), no other thread uses the trainer, and a fit waits.
+
+        Hold it to read several of :attr:`parameters`, which are live views, while another thread fits.
+        """
+        return self._state.lock
 
     @property
     def parameters(self) -> Parameters:
@@ -73,6 +82,21 @@ class TrainerView:
     def metrics(self) -> list[Metric]:
         """The metrics that are recorded beside the loss."""
         return self._state.metrics
+
+    @property
+    def positive(self) -> int | None:
+        """The class that f1, precision, recall and auroc are of; None for the default of :class:`Trainer`."""
+        return self._state.settings.positive
+
+    @property
+    def loss_name(self) -> str:
+        """Name of the loss's class, e.g. "CrossEntropyLoss"; empty where nothing is known of it."""
+        return self._state.settings.loss
+
+    @property
+    def prediction(self) -> str | None:
+        """Name of the output that is judged beside the target; None where there is none."""
+        return self._state.settings.prediction
 
     @property
     def fit_start(self) -> int:

@@ -16,7 +16,7 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._optional import optional
 
-__all__ = ["TOP_K", "WHOLE_METRICS", "Task", "confusion_matrix", "measure_of", "top_k_of"]
+__all__ = ["TOP_K", "WHOLE_METRICS", "Task", "check_positive", "confusion_matrix", "measure_of", "top_k_of"]
 
 TOP_K = 5
 """The k of "top_k_accuracy"."""
@@ -31,16 +31,40 @@ class Task:
     Attributes:
         target: what the model says of the target; None if nothing is known.
         loss: class name of the loss.
+        positive: the class that f1, precision, recall and auroc are of; None for class 1 where there are two, and the
+            mean over classes where there are more.
     """
 
     target: InputSpec | None = None
     loss: str = ""
+    positive: int | None = None
 
     @property
     def classes(self) -> int | None:
         """The number of classes, where the target holds labels and it is known."""
         labels = self.target.class_labels if self.target is not None else None
         return labels.count if labels is not None else None
+
+    def check(self) -> None:
+        """Raises InputError unless `positive` is a class."""
+        if self.positive is None:
+            return
+        check_positive(self.positive)
+        labels = self.target.class_labels if self.target is not None else None
+        of_probabilities = labels is None and self.loss == "CrossEntropyLoss"  # as many as the model has
+        count = labels.count if labels is not None else None if of_probabilities else 2
+        if count is not None and self.positive >= count:
+            raise InputError(f"positive is {self.positive}, but the classes are 0 .. {count - 1}.")
+
+
+def check_positive(number: int | None) -> None:
+    """Raises InputError unless a positive class is None or a number that a class can have."""
+    valid = isinstance(number, int | np.integer) and not isinstance(number, bool) and number >= 0
+    if number is not None and not valid:
+        raise InputError(
+            f"positive is {number!r}; pass the number of the class that f1, precision, recall and auroc are to be of, "
+            "such as 1."
+        )
 
 
 @dataclass(frozen=True)
@@ -110,22 +134,40 @@ def _sklearn(name: str) -> Any:
 def _decided(
     name: str, task: Task, prediction: Array, target: Array, *, function: str, average: str | None
 ) -> float:
-    """Returns f1, precision or recall; by default of class 1 where there are two, else the mean over classes."""
+    """Returns f1, precision or recall: of the positive class, or a mean over classes; see :class:`Task`."""
     data = _scores(name, task, prediction, target)
     if not len(data.truth):
         return math.nan
+    truth, guess = data.truth, data.guess
+    if average is None and task.positive is not None:
+        _require_one_right(name, data)
+        truth, guess, average = truth == task.positive, guess == task.positive, "binary"
     average = average or ("binary" if data.two_classes else "macro")
     measure = getattr(_sklearn(name), function)
-    return float(measure(data.truth, data.guess, average=average, zero_division=0))
+    return float(measure(truth, guess, average=average, zero_division=0))
+
+
+def _require_one_right(name: str, data: _Scores) -> None:
+    if not data.one_of and not data.two_classes:
+        raise InputError(
+            f"The metric '{name}' of a positive class needs one right class per sample; here each label is a yes or no "
+            "of its own. Leave positive out."
+        )
 
 
 def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Returns the area under the ROC curve: of class 1, or the mean over classes, each against the rest.
+    """Returns the area under the ROC curve: of the positive class, or the mean over classes, each against the rest.
 
-    NaN where a class, or its opposite, does not occur.
+    Of two classes both have the same. NaN where a class, or its opposite, does not occur.
     """
     data = _scores(name, task, prediction, target)
     scores = data.scores.astype(np.float64)
+    if task.positive is not None and not data.two_classes:
+        _require_one_right(name, data)
+        truth = data.truth == task.positive
+        if not 0 < truth.sum() < len(truth):
+            return math.nan
+        return float(_sklearn(name).roc_auc_score(truth, _probabilities(scores)[:, task.positive]))
     if not data.one_of:
         constant = len(data.truth) == 0 or (data.truth == data.truth[:1]).all(axis=0).any()
         return math.nan if constant else float(_sklearn(name).roc_auc_score(data.truth, scores))
@@ -225,12 +267,13 @@ def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
 
     Raises:
         InputError: It is no classification with one right class.
-        MissingPackageError: scikit-learn is not installed.
     """
     data = _scores("confusion_matrix", task, prediction, target)
     if not data.one_of and not data.two_classes:
         raise InputError(
             "A confusion matrix needs one right class per sample; here each label is a yes or no."
         )
-    labels = np.arange(data.one_of or 2)
-    return np.asarray(_sklearn("confusion_matrix").confusion_matrix(data.truth, data.guess, labels=labels))
+    classes = data.one_of or 2
+    matrix = np.zeros((classes, classes), np.int64)
+    np.add.at(matrix, (data.truth, data.guess), 1)
+    return matrix

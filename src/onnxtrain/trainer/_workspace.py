@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.atomic import finish_interrupted
+from onnxtrain.trainer._directory_lock import DirectoryLock
 from onnxtrain.trainer._run import CHECKPOINT
 
 __all__ = ["Workspace"]
@@ -28,6 +31,10 @@ class Workspace:
 
     def __init__(self, path: Path, *, temporary: bool = False) -> None:
         self.path = path
+        self._lock = DirectoryLock(path)
+        self._seen: tuple[int, int, int] | None = (
+            None  # the checkpoint, as this object has read or written it
+        )
         self._cleanup = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True) if temporary else None
 
     @classmethod
@@ -50,6 +57,56 @@ class Workspace:
                 "choose another directory, or replace the run with overwrite=True."
             )
         return cls(path)
+
+    def locked(self) -> contextlib.AbstractContextManager[object]:
+        """Keeps other trainers from training and saving in the directory until the block ends.
+
+        Raises:
+            CheckpointError: One of them is.
+        """
+        return contextlib.nullcontext() if self.temporary else self._lock
+
+    @contextlib.contextmanager
+    def saving(self, target: Path) -> Iterator[None]:
+        """Keeps other trainers out of `target`, this directory or another one, until the block ends.
+
+        Raises:
+            CheckpointError: One of them is at work there, or has saved to this directory since :meth:`note`.
+        """
+        if target.resolve() != self.path.resolve():
+            with DirectoryLock(target):
+                yield
+            return
+        with self.locked():
+            self.require_own(f"Saving the run to '{target}'")
+            yield
+            self.note()
+
+    def note(self) -> None:
+        """Remembers the checkpoint in the directory, which this trainer has just read or written."""
+        self._seen = self._stamp()
+
+    def require_own(self, doing: str) -> None:
+        """Raises CheckpointError if another trainer has saved in the directory since :meth:`note`.
+
+        Args:
+            doing: what is about to be done, for the message.
+        """
+        found = self._stamp()
+        if not self.temporary and None not in (found, self._seen) and found != self._seen:
+            raise CheckpointError(
+                f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and what it "
+                f"has saved would be lost. Go on from there with Trainer.resume('{self.path}'), or save this one to "
+                "another directory first."
+            )
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """Returns what of the checkpoint changes with each save; None where there is none."""
+        try:
+            status = (self.path / CHECKPOINT).stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def remove_earlier(self) -> None:
         """Removes what an earlier run has left beside the files that a new one has replaced."""

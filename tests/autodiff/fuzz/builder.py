@@ -15,7 +15,7 @@ import onnx
 from onnx import helper
 
 from autodiff.fuzz.draw import Draw, Rejected
-from autodiff.fuzz.graph import Array, Graph, Leaf, Node, attributes
+from autodiff.fuzz.graph import Array, Graph, Leaf, Node, opset_imports
 from autodiff.reference import ReferenceEvaluator
 
 LARGEST = 40.0
@@ -211,10 +211,12 @@ class Builder:
         """
         return self.nodes(op, inputs, outputs, **attrs)[0]
 
-    def nodes(self, op: str, inputs: Sequence[str], outputs: int, **attrs: Any) -> tuple[str, ...]:
-        """Adds a node and returns its outputs."""
+    def nodes(
+        self, op: str, inputs: Sequence[str], outputs: int, *, trailing: bool = False, **attrs: Any
+    ) -> tuple[str, ...]:
+        """Adds a node and returns its outputs; with `trailing`, absent inputs at the end stay."""
         inputs = list(inputs)
-        while inputs and not inputs[-1]:
+        while inputs and not inputs[-1] and not trailing:
             inputs.pop()
         count = len(self.nodes_here)
         names = tuple(f"{self.prefix}v{count}_{i}" for i in range(outputs))
@@ -232,13 +234,11 @@ class Builder:
             )
             for name in dict.fromkeys(node.reads())
         ]
-        proto = helper.make_node(
-            node.op, node.inputs, node.outputs, **attributes(node.attrs, np.float64, judge=True)
-        )
+        proto = node.proto(np.float64, judge=True)
         outputs = [onnx.ValueInfoProto(name=name) for name in node.outputs]
         model = helper.make_model(
             helper.make_graph([proto], "one", infos, outputs),
-            opset_imports=[helper.make_opsetid("", self.graph.opset)],
+            opset_imports=opset_imports(self.graph.opset),
         )
         try:
             with np.errstate(all="ignore"), warnings.catch_warnings():

@@ -38,7 +38,11 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Node:
-    """A node; values of attributes may be `UNDER_TEST` or `OTHER`, arrays and bodies."""
+    """A node; values of attributes may be `UNDER_TEST` or `OTHER`, arrays and bodies.
+
+    Attributes:
+        op: its op, after the domain and a point where that is not the standard one, e.g. "com.microsoft.Gelu".
+    """
 
     op: str
     inputs: tuple[str, ...]
@@ -49,6 +53,12 @@ class Node:
     def bodies(self) -> list[Body]:
         """The subgraphs."""
         return [value for value in self.attrs.values() if isinstance(value, Body)]
+
+    def proto(self, dtype: type[np.floating[Any]], judge: bool, **names: str) -> onnx.NodeProto:
+        """The node in a dtype."""
+        domain, _, op = self.op.rpartition(".")
+        attrs = attributes(self.attrs, dtype, judge)
+        return helper.make_node(op, self.inputs, self.outputs, domain=domain, **names, **attrs)
 
     def reads(self) -> Iterator[str]:
         """Inputs, and what subgraphs read from outside of them."""
@@ -89,10 +99,7 @@ class Body:
             ]
             for values in (self.inputs, self.outputs)
         ]
-        nodes = [
-            helper.make_node(n.op, n.inputs, n.outputs, **attributes(n.attrs, dtype, judge))
-            for n in self.nodes
-        ]
+        nodes = [node.proto(dtype, judge) for node in self.nodes]
         return helper.make_graph(nodes, "body", *infos)
 
 
@@ -145,16 +152,18 @@ class Graph:
                 inputs.append(helper.make_tensor_value_info(leaf.name, code, dims))
             else:
                 initializers.append(numpy_helper.from_array(array, leaf.name))
-        nodes = [
-            helper.make_node(n.op, n.inputs, n.outputs, name=f"node{i}", **attributes(n.attrs, dtype, judge))
-            for i, n in enumerate(self.nodes)
-        ]
+        nodes = [node.proto(dtype, judge, name=f"node{i}") for i, node in enumerate(self.nodes)]
         loss = helper.make_tensor_value_info("loss", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), [])
         graph = helper.make_graph(nodes, "fuzz", inputs, [loss], initializers)
         ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", self.opset]
         return helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=min(ir_version, 13)
+            graph, opset_imports=opset_imports(self.opset), ir_version=min(ir_version, 13)
         )
+
+
+def opset_imports(opset: int) -> list[onnx.OperatorSetIdProto]:
+    """The opset, and onnxruntime's own ops."""
+    return [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
 
 
 def _as(array: Array, dtype: type[np.floating[Any]]) -> Array:

@@ -2,7 +2,7 @@
 
 The loss is evaluated in float64 by ONNX's reference evaluator. Its slope along a random direction in all leaves at
 once, and for second derivatives its mixed difference along two directions, must be those that the gradient model
-gives on ONNX Runtime in the graph's own dtype.
+gives on ONNX Runtime in the graph's own dtype. Second derivatives are asked for in one of three ways.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import onnxruntime as ort
 
 from autodiff.fuzz.graph import Array, Graph
 from autodiff.reference import ReferenceEvaluator
+from onnxtrain import hessian_vector_product, jvp
 from onnxtrain.autodiff import differentiate
 from onnxtrain.errors import OnnxTrainError
 from runtimes import computes_float64, keeps_nothing, runs_opset
@@ -32,8 +33,12 @@ NOT_OURS = "not ours"
 FINDINGS = (WRONG, CRASH, REFUSED)
 """Verdicts that someone has to look at."""
 
+WAYS = ("differentiate twice", "hessian_vector_product", "jvp")
+"""Of derivatives behind the gradient: the second two differentiate a graph that holds a gradient, too."""
+
 Feeds = Mapping[str, Array]
 Run = Callable[[list[str], Feeds], list[Array]]
+Loss = Callable[[dict[str, Array]], float]
 TOLERANCE = {np.float64: 2e-6, np.float32: 1e-3}
 """Of slopes, relative to the sum of the absolute values of their terms; mixed differences are allowed ten times it."""
 
@@ -63,8 +68,8 @@ class _Undecided(Exception):
         self.kind = kind
 
 
-def judge(graph: Graph, *, second: bool, tell: Callable[[str], None] = lambda stage: None) -> Verdict:
-    """Returns the verdict on first derivatives, and then on second ones if asked for.
+def judge(graph: Graph, *, second: str | None, tell: Callable[[str], None] = lambda stage: None) -> Verdict:
+    """Returns the verdict on the gradient, and then on one of `WAYS` if asked for.
 
     What is to come is told before: "model", "gradient", "second gradient".
     """
@@ -74,7 +79,7 @@ def judge(graph: Graph, *, second: bool, tell: Callable[[str], None] = lambda st
         return Verdict(outcome.kind, str(outcome))
 
 
-def _judge(graph: Graph, *, second: bool, tell: Callable[[str], None]) -> Verdict:
+def _judge(graph: Graph, *, second: str | None, tell: Callable[[str], None]) -> Verdict:
     tell("model")
     loss = _reference_loss(graph)
     model = graph.model(graph.dtype)
@@ -94,17 +99,31 @@ def _judge(graph: Graph, *, second: bool, tell: Callable[[str], None]) -> Verdic
         return _refusal(error)
     except Exception:
         return Verdict(CRASH, "differentiate", {"error": traceback.format_exc(limit=-4)})
-    got = _gradients(graph, first, names, feeds, run is not None)
+    got = _gradients(graph, first, feeds, run is not None, ["loss", *(f"{name}_grad" for name in names)])
     if isinstance(got, Verdict):
         return got
     value, *gradients = got
     if not _close(value, expected, 1e-3):
         return Verdict(WRONG, "the loss changed", {"loss": f"{value} instead of {expected}"})
     verdict = _check_first(graph, loss, gradients)
-    if verdict.kind != RIGHT or not second:
+    if verdict.kind != RIGHT or second is None:
         return verdict
     tell("second gradient")
-    return _judge_second(graph, loss, first, names, feeds, run is not None)
+    if not np.isfinite(loss({})):
+        return Verdict(RIGHT, "loss not finite: shapes only")
+    check = {
+        "differentiate twice": _check_twice,
+        "hessian_vector_product": _check_products,
+        "jvp": _check_jvp,
+    }
+    try:
+        return check[second](graph, loss, first, feeds, run is not None)
+    except OnnxTrainError as error:
+        return _refusal(error, f" ({second})")
+    except _Undecided:
+        raise
+    except Exception:
+        return Verdict(CRASH, second, {"error": traceback.format_exc(limit=-4)})
 
 
 def _is_beyond_runtime(graph: Graph) -> bool:
@@ -134,7 +153,7 @@ def _check_model_runs(graph: Graph, run: Run, feeds: Feeds, expected: float) -> 
             raise _Undecided(NOT_OURS, "ONNX Runtime and the reference differ: shapes of nothing")
 
 
-def _check_first(graph: Graph, loss: Callable[[dict[str, Array]], float], gradients: list[Array]) -> Verdict:
+def _check_first(graph: Graph, loss: Loss, gradients: list[Array]) -> Verdict:
     for leaf, gradient in zip(graph.wrt, gradients, strict=True):
         if gradient.shape != leaf.array.shape or gradient.dtype != graph.dtype:
             shown = f"{leaf.name}: {gradient.dtype}{list(gradient.shape)} for {list(leaf.array.shape)}"
@@ -157,7 +176,7 @@ def _check_first(graph: Graph, loss: Callable[[dict[str, Array]], float], gradie
     return Verdict(RIGHT)
 
 
-def _slope(graph: Graph, loss: Callable[[dict[str, Array]], float], direction: dict[str, Array]) -> float:
+def _slope(graph: Graph, loss: Loss, direction: dict[str, Array]) -> float:
     """The derivative along the direction.
 
     Raises:
@@ -178,56 +197,97 @@ def _slope(graph: Graph, loss: Callable[[dict[str, Array]], float], direction: d
     return near
 
 
-def _judge_second(
-    graph: Graph,
-    loss: Callable[[dict[str, Array]], float],
-    first: onnx.ModelProto,
-    names: list[str],
-    feeds: dict[str, Array],
-    on_runtime: bool,
+def _check_twice(
+    graph: Graph, loss: Loss, first: onnx.ModelProto, feeds: dict[str, Array], on_runtime: bool
 ) -> Verdict:
     """The gradient of <v, gradient of one leaf>."""
-    if not np.isfinite(loss({})):
-        return Verdict(RIGHT, "loss not finite: shapes only")
-    leaf = graph.wrt[0]
-    of = first.graph.output[1].name
+    names, leaf = [leaf.name for leaf in graph.wrt], graph.wrt[0]
     known = {output.name for output in first.graph.output}
-    try:
-        model = differentiate(first, of, names, cotangent="v")
-    except OnnxTrainError as error:
-        return _refusal(error, " (second)")
-    except Exception:
-        return Verdict(CRASH, "differentiate (second)", {"error": traceback.format_exc(limit=-4)})
+    model = differentiate(first, first.graph.output[1].name, names, cotangent="v")
     added = [output.name for output in model.graph.output if output.name not in known]
     rng = np.random.default_rng(1)
     v = rng.uniform(0.5, 1.5, leaf.array.shape)
-    got = _gradients(graph, model, names, {**feeds, "v": v.astype(graph.dtype)}, on_runtime, outputs=added)
+    got = _gradients(graph, model, {**feeds, "v": v.astype(graph.dtype)}, on_runtime, added)
     if isinstance(got, Verdict):
-        got.reason += " (second)"
-        return got
+        return _of_way(got, "differentiate twice")
     direction = {leaf.name: rng.uniform(-1, 1, leaf.array.shape) for leaf in graph.wrt}
-    curvature = _mixed(graph, loss, leaf.name, v.astype(graph.dtype).astype(np.float64), direction)
-    terms = [g.astype(np.float64) * direction[other.name] for other, g in zip(graph.wrt, got, strict=True)]
+    return _check_curvature(graph, loss, {leaf.name: v}, direction, got, "differentiate twice")
+
+
+def _check_products(
+    graph: Graph, loss: Loss, first: onnx.ModelProto, feeds: dict[str, Array], on_runtime: bool
+) -> Verdict:
+    """The products of the Hessian with a vector of all leaves."""
+    model = hessian_vector_product(graph.model(graph.dtype), "loss", [leaf.name for leaf in graph.wrt])
+    rng = np.random.default_rng(1)
+    vectors = {leaf.name: rng.uniform(0.5, 1.5, leaf.array.shape) for leaf in graph.wrt}
+    given = {f"{name}_vector": vector.astype(graph.dtype) for name, vector in vectors.items()}
+    products = [f"{leaf.name}_hvp" for leaf in graph.wrt]
+    got = _gradients(graph, model, {**feeds, **given}, on_runtime, products)
+    if isinstance(got, Verdict):
+        return _of_way(got, "hessian_vector_product")
+    direction = {leaf.name: rng.uniform(-1, 1, leaf.array.shape) for leaf in graph.wrt}
+    return _check_curvature(graph, loss, vectors, direction, got, "hessian_vector_product")
+
+
+def _check_jvp(
+    graph: Graph, loss: Loss, first: onnx.ModelProto, feeds: dict[str, Array], on_runtime: bool
+) -> Verdict:
+    """The slope along a direction in all leaves, at once."""
+    model = jvp(graph.model(graph.dtype), ["loss"], [leaf.name for leaf in graph.wrt])
+    rng = np.random.default_rng(0)
+    direction = {leaf.name: rng.uniform(-1, 1, leaf.array.shape) for leaf in graph.wrt}
+    given = {f"{name}_tangent": tangent.astype(graph.dtype) for name, tangent in direction.items()}
+    got = _gradients(graph, model, {**feeds, **given}, on_runtime, ["loss_tangent"])
+    if isinstance(got, Verdict):
+        return _of_way(got, "jvp")
+    # Terms of the slope are not to be had; those of the loss are as large.
+    slope, scale = _slope(graph, loss, direction), abs(loss({})) + sum(leaf.array.size for leaf in graph.wrt)
+    notes = {"slope": f"{float(got[0])} instead of {slope}", "scale": str(scale)}
+    if not abs(float(got[0]) - slope) <= TOLERANCE[graph.dtype] * (scale + abs(slope)):
+        return Verdict(WRONG, "jvp", notes)
+    return Verdict(RIGHT)
+
+
+def _of_way(verdict: Verdict, way: str) -> Verdict:
+    verdict.reason += f" ({way})"
+    return verdict
+
+
+def _check_curvature(
+    graph: Graph,
+    loss: Loss,
+    vectors: dict[str, Array],
+    direction: dict[str, Array],
+    products: list[Array],
+    way: str,
+) -> Verdict:
+    """Compares <direction, products> with the mixed difference of the loss along the vectors and the direction."""
+    for leaf, product in zip(graph.wrt, products, strict=True):
+        if product.shape != leaf.array.shape or product.dtype != graph.dtype:
+            shown = f"{leaf.name}: {product.dtype}{list(product.shape)} for {list(leaf.array.shape)}"
+            return Verdict(WRONG, f"shape or dtype ({way})", {"product": shown})
+    rounded = {name: vector.astype(graph.dtype).astype(np.float64) for name, vector in vectors.items()}
+    curvature = _mixed(graph, loss, rounded, direction)
+    terms = [p.astype(np.float64) * direction[leaf.name] for leaf, p in zip(graph.wrt, products, strict=True)]
     scale = sum(float(np.abs(t).sum()) for t in terms) + abs(curvature) + 1e-1 * abs(loss({})) + 1e-1
     projected = sum(float(t.sum()) for t in terms)
     notes = {"curvature": f"{projected} instead of {curvature}", "scale": str(scale)}
     if not abs(projected - curvature) <= 10 * TOLERANCE[graph.dtype] * scale:
-        return Verdict(WRONG, "second gradient", notes)
+        return Verdict(WRONG, f"second gradient ({way})", notes)
     return Verdict(RIGHT)
 
 
-def _mixed(
-    graph: Graph,
-    loss: Callable[[dict[str, Array]], float],
-    name: str,
-    v: Array,
-    direction: dict[str, Array],
-) -> float:
-    """The second derivative along `v` in one leaf and along the direction in all."""
+def _mixed(graph: Graph, loss: Loss, vectors: dict[str, Array], direction: dict[str, Array]) -> float:
+    """The second derivative along the vectors, of some leaves, and along the direction in all."""
 
     def at(s: float, t: float) -> float:
-        shifted = {leaf.name: leaf.array + t * direction[leaf.name] for leaf in graph.wrt}
-        return loss({**shifted, name: shifted[name] + s * v})
+        return loss(
+            {
+                leaf.name: leaf.array + t * direction[leaf.name] + s * vectors.get(leaf.name, 0.0)
+                for leaf in graph.wrt
+            }
+        )
 
     found = []
     with np.errstate(all="ignore"):
@@ -239,7 +299,7 @@ def _mixed(
     return near
 
 
-def _reference_loss(graph: Graph) -> Callable[[dict[str, Array]], float]:
+def _reference_loss(graph: Graph) -> Loss:
     """The loss in float64, with some leaves replaced."""
     model = graph.model(np.float64, judge=True)
     given = {**graph.feeds(np.float64), **{leaf.name: leaf.array for leaf in graph.wrt}}
@@ -285,15 +345,9 @@ def _runtime(model: onnx.ModelProto) -> Run | None:
 
 
 def _gradients(
-    graph: Graph,
-    model: onnx.ModelProto,
-    names: list[str],
-    feeds: Feeds,
-    on_runtime: bool,
-    outputs: list[str] | None = None,
+    graph: Graph, model: onnx.ModelProto, feeds: Feeds, on_runtime: bool, outputs: list[str]
 ) -> list[Array] | Verdict:
-    """The loss and gradients (or the outputs asked for), by ONNX Runtime, or by the reference where the model is."""
-    outputs = ["loss", *(f"{name}_grad" for name in names)] if outputs is None else outputs
+    """The outputs asked for, by ONNX Runtime, or by the reference where that evaluates the model itself."""
     try:
         _check_model(model, types=on_runtime)
     except Exception as error:

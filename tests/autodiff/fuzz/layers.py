@@ -12,7 +12,7 @@ import onnx
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from autodiff.fuzz import bodies, elementwise, images, sampling, signals, structure
+from autodiff.fuzz import bodies, contrib, elementwise, images, sampling, signals, structure
 from autodiff.fuzz.builder import Builder
 from autodiff.fuzz.draw import Draw, Rejected
 from autodiff.fuzz.graph import Graph
@@ -120,6 +120,7 @@ DRAWERS: dict[str, Drawer] = {
     **images.DRAWERS,
     **sampling.DRAWERS,
     **signals.DRAWERS,
+    **contrib.DRAWERS,
     **{op: _recurrent(op) for op in GATES},
     **{op: _loss(op) for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
     "Attention": attention,
@@ -134,6 +135,9 @@ def available(opset: int) -> list[str]:
     """Returns the ops that can be drawn at an opset."""
     result = []
     for op in sorted(DRAWERS):
+        if op in contrib.DRAWERS:
+            result.append(op)
+            continue
         try:
             deprecated = onnx.defs.get_schema(op, opset).deprecated
         except onnx.defs.SchemaError:

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from autodiff.fuzz.graph import Graph
-from autodiff.fuzz.judge import CRASH, FINDINGS, NOT_OURS, Verdict, judge
+from autodiff.fuzz.judge import CRASH, FINDINGS, NOT_OURS, WAYS, Verdict, judge
 from autodiff.fuzz.layers import random_graph
 
 SECOND_SHARE = 4
-"""Every fourth graph is differentiated twice."""
+"""Every fourth graph has derivatives behind its gradient judged, in one of `WAYS` after the other."""
 
 
 def survey(
@@ -95,7 +95,8 @@ def _work(log: Path, numbers: Iterable[int], seed: int, ops: list[str] | None) -
             def tell(stage: str, number: int = number) -> None:
                 write(number=number, stage=stage)
 
-            verdict = judge(graph, second=number % SECOND_SHARE == 0, tell=tell)
+            turn, rest = divmod(number, SECOND_SHARE)
+            verdict = judge(graph, second=None if rest else WAYS[turn % len(WAYS)], tell=tell)
             write(**_record(graph, verdict, seed, number))
 
 

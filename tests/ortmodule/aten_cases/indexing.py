@@ -95,6 +95,7 @@ CASES = [
     Case("mask_size", lambda x: x * x[x > 0].numel(), (X,)),
     Case("masked_select_broadcast", lambda x, i: x.masked_select(i[:, None, None] > 0), (X, I)),
     Case("masked_scatter", lambda x, y: x.masked_scatter(x > 0, y), (X, T(3, 4, 6))),
+    Case("masked_scatter_0d", lambda x, y: x.sum().masked_scatter(y.sum() < 99, y), (X, T(3))),
     Case("nonzero", lambda x: (x > 0.5).nonzero(), (X,)),
     Case("nonzero_index", lambda x: x[(x.sum(2) > 0).nonzero(as_tuple=True)].sum(0), (X,)),
     Case("where_condition", lambda x: x[torch.where(x > 0.5)], (X,)),

@@ -116,11 +116,11 @@ INDEXING = (
 SEVERAL = (  # expression, number of results
     ("{x1}.sort({d})", 2),
     ("{x1}.sort(dim={d}, descending=True)", 2),
-    ("{x1}.topk({k}, -1)", 2),
-    ("{x1}.topk({k}, 0, largest=False)", 2),
+    ("untied({x1}).topk({k}, -1)", 2),
+    ("untied({x1}).topk({k}, 0, largest=False)", 2),
     ("{x1}.max({d})", 2),
     ("{x1}.min({d}, keepdim={B})", 2),
-    ("{x1}.median({d})", 2),
+    ("{x1}.contiguous().median({d})", 2),  # of an expanded tensor PyTorch 2.13 reads beyond it
     ("torch.var_mean({x1}, {d}, correction=0)", 2),
     ("torch.std_mean({x1}, {d}, correction=0)", 2),
     ("torch.aminmax({x1}, dim={d})", 2),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "gradients",
     "halve_grad",
     "halved",
+    "in_thread",
     "ints",
     "nn",
     "note",
@@ -44,6 +46,12 @@ __all__ = [
 
 FLOAT = torch.float32
 """What programs compute in; float64 while the reference runs."""
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Returns what a function returns in another thread, or raises what it raises there."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 @contextlib.contextmanager
@@ -127,7 +135,7 @@ def add_one(x: torch.Tensor) -> torch.Tensor:
 
 
 def untied(x: torch.Tensor) -> torch.Tensor:
-    """Without equal numbers: `kthvalue` may return the place of any of these, and on the CPU it is not the first."""
+    """Returns `x` without equal numbers: `kthvalue` and `topk` may give the place of any of these."""
     return x + torch.linspace(0, 0.1, x.numel(), dtype=x.dtype).reshape(x.shape)
 
 

@@ -24,7 +24,24 @@ def write_scenario(writer: Writer, inputs: Inputs, changing: bool) -> list[str]:
         lines += _call(writer, inputs, call, changing)
         lines += _after(writer, call)
     lines.append("state(net, see)")
-    return lines
+    return _in_threads(writer, lines)  # last, so that it moves no other draw of a seed
+
+
+def _in_threads(writer: Writer, lines: list[str]) -> list[str]:
+    """Makes some programs call the module, or run backward, in threads of their own."""
+    if not writer.odds(0.15) or "threads" in writer.off:
+        return lines
+    calls, backwards = writer.choose.choice([(True, False), (False, True), (True, True)])
+    moved = []
+    for line in lines:
+        if calls and line.startswith(
+            "out = model("
+        ):  # one inside of no_grad, which is a thread's own, is indented
+            line = f"out = in_thread(lambda: {line.removeprefix('out = ')})"
+        elif backwards and line == "see('loss', backward(out))":
+            line = "see('loss', in_thread(lambda: backward(out)))"
+        moved.append(line)
+    return moved
 
 
 _FORWARD_HOOKS = ("double_output", "note()")
@@ -135,7 +152,7 @@ def _after(writer: Writer, call: int) -> list[str]:
             "see('inputs', inputs)",
         ]
         return [*lines, "state(net, see)"]
-    if writer.odds(0.06):
+    if writer.odds(0.06) and "reentrant" not in writer.features:
         lines.append("see('loss', backward(out, create_graph=True))")
         lines.append("backward([p.grad for p in net.parameters()])")
     elif writer.odds(0.1):  # of this call and the next

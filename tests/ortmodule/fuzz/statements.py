@@ -130,6 +130,8 @@ def _checkpointed(writer: Writer) -> bool:
     if "checkpoint" in writer.off:
         return False
     text = writer.fill(writer.choose.choice(_CHECKPOINTED))
+    if "use_reentrant=True" in text:  # eager PyTorch cannot differentiate its gradient; ORTModule can
+        writer.features.add("reentrant")
     made = writer.new()
     return writer.write([f"{made} = {text}"], [made])
 
@@ -179,10 +181,14 @@ _REFUSED_INDICES = (
 def write_refused(writer: Writer) -> None:
     """Writes a statement that eager PyTorch refuses, without running it."""
     more = () if "negative indices" in writer.off else _REFUSED_INDICES
+    # Whether an index into nothing is in range, eager PyTorch decides one way here and another way there.
+    writer.takes_empty = False
     try:
         made, text = writer.new(), writer.fill(writer.choose.choice((*_REFUSED, *edges.MIXED, *more)))
     except Unfit:
         return
+    finally:
+        writer.takes_empty = True
     writer.body.append(f"{made} = {text}")
     writer.refused = made
 

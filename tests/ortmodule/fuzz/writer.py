@@ -37,6 +37,7 @@ class Writer:
         layers: modules that a later statement may call again.
         refused: the name of a result that eager PyTorch refuses to compute.
         grad: whether the next line runs with gradients.
+        takes_empty: whether placeholders may be tensors without elements.
     """
 
     def __init__(self, seed: str, off: frozenset[str]) -> None:
@@ -51,6 +52,7 @@ class Writer:
         self.layers: list[str] = []
         self.refused = ""
         self.grad = True
+        self.takes_empty = True
         self.depth = 0
         self._count = 0
 
@@ -66,7 +68,11 @@ class Writer:
     def pick(self, fits: Callable[[torch.Tensor], bool] = lambda _: True) -> str:
         """A tensor, of the later ones more often than of the first."""
         values = {name: self.value(name) for name in self.tensors}
-        names = [name for name, value in values.items() if isinstance(value, torch.Tensor) and fits(value)]
+        names = [
+            name
+            for name, value in values.items()
+            if isinstance(value, torch.Tensor) and fits(value) and (self.takes_empty or value.numel())
+        ]
         if not names:
             raise Unfit
         late = names[-4:]

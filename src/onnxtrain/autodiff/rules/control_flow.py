@@ -192,7 +192,8 @@ def _walk_back(
     ]
     _return(inner, [go_on, *results], [go_on, *leaves])
     body = ir.AttrGraph("body", inner.graph)
-    found = op.emit("Loop", trips, None, *carried, body=body, _outputs=len(results))
+    # A condition that is there: nodes lose absent inputs at their end, and onnx fails on a Loop with one input.
+    found = op.emit("Loop", trips, op.const(np.array(True)), *carried, body=body, _outputs=len(results))
     for value, leaf in zip(found, leaves, strict=True):
         value.type = leaf.type
     parts = {
@@ -204,14 +205,16 @@ def _walk_back(
 
 
 def _of_branch(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of a branch's result; one without a rank as of this branch alone.
+    """Returns the cotangent of a branch's result, of the shape that the result has in this branch.
 
-    Shape inference may tell later that the other branch is the one that is taken: a mere Identity would then have the
-    ranks of both.
+    Shape inference may find later that the other branch is the one that is taken, and gives other sizes: the cotangent
+    of those would not fit here.
     """
-    if ct.shape is not None:
-        return ct
-    return op.Identity(ct) if value.shape is None else op.reshape_like(ct, value)
+    if value.shape is None and ct.shape is None:
+        return op.Identity(ct)  # a value of its own, whose rank is that of this branch
+    sizes = static_dims(value)
+    settled = sizes is not None and None not in sizes and sizes == static_dims(ct)
+    return ct if settled else op.reshape_like(ct, value)
 
 
 def _may_agree(value: ir.Value, other: ir.Value) -> bool:

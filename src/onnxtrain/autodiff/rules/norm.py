@@ -258,8 +258,10 @@ def lp_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     norm = reduce(n.input, [axis], keepdims=1)
     slope = op.Sign(n.input) if n.attr("p") == 1 else y
     total = op.ReduceSum(op.Mul(ct, y), [axis], keepdims=1)
-    ratio = op.Div(op.Sub(ct, op.Mul(slope, total)), norm)
-    return op.Where(op.Greater(norm, 0.0), ratio, 0.0)
+    positive = op.Greater(norm, 0.0)
+    # No division by zero, which would be 0/0 in the derivative of this gradient, masked or not.
+    ratio = op.Div(op.Sub(ct, op.Mul(slope, total)), op.Where(positive, norm, 1.0))
+    return op.Where(positive, ratio, 0.0)
 
 
 @vjp("LRN", wrt=("X",))

@@ -76,14 +76,20 @@ vjp("ReduceMin", wrt=("data",))(_reduce_extremum)
 def reduce_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """The product of the other elements, also where some are zero.
 
-    That is the product p of all nonzero elements divided by the element, if no other element is zero, else 0.
+    That is the product of all nonzero elements divided by the element, if it is nonzero, times the other elements that
+    are zero. The latter product is 0 if there are any, but its derivative is not if there is one alone: it is written
+    with these elements, not as a constant, for the second derivative's sake.
     """
     zero = op.Equal(n.data, 0.0)
     nonzero = op.Where(zero, 1.0, n.data)
     others = op.Div(_reduced_again(op, n, "ReduceProd", nonzero), nonzero)
-    zeros = op.Cast(zero, to=ct.dtype)
-    alone = op.Equal(_reduced_again(op, n, "ReduceSum", zeros), zeros)
-    return op.Where(alone, op.Mul(keep_reduced(op, n, ct), others), 0.0)
+    count = _reduced_again(op, n, "ReduceSum", op.Cast(zero, to=ct.dtype))
+    total = _reduced_again(op, n, "ReduceSum", op.Where(zero, n.data, 0.0))
+    one, two = (op.Equal(count, number) for number in (1.0, 2.0))
+    # The other zeros, as a zero sees them and as any other element does.
+    from_zero = op.Where(one, 1.0, op.Where(two, op.Sub(total, n.data), 0.0))
+    from_other = op.Where(op.Equal(count, 0.0), 1.0, op.Where(one, total, 0.0))
+    return op.Mul(keep_reduced(op, n, ct), op.Mul(others, op.Where(zero, from_zero, from_other)))
 
 
 # |x|'(0) = 0 and the gradient of the Euclidean norm is 0 at the zero vector, as in torch.
@@ -92,9 +98,10 @@ defvjp("ReduceL1", data=lambda op, n, ct: op.Mul(keep_reduced(op, n, ct), op.Sig
 
 @vjp("ReduceL2", wrt=("data",))
 def reduce_l2(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The gradient is ct * x / norm."""
-    norm = n.out.reduced
-    ratio = op.Where(op.Equal(norm, 0.0), 0.0, op.Div(ct, norm))
+    """The gradient is ct * x / norm, zero where the norm is."""
+    none = op.Equal(n.out.reduced, 0.0)
+    # No division by zero, which would be 0/0 in the derivative of this gradient, masked or not.
+    ratio = op.Where(none, 0.0, op.Div(ct, op.Where(none, 1.0, n.out.reduced)))
     return op.Mul(n.data, keep_reduced(op, n, ratio))
 
 
@@ -119,7 +126,8 @@ def cum_sum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """With y the cumulative product and R the cumulative sum in the other direction: ct_x = R(ct * y) / x.
 
-    Zeros, in the order of the product: at the first one, y is taken without it; elements after it get 0.
+    Zeros, in the order of the product: at the first one, y is taken without it; elements after it get 0. That 0 is
+    written as the first zero times what would be there without it, for the second derivative's sake.
     """
     axis, exclusive, reverse = n.inputs[1], n.attr("exclusive"), n.attr("reverse")
 
@@ -128,11 +136,17 @@ def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
     zero = op.Equal(n.x, 0.0)
     zeros = op.CumSum(op.Cast(zero, to=ct.dtype), axis, reverse=reverse)
-    first = op.And(zero, op.Equal(zeros, 1.0))
-    without = op.CumProd(op.Where(first, 1.0, n.x), axis, exclusive=exclusive, reverse=reverse)
-    before = op.Div(back(op.Mul(ct, n.out.y)), op.Where(zero, 1.0, n.x))
-    after = op.Where(op.Equal(zeros, 0.0), before, 0.0)
-    return op.Where(first, back(op.Mul(ct, without)), after)
+    first, second = (op.And(zero, op.Equal(zeros, number)) for number in (1.0, 2.0))
+
+    def without(left_out: ir.Value) -> ir.Value:
+        product = op.CumProd(op.Where(left_out, 1.0, n.x), axis, exclusive=exclusive, reverse=reverse)
+        return back(op.Mul(ct, product))
+
+    safe, at_first = op.Where(zero, 1.0, n.x), without(first)
+    before = op.Div(back(op.Mul(ct, n.out.y)), safe)
+    first_zero = op.CumSum(op.Where(first, n.x, 0.0), axis, reverse=reverse)
+    after = op.Mul(first_zero, op.Where(second, without(op.Or(first, second)), op.Div(at_first, safe)))
+    return op.Where(first, at_first, op.Where(op.Equal(zeros, 0.0), before, after))
 
 
 nondifferentiable("ArgMax", "ArgMin", reason="its result is integer")

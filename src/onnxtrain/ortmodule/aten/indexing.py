@@ -196,7 +196,8 @@ def masked_scatter(low: Lowering, x: ir.Value, mask: ir.Value, source: ir.Value)
     places = low.op.Transpose(low.op.NonZero(mask), perm=[1, 0])
     count = low.op.Shape(places, start=0, end=1)
     taken = low.op.Slice(low.op.Reshape(source, [-1]), [0], count, [0])
-    return low.op.ScatterND(x, places, taken)
+    filled = low.op.ScatterND(x, places, taken)
+    return filled if low.result.shape else low.op.Reshape(filled, low.op.const(np.array([], np.int64)))
 
 
 def _broadcast(low: Lowering, x: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:

@@ -7,13 +7,14 @@ kin, before that happens, by a call of `onnxtrain::recurrent_layer` for each lay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import onnx_ir as ir
 import torch
 
 from onnxtrain.ortmodule._lowering import Lowering, lower
+from onnxtrain.ortmodule._torch import disable_current_modes
 
 __all__ = ["WHOLE_LAYERS"]
 
@@ -47,6 +48,9 @@ def _layers(function: Callable[..., Any], *args: Any) -> Any:
         return function(*args)  # a packed sequence
     x, initial, weights, bias, num_layers, dropout, train, bidirectional, batch_first = args
     states = list(initial) if mode == "lstm" else [initial]
+    dtypes = _result_dtypes(function, x, states, weights, bias)
+    x, *rest = _of_one_dtype(x, *states, *weights)
+    states, weights = rest[: len(states)], rest[len(states) :]
     if mode == "lstm" and states[0].shape[-1] != states[1].shape[-1]:
         return function(*args)  # with projections, which ONNX's LSTM lacks
     directions = 2 if bidirectional else 1
@@ -66,7 +70,53 @@ def _layers(function: Callable[..., Any], *args: Any) -> Any:
         if dropout and train and layer + 1 < num_layers:
             x = torch.nn.functional.dropout(x, dropout, training=True)
     joined = [state[0] if num_layers == 1 else torch.cat(state) for state in zip(*finals, strict=True)]
-    return (x.transpose(0, 1) if batch_first else x, *joined)
+    results = (x.transpose(0, 1) if batch_first else x, *joined)
+    return tuple(result.to(dtype) for result, dtype in zip(results, dtypes, strict=True))
+
+
+def _result_dtypes(
+    function: Callable[..., Any],
+    x: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    bias: bool,
+) -> list[torch.dtype]:
+    """Returns the dtypes in which eager PyTorch returns the output and the final states of a layer.
+
+    Autocast makes some bfloat16 and leaves others float32. Fake tensors (PyTorch 2.13) say float32 of an LSTM whose
+    input has a gradient, where tensors are bfloat16. So a layer of one feature is run for one sample and one step.
+    """
+    if not torch.is_autocast_enabled(x.device.type):
+        return [x.dtype] * (1 + len(states))
+
+    def zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    gates = len(_GATES[function.__name__])
+    with disable_current_modes(), torch.no_grad():
+        initial = [zeros(state, 1, 1, 1) for state in states]
+        own = [zeros(weight, gates, *[1] * (weight.dim() - 1)) for weight in weights[: 4 if bias else 2]]
+        results = function(
+            zeros(x, 1, 1, 1),
+            initial if len(initial) > 1 else initial[0],
+            own,
+            bias,
+            1,
+            0.0,
+            False,
+            False,
+            False,
+        )
+    return [result.dtype for result in results]
+
+
+def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors of a layer in one dtype, as ONNX wants them; autocast allows several."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) == 1:
+        return list(tensors)
+    common = reduce(torch.promote_types, dtypes)
+    return [tensor.to(common) for tensor in tensors]
 
 
 WHOLE_LAYERS: dict[Any, Callable[..., Any]] = {

@@ -150,8 +150,12 @@ def _save_whole(trainer: Trainer, target: Path) -> None:
         trainer.save(target)
         return
     unfinished = target.with_name(_UNFINISHED + target.name)
-    trainer.save(unfinished)
-    rename_directory(unfinished, target)
+    try:
+        trainer.save(unfinished)
+        rename_directory(unfinished, target)
+    except BaseException:  # a full disk
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
 
 
 def _remove_whole(directory: Path) -> None:

@@ -48,6 +48,13 @@ class EarlyStopping(Monitor):
         if len(trainer.history) == trainer.fit_start:
             (trainer.directory / BEST).unlink(missing_ok=True)
 
+    def best_epoch(self, trainer: Trainer) -> int:
+        """Returns the number of the best epoch of the last fit, counted from the trainer's first as 1.
+
+        With `restore_best` its parameters are the trainer's once the fit has ended.
+        """
+        return trainer.fit_start + self._best(self._scores(trainer)) + 1
+
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
         """Keeps the best parameters, and stops when patience is at its end."""
         scores = self._scores(trainer)

@@ -120,7 +120,7 @@ def check_form(word: str, spec: InputSpec, array: Array) -> None:
 
 
 def check_values(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError for NaN, labels that are no class, and values that the model's dtype does not hold."""
+    """Raises InputError for NaN, infinity, labels that are no class, and values that do not fit the model's dtype."""
     kind = array.dtype.kind
     if kind == "f" or (kind in "iu" and array.dtype != spec.dtype.storage):
         for first, part in _chunks(array):
@@ -145,20 +145,28 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
         if not np.array_equal(part.astype(spec.dtype.storage), part):
             raise InputError(f"The {word} '{spec.name}' holds values that do not fit into {wanted}.")
         return
-    missing = np.isnan(part)
-    if missing.any():
-        sample = first + int(np.argwhere(missing)[0][0]) if part.ndim else 0
-        raise InputError(
-            f"The {word} '{spec.name}' contains NaN (first in sample {sample}); remove or fill such samples."
-        )
+    if not np.isfinite(part).all():
+        _refuse_infinite(word, spec, part, first)
     if part.dtype.itemsize > spec.dtype.storage.itemsize:
         with np.errstate(over="ignore"):
-            overflown = np.isinf(part.astype(spec.dtype.storage)).any() and not np.isinf(part).any()
+            overflown = np.isinf(part.astype(spec.dtype.storage)).any()
         if overflown:
             raise InputError(
                 f"The {word} '{spec.name}' holds values too large for {wanted} (largest: {np.abs(part).max():g}); "
                 "scale the data."
             )
+
+
+def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> None:
+    """Raises InputError for NaN, and for infinity, which makes NaN of losses and gradients."""
+    for name, found in (("NaN", np.isnan(part)), ("infinity", np.isinf(part))):
+        if not found.any():
+            continue
+        sample = first + int(np.argwhere(found)[0][0]) if part.ndim else 0
+        mask = " (of a mask take numpy.finfo('float32').min in place of -inf)" if name == "infinity" else ""
+        raise InputError(
+            f"The {word} '{spec.name}' contains {name} (first in sample {sample}); remove or fill such samples{mask}."
+        )
 
 
 def cast(spec: InputSpec, array: Array) -> Array:

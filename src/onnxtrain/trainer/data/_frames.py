@@ -117,11 +117,8 @@ def _numbers(series: Any, label: str) -> Array:
     if polars and series.dtype.is_float():
         missing = missing | np.asarray(series.is_nan().fill_null(False))
     if missing.any():
-        row = int(np.flatnonzero(missing)[0])
-        index = None if polars else series.index[row]
-        where = f"row {row}" if index is None or index == row else f"row {row} (index {index!r})"
         raise InputError(
-            f"The {label} has no value in {where} ({int(missing.sum())} missing). Fill them "
+            f"The {label} has no value in {_place(series, missing, polars)} ({int(missing.sum())} missing). Fill them "
             f"({'frame.fill_null(...)' if polars else 'frame.fillna(...)'}) or leave such rows out "
             f"({'frame.drop_nulls()' if polars else 'frame.dropna()'})."
         )
@@ -136,7 +133,21 @@ def _numbers(series: Any, label: str) -> Array:
     values = series.to_numpy()
     if values.dtype == object:  # nullable types of pandas
         values = values.astype(np.float64 if getattr(series.dtype, "kind", "f") == "f" else np.int64)
-    return np.asarray(values)
+    array = np.asarray(values)
+    infinite = np.isinf(array) if array.dtype.kind == "f" else np.zeros(0, bool)
+    if infinite.any():
+        raise InputError(
+            f"The {label} is infinite in {_place(series, infinite, polars)} ({int(infinite.sum())} such values). Write "
+            "the largest number that makes sense, or leave such rows out."
+        )
+    return array
+
+
+def _place(series: Any, wrong: Array, polars: bool) -> str:
+    """Returns how messages call the first row for which `wrong` holds."""
+    row = int(np.flatnonzero(wrong)[0])
+    index = None if polars else series.index[row]
+    return f"row {row}" if index is None or index == row else f"row {row} (index {index!r})"
 
 
 _OF_POLARS = (

@@ -1,0 +1,194 @@
+"""Classes in the shell: their names, the one that F1 is of, and how each of them is told from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnxtrain.cli._table_report import share
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer import Trainer
+
+__all__ = [
+    "MetricChoice",
+    "chosen_metrics",
+    "class_names",
+    "class_report",
+    "judged_matrix",
+    "metric_labels",
+    "positive_remark",
+    "probabilities",
+    "report_rows",
+]
+
+_OF_ONE_CLASS = ("f1", "precision", "recall")
+"""Metrics that are of a positive class: of two classes each has its own."""
+
+_SHOWN = 20
+"""A confusion matrix of more classes is not shown."""
+
+
+class MetricChoice(NamedTuple):
+    """Names of metrics as the trainer takes them, None for those that suit the loss, and the positive class."""
+
+    metrics: list[str] | None
+    positive: int | None
+
+
+def chosen_metrics(
+    metrics: Sequence[str] | None, positive: str | None, classes: Sequence[str] | None
+) -> MetricChoice:
+    """Returns what `--metric` and `--positive` mean for the classes of a target.
+
+    Of texts the alphabet says nothing about which class matters: without `positive`, f1, precision and recall are means
+    over the classes, recorded as f1_macro and so on. `positive` alone asks for f1, precision and recall of this class.
+
+    Args:
+        metrics: names as they were given.
+        positive: name or number of a class as it was given.
+        classes: names of the classes in the order of their numbers; None where the target holds numbers.
+
+    Raises:
+        InputError: `positive` is none of the classes.
+    """
+    chosen = list(metrics) if metrics else None
+    if positive is None:
+        if chosen is not None and classes is not None:
+            means = {name: f"{name}_macro" for name in ("f1", "precision", "recall")}
+            chosen = list(dict.fromkeys(means.get(name, name) for name in chosen))
+        return MetricChoice(chosen, None)
+    if classes is None:
+        if not positive.isdecimal():
+            raise InputError(
+                f"--positive is '{positive}', but the target holds numbers, not texts: give the number of a class, "
+                "such as 1."
+            )
+        number = int(positive)
+    elif positive in classes:
+        number = list(classes).index(positive)
+    else:
+        raise InputError(f"--positive is '{positive}'; the classes are {', '.join(classes)}.")
+    return MetricChoice(chosen or ["accuracy", "f1", "precision", "recall"], number)
+
+
+def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
+    """Returns the name of each class, numbers where there is no name; None where the model has no known classes."""
+    targets = trainer.manifest.targets
+    if not targets:
+        return None
+    labels = targets[0].class_labels
+    if labels is None:
+        return ["0", "1"] if trainer.loss_name == "BCEWithLogitsLoss" else None
+    named = list(classes or ())
+    if labels.count is None or len(named) > labels.count:
+        return None
+    return [*named, *map(str, range(len(named), labels.count))]
+
+
+def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
+    """Returns the name of the class that f1, precision and recall are of; None where they are means over classes."""
+    number = trainer.positive
+    if number is None:
+        number = 1 if names is not None and len(names) == 2 else None
+    if number is None:
+        return None
+    return names[number] if names is not None and number < len(names) else str(number)
+
+
+def _of_one_class(trainer: Trainer, metric: str) -> bool:
+    """Returns whether a metric is of the positive class; AUROC is where one was named, as of two both have the same."""
+    return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
+
+
+def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
+    """Returns how recorded keys are shown: with the class that a metric is of, such as "val_f1 of 'fraud'"."""
+    name = _positive(trainer, class_names(trainer, classes))
+    return {
+        key: f"{key} of '{name}'"
+        if name is not None and _of_one_class(trainer, key.removeprefix("val_"))
+        else key
+        for key in keys
+    }
+
+
+def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
+    """Returns a sentence that says which class the metrics of a run are of; None where they are of none."""
+    names = [metric.name for metric in trainer.metrics]
+    of_one = [name for name in names if _of_one_class(trainer, name)]
+    of_all = [name for name in names if name.endswith("_macro")]
+    positive = _positive(trainer, class_names(trainer, classes))
+    parts = []
+    if of_one and positive is not None:
+        parts.append(f"{', '.join(of_one)}: of the class '{positive}'")
+    if of_all:
+        hint = "; --positive CLASS names one" if classes is not None and trainer.positive is None else ""
+        parts.append(f"{', '.join(of_all)}: the mean over classes{hint}")
+    return f"Metrics: {'. '.join(parts)}." if parts else None
+
+
+def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns for each class its samples, their share, and precision, recall and F1, as scikit-learn counts them.
+
+    Precision is 0 where nothing is taken for the class, recall is 0 where it does not occur.
+
+    >>> class_report(np.array([[8, 0], [1, 1]]), ["fine", "fraud"])[1]
+    {'class': 'fraud', 'samples': 2, 'share': 0.2, 'precision': 1.0, 'recall': 0.5, 'f1': 0.6666666666666666}
+    """
+    hits, samples, guesses = matrix.diagonal(), matrix.sum(axis=1), matrix.sum(axis=0)
+    total = max(int(samples.sum()), 1)
+    return [
+        {
+            "class": name,
+            "samples": int(of_class),
+            "share": int(of_class) / total,
+            "precision": float(hit / guess) if guess else 0.0,
+            "recall": float(hit / of_class) if of_class else 0.0,
+            "f1": float(2 * hit / (of_class + guess)) if of_class + guess else 0.0,
+        }
+        for name, hit, of_class, guess in zip(names, hits, samples, guesses, strict=True)
+    ]
+
+
+def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Returns the rows of a table of :func:`class_report`."""
+    total = sum(row["samples"] for row in report)
+    return [
+        (
+            row["class"],
+            f"{row['samples']:,}",
+            share(row["samples"], total),
+            *(f"{row[key]:.6g}" for key in ("precision", "recall", "f1")),
+        )
+        for row in report
+    ]
+
+
+def judged_matrix(
+    trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
+) -> Any:
+    """Returns the confusion matrix where there is one right class of a few for each sample, else None."""
+    targets = trainer.manifest.targets
+    if names is None or len(names) > _SHOWN or not targets or trainer.prediction is None:
+        return None
+    shape = targets[0].shape
+    if shape is None or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
+        return None  # a class for each position of a sample, or several labels
+    return trainer.confusion_matrix(x, y, batch_size=batch_size)
+
+
+def probabilities(loss: str, scores: Array) -> Array | None:
+    """Returns the probabilities that scores stand for under a loss, float64 of their shape; None if it has none."""
+    exact = scores.astype(np.float64)
+    if loss == "BCEWithLogitsLoss":
+        # Of both signs the exponential is at most 1, so that none overflows.
+        small = np.exp(-np.abs(exact))
+        return np.where(exact >= 0, 1 / (1 + small), small / (1 + small))
+    if loss == "NLLLoss":
+        return np.asarray(np.exp(exact))
+    if loss != "CrossEntropyLoss" or scores.ndim < 2:
+        return None
+    exponentials = np.exp(exact - exact.max(axis=1, keepdims=True))
+    return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))

@@ -1,0 +1,203 @@
+"""How one column of a table becomes numbers, learned from the table that is trained on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.cli._table_file import Table, Values
+from onnxtrain.errors import InputError
+from onnxtrain.selection import some_names
+
+__all__ = ["NUMBER", "ONE_HOT", "ORDINAL", "Column", "TableOptions", "likely_missing"]
+
+NUMBER, ONE_HOT, ORDINAL = "number", "one-hot", "ordinal"
+
+_LIKELY_MISSING = {
+    "na",
+    "n/a",
+    "nan",
+    "none",
+    "null",
+    "nil",
+    "missing",
+    "unknown",
+    "?",
+    "-",
+    "#n/a",
+    "<na>",
+    ".",
+}
+"""Texts, in lower case, that often stand for a missing value; a remark says so, nothing is taken for missing."""
+
+
+def likely_missing(texts: list[str]) -> list[str]:
+    """Returns those of some texts that often stand for a missing value.
+
+    >>> likely_missing(["NA", "S", "null"])
+    ['NA', 'null']
+    """
+    return [text for text in texts if text.strip().lower() in _LIKELY_MISSING]
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """What the options of a command say of a table."""
+
+    target: list[str] | None = None
+    inputs: list[str] | None = None
+    impute: str | None = None
+    one_hot: bool = False
+    ordinal: bool = False
+    scale: bool = False
+    missing: list[str] | None = None
+    categorical: list[str] | None = None
+    id: list[str] | None = None
+
+    def check(self) -> None:
+        """Raises InputError for options that do not go together."""
+        if self.impute not in (None, "mean", "median"):
+            raise InputError(f"--impute is {self.impute!r}; choose mean or median.")
+        if self.one_hot and self.ordinal:
+            raise InputError(
+                "--one-hot and --ordinal are two ways to encode the same columns; give one of them."
+            )
+
+    def given(self) -> list[str]:
+        """Returns the options that were given, as on the command line."""
+        return [f"--{name.replace('_', '-')}" for name, value in asdict(self).items() if value]
+
+
+@dataclass(frozen=True)
+class Column:
+    """How one column becomes numbers.
+
+    Attributes:
+        name: of the column.
+        kind: "number", "one-hot" or "ordinal".
+        categories: in the order of their numbers.
+        fill: what stands for a missing value; None if there must be none.
+        mean, deviation: what is subtracted from a number, and what it is then divided by.
+    """
+
+    name: str
+    kind: str
+    categories: list[str] | None = None
+    fill: float | str | None = None
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @classmethod
+    def learn(cls, table: Table, name: str, options: TableOptions, *, categorical: bool) -> Column:
+        """Returns how a column of training data is to be encoded.
+
+        Raises:
+            InputError: it holds what the options do not say how to encode.
+        """
+        values = table.values(name)
+        if values.missing.all():
+            raise InputError(
+                f"The table '{table.path}': column '{name}' has no values. Leave it out: --inputs."
+            )
+        if is_numeric(table, name, values, categorical=categorical):
+            _require_finite(table, name, values)
+            known = values.numbers[~values.missing]
+            fill = None if options.impute is None else float(getattr(np, options.impute)(known))
+            if fill is not None:
+                known = np.where(values.missing, fill, values.numbers)
+            column = cls(name, NUMBER, fill=fill)
+            if options.scale:
+                column = replace(column, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
+            return column
+        present = [text for text in values.texts() if text is not None]
+        if not (options.one_hot or options.ordinal):
+            row = int((~values.missing & (~values.is_number | categorical)).argmax())
+            raise InputError(
+                f"{table.at(name, row)}: {values.raw[row]!r} is no number. Encode columns of texts by --one-hot or "
+                "--ordinal, or name the columns to take: --inputs."
+            )
+        counts = Counter(present)
+        categories = sorted(counts)
+        fill_text = max(categories, key=counts.__getitem__) if options.impute else None
+        return cls(name, ONE_HOT if options.one_hot else ORDINAL, categories, fill_text)
+
+    @property
+    def width(self) -> int:
+        """Number of numbers that the column becomes."""
+        return len(self.categories or ()) if self.kind == ONE_HOT else 1
+
+    def numbers(self, table: Table) -> np.ndarray[Any, Any]:
+        """Returns the numbers of the column, float64 [rows, width].
+
+        Raises:
+            InputError: a value is missing, infinite, or none that was there in training.
+        """
+        values = table.values(self.name)
+        if values.missing.any() and self.fill is None:
+            raise InputError(
+                f"{table.at(self.name, int(values.missing.argmax()))}: the value is missing. Fill such values by "
+                "--impute mean or --impute median when training, or remove the rows."
+            )
+        if self.kind == NUMBER:
+            wrong = ~values.missing & ~values.is_number
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise InputError(
+                    f"{table.at(self.name, row)}: {values.raw[row]!r} is no number.{_missing_hint(values.raw[row])}"
+                )
+            _require_finite(table, self.name, values)
+            numbers = np.where(values.missing, self.fill if self.fill is not None else 0.0, values.numbers)
+            return np.asarray((numbers - self.mean) / self.deviation)[:, None]
+        assert self.categories is not None
+        places = {category: index for index, category in enumerate(self.categories)}
+        texts = [self.fill if text is None else text for text in values.texts()]
+        unknown = next((row for row, text in enumerate(texts) if text not in places), None)
+        if unknown is not None:
+            raise InputError(
+                f"{table.at(self.name, unknown)}: {texts[unknown]!r} is none of the categories of training: "
+                f"{some_names(self.categories)}."
+            )
+        indices = np.array([places[str(text)] for text in texts], np.int64)
+        if self.kind == ORDINAL:
+            return indices.astype(np.float64)[:, None]
+        return np.asarray(np.eye(len(places))[indices])
+
+
+def is_numeric(table: Table, name: str, values: Values, *, categorical: bool) -> bool:
+    """Returns whether a column holds numbers, and not categories.
+
+    Raises:
+        InputError: it is a column of a .csv file with numbers and texts, so that the file does not tell.
+    """
+    present = ~values.missing
+    if categorical or values.text_type or not values.is_number.any():
+        return False
+    wrong = present & ~values.is_number
+    if not wrong.any():
+        return True
+    row, other = int(wrong.argmax()), int(values.is_number.argmax())
+    raise InputError(
+        f"{table.at(name, row)}: {values.raw[row]!r} is no number, while row {other + 1} has {values.raw[other]!r}."
+        f"{_missing_hint(values.raw[row])} If the column holds categories, pass --categorical {_quoted(name)}."
+    )
+
+
+def _missing_hint(value: object) -> str:
+    return f" If it stands for a missing value, pass --missing {_quoted(str(value))} when training."
+
+
+def _quoted(text: str) -> str:
+    return text if text.replace("_", "").isalnum() else f"'{text}'"
+
+
+def _require_finite(table: Table, name: str, values: Values) -> None:
+    infinite = np.isinf(values.numbers)
+    if infinite.any():
+        row = int(infinite.argmax())
+        raise InputError(
+            f"{table.at(name, row)}: {values.raw[row]} is infinite ({int(infinite.sum())} such values). Remove such "
+            "rows, or write the largest number that makes sense."
+        )

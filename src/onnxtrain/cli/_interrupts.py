@@ -1,0 +1,96 @@
+"""Ctrl-C at any moment: one line that says what was saved, and exit code 130."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperGroup
+
+from onnxtrain.cli._output import INTERRUPTED, info
+from onnxtrain.errors import OnnxTrainError
+from onnxtrain.runtime.atomic import finish_interrupted
+from onnxtrain.runtime.checkpoint import read_checkpoint
+from onnxtrain.runtime.state import CheckpointState
+from onnxtrain.trainer._position import PROPERTY, Position
+from onnxtrain.trainer._run import CHECKPOINT
+
+__all__ = ["Interrupted", "InterruptibleGroup", "told_what_is_saved", "uninterrupted"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C, with a sentence that says what was saved."""
+
+
+class InterruptibleGroup(TyperGroup):
+    """The commands; Ctrl-C in any of them, or while its modules are imported, is one line."""
+
+    def invoke(self, context: Any) -> Any:
+        """Runs a command; typer (0.29) would end it with exit code 130 and say nothing."""
+        try:
+            return super().invoke(context)
+        except KeyboardInterrupt as interrupt:
+            info(
+                f"Interrupted. {interrupt}"
+                if isinstance(interrupt, Interrupted)
+                else "Interrupted. No file was written."
+            )
+            sys.exit(INTERRUPTED)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Makes Ctrl-C wait for nothing and do nothing until the block ends, which tidies up after another one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
+
+
+@contextmanager
+def told_what_is_saved(directory: Path, data: Path) -> Iterator[None]:
+    """Makes Ctrl-C in the block an :class:`Interrupted` that says what the directory of a run holds.
+
+    Args:
+        directory: of the run.
+        data: what it is trained on, for the command that goes on with it.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        with uninterrupted():
+            sentence = _saved(directory, data)
+        raise Interrupted(sentence) from None
+
+
+def _saved(directory: Path, data: Path) -> str:
+    path = directory / CHECKPOINT
+    try:
+        finish_interrupted(path)
+        if not path.exists():
+            return "Nothing was saved: training had not begun."
+        properties = CheckpointState(read_checkpoint(path)).properties
+        if PROPERTY not in properties:  # artifacts, which have not been trained yet
+            return f"'{directory}' holds the model as it was: training had not begun."
+        position, _, _ = Position.from_json(str(properties[PROPERTY]), f"'{directory}'")
+    except (OnnxTrainError, OSError) as error:
+        return f"What is saved in '{directory}' cannot be read: {error}"
+    run, plan = shlex.quote(str(directory)), position.plan
+    if position.epoch and not position.unfinished:
+        return f"The run in '{directory}' is saved, all of its epochs: onnxtrain export {run} -o FILE writes the model."
+    end = f" of {position.fit_start + plan.epochs}" if plan is not None else ""
+    batches = f" and {position.batch} batches" if position.batch else ""
+    return (
+        f"The run in '{directory}' is saved as it was after {position.epoch}{end} epochs{batches}: "
+        f"onnxtrain train {run} --data {shlex.quote(str(data))} goes on."
+    )

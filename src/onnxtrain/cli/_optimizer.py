@@ -1,0 +1,104 @@
+"""The optimizer that `--optimizer`, `--weight-decay` and `--optimizer-option` name, with PyTorch's defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from onnxtrain.errors import InputError
+from onnxtrain.optimizers import Optimizer, make_optimizer
+
+__all__ = ["chosen_optimizer", "optimizer_settings"]
+
+_IN_PYTHON = ("clip_grad", "groups")
+"""Settings that are no number or text: gradient clipping has an option of its own."""
+
+_WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
+
+
+def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
+    """Returns the settings that can be given in the shell, by name, with their values."""
+    names = [field.name for field in fields(optimizer) if field.name not in _IN_PYTHON]
+    return {name: getattr(optimizer, name) for name in names}
+
+
+def chosen_optimizer(name: str, weight_decay: float | None, options: Sequence[str] | None) -> Optimizer:
+    """Returns the optimizer of a name with the settings that were given.
+
+    Args:
+        name: a key of `onnxtrain.optimizers.OPTIMIZERS`.
+        weight_decay: None for the optimizer's own.
+        options: texts such as "momentum=0.9" or "betas=0.9,0.95".
+
+    Raises:
+        GraphBuildError: there is no optimizer of that name, or it refuses a value.
+        InputError: it has no such setting, or the value is of another kind.
+    """
+    optimizer = make_optimizer(name)
+    settings = optimizer_settings(optimizer)
+    known = ", ".join(f"{key}={_shown(value)}" for key, value in settings.items()) or "none"
+    given: dict[str, Any] = {}
+    for text in options or ():
+        key, equals, value = text.partition("=")
+        if not equals or key in given:
+            raise InputError(f"--optimizer-option '{text}' should be NAME=VALUE, each name once.")
+        if key not in settings:
+            raise InputError(
+                f"--optimizer-option '{text}': {name} has no setting '{key}'. Its settings and their defaults: {known}."
+            )
+        given[key] = _parsed(text, value, settings[key])
+    if weight_decay is not None:
+        if "weight_decay" not in settings or "weight_decay" in given:
+            reason = "is given twice" if "weight_decay" in given else f"does not suit {name}, which has none"
+            raise InputError(f"--weight-decay {weight_decay:g} {reason}. Settings of {name}: {known}.")
+        given["weight_decay"] = weight_decay
+    return type(optimizer)(**given)
+
+
+def _parsed(option: str, text: str, default: Any) -> Any:
+    """Returns the value of a setting, of the kind of its default.
+
+    Raises:
+        InputError: it is of another kind.
+    """
+    values = [_value(part.strip()) for part in text.split(",")]
+    if isinstance(default, tuple):
+        kinds_fit = len(values) == len(default) and all(
+            value is None or _is_number(value) for value in values
+        )
+        if kinds_fit:
+            return tuple(values)
+        raise InputError(
+            f"--optimizer-option '{option}' should be {len(default)} numbers, such as {_shown(default)}."
+        )
+    value = values[0] if len(values) == 1 else text
+    if isinstance(default, bool | str) or (isinstance(default, int) and isinstance(value, int)):
+        fits = type(value) is type(default)
+    else:
+        fits = _is_number(value) and not isinstance(default, int)
+    if not fits:
+        kind = {bool: "true or false", int: "a whole number", str: "a word"}.get(type(default), "a number")
+        raise InputError(f"--optimizer-option '{option}' should be {kind}, such as {_shown(default)}.")
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _value(text: str) -> Any:
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(_shown, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else f"{value}"

@@ -1,0 +1,166 @@
+"""The outputs of an ONNX file for data: of any model, and of one that takes the columns of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from onnxtrain.cli._columns import NUMBER
+from onnxtrain.cli._data import Arrays, assign
+from onnxtrain.cli._tables import PROPERTY, Encoding, Table, TableOptions
+from onnxtrain.errors import InputError
+from onnxtrain.runtime import dtypes
+from onnxtrain.runtime.device import CPU
+from onnxtrain.runtime.inputs import check_arguments
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.runtime.session import open_session
+
+__all__ = ["model_predictions", "raw_columns"]
+
+_BATCH = 32
+
+
+def model_predictions(
+    path: Path, data: Arrays | Table, source: Path, batch_size: int | None
+) -> tuple[Arrays, Encoding | None]:
+    """Returns the outputs of an ONNX model, and the encoding of the table that it was trained on, if it has one.
+
+    Raises:
+        InputError: the data does not fit, or an output has no axis for the samples.
+    """
+    session = open_session(path, "model", CPU, None)
+    metadata = session.get_modelmeta().custom_metadata_map
+    if PROPERTY not in metadata:
+        return _plain_predictions(session, path, data, source, batch_size), None
+    encoding = Encoding.from_json(metadata[PROPERTY], str(path))
+    if not isinstance(data, Table):
+        raise InputError(
+            f"The model '{path}' takes the columns of a table; '{source}' is none. Give a .csv or .parquet file."
+        )
+    names = [value.name for value in session.get_inputs()]
+    sizes = [value.shape[0] for value in session.get_inputs()]
+    specs = [
+        InputSpec(name, dtypes.BY_NAME["float64"], (_fixed(size),))
+        for name, size in zip(names, sizes, strict=True)
+    ]
+    feeds = list(raw_columns(data, encoding).values())
+    outputs = [value.name for value in session.get_outputs()]
+    return _run(session, path, outputs, specs, feeds, batch_size, check=False), encoding
+
+
+def _fixed(size: object) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def raw_columns(data: Table, encoding: Encoding) -> Arrays:
+    """Returns the columns of a table as a model takes that was exported with its encoding, by name.
+
+    Numbers are float64 [rows], NaN where a value is missing; categories are texts [rows], empty where one is missing.
+
+    Raises:
+        InputError: a column or a value is missing, or a value is none that training has seen.
+    """
+    table = Table(data.path, data.frame, tuple(encoding.missing))
+    columns: Arrays = {}
+    for column in encoding.columns:
+        column.numbers(table)  # tells the place of a value that does not fit, which the model cannot
+        values = table.values(column.name)
+        if column.kind == NUMBER:
+            columns[column.name] = np.where(values.missing, np.nan, values.numbers)
+        else:
+            columns[column.name] = np.array([text or "" for text in values.texts()], object)
+    return columns
+
+
+def _plain_predictions(
+    session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
+) -> Arrays:
+    """Returns the outputs of a model that takes numbers.
+
+    Raises:
+        InputError: the data does not fit, or an output has no axis for the samples.
+    """
+    specs = []
+    for value in session.get_inputs():
+        if value.type not in dtypes.BY_ORT:
+            raise InputError(
+                f"The input '{value.name}' of '{path}' is a {value.type}, which is no tensor of numbers."
+            )
+        shape = tuple(_fixed(d) for d in value.shape)
+        specs.append(InputSpec(value.name, dtypes.BY_ORT[value.type], shape))
+    if not isinstance(data, Table):
+        arrays = data
+    else:
+        columns = None if len(specs) == 1 else [spec.name for spec in specs]
+        arrays = Encoding.learn(data, TableOptions(inputs=columns), ()).arrays(data, specs, ())
+    x, _ = assign(specs, (), arrays, source)
+    feeds = [_cast(np.asarray(x[spec.name]), spec) for spec in specs]
+    names = [value.name for value in session.get_outputs()]
+    return _run(session, path, names, specs, feeds, batch_size, check=True)
+
+
+def _run(
+    session: ort.InferenceSession,
+    path: Path,
+    outputs: Sequence[str],
+    specs: Sequence[InputSpec],
+    feeds: Sequence[np.ndarray[Any, Any]],
+    batch_size: int | None,
+    *,
+    check: bool,
+) -> Arrays:
+    """Returns the outputs of a session for all samples, batch by batch.
+
+    Raises:
+        InputError: an output has no value per sample, or `check` is set and an input does not fit.
+    """
+    parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in outputs}
+    for batch, count in _batches(feeds, specs, batch_size):
+        checked = check_arguments(specs, batch) if check else batch
+        values = session.run(
+            list(outputs), {spec.name: value for spec, value in zip(specs, checked, strict=True)}
+        )
+        for name, value in zip(outputs, values, strict=True):
+            if np.ndim(value) == 0 or len(value) != len(batch[0]):
+                raise InputError(f"Predicting: the output '{name}' of '{path}' has no value per sample.")
+            parts[name].append(np.asarray(value)[:count])
+    whole = {name: np.concatenate(values) for name, values in parts.items()}
+    # Texts come as Python objects, which .npz files do not hold.
+    return {name: array.astype(str) if array.dtype == object else array for name, array in whole.items()}
+
+
+def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
+    """Returns floats in the type of a float input, and integers in that of an integer input."""
+    wanted = spec.dtype.storage
+    if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
+        return array.astype(wanted)
+    return array
+
+
+def _batches(
+    arrays: Sequence[np.ndarray[Any, Any]], specs: Sequence[InputSpec], asked: int | None
+) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
+    """Yields batches, and how many samples of each count: a fixed batch is filled up with the last one.
+
+    Raises:
+        InputError: the arrays do not have as many samples each, or none, or the batch is fixed otherwise.
+    """
+    lengths = {len(array) if array.ndim else 0 for array in arrays}
+    fixed = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
+    if len(lengths) != 1 or 0 in lengths or len(fixed) > 1:
+        raise InputError("The inputs do not all have the samples along axis 0, or there are none.")
+    size = fixed.pop() if fixed else asked or _BATCH
+    if asked is not None and asked != size:
+        raise InputError(
+            f"--batch-size is {asked}, but the model takes exactly {size} samples. Leave it out."
+        )
+    for start in range(0, lengths.pop(), size):
+        batch = [array[start : start + size] for array in arrays]
+        count = len(batch[0])
+        if any(isinstance(spec.shape[0], int) for spec in specs if spec.shape) and count < size:
+            batch = [np.concatenate([array, np.repeat(array[-1:], size - count, axis=0)]) for array in batch]
+        yield batch, count

@@ -1,0 +1,64 @@
+"""The file that `onnxtrain predict` writes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.cli._data import Arrays
+from onnxtrain.cli._tables import frame_library
+from onnxtrain.errors import InputError
+from onnxtrain.runtime.atomic import replace_file
+
+__all__ = ["write_file"]
+
+
+def write_file(
+    output: Path, ids: Mapping[str, np.ndarray[Any, Any]], arrays: Arrays, classes: Sequence[str] | None
+) -> None:
+    """Writes predictions as .npz, .csv or .parquet; in a table an output of several columns has one for each class.
+
+    Args:
+        output: the file.
+        ids: columns that stand first, as they were in the data.
+        arrays: outputs by name, [samples, ...].
+        classes: names of the classes, for the names of columns; None for numbers.
+
+    Raises:
+        InputError: an output fits into no table, a name is there twice, or pyarrow is missing.
+    """
+    if twice := sorted(set(ids) & set(arrays)):
+        raise InputError(f"--id {twice[0]}: an output has this name, too. Rename the column.")
+    if output.suffix.lower() == ".npz":
+        texts = {name: np.array([str(value) for value in column]) for name, column in ids.items()}
+        with replace_file(output) as file:
+            np.savez(file, **texts, **arrays)  # type: ignore[arg-type]
+        return
+    columns: dict[str, Any] = dict(ids)
+    for name, array in arrays.items():
+        flat = array.reshape(len(array), -1)
+        if array.ndim > 2:
+            raise InputError(
+                f"The output '{name}' has the shape {list(array.shape)}, which is no column of a table. Write an .npz "
+                "file."
+            )
+        if array.ndim == 1 or flat.shape[1] == 1:
+            columns[name] = flat[:, 0]
+            continue
+        ends = classes if classes is not None and len(classes) == flat.shape[1] else range(flat.shape[1])
+        columns |= {f"{name}_{end}": flat[:, index] for index, end in enumerate(ends)}
+    frame = frame_library().DataFrame(columns)
+    content = io.BytesIO()
+    if output.suffix.lower() == ".csv":
+        frame.to_csv(content, index=False)
+    else:
+        try:
+            frame.to_parquet(content, index=False)
+        except ImportError as error:
+            raise InputError("Parquet files need pyarrow: pip install 'onnxtrain[data]'.") from error
+    with replace_file(output) as file:
+        file.write(content.getvalue())

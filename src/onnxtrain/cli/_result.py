@@ -1,0 +1,100 @@
+"""What `onnxtrain train` says at its end: the numbers of the weights that it has exported."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from onnxtrain.cli._classes import metric_labels
+from onnxtrain.cli._options import TrainOptions
+from onnxtrain.cli._output import heading, print_json, print_table, summary_table
+from onnxtrain.cli._table_graph import export_table_model
+from onnxtrain.cli._tables import Encoding
+from onnxtrain.trainer import EarlyStopping, Trainer
+from onnxtrain.trainer._state import Data
+
+__all__ = ["Fitted", "tell_of_result"]
+
+
+class Fitted(NamedTuple):
+    """A fit that has ended, the data that it was given, and what has stopped it early."""
+
+    trainer: Trainer
+    x: Any
+    y: Any
+    validation: Any
+    encoding: Encoding | None
+    early: EarlyStopping | None
+
+
+def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
+    """Writes the trained model, and prints its numbers.
+
+    The loss and the metrics of the training data are computed anew with the exported weights, once over the data: those
+    of the history are means over an epoch in which the weights moved and Dropout drew.
+    """
+    trainer, encoding = fitted.trainer, fitted.encoding
+    model = None
+    if trainer.outputs:
+        model = trainer.directory / "trained.onnx"
+        if encoding is None:
+            trainer.export(model)
+        else:
+            export_table_model(trainer, encoding, model)
+    epoch = trainer.history.epochs[-1]["epoch"] if fitted.early is None else fitted.early.best_epoch(trainer)
+    record = trainer.history.epochs[int(epoch) - 1]
+    values = _training_values(fitted, options) | {k: v for k, v in record.items() if k.startswith("val_")}
+    best = _best_epoch(trainer)
+    if options.json:
+        document = {
+            "directory": str(trainer.directory),
+            "model": model,
+            "stopped": trainer.history.stopped,
+            "exported": {"epoch": int(epoch), **values},
+            "best_epoch": best,
+        }
+        print_json({**document, "epochs": trainer.history.epochs})
+        return
+    labels = metric_labels(trainer, None if encoding is None else encoding.classes, list(values))
+    rows: list[tuple[str, object]] = [(labels[key], f"{value:,.5g}") for key, value in values.items()]
+    rows.append(("learning_rate", f"{record['learning_rate']:,.5g}"))
+    rows.append(("samples/s", f"{np.median(trainer.history.samples_per_second):,.0f}"))
+    print_table(heading(_title(fitted, int(epoch))), summary_table(None, rows))
+    if fitted.early is None and best is not None and best < epoch:
+        print_table(_got_worse(trainer, best, int(epoch)))
+    print_table(
+        f"Run: {trainer.directory}   Trained model: {model or 'none, the model has no outputs but its loss'}"
+    )
+
+
+def _title(fitted: Fitted, epoch: int) -> str:
+    last = len(fitted.trainer.history.epochs)
+    if fitted.early is None:
+        return f"Exported weights: epoch {epoch}, the last one"
+    which = "the last one" if epoch == last else f"of {last}"
+    return f"Exported weights: epoch {epoch}, {which}, with the best {fitted.early.monitor}"
+
+
+def _training_values(fitted: Fitted, options: TrainOptions) -> dict[str, float]:
+    """Returns loss and metrics over the training data, without what was split off for validation."""
+    trainer = fitted.trainer
+    data = Data(fitted.x, fitted.y, batch_size=options.batch_size, validation=fitted.validation)
+    source, _ = trainer._state.datasets(data)
+    return trainer._state.evaluate(source)
+
+
+def _best_epoch(trainer: Trainer) -> int | None:
+    """Returns the epoch of the last fit with the lowest loss on validation data; None without validation."""
+    epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
+    if not epochs:
+        return None
+    return int(min(epochs, key=lambda epoch: (np.isnan(epoch["val_loss"]), epoch["val_loss"]))["epoch"])
+
+
+def _got_worse(trainer: Trainer, best: int, last: int) -> str:
+    lowest, now = (trainer.history.epochs[epoch - 1]["val_loss"] for epoch in (best, last))
+    return (
+        f"Validation was best after epoch {best} (val_loss {lowest:.5g}) and is worse after epoch {last} ({now:.5g}): "
+        f"--patience {max(1, min(5, last - best))} exports the best."
+    )

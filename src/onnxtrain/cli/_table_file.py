@@ -1,0 +1,212 @@
+"""Tables as they stand in files: .csv fields are texts until a column is read as numbers; .parquet has types."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.errors import InputError
+from onnxtrain.selection import some_names
+
+__all__ = ["TABLE_SUFFIXES", "Table", "Values", "frame_library", "read_table"]
+
+TABLE_SUFFIXES = (".csv", ".parquet")
+
+_TRUTH = {"true": 1.0, "false": 0.0}
+"""Fields of a .csv file that are truth values, in lower case."""
+
+
+def frame_library() -> Any:
+    """Returns pandas.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    try:
+        import pandas
+    except ImportError as error:
+        raise InputError("Tables need pandas: pip install 'onnxtrain[data]'.") from error
+    return pandas
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of a column.
+
+    Attributes:
+        missing: bool [rows], whether a row has no value.
+        numbers: float64 [rows]; NaN where `is_number` is False.
+        is_number: bool [rows], whether a value is a number or a truth value (0 and 1); False where it is missing.
+        raw: the values as they stand, object [rows]; texts of a .csv file.
+        text_type: whether the file says that the column holds texts, as .parquet files do.
+    """
+
+    missing: np.ndarray[Any, Any]
+    numbers: np.ndarray[Any, Any]
+    is_number: np.ndarray[Any, Any]
+    raw: np.ndarray[Any, Any]
+    text_type: bool
+
+    def texts(self) -> list[str | None]:
+        """Returns the values as texts, None for missing ones; 3.0 of a .parquet file is "3", as in a .csv file."""
+        return [None if gone else _as_text(value) for value, gone in zip(self.raw, self.missing, strict=True)]
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A pandas frame, the file that it is from, and the texts that stand for a missing value in it.
+
+    Attributes:
+        path: of the file.
+        frame: the columns; of a .csv file all are texts.
+        missing: texts that count as missing, beside the empty one, e.g. {"NA", "null"}.
+    """
+
+    path: Path
+    frame: Any
+    missing: Collection[str] = ()
+    _read: dict[tuple[str, frozenset[str]], Values] = field(default_factory=dict, repr=False, compare=False)
+    """Columns that were read before, by name and by what was missing then; shared by copies with other texts for it."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return [str(name) for name in self.frame.columns]
+
+    def column(self, name: str) -> Any:
+        """Returns a column as a pandas series.
+
+        Raises:
+            InputError: there is none of this name.
+        """
+        if name not in self.columns:
+            raise InputError(
+                f"The table '{self.path}' has no column '{name}'; its columns are {some_names(self.columns)}."
+            )
+        return self.frame.iloc[:, self.columns.index(name)]
+
+    def at(self, name: str, row: int) -> str:
+        """Returns how messages call a place."""
+        return f"The table '{self.path}', column '{name}', row {row + 1} (without the header)"
+
+    def values(self, name: str) -> Values:
+        """Returns the values of a column.
+
+        Raises:
+            InputError: there is no such column, or it holds dates or other objects.
+        """
+        key = (name, frozenset(self.missing))
+        if key not in self._read:
+            self._read[key] = self._values(name)
+        return self._read[key]
+
+    def _values(self, name: str) -> Values:
+        series = self.column(name)
+        kinds = frame_library().api.types
+        raw = series.to_numpy(dtype=object)
+        missing = np.array(series.isna(), bool)
+        if kinds.is_numeric_dtype(series.dtype) and not kinds.is_complex_dtype(series.dtype):
+            numbers = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+            return Values(missing, numbers, ~missing, raw, text_type=False)
+        of_objects = kinds.is_object_dtype(series.dtype)
+        missing |= np.asarray(series.isin(["", *self.missing]), bool)
+        if of_objects or not kinds.is_string_dtype(series.dtype):
+            self._require_values(name, series, raw, missing)
+        numbers, is_number = _read_numbers(raw, missing)
+        is_text = not of_objects or any(isinstance(value, str) for value in raw[~missing])
+        return Values(missing, numbers, is_number, raw, is_text and self.path.suffix.lower() != ".csv")
+
+    def _require_values(
+        self, name: str, series: Any, raw: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
+    ) -> None:
+        """Raises InputError for a column with values that are neither numbers nor texts."""
+        known = str | bool | int | float | np.number | np.bool_
+        dates = frame_library().api.types.is_datetime64_any_dtype(series.dtype)
+        wrong = (
+            row
+            for row, value in enumerate(raw)
+            if not missing[row] and (dates or not isinstance(value, known))
+        )
+        row = next(wrong, None)
+        if row is not None:
+            raise InputError(
+                f"{self.at(name, row)}: {raw[row]!r} is neither a number nor a text. Make numbers of it, or name the "
+                "columns to take: --inputs."
+            )
+
+
+def _read_numbers(
+    raw: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Returns the numbers among objects and texts, and which rows have one.
+
+    "inf" is a number, which is refused later by its place; "nan" is none: only `--missing nan` makes it missing.
+    Truth values are numbers where the column has nothing else, so that a category "true" among others stays a text.
+    """
+    present = ~missing
+    numbers = np.full(len(raw), np.nan)
+    values = raw[present]
+    if len(values) and str(values[0]).lower() in _TRUTH:
+        truth = np.array([_TRUTH.get(str(value).lower(), np.nan) for value in values])
+        if not np.isnan(truth).any():
+            numbers[present] = truth
+            return numbers, present
+    texts = np.array([str(value) for value in values], object)
+    numbers[present] = frame_library().to_numeric(texts, errors="coerce")
+    return numbers, present & ~np.isnan(numbers)
+
+
+def read_table(path: Path) -> Table:
+    """Returns the table of a .csv or .parquet file.
+
+    Of a .csv file nothing is converted here: an empty field is the empty text, and "NA", "None" and "null" are texts.
+
+    Raises:
+        InputError: it cannot be read, has no rows, or two columns of one name.
+    """
+    pandas = frame_library()
+    try:
+        frame = _read_csv(pandas, path) if path.suffix.lower() == ".csv" else pandas.read_parquet(path)
+    except Exception as error:  # pandas lets errors of its parsers and of pyarrow through
+        raise InputError(f"Reading the table '{path}': {error}") from error
+    table = Table(path, frame)
+    twice = {name for name in table.columns if table.columns.count(name) > 1}
+    if twice or not len(frame):
+        raise InputError(
+            f"Reading the table '{path}': "
+            + (f"there are several columns {', '.join(sorted(twice))}." if twice else "it has no rows.")
+        )
+    return table
+
+
+def _read_csv(pandas: Any, path: Path) -> Any:
+    """Returns all fields as texts; a byte order mark, as Excel writes it, is left out."""
+    encoding = "utf-8-sig"
+    with path.open(encoding=encoding, newline="") as file:
+        header = next(csv.reader(file), [])
+    frame = pandas.read_csv(
+        path,
+        dtype=str,
+        keep_default_na=False,
+        na_filter=False,
+        encoding=encoding,
+        # The only field of a row may be empty: such a line is a row, not a gap between rows.
+        skip_blank_lines=len(header) > 1,
+    )
+    if frame.shape[1] != len(header) or not isinstance(frame.index, pandas.RangeIndex):
+        raise ValueError(
+            f"rows have more fields than the header, which has {len(header)}"
+        )  # pandas: an index
+    frame.columns = header  # pandas (3.1) renames the second of two equal names
+    return frame

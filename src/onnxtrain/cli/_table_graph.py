@@ -1,0 +1,227 @@
+"""A trained network with the encoding of its table in front of it, and the names of the classes behind it.
+
+The file takes the columns of a table as they are, one input of shape [rows] for each: double for numbers (NaN where a
+value is missing) and string for categories (empty where a value is missing). Any stock ONNX Runtime runs it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.cli._classes import class_names
+from onnxtrain.cli._columns import NUMBER, ONE_HOT, Column
+from onnxtrain.cli._tables import PROPERTY, Encoding
+from onnxtrain.emitter import Emitter, find_value
+from onnxtrain.passes import load_model, save_model
+from onnxtrain.runtime.manifest import InputSpec
+from onnxtrain.trainer import Trainer
+
+__all__ = ["export_table_model"]
+
+_ML = "ai.onnx.ml"
+_ML_VERSION = 3
+"""Opset of LabelEncoder; any from 2 on has the attributes that are used."""
+
+
+def export_table_model(
+    trainer: Trainer, encoding: Encoding, path: Path, outputs: Sequence[str] | None = None
+) -> list[str]:
+    """Writes the trained network with the encoding of its table; returns the names of its outputs.
+
+    They are those of the network, then `probability` and `class` where the loss says what the scores mean: see
+    :func:`_write_classes`.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        network = Path(folder) / "network.onnx"
+        trainer.export(network, outputs)
+        model = load_model(network)
+        manifest = trainer.manifest
+        taken = {str(value.name) for value in model.graph.inputs}
+        _Writer(model, encoding).write([spec for spec in manifest.inputs if spec.name in taken])
+        _write_classes(model, trainer, encoding)
+        model.metadata_props[PROPERTY] = encoding.to_json()
+        save_model(model, path)
+        return [str(value.name) for value in model.graph.outputs]
+
+
+class _Writer:
+    """Writes the nodes that make the inputs of a network from columns.
+
+    Args:
+        model: the network, which is changed in place.
+        encoding: what makes numbers of columns.
+    """
+
+    def __init__(self, model: ir.Model, encoding: Encoding) -> None:
+        self._graph = model.graph
+        self._encoding = encoding
+        self._model = model
+        self._op = Emitter(model.graph)
+
+    def write(self, inputs: Sequence[InputSpec]) -> None:
+        """Replaces the inputs of the network by the columns of its table."""
+        op, graph = self._op, self._graph
+        network_nodes = set(graph)
+        replaced = {str(value.name): value for value in graph.inputs}
+        rows = next((value.shape[0] for value in graph.inputs if value.shape), "rows")
+        for name, value in replaced.items():
+            value.name = op.unique_name(f"{name}_encoded")
+        graph.inputs.clear()
+        blocks = {column.name: self._column(column, rows) for column in self._encoding.columns}
+        for spec in inputs:
+            old = replaced[spec.name]
+            own = list(blocks.values()) if len(inputs) == 1 else [blocks[spec.name]]
+            whole = own[0] if len(own) == 1 else op.Concat(*own, axis=1)
+            if old.shape is not None and old.shape.rank() == 1:
+                whole = op.Squeeze(whole, [1])
+            assert old.dtype is not None
+            encoded = op.Cast(whole, to=old.dtype)
+            encoded.shape = old.shape
+            old.replace_all_uses_with(encoded, replace_graph_outputs=True)
+        written = [node for node in graph if node not in network_nodes]
+        for node in written:
+            graph.remove(node)
+        first = graph[0] if len(graph) else None
+        if first is None:
+            graph.extend(written)
+        else:
+            graph.insert_before(first, written)
+
+    def _column(self, column: Column, rows: Any) -> ir.Value:
+        """Writes the numbers of a column, double [rows, width]; its input is new."""
+        is_number = column.kind == NUMBER
+        value = ir.Value(
+            name=self._free(column.name),
+            type=ir.TensorType(ir.DataType.DOUBLE if is_number else ir.DataType.STRING),
+            shape=ir.Shape([rows]),
+        )
+        self._graph.inputs.append(value)
+        return self._number(column, value) if is_number else self._category(column, value)
+
+    def _free(self, name: str) -> str:
+        """Gives a name to a column: values inside of the network that have it get another one."""
+        if any(output.name == name for output in self._graph.outputs):
+            return self._op.unique_name(f"{name}_column")
+        holder = self._graph.initializers.get(name)
+        if holder is not None:
+            self._graph.initializers.pop(name)
+            holder.name = self._op.unique_name(f"{name}_parameter")
+            self._graph.register_initializer(holder)
+        for node in self._graph:
+            for output in node.outputs:
+                if output.name == name:
+                    output.name = self._op.unique_name(f"{name}_value")
+        return name
+
+    def _number(self, column: Column, x: ir.Value) -> ir.Value:
+        op = self._op
+        known: ir.Value = x
+        refused: ir.Value = op.IsInf(x)
+        what = "infinite"
+        if column.fill is not None:
+            known = op.Where(op.IsNaN(x), op.const(float(column.fill), like=x), x)
+        else:
+            refused, what = op.Or(refused, op.IsNaN(x)), "missing or infinite"
+        known = op.Add(known, self._refuse(refused, f"column '{column.name}': a value is {what}", x))
+        scaled = op.Div(op.Sub(known, column.mean), column.deviation)
+        return op.Unsqueeze(scaled, [1])
+
+    def _refuse(self, condition: ir.Value, message: str, like: ir.Value) -> ir.Value:
+        """Returns zeros, and makes a run fail where `condition` holds: ONNX has no other way to raise an error.
+
+        ONNX Runtime's Gather refuses an index that is out of range and names the node, so its name is the message.
+        """
+        op = self._op
+        zeros: ir.Value = op.Gather(
+            op.const(np.zeros(1, np.float64), like=like), op.Cast(condition, to=ir.DataType.INT64)
+        )
+        self._name(zeros, message)
+        return zeros
+
+    def _category(self, column: Column, x: ir.Value) -> ir.Value:
+        op, categories = self._op, list(column.categories or ())
+        missing = [text for text in ("", *self._encoding.missing) if text not in categories]
+        keys, places = list(categories), list(range(len(categories)))
+        if column.fill is not None:
+            keys, places = keys + missing, places + [categories.index(str(column.fill))] * len(missing)
+        self._model.opset_imports.setdefault(_ML, _ML_VERSION)
+        node = ir.node(
+            "LabelEncoder",
+            [x],
+            domain=_ML,
+            attributes={"keys_strings": keys, "values_int64s": places, "default_int64": len(categories)},
+            num_outputs=1,
+        )
+        index = node.outputs[0]
+        index.name, index.type = op.unique_name(f"{column.name}_place"), ir.TensorType(ir.DataType.INT64)
+        self._graph.append(node)
+        one_hot = column.kind == ONE_HOT
+        table = np.eye(len(categories)) if one_hot else np.arange(len(categories), dtype=np.float64)[:, None]
+        numbers: ir.Value = op.Gather(op.const(table, ir.DataType.DOUBLE), index)
+        lacking = "" if column.fill is not None else ", or missing"
+        self._name(numbers, f"column '{column.name}': a value is none of the categories of training{lacking}")
+        return numbers
+
+    def _name(self, value: ir.Value, message: str) -> None:
+        node = value.producer()
+        assert node is not None
+        node.name = message
+
+
+def _write_classes(model: ir.Model, trainer: Trainer, encoding: Encoding) -> None:
+    """Appends the outputs `probability` and `class`, where the loss and the shape of the scores say what they are.
+
+    Of scores [rows, classes] `probability` has this shape and `class` [rows] holds names where the target had texts,
+    numbers otherwise. Of one yes-or-no score per row `probability` is that of yes, and `class` is 0 or 1.
+    """
+    scores = next((value for value in model.graph.outputs if value.name == trainer.prediction), None)
+    targets = trainer.manifest.targets
+    if scores is None or scores.shape is None or not targets:
+        return
+    op, rank = Emitter(model.graph), scores.shape.rank()
+    names = class_names(trainer, encoding.classes)
+    probability: ir.Value | None = None
+    chosen: ir.Value | None = None
+    if trainer.loss_name == "BCEWithLogitsLoss":
+        probability = op.Sigmoid(scores)
+        if rank == 1 or (rank == 2 and scores.shape[1] == 1):
+            yes = op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
+            chosen = yes if rank == 1 else op.Squeeze(yes, [1])
+    elif targets[0].class_labels is not None and rank == 2:
+        if trainer.loss_name == "CrossEntropyLoss":
+            probability = op.Softmax(scores, axis=1)
+        elif trainer.loss_name == "NLLLoss":
+            probability = op.Exp(scores)
+        chosen = op.ArgMax(scores, axis=1, keepdims=0)
+        if encoding.classes is not None and names is not None:
+            chosen = op.Gather(_texts(model, op, names), chosen)
+    taken = {str(value.name) for value in (*model.graph.outputs, *model.graph.inputs)}
+    for kind, value in (("probability", probability), ("class", chosen)):
+        name = encoding.output_name(kind)
+        if value is not None and name not in taken:
+            inner = find_value(model.graph, name)
+            if inner is not None:
+                inner.name = op.unique_name(f"{name}_value")
+            value.name = name
+            value.shape = scores.shape if kind == "probability" else ir.Shape([scores.shape[0]])
+            model.graph.outputs.append(value)
+
+
+def _texts(model: ir.Model, op: Emitter, texts: Sequence[str]) -> ir.Value:
+    """Adds a constant string [n]."""
+    name = op.unique_name("class_names")
+    tensor = ir.StringTensor([text.encode() for text in texts], shape=ir.Shape([len(texts)]), name=name)
+    value = ir.Value(
+        name=name,
+        type=ir.TensorType(ir.DataType.STRING),
+        shape=ir.Shape([len(texts)]),
+        const_value=tensor,
+    )
+    model.graph.register_initializer(value)
+    return value

@@ -1,0 +1,94 @@
+"""What commands say of a table: what each column becomes, what is missing, and the shares of the classes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from onnxtrain.cli._columns import NUMBER, ONE_HOT, Column, likely_missing
+from onnxtrain.cli._output import info, info_table, table
+from onnxtrain.cli._tables import Encoding, Table
+
+__all__ = ["column_rows", "share", "tell_of_table"]
+
+
+def share(count: int, total: int) -> str:
+    """Returns a share in per cent.
+
+    >>> share(28, 400)
+    '7.0 %'
+    """
+    return f"{100 * count / max(total, 1):.1f} %"
+
+
+def column_rows(data: Table, encoding: Encoding) -> list[dict[str, Any]]:
+    """Returns for each input column its name, what it becomes, and how many missing values are filled by what."""
+    data = replace(data, missing=encoding.missing)
+    return [
+        {
+            "column": column.name,
+            "becomes": _becomes(column),
+            "missing": int(data.values(column.name).missing.sum()),
+            "filled_by": column.fill,
+        }
+        for column in encoding.columns
+    ]
+
+
+def _becomes(column: Column) -> str:
+    if column.kind == NUMBER:
+        scaled = (column.mean, column.deviation) != (0.0, 1.0)
+        return (
+            f"number, scaled by mean {column.mean:.5g}, deviation {column.deviation:.5g}"
+            if scaled
+            else "number"
+        )
+    count = len(column.categories or ())
+    return f"{count} categories, " + ("one-hot" if column.kind == ONE_HOT else "as numbers 0, 1, ...")
+
+
+def tell_of_table(data: Table, encoding: Encoding, labels: np.ndarray[Any, Any] | None) -> None:
+    """Prints, to standard error, what a table becomes, and how many samples each class has.
+
+    Args:
+        data: the table that is trained on.
+        encoding: what was learned of it.
+        labels: class numbers; None where the target holds none.
+    """
+    rows = [
+        (
+            row["column"],
+            row["becomes"],
+            f"{row['missing']:,}",
+            (f"{row['filled_by']:.5g}" if isinstance(row["filled_by"], float) else row["filled_by"])
+            if row["missing"]
+            else "",
+        )
+        for row in column_rows(data, encoding)
+    ]
+    rows_in_table = len(data.frame)
+    columns = ("column", "becomes", "missing", "filled by")
+    info_table(table(f"{data.path.name}: {rows_in_table:,} rows", columns, rows, right=(2,)))
+    for column in encoding.columns:
+        _tell_of_likely_missing(column.name, column.categories or ())
+    _tell_of_likely_missing(", ".join(encoding.targets), encoding.classes or ())
+    if labels is not None and encoding.classes is not None:
+        counts = np.bincount(labels.ravel(), minlength=len(encoding.classes))
+        shares = (
+            f"{name} {count:,} ({share(int(count), labels.size)})"
+            for name, count in zip(encoding.classes, counts, strict=True)
+        )
+        info(f"Classes of '{encoding.targets[0]}', in the order of the model's outputs: {', '.join(shares)}")
+
+
+def _tell_of_likely_missing(name: str, categories: Sequence[str]) -> None:
+    texts = likely_missing(list(categories))
+    if texts:
+        listed = ", ".join(repr(text) for text in texts)
+        options = " ".join(f"--missing {shlex.quote(text)}" for text in texts)
+        verb, stands = ("are categories", "they stand") if len(texts) > 1 else ("is a category", "it stands")
+        info(f"Column '{name}': {listed} {verb}. If {stands} for a missing value, pass {options}.")

@@ -1,0 +1,94 @@
+"""Run a model in float64, by the ONNX reference evaluator: what stock runtimes lack kernels for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from onnxtrain.passes import inline_schema_functions
+
+__all__ = ["Run", "expand_rounded", "in_precision", "run_in_float64", "widen"]
+
+Array = npt.NDArray[Any]
+Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
+
+
+class Erf(OpRun):
+    """The error function in float64; that of onnx (1.23) rounds results to float32, whose differences are noise."""
+
+    op_domain = ""
+
+    def _run(self, x: Array) -> tuple[Array]:
+        return (np.vectorize(math.erf, otypes=[x.dtype])(x),)
+
+
+def expand_rounded(model: ir.Model) -> ir.Model:
+    """Returns a copy of a canonical model whose Gelus are function bodies.
+
+    The reference evaluator would run their Erf as onnx has it, as it gives functions no other ops.
+    """
+    return inline_schema_functions(model, lambda node: node.op_type != "Gelu")
+
+
+def run_in_float64(proto: onnx.ModelProto) -> Run:
+    """Returns what runs a model in float64, by the ONNX reference evaluator."""
+    reference = ReferenceEvaluator(in_precision(proto), new_ops=[Erf])
+
+    def run(outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
+        results: Any = reference.run(list(outputs), {name: widen(array) for name, array in values.items()})
+        return [np.asarray(result) for result in results]
+
+    return run
+
+
+def widen(array: Array) -> Array:
+    """Returns an array with floats as float64."""
+    return array.astype(np.float64) if array.dtype.kind not in "iub" else array
+
+
+def in_precision(proto: onnx.ModelProto, to: int = onnx.TensorProto.DOUBLE) -> onnx.ModelProto:
+    """Returns a copy of a model in which every narrower float is one of `to`, float32 or float64."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(proto)
+    narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16} - {to}
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(to)
+
+    def tensor(t: onnx.TensorProto) -> None:
+        if t.data_type in narrow:
+            t.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(t).astype(dtype), t.name))
+
+    def graph(g: onnx.GraphProto) -> None:
+        for initializer in g.initializer:
+            tensor(initializer)
+        for info in (*g.input, *g.output, *g.value_info):
+            if info.type.tensor_type.elem_type in narrow:
+                info.type.tensor_type.elem_type = to
+        nodes(g.node)
+
+    def nodes(items: Sequence[onnx.NodeProto]) -> None:
+        for node in items:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    tensor(attribute.t)
+                if attribute.HasField("g"):
+                    graph(attribute.g)
+                if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
+                    attribute.i = to
+                if node.op_type == "Constant" and attribute.name == "value_float":
+                    value = np.array(attribute.f, dtype)
+                    attribute.CopyFrom(
+                        onnx.helper.make_attribute("value", onnx.numpy_helper.from_array(value))
+                    )
+
+    graph(copy.graph)
+    for function in copy.functions:
+        nodes(function.node)
+    return copy

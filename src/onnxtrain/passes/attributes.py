@@ -1,0 +1,52 @@
+"""Attributes of another kind than the standard gives them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import onnx
+import onnx_ir as ir
+
+__all__ = ["mistyped_attribute"]
+
+
+def mistyped_attribute(model: ir.Model) -> str | None:
+    """Returns what is wrong with the first attribute whose kind is not the schema's, for a message; None if none is.
+
+    The checker of onnx says so as well, but it is asked behind passes of onnx_ir, which raise TypeError for a Constant
+    of such a value.
+    """
+    owners: list[tuple[Iterable[ir.Node], int | None]] = [
+        (model.graph.all_nodes(), model.graph.opset_imports.get(""))
+    ]
+    for function in model.functions.values():
+        owners.append(
+            (function.all_nodes(), function.opset_imports.get("", model.graph.opset_imports.get("")))
+        )
+    for nodes, opset in owners:
+        for node in nodes:
+            if node.domain or opset is None:
+                continue
+            kinds = _kinds(node.op_type, opset)
+            for attribute in node.attributes.values():
+                kind = kinds.get(attribute.name)
+                if kind is not None and attribute.type.value != kind:
+                    return (
+                        f"the attribute '{attribute.name}' of {node.op_type} '{node.name or ''}' is of kind "
+                        f"{attribute.type.name}, and the standard has {ir.AttributeType(kind).name}"
+                    )
+    return None
+
+
+@functools.cache
+def _kinds(op_type: str, opset: int) -> dict[str, int]:
+    """Returns the kind of each attribute of an op, as the number that protos have; empty for an unknown op."""
+    if not onnx.defs.has(op_type):
+        return {}
+    try:
+        schema = onnx.defs.get_schema(op_type, opset)
+    except onnx.defs.SchemaError:  # there was none at this opset
+        return {}
+    kinds = {name: attribute.type for name, attribute in schema.attributes.items()}
+    return {name: int(kind.value) for name, kind in kinds.items()}  # type: ignore[attr-defined]  # of nanobind

@@ -1,0 +1,77 @@
+"""Running variances as PyTorch updates them, which ONNX's BatchNormalization does not."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxtrain.emitter import Emitter, static_dims
+
+__all__ = ["mark_unbiased", "update_unbiased"]
+
+_KEY = "onnxtrain.unbiased_running_variance"
+"""Metadata of a BatchNormalization node whose running variance is to be updated as PyTorch does."""
+
+_INPUT_VAR, _RUNNING_VAR = 4, 2  # input and output of BatchNormalization-14
+
+
+def mark_unbiased(node: ir.Node) -> None:
+    """Marks a BatchNormalization for :func:`update_unbiased`; the mark survives serialisation."""
+    node.metadata_props[_KEY] = "1"
+
+
+def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
+    """Makes a training BatchNormalization that is marked update its running variance as PyTorch does.
+
+    PyTorch: running' = momentum * running + (1 - momentum) * variance * n / (n - 1), for n values per channel. ONNX
+    (BatchNormalization-15) has no factor n / (n - 1) =: b. The node gets running / b in place of running, and its
+    result is multiplied by b. So node and native kernels stay as they are. With one value per channel, which PyTorch
+    refuses to train on, the result is NaN.
+
+    Args:
+        op: writes into the graph of the node.
+        node: a BatchNormalization in training mode with three outputs; its input_var may be any value.
+
+    Returns:
+        The updated running variance: a new value if the node is marked, else its output as it is.
+    """
+    before, after = node.inputs[_INPUT_VAR], node.outputs[_RUNNING_VAR]
+    x = node.inputs[0]
+    if node.metadata_props.pop(_KEY, None) is None or before is None or x is None:
+        return after
+    graph, kept = op.graph, set(op.graph)
+    factor = _bessel(op, x, before)
+    node.replace_input_with(_INPUT_VAR, op.Div(before, factor))
+    graph.insert_before(node, _taken_out(graph, kept))
+    kept = set(graph)
+    updated: ir.Value = op.Mul(after, factor)
+    product = updated.producer()
+    assert product is not None
+    updated.shape, updated.type = before.shape, before.type
+    after.replace_all_uses_with(updated, replace_graph_outputs=True)
+    product.replace_input_with(0, after)
+    graph.insert_after(node, _taken_out(graph, kept))
+    return updated
+
+
+def _bessel(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
+    """Returns n / (n - 1) in the dtype of `like`, n = size(x) / channels; infinite for n = 1."""
+    sizes = static_dims(x)
+    if sizes is not None and None not in sizes:
+        count = math.prod(size for axis, size in enumerate(sizes) if axis != 1 and size is not None)
+        return op.const(count / (count - 1) if count > 1 else math.inf, like=like)
+    # Both are counted in float32 whatever the dtype of x, as float16 ends at 65,504.
+    size = op.Cast(op.Size(x), to=ir.DataType.FLOAT)
+    known = None if sizes is None else sizes[1]
+    channels = known if known is not None else op.Cast(op.Squeeze(op.dim(x, 1)), to=ir.DataType.FLOAT)
+    factor: ir.Value = op.Div(size, op.Sub(size, channels if known is None else float(known)))
+    return factor if like.dtype == ir.DataType.FLOAT else op.Cast(factor, to=like.dtype)
+
+
+def _taken_out(graph: ir.Graph, kept: set[ir.Node]) -> list[ir.Node]:
+    """Removes all nodes but those to keep from a graph, and returns them in their order."""
+    written = [node for node in graph if node not in kept]
+    for node in written:
+        graph.remove(node)
+    return written

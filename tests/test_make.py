@@ -1,0 +1,70 @@
+"""`make test` runs all of its stages, and says which of them failed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STAGES = ["lint", "format", "types", "imports", "pytest", "sanitizers"]
+TOOL = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$LOG"
+case "$(basename "$0") $*" in
+    $FAILS) echo "this one fails"; exit 1;;
+esac
+echo "last line of $(basename "$0") $*"
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("fails", "failed"),
+    [
+        ("ruff check", ["lint"]),
+        ("python -m pytest -n*--dist worksteal", ["pytest"]),
+        ("python -m pytest -n*tests/kernels", ["sanitizers"]),
+        ("mypy *", ["types"]),
+        ("nothing", []),
+    ],
+)
+def test_every_stage_runs_whichever_fails(tmp_path: Path, fails: str, failed: list[str]) -> None:
+    tools = tmp_path / "venv" / "bin"
+    tools.mkdir(parents=True)
+    for name in ("ruff", "mypy", "lint-imports", "python"):
+        (tools / name).write_text(TOOL)
+        (tools / name).chmod(0o755)
+    (tmp_path / "venv" / ".installed").touch()
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+    done = subprocess.run(
+        [
+            "make",
+            "test",
+            f"TEST_VENV={tmp_path / 'venv'}",
+            f"SANITIZED={tmp_path / 'sanitized'}",
+            "LIBASAN=/asan",
+        ],
+        cwd=ROOT,
+        env={**environment, "LOG": str(tmp_path / "log"), "FAILS": fails},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ran = (tmp_path / "log").read_text()
+    for command in (
+        "ruff check",
+        "ruff format --check",
+        "mypy",
+        "lint-imports",
+        "python -m pytest",
+        "tests/kernels",
+    ):
+        assert command in ran
+    assert (done.returncode != 0) is bool(failed), done.stderr
+    lines = done.stdout.splitlines()
+    assert f"Passed: {' '.join(stage for stage in STAGES if stage not in failed)}" in lines
+    assert (lines[-1] == f"FAILED: {' '.join(failed)}") is bool(failed)
+    assert failed == ["pytest"] or any(line.startswith("last line of python -m pytest") for line in lines)

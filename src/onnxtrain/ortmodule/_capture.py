@@ -15,7 +15,14 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from onnxtrain.ortmodule import _torch
 from onnxtrain.ortmodule._checkpoint import REGION
 from onnxtrain.ortmodule._data_dependent import without_tracebacks
-from onnxtrain.ortmodule._gradients import GradientFlow, example_values, map_tensors, straight_through
+from onnxtrain.ortmodule._gradients import (
+    GradientFlow,
+    example_values,
+    fake_mode_of,
+    is_symbolic,
+    map_tensors,
+    straight_through,
+)
 from onnxtrain.ortmodule._mixed_dtypes import refuse_mixed_dtypes
 from onnxtrain.ortmodule._torch import (
     FunctionalTensorMode,
@@ -124,7 +131,7 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
     end. Where PyTorch's autograd would stop, because of `detach` or inside `no_grad`, there is a `detach` node.
     """
     values = example_values(graph_module)
-    fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), contextlib.nullcontext())
+    fake_mode = fake_mode_of(graph_module) or contextlib.nullcontext()
     traced = make_fx(
         lambda *args: _functionalized(_Interpreter(graph_module, flow).run, args),
         decomposition_table=_decompositions(),
@@ -136,8 +143,7 @@ def functional_graph(graph_module: fx.GraphModule, flow: GradientFlow) -> fx.Gra
         try:
             result = traced(*values)
         except RuntimeError as error:
-            symbolic = any(isinstance(value, torch.SymInt) for value in values)
-            if not symbolic and not isinstance(error, GuardOnDataDependentSymNode):
+            if not is_symbolic(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
                 raise
             # Some operators, mutating ones above all, work out symbolic sizes only in PyTorch's Python dispatcher.
             # It is not the first choice because it also takes apart operators that ONNX has.

@@ -18,7 +18,9 @@ from onnxtrain.ortmodule._torch import enable_python_dispatcher, pytree
 __all__ = [
     "GradientFlow",
     "example_values",
+    "fake_mode_of",
     "flow_of",
+    "is_symbolic",
     "map_tensors",
     "note_inputs",
     "straight_through",
@@ -73,6 +75,23 @@ def example_values(graph_module: fx.GraphModule) -> list[Any]:
     return [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
 
 
+def fake_mode_of(graph_module: fx.GraphModule) -> Any:
+    """Returns the mode of Dynamo's fake tensors; None for a graph of no tensor and no symbolic integer.
+
+    A graph whose inputs are symbolic integers alone makes tensors of these sizes, which needs the mode of its results:
+    without it PyTorch's kernels are called ("SymIntArrayRef expected to contain only concrete integers").
+    """
+    values = example_values(graph_module)
+    if not any(hasattr(value, "fake_mode") for value in values) and is_symbolic(graph_module):
+        values = [node.meta.get("example_value") for node in graph_module.graph.nodes]
+    return next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
+
+
+def is_symbolic(graph_module: fx.GraphModule) -> bool:
+    """Returns whether a graph has a symbolic integer among its inputs."""
+    return any(isinstance(value, torch.SymInt) for value in example_values(graph_module))
+
+
 def note_inputs(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
     """Keeps of each input whether it requires a gradient when the graph begins, and whether it is a leaf.
 
@@ -111,7 +130,10 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
     try:
         with without_tracebacks():
             return _Rehearsal(graph_module).flow()
-    except GuardOnDataDependentSymNode:  # some operators know such sizes only in PyTorch's Python dispatcher
+    except RuntimeError as error:
+        # Some operators, constant_pad_nd among them, know such sizes only in PyTorch's Python dispatcher.
+        if not is_symbolic(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
+            raise
         with enable_python_dispatcher():
             return _Rehearsal(graph_module).flow()
 
@@ -220,8 +242,7 @@ class _Rehearsal(fx.Interpreter):
         self.reads_data = any(
             getattr(n.target, "__name__", "") == "_get_data_attr" for n in graph_module.graph.nodes
         )
-        values = example_values(graph_module)
-        self.fake_mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
+        self.fake_mode = fake_mode_of(graph_module)
 
     def flow(self) -> GradientFlow:
         """Returns what was found."""

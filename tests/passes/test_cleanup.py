@@ -238,3 +238,20 @@ def test_a_loop_keeps_the_place_of_its_condition() -> None:
     (loop,) = ir.to_proto(model).graph.node
     assert list(loop.input) == ["trips", ""]
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
+
+
+def test_two_identities_of_an_outer_value_are_no_output_of_a_branch_without_a_node() -> None:
+    """Without the first, the second one's source is a value of the graph around, which both branches would return."""
+    model = ir.from_proto(
+        onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2] x, bool c) => (float[2] y) {
+            s = Sin(x)
+            r = If(c) <then_branch = t () => (float[2] b) { a = Identity(s)  b = Identity(a) },
+                       else_branch = e () => (float[2] q) { p = Identity(s)  q = Identity(p) }>
+            y = Cos(r) }""")
+    )
+    CleanupPass()(model)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    x = np.array([0.5, 1.0], np.float32)
+    (y,) = run(ir.to_proto(model), {"x": x, "c": np.array(True)})
+    np.testing.assert_allclose(y, np.cos(np.sin(x)), rtol=1e-6)

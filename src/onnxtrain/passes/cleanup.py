@@ -109,7 +109,7 @@ def _needed_identities(model: ir.Model) -> list[ir.Node]:
     for node in _all_nodes(model):
         if node.op_type != "Identity" or node.domain != "":
             continue
-        source, result = node.inputs[0], node.outputs[0]
+        source, result = _origin(node.inputs[0]), node.outputs[0]
         renames = result.is_graph_output() and (
             source is None
             or source.is_graph_output()
@@ -121,6 +121,19 @@ def _needed_identities(model: ir.Model) -> list[ir.Node]:
         elif result.is_graph_output() and source is not None:
             taken.add(source)
     return needed
+
+
+def _origin(value: ir.Value | None) -> ir.Value | None:
+    """Return what a value is once the identities before it are gone."""
+    node = value.producer() if value is not None else None
+    while (
+        node is not None and node.op_type == "Identity" and node.domain == "" and not is_stop_gradient(node)
+    ):
+        if value is None or value.is_graph_output():
+            break
+        value = node.inputs[0]
+        node = value.producer() if value is not None else None
+    return value
 
 
 def _unmergeable(model: ir.Model) -> list[ir.Node]:

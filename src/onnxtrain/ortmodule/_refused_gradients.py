@@ -48,7 +48,9 @@ def _missing(value: Any) -> str | None:
     """Returns the message with which the last step of a tensor's history refuses its gradient, or None."""
     try:
         step = value.grad_fn
-    except RuntimeError:  # PyTorch does not say it of a view made under no_grad whose base has been written to
+    except (
+        RuntimeError
+    ):  # PyTorch does not say it of a view made under no_grad whose base has been written to
         return None
     if step is None or not _SUSPECTS.fullmatch(step.name()):
         return None

@@ -14,6 +14,7 @@ from ._differentiate import (
     differentiate,
     expand_path,
     find_values,
+    typed_values,
 )
 from ._driver import pull_back
 from ._node import NodeView, Signature
@@ -43,6 +44,7 @@ __all__ = [
     "pull_back",
     "reads",
     "straight_through_rules",
+    "typed_values",
     "vjp",
 ]
 

@@ -38,6 +38,7 @@ __all__ = [
     "differentiable_values",
     "differentiate",
     "expand_path",
+    "typed_values",
 ]
 
 
@@ -129,8 +130,8 @@ def add_gradients(
         The model, and the gradient of every name in `wrt`, of its shape and dtype; zeros where `of` does not depend
         on it. The gradients are not graph outputs yet.
     """
-    target = differentiable_values(model.graph, [of], "of")[0]
-    differentiable_values(model.graph, wrt, "wrt")
+    target = typed_values(model.graph, [of], "of")[0]
+    typed_values(model.graph, wrt, "wrt")
     if cotangent is None:
         check_scalar(target)
     model = expand_path(model, [of], wrt)
@@ -206,10 +207,6 @@ def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> l
     """
     values = find_values(graph, names, role)
     for value in values:
-        if value.dtype is None and (why := why_untyped(value)):
-            raise DifferentiationError(
-                f"differentiating: {role} names {value.name!r}, of unknown dtype.{why}"
-            )
         if not is_differentiable_dtype(value):
             raise DifferentiationError(
                 f"differentiating: {role} {value.name!r} is {value.dtype}; "
@@ -218,6 +215,22 @@ def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> l
     duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
     if duplicates:
         raise DifferentiationError(f"differentiating: {role} names {', '.join(duplicates)} more than once")
+    return values
+
+
+def typed_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
+    """Returns the values of these names, as `differentiable_values` does, after it has checked that dtypes are known.
+
+    Raises:
+        DifferentiationError: as `differentiable_values`, or an op whose result the file does not declare leaves a
+            dtype open.
+    """
+    values = differentiable_values(graph, names, role)
+    for value in values:
+        if value.dtype is None and (why := why_untyped(value)):
+            raise DifferentiationError(
+                f"differentiating: {role} names {value.name!r}, of unknown dtype.{why}"
+            )
     return values
 
 

@@ -15,10 +15,10 @@ from onnxtrain.autodiff import (
     append_outputs,
     check_names,
     check_scalar,
-    differentiable_values,
     expand_path,
     pull_back,
     straight_through_rules,
+    typed_values,
 )
 from onnxtrain.emitter import Emitter, values_by_name
 from onnxtrain.errors import DifferentiationError
@@ -241,8 +241,8 @@ def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
     check_names(of, "of")
     check_names(wrt, "wrt")
     graph = canonicalize(load_model(model), wrt)
-    differentiable_values(graph.graph, of, "of")
-    differentiable_values(graph.graph, wrt, "wrt")
+    typed_values(graph.graph, of, "of")
+    typed_values(graph.graph, wrt, "wrt")
     return graph
 
 

@@ -31,6 +31,10 @@ _MODULES = ("torch", "_operator", "builtins")
 _SMALL = 16
 """The largest size that is always taken as it is: kernels, groups and numbers of axes are about that."""
 
+_RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
+"""Functions that are not run here: oneDNN's backward pass of an LSTM ends the process for some dtypes (PyTorch 2.13),
+and `aten/recurrent.py` asks PyTorch for the dtypes of the forward pass."""
+
 _LARGEST = 1 << 20
 """Elements of the largest tensor that is given memory of its own here."""
 
@@ -82,6 +86,8 @@ def refuse_mixed_dtypes(node: fx.Node) -> None:
 def _is_plain(node: fx.Node, tensors: list[torch.Tensor]) -> bool:
     """Returns whether a node may be called once more, on tensors that can be made."""
     if node.op == "call_function":
+        if getattr(node.target, "__name__", "") in _RECURRENT:
+            return False
         module = getattr(node.target, "__module__", None) or type(node.target).__module__
         namespace = getattr(node.target, "namespace", "aten")
         if module.partition(".")[0] not in _MODULES or namespace != "aten":

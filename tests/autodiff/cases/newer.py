@@ -53,7 +53,8 @@ def _linear(*inputs: F | None, **attributes: Any) -> Case:
     def twin(*tensors: torch.Tensor | None) -> Any:
         return _linear_attention(*tensors, **attributes)
 
-    name = f"{attributes.get('update_rule', 'default')}-{len(inputs)}-{attributes['q_num_heads']}"
+    given = "".join("-" if x is None else "x" for x in inputs)
+    name = f"{attributes.get('update_rule', 'default')}-{given}-{attributes['q_num_heads']}"
     # onnx's body computes in float32, whatever the inputs are.
     return Case("LinearAttention", inputs, twin, attributes, outputs=2, opset=27, name=name, evaluator="none")
 

@@ -143,6 +143,14 @@ def _call(writer: Writer, inputs: Inputs, call: int, changing: bool) -> list[str
     return [*lines, "see('out', out)", "aliases(net, inputs, out, see)", "see('inputs', inputs)"]
 
 
+_FIRST_ORDER = ("use_reentrant=True", "weight_norm")
+"""In programs whose gradient eager PyTorch (2.13) cannot differentiate, or differentiates wrongly (`gradgradcheck`)."""
+
+
+def _lacks_second_derivatives(writer: Writer) -> bool:
+    return any(word in line for line in (*writer.init, *writer.body) for word in _FIRST_ORDER)
+
+
 def _after(writer: Writer, call: int) -> list[str]:
     lines = []
     if writer.odds(0.06):
@@ -152,7 +160,7 @@ def _after(writer: Writer, call: int) -> list[str]:
             "see('inputs', inputs)",
         ]
         return [*lines, "state(net, see)"]
-    if writer.odds(0.06) and "reentrant" not in writer.features:
+    if writer.odds(0.06) and not _lacks_second_derivatives(writer):
         lines.append("see('loss', backward(out, create_graph=True))")
         lines.append("backward([p.grad for p in net.parameters()])")
     elif writer.odds(0.1):  # of this call and the next

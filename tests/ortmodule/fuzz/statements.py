@@ -130,8 +130,6 @@ def _checkpointed(writer: Writer) -> bool:
     if "checkpoint" in writer.off:
         return False
     text = writer.fill(writer.choose.choice(_CHECKPOINTED))
-    if "use_reentrant=True" in text:  # eager PyTorch cannot differentiate its gradient; ORTModule can
-        writer.features.add("reentrant")
     made = writer.new()
     return writer.write([f"{made} = {text}"], [made])
 

@@ -225,7 +225,9 @@ def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
     op = low.op
     x, y = low.tensors(x, y)
     nothing = op.Mul(op.Where(op.IsNaN(y), 0.0, op.Sign(y)), 0.0)
-    return op.Mul(op.Abs(x), op.Add(op.Where(signbit(low, y), -1.0, 1.0), nothing))
+    return op.Mul(
+        op.Abs(x), op.Add(op.Where(signbit(low, y), op.const(-1.0, like=x), op.const(1.0, like=x)), nothing)
+    )
 
 
 @lower("aten.neg.default")

@@ -261,11 +261,20 @@ def test_gradients_are_zero_or_none_as_in_pytorch(name: str) -> None:
     trained(lambda module, x: ZERO[name](module.weight[0]) * x * 2)
 
 
+def _factor_changed_after_use(module: Of, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        factor = x.sin()
+    product = factor * module.weight[0]
+    factor[0] = 0.5
+    return product
+
+
 @pytest.mark.filterwarnings("ignore:Error detected in:UserWarning")
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (lambda m, x: _changed_after_use(m, x), "modified by an inplace operation"),
+        (lambda m, x: _factor_changed_after_use(m, x), "modified by an inplace operation"),
         (lambda m, x: (m.weight[0] // 0.3) * x, "floor_divide is not implemented"),
     ],
 )

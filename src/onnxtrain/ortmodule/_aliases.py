@@ -16,9 +16,15 @@ from onnxtrain.ortmodule._torch import (
     set_grad_enabled,
 )
 
-__all__ = ["Aliases", "Overlaps", "split_aliases"]
+__all__ = ["Aliases", "Overlaps", "changes", "split_aliases"]
 
-_IN_PLACE = frozenset(getattr(operator, name) for name in dir(operator) if name.startswith("i"))
+_IN_PLACE = frozenset(
+    function
+    for name, function in vars(operator).items()
+    if name == "setitem" or (name.startswith("__i") and f"__{name[3:]}" in vars(operator))
+)
+"""`operator.iadd`, `operator.setitem` and the like."""
+
 _RESHAPING = frozenset({
     "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
     "unsqueeze_",
@@ -159,7 +165,7 @@ class _ViewsGraph:
     def _copied(self, node: fx.Node) -> fx.Node:
         if node not in self.made:
             self._refuse_other_shape(node)
-            if _memory(node) is not None and _changes(node):
+            if _memory(node) is not None and changes(node):
                 base = _base(node)
                 assert base is not None
                 self.made[node] = self._copied(base)
@@ -219,8 +225,8 @@ def _base(node: fx.Node) -> fx.Node | None:
     return None
 
 
-def _changes(node: fx.Node) -> bool:
-    """Whether a node changes its first argument, and returns it."""
+def changes(node: fx.Node) -> bool:
+    """Returns whether a node changes its first argument, as `mul_` and `operator.setitem` do."""
     if node.op == "call_function" and node.target in _IN_PLACE:
         return True
     if node.kwargs.get("inplace") is True or "out" in node.kwargs:

@@ -12,6 +12,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain.ortmodule import _torch
+from onnxtrain.ortmodule._aliases import changes
 from onnxtrain.ortmodule._data_dependent import unnoted_sizes, without_tracebacks
 from onnxtrain.ortmodule._torch import enable_python_dispatcher, pytree
 
@@ -124,9 +125,16 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
                 "PyTorch has no derivative of one of its operators, whose result needs one"
             )
     if not _writes_to_gradients(graph_module):
+        if _writes_to_factors(graph_module):
+            _rehearsed(graph_module)  # raises where PyTorch's backward would
         return GradientFlow(_stopped_by_metadata(graph_module))
     if any(_is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
         raise NotImplementedError("it writes to what requires a gradient, within a transform of torch.func")
+    return _rehearsed(graph_module)
+
+
+def _rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
+    """Returns what autograd does in a graph that writes to memory."""
     try:
         with without_tracebacks():
             return _Rehearsal(graph_module).flow()
@@ -153,6 +161,22 @@ def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
         raise NotImplementedError(
             "torch.func.grad, vjp, jvp and what is made of them, as a part of the graph"
         )
+
+
+def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
+    """Returns whether memory without a gradient is written to after it was an argument beside one that has a gradient.
+
+    Backward may need it: a factor of a product, whose gradient PyTorch refuses then.
+    """
+    factors: set[int] = set()
+    for node in graph_module.graph.nodes:
+        arguments = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))]
+        arguments = [t for t in arguments if t.layout == torch.strided and not _is_transformed(t)]
+        if changes(node) and arguments and _memory(arguments[0]) in factors:
+            return True
+        if any(t.requires_grad for t in _tensors(node.meta.get("example_value"))):
+            factors.update(_memory(t) for t in arguments if not t.requires_grad)
+    return False
 
 
 def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:

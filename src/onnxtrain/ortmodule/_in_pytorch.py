@@ -70,11 +70,17 @@ def _as_strided_scatter(
     return result
 
 
+def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """As a write: the functional operator (PyTorch 2.13) has no derivative."""
+    return torch.empty_like(x).copy_(source)
+
+
 _RUNNABLE: dict[str, Callable[..., Any]] = {
     "onnxtrain.recurrent_layer.default": _recurrent_layer,
     "onnxtrain.bernoulli_like.default": _bernoulli_like,
     "aten.rrelu_with_noise_functional.default": _rrelu_with_noise,
     "aten.as_strided_scatter.default": _as_strided_scatter,
+    "aten.copy.default": _copy,
     "aten._embedding_bag_forward_only.default": aten._embedding_bag.default,
     "aten.view_as_complex_copy.default": aten.view_as_complex.default,
     "aten.view_as_real_copy.default": aten.view_as_real.default,

@@ -146,7 +146,7 @@ class OnnxPart:
 
     def run(self, *args: Any) -> tuple[Any, ...]:
         """Returns the outputs of a part that writes to no argument."""
-        tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in self.inputs]
+        tensors = [a if isinstance(a := args[i], torch.Tensor) else _scalar(a) for i in self.inputs]
         results = self.results(args, tensors)
         return tuple(output_of(kind, value, args, results) for kind, value in self.outputs)
 
@@ -216,3 +216,8 @@ def building() -> Iterator[None]:
         raise ORTModuleONNXModelException(
             f"building its ONNX graph failed ({type(error).__name__}: {error}); please report it"
         ) from error
+
+
+def _scalar(number: bool | int | float) -> torch.Tensor:
+    """Returns a number as a tensor of the dtype that graphs have for it: a float is float64."""
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)

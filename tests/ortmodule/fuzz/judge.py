@@ -11,7 +11,9 @@ import torch.utils._pytree as pytree
 
 from ortmodule.fuzz.run import Record, Seen, run
 
-__all__ = ["Verdict", "judge"]
+__all__ = ["FINDINGS", "Verdict", "judge"]
+
+FINDINGS = ("value", "gradient", "dtype", "aliases", "structure", "raises", "accepts", "fails")
 
 _TIMES_OWN_ERROR = 10
 _RELATIVE = 1e-6
@@ -26,7 +28,8 @@ class Verdict:
     Attributes:
         kind: "same", "refused" (by all), "none for zero" (a gradient is None, or zeros, in the place of the other),
             "as torch.compile", "rounding" (float64 with noise differs as much), "unstable" (eager PyTorch itself is),
-            or what differs: "value", "gradient", "dtype", "aliases", "structure", "raises", "accepts".
+            or what differs: "value", "gradient", "dtype", "aliases", "structure", "raises", "accepts"; "fails" if ONNX
+            Runtime refuses at run time what it is given, so that PyTorch computes it.
         where: the name of the first thing that differs.
         detail: both values.
     """
@@ -39,7 +42,7 @@ class Verdict:
 
     @property
     def is_finding(self) -> bool:
-        return self.kind in ("value", "gradient", "dtype", "aliases", "structure", "raises", "accepts")
+        return self.kind in FINDINGS
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ def judge(text: str, features: frozenset[str] = frozenset()) -> Verdict:
         double = eager
     differences = _differences(eager, own, double)
     if not differences:
+        failed = next((reason for reason in own.fallbacks if "ONNX Runtime failed" in reason), None)
+        if failed is not None:
+            return _verdict(own, "fails", "", failed)
         return _verdict(own, "refused" if eager.error else "same")
     found = next((one for one in differences.values() if one.kind != "none for zero"), None)
     if found is None:

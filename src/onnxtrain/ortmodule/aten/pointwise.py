@@ -399,6 +399,7 @@ def add_product(low: Lowering, x: ir.Value, a: ir.Value, b: ir.Value, *, value: 
     "aten._to.default",
     "aten._conj.default",
     "aten.positive.default",
+    "prims.copy_strided.default",
     "prims.convert_element_type.default",
 )
 def same(low: Lowering, x: ir.Value, *_: Any, **__: Any) -> ir.Value:

@@ -118,6 +118,30 @@ def test_what_is_returned_as_it_is_keeps_its_gradient_under_no_grad(name: str, w
     trained(function)
 
 
+@pytest.mark.parametrize(
+    "read", [lambda h: h, lambda h: h[0], lambda h: h.chunk(2)[1]], ids=["whole", "row", "chunk"]
+)
+def test_padding_under_no_grad_stops_the_gradient(read: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Dynamo's fake tensors say that its result requires a gradient."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            padded = nn.functional.pad(module.weight, (1, 0))
+            row = read(padded)
+        return (row.sum() + padded.sin().sum()) * x * module.weight[1]
+
+    trained(function)
+
+
+def test_result_of_no_grad_requires_no_gradient() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            padded = nn.functional.pad(module.weight, (1, 0))
+        return padded * x[0, 0]
+
+    assert not ORTModule(Of(function))(torch.ones(2, 4)).requires_grad
+
+
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "mul_": lambda h: h.mul_(0.5),
     "round_": lambda h: h.round_(),

@@ -84,6 +84,17 @@ class Recurrent(nn.Module):
         return self.layer(x)[0]
 
 
+class RMSNorm(nn.Module):
+    """Written out: the TorchScript exporter (PyTorch 2.13) has no `aten::rms_norm` at opset 17."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * self.weight
+
+
 class AlongTime(nn.Module):
     """Applies a layer for [batch, channels, time] to [batch, time, channels]."""
 
@@ -177,7 +188,6 @@ def _image_block(choose: random.Random, channels: int) -> tuple[nn.Module, int]:
             lambda: nn.MaxPool2d(3, 2, 1),
             lambda: nn.AvgPool2d(2),
             lambda: nn.AvgPool2d(3, 1, 1, count_include_pad=False),
-            lambda: nn.AdaptiveAvgPool2d(4),
             lambda: nn.MaxPool2d(3, 1, 1),
         ]
         return nn.Sequential(_norm2d(choose, channels), nn.ReLU(), choose.choice(pools)()), channels
@@ -219,7 +229,7 @@ def _sequence_block(choose: random.Random, width: int) -> nn.Module:
     kinds: list[Callable[[], nn.Module]] = [
         lambda: nn.Sequential(nn.Linear(width, 2 * width), _activation(choose), nn.Linear(2 * width, width)),
         lambda: Residual(nn.Sequential(nn.LayerNorm(width), Attention(width, "written"))),
-        lambda: Residual(nn.Sequential(nn.RMSNorm(width), Attention(width, "causal"))),
+        lambda: Residual(nn.Sequential(RMSNorm(width), Attention(width, "causal"))),
         lambda: Residual(nn.Sequential(nn.LayerNorm(width), Attention(width, "full"))),
         lambda: nn.TransformerEncoderLayer(width, 2, 12, dropout=0.0, batch_first=True, norm_first=True),
         lambda: Recurrent(nn.LSTM(width, width, batch_first=True)),
@@ -228,7 +238,7 @@ def _sequence_block(choose: random.Random, width: int) -> nn.Module:
         lambda: AlongTime(nn.Conv1d(width, width, 3, padding=1, groups=choose.choice([1, width]))),
         lambda: AlongTime(nn.BatchNorm1d(width)),
         lambda: nn.LayerNorm(width),
-        lambda: nn.RMSNorm(width),
+        lambda: RMSNorm(width),
         lambda: _activation(choose),
     ]
     return choose.choice(kinds)()

@@ -28,8 +28,8 @@ RATE = 0.05
 TIMES_EAGER = 10
 """An error may be this many times that of eager PyTorch in float32."""
 
-RELATIVE = 1e-6
-"""An error may always be this part of the largest element of a tensor, or of the largest gradient."""
+RELATIVE = 1e-5
+"""An error may always be this part of the largest element of a tensor, and a third of it of the largest gradient."""
 
 FLOAT64 = 1e-9
 
@@ -68,12 +68,11 @@ def _bounds(exact: Numbers, near: list[Numbers], relative: float) -> dict[str, f
               for kind in ("loss", "gradient", "state")}  # fmt: skip
     bounds = {}
     for name, value in exact.items():
-        scale = max(_largest(value), 0.1 * scales[name.split()[0]])
+        scale = _largest(value) + 0.3 * scales[name.split()[0]]
         errors = [
             float((numbers[name].double() - value).abs().max()) if value.numel() else 0.0 for numbers in near
         ]
-        kept = errors if relative > FLOAT64 else [0.0]
-        bounds[name] = TIMES_EAGER * max(kept) + relative * scale * (10 if relative > FLOAT64 else 1)
+        bounds[name] = relative * scale + (0.0 if relative == FLOAT64 else TIMES_EAGER * max(errors))
     return bounds
 
 

@@ -38,6 +38,7 @@ from onnxtrain.ortmodule._gradients import GradientFlow, example_values, flow_of
 from onnxtrain.ortmodule._graph_lowering import lower_graph
 from onnxtrain.ortmodule._layout import Layout, layouts_of
 from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch
+from onnxtrain.ortmodule._no_grad import correct_requires_grad
 from onnxtrain.ortmodule._onnx_part import OnnxPart, building, output_of
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel, module_logger
 from onnxtrain.ortmodule._refused_gradients import refuse_missing_gradients
@@ -135,6 +136,7 @@ def onnxruntime_backend(
         _warn_of_many_captures(captures)
         keep_from_global_hooks(graph_module)
         note_inputs(graph_module, example_inputs)
+        correct_requires_grad(graph_module)
         mark_assertions(graph_module)
         copy_set_data(graph_module)
         plain = _copied(graph_module)

@@ -114,11 +114,17 @@ class Writer:
         self.body.append(f"{'    ' * self.depth}{header}")
         self.depth += 1
         length = len(self.body)
-        grad, self.grad = self.grad, self.grad
-        with manager:
-            self.grad = torch.is_grad_enabled()
-            yield
-        self.grad = grad
+        grad = self.grad
+        try:
+            with manager:
+                self.grad = torch.is_grad_enabled()
+                yield
+        except Unfit:
+            del self.body[length - 1 :]
+            self.depth -= 1
+            raise
+        finally:
+            self.grad = grad
         if len(self.body) == length:
             self.body.append(f"{'    ' * self.depth}pass")
         self.depth -= 1

@@ -42,7 +42,10 @@ WRONG_IN_PYTORCH = ("as_strided_scatter",)
 """Operators whose derivative in eager PyTorch (2.13) is wrong, and under ORTModule right."""
 
 
-DIFFERENT_IN_AOT_EAGER: frozenset[str] = frozenset()
+DIFFERENT_IN_AOT_EAGER = frozenset({
+    "linalg.norm", "linalg.norm.subgradients_at_zero", "nn.functional.cosine_embedding_loss",
+    "nn.functional.hinge_embedding_loss",
+})  # fmt: skip
 """Operators that `aot_eager` (PyTorch 2.13) computes or differentiates otherwise than eager PyTorch."""
 
 

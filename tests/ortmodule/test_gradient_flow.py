@@ -133,6 +133,23 @@ def test_padding_under_no_grad_stops_the_gradient(read: Callable[[torch.Tensor],
     trained(function)
 
 
+def test_gradients_that_a_module_enables_under_no_grad() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * 2
+        with torch.enable_grad():
+            return h * module.weight[0]
+
+    seen = []
+    plain = Of(function)
+    for module in (plain, ORTModule(copy.deepcopy(plain))):
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.filterwarnings("ignore", "ORTModule: graph 0 runs in PyTorch: .*enables gradients")
+            result = module(torch.ones(2, 4))
+        result.sum().backward()
+        seen.append(next(p.grad for p in module.parameters()))
+    torch.testing.assert_close(*seen)
+
+
 def test_result_of_no_grad_requires_no_gradient() -> None:
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

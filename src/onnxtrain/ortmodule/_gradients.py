@@ -116,6 +116,13 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
     """
     _refuse_derivatives(graph_module)
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
+    if not torch.is_grad_enabled() and any(
+        tensor.requires_grad and not tensor._is_view()  # a view of a parameter requires one anyway
+        for node in output.all_input_nodes
+        if node.op != "placeholder"
+        for tensor in _tensors(node.meta.get("example_value"))
+    ):
+        raise NotImplementedError("it enables gradients where its caller has disabled them")
     for node in output.all_input_nodes:
         if any(
             function.name().endswith("::NotImplemented")

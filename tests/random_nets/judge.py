@@ -28,7 +28,7 @@ RATE = 0.05
 TIMES_EAGER = 10
 """An error may be this many times that of eager PyTorch in float32."""
 
-RELATIVE = 1e-5
+RELATIVE = 3e-5
 """An error may always be this part of the largest element of a tensor, and a third of it of the largest gradient."""
 
 FLOAT64 = 1e-9

@@ -16,7 +16,7 @@ from onnxtrain.ortmodule._torch import (
     set_grad_enabled,
 )
 
-__all__ = ["Aliases", "Overlaps", "changes", "split_aliases"]
+__all__ = ["Aliases", "Overlaps", "changes", "memory_of", "split_aliases"]
 
 _IN_PLACE = frozenset(
     function
@@ -201,8 +201,7 @@ def _memory(node: fx.Node) -> int | None:
         or is_functorch_wrapped_tensor(value)
     ):
         return None
-    memory: int = value.untyped_storage()._cdata
-    return memory
+    return memory_of(value)
 
 
 def _root(node: fx.Node) -> fx.Node:
@@ -259,7 +258,7 @@ class Overlaps:
         self.noticed = frozenset(self._written)
         self._arguments = [place for place in self._tensors if not is_of_module(nodes[place])]
         values = [node.meta.get("example_value") for node in nodes]
-        if self._overlap(values, _memory_of):
+        if self._overlap(values, memory_of):
             raise NotImplementedError("it writes to an input that shares its memory with another one")
         if any(_repeats(values[place]) for place in self._written):
             raise NotImplementedError("it writes to an input of which several elements are one in memory")
@@ -299,7 +298,8 @@ def _repeats(tensor: torch.Tensor) -> bool:
     )
 
 
-def _memory_of(tensor: torch.Tensor) -> int:
+def memory_of(tensor: torch.Tensor) -> int:
+    """Returns what tells the memory of a tensor, fake ones among them, from that of others."""
     memory: int = tensor.untyped_storage()._cdata
     return memory
 

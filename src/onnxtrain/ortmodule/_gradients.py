@@ -12,7 +12,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from onnxtrain.ortmodule import _torch
-from onnxtrain.ortmodule._aliases import changes
+from onnxtrain.ortmodule._aliases import changes, memory_of
 from onnxtrain.ortmodule._data_dependent import unnoted_sizes, without_tracebacks
 from onnxtrain.ortmodule._torch import enable_python_dispatcher, pytree
 
@@ -179,10 +179,10 @@ def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
     for node in graph_module.graph.nodes:
         arguments = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))]
         arguments = [t for t in arguments if t.layout == torch.strided and not _is_transformed(t)]
-        if changes(node) and arguments and _memory(arguments[0]) in factors:
+        if changes(node) and arguments and memory_of(arguments[0]) in factors:
             return True
         if any(t.requires_grad for t in _tensors(node.meta.get("example_value"))):
-            factors.update(_memory(t) for t in arguments if not t.requires_grad)
+            factors.update(memory_of(t) for t in arguments if not t.requires_grad)
     return False
 
 
@@ -208,9 +208,9 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
             if tensor.layout != torch.strided or _is_transformed(tensor):
                 continue
             if tensor.requires_grad:
-                carrying.add(_memory(tensor))
+                carrying.add(memory_of(tensor))
             if not tensor.is_inference() and tensor._version > 0:
-                written.add(_memory(tensor))
+                written.add(memory_of(tensor))
     return bool((carrying | beside) & written)
 
 
@@ -219,7 +219,7 @@ def _beside_gradients(node: fx.Node) -> set[int]:
     arguments = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))]
     if not any(tensor.requires_grad for tensor in arguments):
         return set()
-    return {_memory(t) for t in arguments if t.layout == torch.strided and not _is_transformed(t)}
+    return {memory_of(t) for t in arguments if t.layout == torch.strided and not _is_transformed(t)}
 
 
 def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
@@ -338,23 +338,23 @@ class _Rehearsal(fx.Interpreter):
                 self._compare(n, tensor, state, enabled, carrying)
             if carrying and not any(result is tensor for tensor in arguments):
                 self.stopped[n] = _stops(result, arguments, enabled)
-                if not any(_memory(tensor) in self.first for tensor in _tensors(result)):
+                if not any(memory_of(tensor) in self.first for tensor in _tensors(result)):
                     self.fresh.add(n)
             self._meet(n, result)
         return result
 
     def _meet(self, node: fx.Node, value: Any) -> None:
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            self.first.setdefault(_memory(value), (node, value))
+            self.first.setdefault(memory_of(value), (node, value))
 
     def _first(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self.first.get(_memory(tensor), (None, tensor))[1]
+        return self.first.get(memory_of(tensor), (None, tensor))[1]
 
     def _compare(
         self, node: fx.Node, tensor: torch.Tensor, state: _State, enabled: bool, carrying: bool
     ) -> None:
         """Finds out what a node, of whose arguments some may carry a gradient, has done to one of them."""
-        source, base = self.first.get(_memory(tensor), (node, tensor))
+        source, base = self.first.get(memory_of(tensor), (node, tensor))
         if state.base_required and not base.requires_grad:
             self.ended[node] = (*self.ended.get(node, ()), source)
         elif tensor._version != state.version:
@@ -386,7 +386,7 @@ class _Rehearsal(fx.Interpreter):
         tensors = [tensor for value in self.env.values() for tensor in _tensors(value)]
         functions: set[Any] = set().union(*map(_functions, tensors)) - made
         kept = [value for function in functions for value in _saved(function)]
-        return any(_memory(tensor) == _memory(base) for tensor in kept)
+        return any(memory_of(tensor) == memory_of(base) for tensor in kept)
 
 
 @dataclass(frozen=True)
@@ -462,11 +462,6 @@ def map_tensors(function: Callable[[int, torch.Tensor], torch.Tensor], value: An
     """Returns the value with `function` of each tensor in it and its number among these."""
     numbers: Iterable[int] = iter(range(len(_tensors(value))))
     return pytree.tree_map_only(torch.Tensor, lambda t: function(next(numbers), t), value)  # type: ignore[call-overload]
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    memory: int = tensor.untyped_storage()._cdata
-    return memory
 
 
 def _is_transformed(value: Any) -> bool:

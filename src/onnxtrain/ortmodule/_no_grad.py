@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule._aliases import changes
+from onnxtrain.ortmodule._aliases import changes, memory_of
 from onnxtrain.ortmodule._torch import is_functorch_wrapped_tensor, pytree, set_grad_enabled
 
 __all__ = ["correct_requires_grad"]
@@ -33,23 +33,23 @@ def correct_requires_grad(graph_module: fx.GraphModule) -> None:
         sources = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))]
         if not any(t.requires_grad for t in _tensors(node.meta.get("example_value"))):
             continue
-        memories = {_memory(t) for t in sources}
+        memories = {memory_of(t) for t in sources}
         from_wrong = bool(wrong & memories) and not any(t.requires_grad for t in sources)
         values = [
             value
             for value in _tensors(node.meta["example_value"])
             if value.requires_grad
-            and _memory(value) not in written
-            and (from_wrong or (not enabled and _memory(value) not in memories))
+            and memory_of(value) not in written
+            and (from_wrong or (not enabled and memory_of(value) not in memories))
         ]
-        wrong.update(map(_memory, values))
+        wrong.update(map(memory_of, values))
         node.meta["example_value"] = _without_gradient(node.meta["example_value"], values)
 
 
 def _written(graph_module: fx.GraphModule) -> set[int]:
     """Returns the memory that a graph writes to: what has a gradient may be written to what had none."""
     return {
-        _memory(tensor)
+        memory_of(tensor)
         for node in graph_module.graph.nodes
         if changes(node) and node.all_input_nodes
         for tensor in _tensors(node.all_input_nodes[0].meta.get("example_value"))
@@ -73,8 +73,3 @@ def _is_plain(value: Any) -> bool:
         and value.layout == torch.strided
         and not is_functorch_wrapped_tensor(value)
     )
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    memory: int = tensor.untyped_storage()._cdata
-    return memory

@@ -197,19 +197,15 @@ def test_half_precision_and_a_fixed_batch(run: Any, tmp_path: Path) -> None:
     assert list(predicted["class"][:4]) == list(found[1])
 
 
+def train_on_one_column(run: Any, tmp_path: Path, path: Path) -> None:
+    """Trains a network of two classes on column `w1` of a table."""
+    network = models.mlp(features=1, classes=2)
+    train(run, tmp_path, network, path, "cross_entropy", "label", "--inputs", "w1", "--scale")
+
+
 def test_other_values_of_the_network(run: Any, tmp_path: Path) -> None:
     path, frame = table(tmp_path)
-    train(
-        run,
-        tmp_path,
-        models.mlp(features=1, classes=2),
-        path,
-        "cross_entropy",
-        "label",
-        "--inputs",
-        "w1",
-        "--scale",
-    )
+    train_on_one_column(run, tmp_path, path)
     document = run("export", tmp_path / "run", "-o", tmp_path / "h.onnx", "--outputs", "a", "--json").json()
     assert document["outputs"] == ["a"]
     assert outputs(tmp_path / "h.onnx", frame)["a"].shape == (40, 8)
@@ -242,17 +238,7 @@ def test_predict_with_a_file_tells_the_row(run: Any, tmp_path: Path) -> None:
 
 def test_training_the_exported_file_says_what_to_train(run: Any, tmp_path: Path) -> None:
     path, _ = table(tmp_path)
-    train(
-        run,
-        tmp_path,
-        models.mlp(features=1, classes=2),
-        path,
-        "cross_entropy",
-        "label",
-        "--inputs",
-        "w1",
-        "--scale",
-    )
+    train_on_one_column(run, tmp_path, path)
     file = tmp_path / "run" / "trained.onnx"
     again = (
         "--data",

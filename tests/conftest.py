@@ -10,7 +10,7 @@ from typing import Any
 import onnxruntime as ort
 import pytest
 
-from onnxtrain._stack import with_room
+from onnxtrain._building import with_room
 
 # PyTorch's threads wait asleep, not spinning: with two workers on two processors that halves the time of many tests.
 # PyTorch reads it when it is first imported.

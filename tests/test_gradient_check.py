@@ -11,8 +11,8 @@ import onnx
 import pytest
 
 from onnxtrain.autodiff._registry import RULES
-from onnxtrain.finite_differences import compare
-from onnxtrain.gradient_check import check_gradients
+from onnxtrain.functional._gradient_check import check_gradients
+from onnxtrain.functional.finite_differences import compare
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ def normalised() -> onnx.ModelProto:
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_stopped_statistics_are_constants(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if precision == "float32":
-        monkeypatch.setattr("onnxtrain.float64_reference.ReferenceEvaluator", None)
+        monkeypatch.setattr("onnxtrain.functional.float64_reference.ReferenceEvaluator", None)
     results = check_gradients(normalised())
     assert {result.precision for result in results} == {precision}
     assert {result.shape for result in results} == {(4, 3), (4,)}

@@ -40,7 +40,7 @@ from onnxtrain.losses import (
     attach_loss,
     make_loss,
 )
-from onnxtrain.training_graph import build_training_graphs
+from onnxtrain.training.training_graph import build_training_graphs
 from runtimes import needs_opset
 from tolerances import NORM_RELATIVE, norm_relative_error
 from trainer import problems

@@ -16,7 +16,7 @@ import pytest
 import models
 from onnxtrain import Trainer, differentiate, make_batch_dynamic, replace_head, restore_dropout
 from onnxtrain.functional import hessian_vector_product, jvp, per_sample_gradients, vjp
-from onnxtrain.passes import save as saving
+from onnxtrain.passes.io import save as saving
 
 
 def scalar() -> onnx.ModelProto:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from onnxtrain._stack import with_room
+from onnxtrain._building import with_room
 
 resource = pytest.importorskip("resource", reason="there are no page faults to count")
 

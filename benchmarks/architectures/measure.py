@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo import load
 
-import onnxtrain.ortmodule._engine  # noqa: F401  before the models import what changes Dynamo
+import onnxtrain.ortmodule.module._engine  # noqa: F401  before the models import what changes Dynamo
 from onnxtrain.ortmodule import ORTModule
 
 FACTOR, FLOOR = 10, 1e-6

@@ -27,7 +27,7 @@ from judges import Case, Evaluator, exposed, judges, runs
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.errors import NothingToTrain, OnnxTrainError
-from onnxtrain.float64_reference import in_precision
+from onnxtrain.functional.float64_reference import in_precision
 from onnxtrain.passes import is_quantisation_or_rotary, load_model
 from onnxtrain.selection import is_float
 

@@ -15,7 +15,7 @@ from differences import Array
 from files import session
 from surrogate import quantises, smooth
 
-from onnxtrain.float64_reference import in_precision
+from onnxtrain.functional.float64_reference import in_precision
 
 sys.path.append(str(Path(__file__).parents[1] / "hugging_face"))
 from reference import Evaluator

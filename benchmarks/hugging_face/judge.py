@@ -25,7 +25,7 @@ from reference import Evaluator
 from onnxtrain import generate_artifacts
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.float64_reference import in_precision
+from onnxtrain.functional.float64_reference import in_precision
 from onnxtrain.passes import is_quantisation_or_rotary, load_model
 from onnxtrain.selection import is_float
 

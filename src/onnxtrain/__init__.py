@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from onnxtrain.api import CheckpointState, LinearLRScheduler, Module, Optimizer
     from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
     from onnxtrain.autodiff import differentiate
-    from onnxtrain.dynamic_batch import make_batch_dynamic
     from onnxtrain.errors import OnnxTrainError
-    from onnxtrain.functional import hessian_vector_product, jvp, per_sample_gradients, vjp
-    from onnxtrain.gradient_check import check_gradients
-    from onnxtrain.surgery import replace_head, restore_dropout
+    from onnxtrain.functional import check_gradients, hessian_vector_product, jvp, per_sample_gradients, vjp
+    from onnxtrain.surgery import lower_training_ops, make_batch_dynamic, replace_head, restore_dropout
     from onnxtrain.trainer import (
         Callback,
         CSVLogger,
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
         Trainer,
         WandbLogger,
     )
-    from onnxtrain.training_ops import lower_training_ops
 
 __version__ = "0.1.0"
 
@@ -81,13 +78,13 @@ _HOME = {
     "TensorBoardLogger": "trainer",
     "Trainer": "trainer",
     "WandbLogger": "trainer",
-    "check_gradients": "gradient_check",
+    "check_gradients": "functional",
     "differentiate": "autodiff",
     "generate_artifacts": "artifacts",
     "hessian_vector_product": "functional",
     "jvp": "functional",
-    "lower_training_ops": "training_ops",
-    "make_batch_dynamic": "dynamic_batch",
+    "lower_training_ops": "surgery",
+    "make_batch_dynamic": "surgery",
     "per_sample_gradients": "functional",
     "replace_head": "surgery",
     "restore_dropout": "surgery",

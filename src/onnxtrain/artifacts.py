@@ -24,7 +24,6 @@ from onnxtrain._building import without_collection
 from onnxtrain.autodiff import straight_through_rules
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError, ModelError
-from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.onnxblock.onnxblock import build_forward, parameter_protos
 from onnxtrain.onnxblock.optim import build_optimizer
 from onnxtrain.passes import ModelSource, canonicalize, load_model, save_model, write_model
@@ -33,7 +32,8 @@ from onnxtrain.runtime.checkpoint import encode_checkpoint
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.selection import expand_names
-from onnxtrain.training_graph import Precision, TrainingGraphs, build_training_graphs
+from onnxtrain.training.layer_modes import BatchNormMode
+from onnxtrain.training.training_graph import Precision, TrainingGraphs, build_training_graphs
 
 __all__ = ["LossType", "OptimType", "generate_artifacts", "optimizer_for"]
 

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from onnxtrain.autodiff import _differentiate, differentiate
 from onnxtrain.errors import DifferentiationError
 from onnxtrain.passes import canonicalize, load_model
-from onnxtrain.training_graph import build_training_graphs
+from onnxtrain.training.training_graph import build_training_graphs
 
 
 def chain(nodes: int, named: bool) -> onnx.ModelProto:

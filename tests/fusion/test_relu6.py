@@ -13,7 +13,7 @@ import torch
 from onnx import numpy_helper
 
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
-from onnxtrain.training_graph import build_training_graphs
+from onnxtrain.training.training_graph import build_training_graphs
 from tolerances import NORM_RELATIVE, norm_relative_error
 
 NET = """<ir_version: 10, opset_import: ["": 21]>

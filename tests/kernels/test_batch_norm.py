@@ -17,7 +17,7 @@ from torch import nn
 
 from kernels.against_body import check, needs_kernels, run
 from onnxtrain.runtime.kernels import register_kernels
-from onnxtrain.training_graph import build_training_graphs
+from onnxtrain.training.training_graph import build_training_graphs
 from tolerances import NORM_RELATIVE
 
 pytestmark = needs_kernels

@@ -19,7 +19,7 @@ from onnxtrain.onnxblock import blocks
 from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
 from onnxtrain.onnxblock.onnxblock import build_forward
 from onnxtrain.passes import canonicalize, is_constant, load_model, to_proto
-from onnxtrain.training_graph import build_training_graphs
+from onnxtrain.training.training_graph import build_training_graphs
 from runtimes import needs_opset
 from tolerances import NORM_RELATIVE, norm_relative_error
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from onnxtrain.ortmodule._data_dependent import data_dependent_results
-from onnxtrain.ortmodule._engine import onnxruntime_backend
+from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
+from onnxtrain.ortmodule.module._engine import onnxruntime_backend
 from ortmodule.aten_case import Case
 
 Values = tuple[list[torch.Tensor], list[torch.Tensor | None]]

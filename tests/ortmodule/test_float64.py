@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from onnxtrain.emitter import Emitter
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, _formulas
+from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException
+from onnxtrain.ortmodule.sessions import _formulas
 from ortmodule.aten_case import Case, T
 from ortmodule.aten_cases import (
     activation,

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
-from onnxtrain.ortmodule._mixed_dtypes import RefusedByPyTorch, refuse_mixed_dtypes
+from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch, refuse_mixed_dtypes
 from ortmodule.test_numbers_given import UNINITIALISED
 
 DRAWN = int(os.environ.get("ONNXTRAIN_FUZZ_DTYPES", "60"))

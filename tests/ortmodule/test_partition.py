@@ -18,9 +18,9 @@ from onnxtrain.ortmodule import (
     ORTModule,
     ORTModuleONNXModelException,
     PyTorchOp,
-    aten,
 )
-from onnxtrain.ortmodule._lowering import LOWERINGS, Lowering
+from onnxtrain.ortmodule.lowering import aten
+from onnxtrain.ortmodule.lowering._table import LOWERINGS, Lowering
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 

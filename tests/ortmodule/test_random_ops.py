@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
-from onnxtrain.ortmodule._lowering import LOWERINGS
+from onnxtrain.ortmodule.lowering._table import LOWERINGS
 
 ELSEWHERE = (
     "cudnn", "miopen", "mps", "flash", "efficient", "mem_eff", "triton", "nested", "overrideable", "_fused_dropout",

@@ -12,7 +12,7 @@ import torchgen
 from torch import nn
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleTorchModelException
-from onnxtrain.ortmodule._refused_gradients import _SUSPECTS
+from onnxtrain.ortmodule.capture._refused_gradients import _SUSPECTS
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleONNXModelException
-from onnxtrain.ortmodule._lowering import LOWERINGS
+from onnxtrain.ortmodule.lowering._table import LOWERINGS
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 

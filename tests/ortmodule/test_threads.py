@@ -10,8 +10,8 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from onnxtrain.ortmodule import _session, _threads
-from onnxtrain.ortmodule._threads import CoreSharing, threads_for
+from onnxtrain.ortmodule.sessions import _session, _threads
+from onnxtrain.ortmodule.sessions._threads import CoreSharing, threads_for
 from onnxtrain.passes import infer_shapes
 
 pytestmark = pytest.mark.torch
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 TEAM = """
 import os, sklearn.cluster, torch  # scikit-learn has a libgomp of its own
 from torch.utils.data import DataLoader
-from onnxtrain.ortmodule._threads import share_cores
+from onnxtrain.ortmodule.sessions._threads import share_cores
 
 def threads():
     return len(os.listdir("/proc/self/task"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import onnxtrain
-from onnxtrain.ortmodule._session import suited
+from onnxtrain.ortmodule.sessions._session import suited
 from onnxtrain.passes import AbsentInputsPass
 
 HEAD = '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "own": 1]>'

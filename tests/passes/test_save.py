@@ -9,7 +9,7 @@ import pytest
 
 from onnxtrain.errors import ModelError
 from onnxtrain.passes import embed_parameters, load_model, promote_initializers, save_model, to_proto
-from onnxtrain.passes import save as save_module
+from onnxtrain.passes.io import save as save_module
 from passes._models import mlp, normal, run
 
 X = {"x": normal(5, 3)}
@@ -55,7 +55,9 @@ def test_data_beside_the_model_where_it_does_not(tmp_path):
 
 
 def test_a_model_can_be_saved_over_the_files_it_is_read_from(tmp_path, monkeypatch):
-    monkeypatch.setattr("onnxtrain.passes.load._EAGER_BYTES", 100)  # so that these small tensors stay on disk
+    monkeypatch.setattr(
+        "onnxtrain.passes.io.load._EAGER_BYTES", 100
+    )  # so that these small tensors stay on disk
     proto = wide()
     path = tmp_path / "m.onnx"
     save_model(load_model(proto), path, external_data_threshold=1000)

@@ -61,7 +61,7 @@ def test_external_data_of_the_models_is_saved_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = problems.line()
-    monkeypatch.setattr("onnxtrain.passes.save.DEFAULT_EXTERNAL_DATA_THRESHOLD", 1000)
+    monkeypatch.setattr("onnxtrain.passes.io.save.DEFAULT_EXTERNAL_DATA_THRESHOLD", 1000)
     values = {"table": np.arange(1200, dtype=np.int64), "w": np.ones((3, 1), np.float32)}
     nodes = [
         onnx.helper.make_node("MatMul", ["x", "w"], ["m"]),

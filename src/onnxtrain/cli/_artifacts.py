@@ -11,14 +11,14 @@ import onnx_ir as ir
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._inspect import run_command as inspect
 from onnxtrain.cli._tables import PROPERTY as TABLE
-from onnxtrain.dynamic_batch import make_batch_dynamic
 from onnxtrain.errors import GraphBuildError, InputError
-from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import LOSSES
 from onnxtrain.optimizers import Optimizer
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
-from onnxtrain.training_graph import Precision
+from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
+from onnxtrain.training.layer_modes import BatchNormMode
+from onnxtrain.training.training_graph import Precision
 
 __all__ = ["batch_norm_mode", "check_loss", "prepared", "run_command"]
 

@@ -12,9 +12,9 @@ import onnx_ir as ir
 from onnxtrain.cli._data import Arrays, load_arrays
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.errors import InputError
-from onnxtrain.gradient_check import GradientCheck, check_gradients
+from onnxtrain.functional._gradient_check import GradientCheck, check_gradients
 from onnxtrain.passes import TrainingModePass, canonicalize, load_model
-from onnxtrain.training_graph import select_parameters
+from onnxtrain.training.training_graph import select_parameters
 
 __all__ = ["run_command"]
 

@@ -31,7 +31,7 @@ from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.trainer import Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
-from onnxtrain.training_graph import Precision
+from onnxtrain.training.training_graph import Precision
 
 __all__ = ["run_command"]
 

@@ -16,7 +16,7 @@ from onnxtrain.emitter._names import Names, all_names, inputs_of_subgraph
 from onnxtrain.emitter._schemas import output_dtype, schema_of
 from onnxtrain.emitter._values import static_dims
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.passes.constants import mark_constant
+from onnxtrain.passes.tidy.constants import mark_constant
 
 __all__ = ["AttributeRef", "Composite", "Emitter", "Operand", "Write"]
 

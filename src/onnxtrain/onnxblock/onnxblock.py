@@ -16,7 +16,7 @@ from onnxtrain.onnxblock._block import Block
 from onnxtrain.onnxblock.checkpoint_utils import STATISTIC_KEY
 from onnxtrain.onnxblock.model_accessor import ModelAccessor, base
 from onnxtrain.passes import canonicalize, load_model, to_proto
-from onnxtrain.training_graph import TrainingGraphs, build_training_graphs
+from onnxtrain.training.training_graph import TrainingGraphs, build_training_graphs
 
 __all__ = ["ForwardBlock", "TrainingBlock", "build_forward", "output_names", "parameter_protos"]
 

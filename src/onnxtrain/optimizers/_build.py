@@ -10,8 +10,8 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.passes.load import MAX_OPSET
-from onnxtrain.passes.opset import CANONICAL_OPSET, fit_ir_version
+from onnxtrain.passes.canonical.opset import CANONICAL_OPSET, fit_ir_version
+from onnxtrain.passes.io.load import MAX_OPSET
 
 from ._base import Optimizer
 from ._plan import ParameterSpec, Update, moment_dtype, plan_updates

@@ -16,7 +16,6 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from onnxtrain.ortmodule._backend import compile_backend
 from onnxtrain.ortmodule._exceptions import (
     ORTModuleDeviceException,
     ORTModuleFallbackException,
@@ -25,9 +24,10 @@ from onnxtrain.ortmodule._exceptions import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
-from onnxtrain.ortmodule._module import ORTModule
 from onnxtrain.ortmodule._options import DebugOptions, FallbackPolicy, LogLevel
 from onnxtrain.ortmodule._report import GraphRecord, PyTorchOp, Report
+from onnxtrain.ortmodule.module._backend import compile_backend
+from onnxtrain.ortmodule.module._module import ORTModule
 
 __all__ = [
     "DebugOptions",

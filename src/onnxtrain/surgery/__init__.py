@@ -1,10 +1,12 @@
-"""Change what a model is before it is trained: a new head, Dropout where it was."""
+"""Change a model before training: replace its head, restore Dropout, make its batch dynamic, lower training ops."""
 
 from __future__ import annotations
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.surgery._dropout import restore_dropout
+from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
 from onnxtrain.surgery._replace import replace_head
+from onnxtrain.surgery._training_ops import lower_training_ops
 
-__all__ = ["replace_head", "restore_dropout"]
+__all__ = ["lower_training_ops", "make_batch_dynamic", "replace_head", "restore_dropout"]

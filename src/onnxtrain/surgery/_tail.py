@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import static_dims
 from onnxtrain.passes import mark_constant
-from onnxtrain.passes.mode import fresh_name
+from onnxtrain.passes.parameters.mode import fresh_name
 
 __all__ = ["PROBABILITIES", "TAIL_OPS", "Refusal", "data_input", "follow"]
 

@@ -17,12 +17,12 @@ from onnxtrain.artifacts import (
     optimizer_for,
 )
 from onnxtrain.errors import GraphBuildError
-from onnxtrain.layer_modes import BatchNormMode
 from onnxtrain.losses import make_loss
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
-from onnxtrain.training_graph import Precision
+from onnxtrain.training.layer_modes import BatchNormMode
+from onnxtrain.training.training_graph import Precision
 
 __all__ = ["build_run", "loss_name", "name_list", "random_ops", "with_clipping"]
 

@@ -29,9 +29,9 @@ from onnxtrain.trainer.data import Source, TransformFunction, warn_of_fixed_batc
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
-    from onnxtrain.layer_modes import BatchNormMode
     from onnxtrain.passes import ModelSource
-    from onnxtrain.training_graph import Precision
+    from onnxtrain.training.layer_modes import BatchNormMode
+    from onnxtrain.training.training_graph import Precision
 
 __all__ = ["Trainer"]
 

@@ -1,0 +1,362 @@
+"""Gradients of a model against finite differences of its own outputs."""
+
+from __future__ import annotations
+
+import onnxtrain._desk  # noqa: F401  # isort: skip
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+
+from onnxtrain.autodiff import differentiate
+from onnxtrain.emitter import static_dims
+from onnxtrain.errors import GraphBuildError, InputError
+from onnxtrain.functional.finite_differences import Verdict, compare
+from onnxtrain.functional.float64_reference import Run, expand_rounded, run_in_float64, widen
+from onnxtrain.passes import (
+    ModelSource,
+    TrainingModePass,
+    canonicalize,
+    is_stop_gradient,
+    load_model,
+    promote_initializers,
+    to_proto,
+)
+from onnxtrain.runtime.device import CPU
+from onnxtrain.runtime.session import open_session
+from onnxtrain.training.training_graph import select_parameters
+
+__all__ = ["GradientCheck", "check_gradients", "random_inputs"]
+
+Array = npt.NDArray[Any]
+Evaluate = Callable[[Mapping[str, Array]], Array]
+
+_COTANGENT = "onnxtrain.cotangent"
+_BATCH, _OTHER_DIM = 3, 8
+# Central differences err by O(h^2) plus rounding / h; h is the usual compromise for each precision.
+_STEP = {"float64": 1e-5, "float32": 1e-2}
+_TOLERANCE = {"float64": 1e-3, "float32": 5e-2}
+# Of the reference's output beside onnxruntime's, relative to the norm; by the dtype that onnxruntime computes in.
+_SAME_OUTPUT = {"float64": 1e-6, "float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
+_DIRECTIONS = 2
+# Ops whose integer input counts along an axis of another input: (op, index input) -> the other input's index.
+_INDEXES = {("Gather", 1): 0, ("SoftmaxCrossEntropyLoss", 1): 0, ("NegativeLogLikelihoodLoss", 1): 0}
+
+
+@dataclass(frozen=True)
+class GradientCheck:
+    """The gradient of one parameter along a random direction.
+
+    Attributes:
+        name: the parameter.
+        shape: its shape.
+        norm: L2 norm of the gradient, as onnxruntime computes it in the model's own precision.
+        derivative: the gradient times a random unit direction.
+        difference: the central finite difference along the same direction.
+        precision: of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime
+            where the reference evaluator lacks an op, or gives another output than onnxruntime.
+        error: |derivative - difference|, relative to norm / sqrt(size), which a random direction gives on
+            average.
+        tolerance: the largest error that passes.
+        verdict: "agrees"; "differs" where settled differences contradict the gradient in two directions; or
+            "inconclusive" where differences do not settle, or the parameter is at a kink.
+        reason: why it is inconclusive, else empty.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    norm: float
+    derivative: float
+    difference: float
+    precision: str
+    error: float
+    tolerance: float
+    verdict: Verdict
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the two agree."""
+        return self.verdict == "agrees"
+
+
+def check_gradients(
+    model: ModelSource,
+    *,
+    of: str | None = None,
+    wrt: Sequence[str] | None = None,
+    inputs: Mapping[str, Array] | None = None,
+    dims: Mapping[str, int] | None = None,
+    seed: int = 0,
+) -> list[GradientCheck]:
+    """Returns a comparison for each parameter.
+
+    The output is contracted with a random cotangent, so no loss is needed. Dropout is switched off, as two
+    runs of it differ; BatchNormalization runs as the model says. Where the model stops gradients (a `detach`, the
+    statistics of `onnxtrain.nn.RINorm`), the differences take what passes for a constant, as the gradients do.
+
+    Args:
+        model: path, proto or IR model.
+        of: the output to differentiate; default: the first floating-point one.
+        wrt: names of parameters; default: all that would be trained.
+        inputs: values of the inputs; those that are missing are random.
+        dims: sizes for symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
+        seed: of all random numbers.
+
+    Raises:
+        OnnxTrainError: the model cannot be loaded or differentiated, or an input does not fit.
+    """
+    forward = canonicalize(load_model(model), wrt or ())
+    TrainingModePass(dropout="inference")(forward)
+    output = of or _first_float_output(forward)
+    names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable
+    _check_dims(forward, dims or {})
+    rng = np.random.default_rng(seed)
+    given = _checked(forward, inputs or {})
+    feeds = random_inputs(forward, rng, _sizes(forward, given) | dict(dims or {})) | given
+    parameters = {name: _value(forward, name) for name in names}
+    result, cotangent, gradients = _gradients(forward, output, names, feeds, rng)
+    evaluate, precision = _evaluator(forward, output, names, feeds, parameters, result)
+    return [
+        _compare(name, parameters, gradients[name], cotangent, evaluate, precision, rng) for name in names
+    ]
+
+
+def _first_float_output(model: ir.Model) -> str:
+    for value in model.graph.outputs:
+        if value.dtype is not None and value.dtype.is_floating_point():
+            return str(value.name)
+    raise GraphBuildError(
+        "checking gradients: the model has no floating-point output; name a value with of=..."
+    )
+
+
+def _value(model: ir.Model, name: str) -> Array:
+    value = model.graph.initializers.get(name)
+    if value is None or value.const_value is None:
+        raise GraphBuildError(f"checking gradients: the model has no parameter {name!r}")
+    return np.asarray(value.const_value.numpy())
+
+
+def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, int]) -> dict[str, Array]:
+    """Returns random values for all inputs: floats from -1 .. 1, integers that are valid as indices.
+
+    Args:
+        model: canonical model.
+        rng: source of randomness.
+        dims: sizes for symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
+    """
+    sizes = dict(dims)
+    result: dict[str, Array] = {}
+    for value in model.graph.inputs:
+        if value.dtype is None or value.shape is None:
+            raise InputError(
+                f"Making up a value for input '{value.name}': its type or rank is unknown; pass one."
+            )
+        shape: list[int] = []
+        for axis, dim in enumerate(value.shape):
+            default = _BATCH if axis == 0 else _OTHER_DIM
+            symbol = None if isinstance(dim, int) else dim.value
+            shape.append(
+                dim if isinstance(dim, int) else sizes.setdefault(symbol, default) if symbol else default
+            )
+        dtype = value.dtype.numpy()
+        if value.dtype.is_floating_point():
+            result[str(value.name)] = rng.uniform(-1, 1, shape).astype(dtype)
+        else:
+            result[str(value.name)] = rng.integers(0, _index_bound(value), shape).astype(dtype)
+    return result
+
+
+def _index_bound(value: ir.Value) -> int:
+    """The smallest axis that an integer input indexes; 2 where it indexes nothing known."""
+    bounds = []
+    for node, index in value.uses():
+        other = _INDEXES.get((node.op_type, index))
+        source = node.inputs[other] if other is not None else None
+        sizes = static_dims(source) if source is not None else None
+        if sizes:
+            axis = node.attributes.get_int("axis", 0) if node.op_type == "Gather" else 1
+            bounds.append(sizes[axis] or 2)
+    return min(bounds, default=2)
+
+
+def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
+    symbols = [d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
+    known = sorted({symbol for symbol in symbols if symbol})
+    if unknown := sorted(set(dims) - set(known)):
+        raise InputError(
+            f"The model's inputs have no symbolic dimension {', '.join(map(repr, unknown))}; those that they "
+            f"have are {', '.join(known) or 'none'}."
+        )
+
+
+def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    known = {str(value.name): value for value in model.graph.inputs}
+    result = {}
+    for name, array in inputs.items():
+        if name not in known:
+            raise InputError(f"The model has no input '{name}'; its inputs are {', '.join(known)}.")
+        dtype, dims = known[name].dtype, static_dims(known[name])
+        result[name] = np.asarray(array, dtype.numpy() if dtype is not None else None)
+        shape = result[name].shape
+        if dims is not None and (
+            len(shape) != len(dims) or any(d not in (None, n) for d, n in zip(dims, shape, strict=True))
+        ):
+            raise InputError(
+                f"The input '{name}' has shape {known[name].shape}, received an array of shape {list(shape)}."
+            )
+    return result
+
+
+def _sizes(model: ir.Model, given: Mapping[str, Array]) -> dict[str, int]:
+    """Returns the sizes that given inputs have along symbolic dimensions."""
+    return {
+        dim.value: size
+        for value in model.graph.inputs
+        if str(value.name) in given and value.shape is not None
+        for dim, size in zip(value.shape, given[str(value.name)].shape, strict=True)
+        if not isinstance(dim, int) and dim.value is not None
+    }
+
+
+def _gradients(
+    forward: ir.Model, output: str, names: Sequence[str], feeds: Mapping[str, Array], rng: np.random.Generator
+) -> tuple[Array, Array, dict[str, Array]]:
+    """Returns the output, a random cotangent of it and the vector-Jacobian products, by onnxruntime."""
+    plain = _session(_proto(forward, [output]))
+    y = plain.run([output], dict(feeds))[0]
+    cotangent = np.asarray(rng.standard_normal(np.shape(y)), y.dtype)
+    step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
+    session = _session(to_proto(step))
+    results = [str(value.name) for value in step.graph.outputs][-len(names) :]
+    wanted = {i.name for i in session.get_inputs()}
+    given = {name: array for name, array in {**feeds, _COTANGENT: cotangent}.items() if name in wanted}
+    return y, cotangent, dict(zip(names, session.run(results, given), strict=True))
+
+
+def _session(model: onnx.ModelProto) -> ort.InferenceSession:
+    return open_session(model.SerializeToString(), "model to check", CPU, None)
+
+
+def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
+    """Returns the model with other outputs; what nodes compute for `given` is taken from inputs instead."""
+    cut = model.clone()
+    cut.graph.outputs.clear()
+    values = {str(v.name): v for node in cut.graph for v in node.outputs}
+    for name in given:
+        computed = values[name]
+        node = computed.producer()
+        assert node is not None
+        values[name] = ir.Value(name=name, type=computed.type, shape=computed.shape)
+        computed.replace_all_uses_with(values[name])
+        cut.graph.remove(node, safe=True)
+        cut.graph.inputs.append(values[name])
+    cut.graph.outputs.extend(values[name] for name in outputs)
+    return to_proto(cut)
+
+
+def _evaluator(
+    forward: ir.Model,
+    output: str,
+    names: Sequence[str],
+    feeds: Mapping[str, Array],
+    parameters: Mapping[str, Array],
+    result: Array,
+) -> tuple[Evaluate, str]:
+    """Returns the output as a function of parameters, and the precision it is computed in.
+
+    The reference evaluator judges only a model whose output it computes as onnxruntime does, which is `result`.
+    Where gradients stop, the values stay those of the given parameters, as the gradients take them for constants.
+    """
+    bare = expand_rounded(forward)
+    promote_initializers(bare, list(names))
+    stopped = [str(node.outputs[0].name) for node in bare.graph if is_stop_gradient(node)]
+    whole, cut = _proto(bare, stopped), _proto(bare, [output], given=stopped)
+
+    def evaluator(make: Callable[[onnx.ModelProto], Run]) -> Evaluate:
+        values = make(whole)(stopped, {**feeds, **parameters}) if stopped else []
+        constants = {**feeds, **dict(zip(stopped, values, strict=True))}
+        run = make(cut)
+        return lambda values: run([output], {**constants, **values})[0]
+
+    try:
+        evaluate = evaluator(run_in_float64)
+        same = _is_same_output(evaluate(parameters), result)
+    except Exception:  # the reference evaluator lacks ops, and fails in as many ways as it has authors
+        same = False
+    return (evaluate, "float64") if same else (evaluator(_runtime), "float32")
+
+
+def _is_same_output(reference: Array, result: Array) -> bool:
+    """Whether what the reference evaluator computes is what onnxruntime does, up to rounding in the latter's dtype."""
+    if reference.shape != result.shape:
+        return False
+    exact, distance = widen(result), widen(reference) - widen(result)
+    return bool(np.linalg.norm(distance) <= _SAME_OUTPUT[result.dtype.name] * (np.linalg.norm(exact) + 1e-6))
+
+
+def _runtime(proto: onnx.ModelProto) -> Run:
+    """Returns what runs a model as it is, by onnxruntime."""
+    session = _session(proto)
+    dtypes = {
+        info.name: onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        for info in proto.graph.input
+    }
+
+    def run(outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
+        typed = {name: np.asarray(values[name], dtype) for name, dtype in dtypes.items()}
+        return [np.asarray(result) for result in session.run(list(outputs), typed)]
+
+    return run
+
+
+def _compare(
+    name: str,
+    parameters: Mapping[str, Array],
+    gradient: Array,
+    cotangent: Array,
+    evaluate: Evaluate,
+    precision: str,
+    rng: np.random.Generator,
+) -> GradientCheck:
+    value, exact = widen(parameters[name]), widen(gradient)
+    norm = float(np.linalg.norm(exact))
+    expected = max(norm / np.sqrt(max(1, exact.size)), 1e-8)
+    # The step is relative to the parameter's size, so that it is neither lost in rounding nor leaves its
+    # range.
+    step = _STEP[precision] * max(1.0, float(np.linalg.norm(value)) / np.sqrt(max(1, value.size)))
+    middle = evaluate(parameters).astype(np.float64)
+
+    # Other noise of the same kind is rare in two directions: a verdict against the gradient needs both.
+    for _ in range(_DIRECTIONS):
+        direction = rng.standard_normal(value.shape)
+        direction /= np.linalg.norm(direction) or 1.0
+
+        def along(size: float, direction: Array = direction) -> float:
+            moved = evaluate({**parameters, name: value + size * direction})
+            return float(((moved - middle) * widen(cotangent)).sum())
+
+        derivative = float((exact * direction).sum())
+        found = compare(along, derivative, step, _TOLERANCE[precision] * expected)
+        if found.verdict != "differs":
+            break
+    error = float(abs(derivative - found.difference) / expected)
+    return GradientCheck(
+        name,
+        tuple(value.shape),
+        norm,
+        derivative,
+        found.difference,
+        precision,
+        error,
+        _TOLERANCE[precision],
+        found.verdict,
+        found.reason,
+    )

@@ -1,0 +1,1 @@
+"""From a functional ATen graph to an ONNX graph."""

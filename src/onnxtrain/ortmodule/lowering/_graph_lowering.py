@@ -1,0 +1,401 @@
+"""From a functional ATen graph to an ONNX graph, one node after the other, by the table in `aten/`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import operator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from onnxtrain.fusion import fuse_forward
+from onnxtrain.ortmodule.capture._checkpoint import REGION, mark_region
+from onnxtrain.ortmodule.lowering._partition import draws
+from onnxtrain.ortmodule.lowering._table import (
+    COMPLEX_LOWERINGS,
+    COMPONENTS,
+    DTYPES,
+    LOWERINGS,
+    OPSET,
+    Complex,
+    Lowered,
+    Lowering,
+    LoweringFunction,
+    UnsupportedATenOp,
+)
+from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, infer_shapes
+
+__all__ = ["lower_graph", "refused_nodes"]
+
+
+def lower_graph(graph_module: fx.GraphModule) -> Lowered:
+    """Returns the ONNX graph of a functional ATen graph.
+
+    Raises:
+        UnsupportedATenOp: an op has no lowering, or not for its arguments.
+    """
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="forward")
+    model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
+    lowered = _GraphLowering(graph_module, model).run()
+    CeilModePass(keep_sizes=True)(model)
+    _infer_missing_shapes(model)
+    fuse_forward(model)
+    ReluAfterMaxPoolPass()(model)
+    return lowered
+
+
+def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
+    """Returns the nodes of a functional ATen graph that cannot be lowered, with the reasons.
+
+    Raises:
+        UnsupportedATenOp: the graph cannot be lowered, whatever its nodes are.
+    """
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="survey")
+    return _Survey(graph_module, ir.Model(graph, ir_version=10)).refusals()
+
+
+def _infer_missing_shapes(model: ir.Model) -> None:
+    """Gives shapes to the values inside the lowering of an op; without them a gradient must broadcast at run time.
+
+    Those that PyTorch knows are kept: it relates symbolic sizes where ONNX gives up.
+    """
+    values = [value for node in model.graph for value in node.outputs]
+    known = {value: value.shape for value in values if value.shape is not None}
+    if len(known) < len(values):
+        infer_shapes(model)
+    for value, shape in known.items():
+        value.shape = shape
+
+
+class _GraphLowering:
+    def __init__(self, graph_module: fx.GraphModule, model: ir.Model) -> None:
+        self.graph_module = graph_module
+        self.result = Lowered(model)
+        self.low = Lowering(model.graph, model)
+        self.env = self.low.env
+        self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self.low.placeholders = self.placeholders
+        self.original: dict[fx.Node, Any] = {}
+
+    def run(self) -> Lowered:
+        graph_module = self.graph_module
+        self._refuse_mutations()
+        graph_module.graph.eliminate_dead_code(is_impure_node=_keeps)
+        self._inputs()
+        for node in graph_module.graph.nodes:
+            if node.op == "call_function":
+                before = self.result.model.graph.num_nodes()
+                self.env[node] = self._call(node)
+                if (region := node.meta.get(REGION)) is not None:
+                    made = self.result.model.graph.num_nodes() - before
+                    for new in itertools.islice(reversed(self.result.model.graph), made):
+                        mark_region(new, region)
+            elif node.op == "get_attr":
+                self.env[node] = self._attribute(node)
+            elif node.op not in ("placeholder", "output"):
+                raise UnsupportedATenOp(f"{node.op} {node.target}")
+        self._outputs()
+        return self.result
+
+    def _refuse_mutations(self) -> None:
+        """Only inputs may be written to: what a decomposition writes elsewhere would be lost with its dead result."""
+        for node in self.graph_module.graph.nodes:
+            schema = getattr(node.target, "_schema", None)
+            if schema is None or not schema.is_mutable:
+                continue
+            if str(node.target) != "aten.copy_.default" or node.args[0] not in self.placeholders:
+                raise UnsupportedATenOp(f"{node.target} writes to a tensor that is no input")
+
+    def _inputs(self) -> None:
+        graph = self.result.model.graph
+        for index, node in enumerate(self.placeholders):
+            fake = node.meta["val"]
+            if not isinstance(fake, torch.Tensor):
+                continue
+            dtype = COMPONENTS.get(fake.dtype, fake.dtype)
+            if dtype not in DTYPES or fake.layout != torch.strided:
+                raise UnsupportedATenOp(f"input {node.name}: {fake.dtype}, {fake.layout}")
+            pair = [2] if fake.is_complex() else []
+            shape = ir.Shape([*self.low.shape(fake), *pair])
+            value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=shape)
+            value.type = ir.TensorType(DTYPES[dtype])
+            graph.inputs.append(value)
+            self.result.inputs.append(index)
+            if pair:
+                self.result.complex.add(index)
+            self.env[node] = self.original[node] = self._parts(value, fake) if pair else value
+        for index, node in enumerate(self.placeholders):
+            if node not in self.env and node.users:
+                self.env[node] = self.original[node] = self._symbol(index, node)
+
+    def _parts(self, value: ir.Value, fake: torch.Tensor) -> Complex:
+        parts = [self.low.op.Gather(value, part, axis=-1) for part in (0, 1)]
+        for part in parts:
+            part.shape = self.low.shape(fake)
+        return Complex(*parts)
+
+    def _symbol(self, index: int, node: fx.Node) -> Any:
+        """A symbolic integer: the size of an input's axis where there is one, else an input of its own."""
+        symbol = node.meta["val"]
+        if isinstance(symbol, int):
+            return symbol
+        for other in self.placeholders:
+            fake = other.meta["val"]
+            if isinstance(fake, torch.Tensor):
+                for axis, size in enumerate(fake.shape):
+                    if not isinstance(size, int) and str(size) == str(symbol):
+                        known = self.env[other]
+                        tensor = known.re if isinstance(known, Complex) else known
+                        return self.low.op.Reshape(
+                            self.low.op.dim(tensor, axis), self.low.op.const(np.array([], np.int64))
+                        )
+        value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=ir.Shape([]))
+        dtype = ir.DataType.DOUBLE if isinstance(symbol, torch.SymFloat | float) else ir.DataType.INT64
+        value.type = ir.TensorType(dtype)
+        self.result.model.graph.inputs.append(value)
+        self.result.inputs.append(index)
+        return value
+
+    def _attribute(self, node: fx.Node) -> ir.Value | Complex:
+        tensor = getattr(self.graph_module, str(node.target))
+        if not isinstance(tensor, torch.Tensor):
+            what = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
+            raise UnsupportedATenOp(f"attribute {node.target} is {what}")
+        if tensor.is_complex():
+            parts = torch.view_as_real(tensor.detach().cpu().resolve_conj()).unbind(-1)
+            return Complex(*(self.low.op.const(part.numpy(), DTYPES[part.dtype]) for part in parts))
+        return self.low.op.const(tensor.detach().cpu().numpy(), DTYPES[tensor.dtype])
+
+    def _call(self, node: fx.Node) -> Any:
+        low = self.low
+        low.node = node
+        low.op.scope = f"{node.name}/"
+        name = str(node.target).replace("_copy", "") if callable(node.target) else str(node.target)
+        if name == "aten.copy_.default":
+            destination, source = node.args[0], self.env[node.args[1]]  # type: ignore[index]
+            self.env[destination] = self._typed(source, node.meta["val"])  # type: ignore[index]
+            return self.env[destination]  # type: ignore[index]
+        function = _function(node, name)
+        fake: Any = node.meta.get("val")
+        if name.startswith("aten.") and name != "aten.detach.default" and _is_empty(fake):
+            if isinstance(fake, tuple | list):
+                return tuple(None if part is None else self._empty(node, part) for part in fake)
+            return self._empty(node, fake)
+        try:
+            args, kwargs = self._arguments(function, node)
+            result = function(low, *args, **kwargs)
+        except UnsupportedATenOp:
+            raise
+        except Exception as error:  # PyTorch can run the graph, whatever the lowering has not thought of
+            raise UnsupportedATenOp(
+                f"{node.target}: its lowering failed ({type(error).__name__}: {error}); please report it"
+            ) from error
+        return self._typed(result, fake)
+
+    def _arguments(self, function: LoweringFunction, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
+        """What the lowering is called with for a node."""
+        names, numbers = _parameters(function)
+
+        def value(argument: Any, name: str) -> Any:
+            if name in numbers:
+                return fx.node.map_arg(argument, self._number)
+            return fx.node.map_arg(argument, self.env.__getitem__)
+
+        names += ("",) * (len(node.args) - len(names))
+        args = [value(argument, name) for argument, name in zip(node.args, names, strict=False)]
+        return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
+
+    def _number(self, node: fx.Node) -> Any:
+        """The value of a symbolic number; PyTorch notes that the graph is for this one."""
+        symbol, known = node.meta.get("val"), self.env[node]
+        if not isinstance(known, ir.Value) or isinstance(symbol, torch.Tensor):
+            return known
+        if _depends_on_data(symbol):
+            raise self.low.unsupported(f"{symbol}, which depends on the data, where ONNX wants a constant")
+        return self.low.known(symbol)
+
+    def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
+        """A result without elements, for which many kernels are not made.
+
+        It comes from the floating-point arguments, by a Floor: their gradients are zero, and not nothing.
+        """
+        op, dtype = self.low.op, DTYPES[fake.dtype]
+        result = op.const(np.zeros(tuple(fake.shape), np.int8), dtype)
+        for source in node.all_input_nodes if dtype.is_floating_point() else ():
+            value = self.env[source]
+            if isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point():
+                none = op.Floor(op.Slice(op.Reshape(self.low.tensor(value, dtype), [-1]), [0], [0], [0]))
+                result = op.Add(result, op.Reshape(none, op.const(list(fake.shape)), allowzero=1))
+        typed = self._typed(result, fake)
+        assert isinstance(typed, ir.Value)
+        return typed
+
+    def _typed(self, result: Any, fake: Any) -> Any:
+        """Gives results the dtype and shape that PyTorch says they have."""
+        if isinstance(result, tuple | list):
+            return tuple(self._typed(r, f) for r, f in zip(result, fake, strict=False))
+        if isinstance(result, Complex):
+            return Complex(*(self._typed(part, fake.real) for part in (result.re, result.im)))
+        if isinstance(result, ir.Value) and isinstance(fake, torch.Tensor):
+            if fake.dtype not in DTYPES:
+                raise UnsupportedATenOp(f"{self.low.node.target} returns {fake.dtype}")
+            result = self.low.tensor(result, DTYPES[fake.dtype])
+            if not (result.is_graph_input() or result.is_initializer()):
+                result.shape = self.low.shape(fake)
+        return result
+
+    def _outputs(self) -> None:
+        node = next(n for n in self.graph_module.graph.nodes if n.op == "output")
+        returned = node.args[0]
+        for item in returned if isinstance(returned, tuple | list) else (returned,):
+            if not isinstance(item, fx.Node):
+                self.result.outputs.append(("constant", item))
+            elif item in self.placeholders and self.env.get(item) is self.original.get(item):
+                self.result.outputs.append(("placeholder", self.placeholders.index(item)))
+            else:
+                fake = item.meta["val"]
+                kind = (
+                    "integer"
+                    if not isinstance(fake, torch.Tensor)
+                    else "complex"
+                    if fake.is_complex()
+                    else "tensor"
+                )
+                self.result.outputs.append((kind, self._output(self.env[item])))
+        for node_, before in self.original.items():
+            if self.env[node_] is not before:
+                self.result.mutated.append((self.placeholders.index(node_), self._output(self.env[node_])))
+        for value, message in self.low.assertions:
+            self.result.assertions.append((self._output(value), message))
+        # Also those that nothing reads: eager PyTorch draws them too.
+        self.result.model.graph.inputs.extend(value for value, _ in self.low.random)
+        self.result.random = [random for _, random in self.low.random]
+
+    def _output(self, value: Any) -> int:
+        outputs = self.result.model.graph.outputs
+        if isinstance(value, Complex):
+            shape = value.re.shape
+            value = self.low.op.Concat(
+                *(self.low.op.Unsqueeze(x, [-1]) for x in (value.re, value.im)), axis=-1
+            )
+            value.shape = None if shape is None else ir.Shape([*shape, 2])
+        if not isinstance(value, ir.Value):
+            value = self.low.op.const(value)
+        if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
+            identity = self.low.op.Identity(value)
+            identity.shape, identity.type = value.shape, value.type
+            value = identity
+        outputs.append(value)
+        return len(outputs) - 1
+
+
+def _function(node: fx.Node, name: str) -> LoweringFunction:
+    """The lowering of a node, whose op is called `name` without `_copy`."""
+    python = getattr(node.target, "__name__", "")
+    values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
+    complex_ = any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
+    table = COMPLEX_LOWERINGS if complex_ and python != "getitem" else LOWERINGS
+    for known in (name, name.rpartition(".")[0], python):
+        if known in table:
+            return table[known]
+    of_what = " of complex numbers" if complex_ else ""
+    raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX{of_what}")
+
+
+class _Survey(_GraphLowering):
+    """Lowers what can be lowered, with something of the right type in the place of the rest."""
+
+    def refusals(self) -> dict[fx.Node, str]:
+        refused: dict[fx.Node, str] = {}
+        self._refuse_mutations()
+        for node in self.placeholders:
+            self.env[node] = self.original[node] = self._unknown(node.meta["val"])
+        for node in self.graph_module.graph.nodes:
+            if node.op not in ("call_function", "get_attr") or str(node.target) == "aten.copy_.default":
+                continue
+            source = node.args[0] if node.target is operator.getitem else None
+            if source in refused:  # one of the results of a node that stays in PyTorch
+                refused[node] = refused[source]
+                self.env[node] = self._unknown(node.meta.get("val"))
+                continue
+            try:
+                foreign = [n for n in node.all_input_nodes if self.env[n] is _FOREIGN]
+                if foreign:
+                    fake = foreign[0].meta.get("val")
+                    raise UnsupportedATenOp(f"{node.target} of {getattr(fake, 'dtype', type(fake).__name__)}")
+                self.env[node] = self._attribute(node) if node.op == "get_attr" else self._call(node)
+            except UnsupportedATenOp as error:
+                self.env[node] = self._unknown(node.meta.get("val"))
+                if node.op == "call_function":
+                    refused[node] = str(error)
+        return refused
+
+    def _unknown(self, fake: Any) -> Any:
+        """A value like `fake`."""
+        if isinstance(fake, tuple | list):
+            return tuple(self._unknown(part) for part in fake)
+        if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
+            kinds = {torch.SymInt: ir.DataType.INT64, torch.SymFloat: ir.DataType.DOUBLE}
+            value = ir.Value(name=self.low.op.unique_name("unknown"), shape=ir.Shape([]))
+            value.type = ir.TensorType(kinds.get(type(fake), ir.DataType.BOOL))
+        elif isinstance(fake, torch.Tensor) and fake.dtype in COMPONENTS:
+            return Complex(self._unknown(fake.real), self._unknown(fake.real))
+        elif isinstance(fake, torch.Tensor) and fake.dtype in DTYPES and fake.layout == torch.strided:
+            value = ir.Value(name=self.low.op.unique_name("unknown"), shape=self.low.shape(fake))
+            value.type = ir.TensorType(DTYPES[fake.dtype])
+        else:
+            return fake if isinstance(fake, int | float) else _FOREIGN
+        self.result.model.graph.inputs.append(value)
+        return value
+
+
+_FOREIGN = object()
+"""In the place of a value that ONNX, or a lowering, does not know: sparse tensors."""
+
+
+def _is_empty(fake: Any) -> bool:
+    """Whether results are tensors that are known to have no elements, and of known sizes."""
+    if isinstance(fake, tuple | list):
+        return any(part is not None for part in fake) and all(
+            part is None or _is_empty(part) for part in fake
+        )
+    sizes = fake.shape if isinstance(fake, torch.Tensor) and fake.dtype in DTYPES else ()
+    return all(isinstance(size, int) for size in sizes) and 0 in sizes
+
+
+_NUMBERS = frozenset(
+    f"{kind}{none}" for kind in ("int", "float", "bool", "list[int]") for none in ("", " | None")
+)
+
+
+@functools.cache
+def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The names of a lowering's parameters for ATen arguments, and of those that are (lists of) Python numbers."""
+    parameters = list(inspect.signature(function).parameters.values())[1:]
+    return (
+        tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
+        frozenset(p.name for p in parameters if p.annotation in _NUMBERS),
+    )
+
+
+def _depends_on_data(symbol: Any) -> bool:
+    """Whether a symbolic number is not known before the graph has run."""
+    node = getattr(symbol, "node", None)
+    return node is not None and bool(free_unbacked_symbols(node.expr))
+
+
+def _keeps(node: fx.Node) -> bool:
+    """Returns whether dead code elimination must keep a node that nothing reads.
+
+    A node stays if it mutates an input, checks something, or draws random numbers: eager PyTorch draws them too, and
+    every later draw depends on it.
+    """
+    name = str(node.target)
+    acts = any(word in name for word in ("copy_.", "_assert_async", "check_errors"))
+    return node.op in ("placeholder", "output") or acts or draws(node)

@@ -1,0 +1,57 @@
+"""The lowering table: ATen ops as ONNX ops, one module per family."""
+
+from onnxtrain.ortmodule.lowering.aten import (
+    activation,
+    attention,
+    comparison,
+    convolution,
+    counting,
+    creation,
+    ctc,
+    fourier,
+    indexing,
+    linalg,
+    loss,
+    matrix_functions,
+    normalization,
+    order,
+    pointwise,
+    pooling,
+    random,
+    recurrent,
+    reduction,
+    shape,
+    solving,
+    special,
+    symbolic,
+)
+
+# Complex numbers take over what the others have registered.
+from onnxtrain.ortmodule.lowering.aten import complex as complex_
+
+__all__ = [
+    "activation",
+    "attention",
+    "comparison",
+    "complex_",
+    "convolution",
+    "counting",
+    "creation",
+    "ctc",
+    "fourier",
+    "indexing",
+    "linalg",
+    "loss",
+    "matrix_functions",
+    "normalization",
+    "order",
+    "pointwise",
+    "pooling",
+    "random",
+    "recurrent",
+    "reduction",
+    "shape",
+    "solving",
+    "special",
+    "symbolic",
+]

@@ -1,0 +1,183 @@
+"""Activation functions, with the gradients at their kinks that PyTorch gives.
+
+In float64 they are written out: ONNX Runtime has few of the kernels, and ONNX keeps attributes in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain import functions
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.sessions import _formulas
+
+
+@lower("aten.relu.default")
+def relu(low: Lowering, x: ir.Value) -> ir.Value:
+    if low.dtype.is_floating_point():
+        return low.op.Relu(x)
+    zero = low.tensor(0, low.dtype)
+    return low.tensor(
+        low.op.Max(low.tensor(x, ir.DataType.INT64), low.tensor(zero, ir.DataType.INT64)), low.dtype
+    )
+
+
+@lower("aten.hardtanh.default")
+def hardtanh(low: Lowering, x: ir.Value, min_val: Any = -1.0, max_val: Any = 1.0) -> ir.Value:
+    """Not Clip: on the bounds the gradient is 0 (so it is for relu6)."""
+    least, most = low.tensor(min_val, low.dtype), low.tensor(max_val, low.dtype)
+    if low.dtype == ir.DataType.FLOAT:
+        return low.op.call(functions.hardtanh, x, least, most)
+    op = low.op
+    x = op.Where(op.LessOrEqual(x, least), least, x)
+    return op.Where(op.GreaterOrEqual(x, most), most, x)
+
+
+@lower("aten.leaky_relu.default")
+def leaky_relu(low: Lowering, x: ir.Value, negative_slope: float = 0.01) -> ir.Value:
+    if low.is_double:
+        return _sloped(low, x, negative_slope)
+    return low.op.LeakyRelu(x, alpha=float(negative_slope))
+
+
+def _sloped(low: Lowering, x: ir.Value, slope: Any) -> ir.Value:
+    """Returns x where it is positive, slope * x elsewhere."""
+    op = low.op
+    return op.Where(op.Greater(x, 0.0), x, op.Mul(x, slope))
+
+
+@lower("aten.rrelu_with_noise_functional.default")
+def rrelu(
+    low: Lowering,
+    x: ir.Value,
+    noise: ir.Value,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[ir.Value, ir.Value]:
+    if training:
+        raise low.unsupported("random slopes")
+    return leaky_relu(low, x, (lower + upper) / 2), noise
+
+
+@lower("aten.elu.default")
+def elu(low: Lowering, x: ir.Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> ir.Value:
+    if input_scale != 1:
+        raise low.unsupported(f"input_scale={input_scale}")
+    if low.is_double:
+        return _exponential(low, x, float(alpha), float(scale), 1.0)
+    if scale != 1:
+        return low.op.Selu(x, alpha=float(alpha), gamma=float(scale))
+    return low.op.Elu(x, alpha=float(alpha))
+
+
+@lower("aten.celu.default")
+def celu(low: Lowering, x: ir.Value, alpha: float = 1.0) -> ir.Value:
+    if low.is_double:
+        return _exponential(low, x, float(alpha), 1.0, float(alpha))
+    return low.op.Celu(x, alpha=float(alpha))
+
+
+def _exponential(low: Lowering, x: ir.Value, alpha: float, scale: float, width: float) -> ir.Value:
+    """Returns scale x where x is positive, scale alpha (exp(x / width) - 1) elsewhere."""
+    op = low.op
+    positive = op.Greater(x, 0.0)
+    left = _formulas.expm1(op, op.Div(op.Where(positive, 0.0, x), width))  # of no number that could overflow
+    return op.Where(positive, op.Mul(x, scale), op.Mul(left, scale * alpha))
+
+
+@lower("aten.gelu.default")
+def gelu(low: Lowering, x: ir.Value, *, approximate: str = "none") -> ir.Value:
+    """X (1 + erf(x / sqrt(2))) / 2, or x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x³))) / 2."""
+    op = low.op
+    if low.is_double:
+        if approximate == "none":
+            part = op.Erf(op.Mul(x, math.sqrt(0.5)))
+        else:
+            cubic = op.Mul(op.Add(op.Mul(op.Mul(x, x), 0.044715), 1.0), x)
+            part = op.Tanh(op.Mul(cubic, math.sqrt(2 / math.pi)))
+        return op.Mul(op.Mul(x, 0.5), op.Add(part, 1.0))
+    return low.op.Gelu(x, approximate=approximate)
+
+
+@lower("aten.silu.default")
+def silu(low: Lowering, x: ir.Value) -> ir.Value:
+    return low.op.Mul(x, low.op.Sigmoid(x))
+
+
+@lower("aten.mish.default")
+def mish(low: Lowering, x: ir.Value) -> ir.Value:
+    if low.is_double:
+        return low.op.Mul(x, low.op.Tanh(low.op.Softplus(x)))
+    return low.op.Mish(x)
+
+
+@lower("aten.softplus.default")
+def softplus(low: Lowering, x: ir.Value, beta: float = 1, threshold: float = 20) -> ir.Value:
+    """From the threshold on the function is x. From 20 on that makes no difference but in float64."""
+    op = low.op
+    scaled = x if beta == 1 else op.Mul(x, float(beta))
+    result = op.Softplus(scaled) if beta == 1 else op.Div(op.Softplus(scaled), float(beta))
+    if threshold >= 20 and low.dtype != ir.DataType.DOUBLE:
+        return result
+    return op.Where(op.Greater(scaled, float(threshold)), x, result)
+
+
+@lower("aten.log_sigmoid_forward.default")
+def log_sigmoid(low: Lowering, x: ir.Value) -> tuple[ir.Value, None]:
+    """Returns -softplus(-x). The second result is PyTorch's own residual, which nothing reads here."""
+    return low.op.Neg(low.op.Softplus(low.op.Neg(x))), None
+
+
+@lower("aten.hardswish.default")
+def hardswish(low: Lowering, x: ir.Value) -> ir.Value:
+    op = low.op
+    if low.is_double:
+        middle = op.Where(op.Greater(x, -3.0), op.Mul(x, op.Div(op.Add(x, 3.0), 6.0)), op.Mul(x, 0.0))
+        return op.Where(op.Less(x, 3.0), middle, x)
+    return op.HardSwish(x)
+
+
+@lower("aten.hardsigmoid.default")
+def hardsigmoid(low: Lowering, x: ir.Value) -> ir.Value:
+    if low.is_double:
+        return low.op.Div(hardtanh(low, low.op.Add(x, 3.0), 0.0, 6.0), 6.0)
+    return low.op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
+
+
+@lower("aten.hardshrink.default")
+def hardshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
+    """Not Shrink, which makes 0 of NaN."""
+    op = low.op
+    inside = op.And(op.GreaterOrEqual(x, -float(lambd)), op.LessOrEqual(x, float(lambd)))
+    return op.Where(inside, 0.0, x)
+
+
+@lower("aten.softshrink.default")
+def softshrink(low: Lowering, x: ir.Value, lambd: float = 0.5) -> ir.Value:
+    op, bound = low.op, float(lambd)
+    left = op.Where(op.Less(x, -bound), op.Add(x, bound), op.Mul(x, 0.0))
+    return op.Where(op.Greater(x, bound), op.Sub(x, bound), left)
+
+
+@lower("aten._prelu_kernel.default")
+def prelu(low: Lowering, x: ir.Value, weight: ir.Value) -> ir.Value:
+    if low.is_double:
+        return _sloped(low, x, weight)
+    return low.op.PRelu(x, weight)
+
+
+@lower("aten.threshold.default")
+def threshold(low: Lowering, x: ir.Value, bound: Any, value: Any) -> ir.Value:
+    below = low.op.LessOrEqual(x, low.tensor(bound, low.dtype))
+    return low.op.Where(below, low.tensor(value, low.dtype), x)
+
+
+@lower("aten.glu.default")
+def glu(low: Lowering, x: ir.Value, dim: int = -1) -> ir.Value:
+    left, right = low.op.Split(x, axis=dim, num_outputs=2, _outputs=2)
+    return low.op.Mul(left, low.op.Sigmoid(right))

@@ -1,0 +1,52 @@
+"""How often something is there, and repeating it as often: sizes that depend on the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+
+__all__ = ["segment_of_each"]
+
+INT64 = ir.DataType.INT64
+
+
+def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Value:
+    """Returns for 0, 1, ... count - 1 how many of the `starts` are no greater.
+
+    Args:
+        low: the lowering.
+        starts: int64 [n], none greater than `count`.
+        count: int64 [1].
+    """
+    op = low.op
+    longer = op.Expand(op.const(0), op.Add(count, [1]))
+    marks = op.ScatterElements(
+        longer, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add"
+    )
+    return op.Slice(op.CumSum(marks, op.const(0)), [0], count, [0])
+
+
+@lower("aten.repeat_interleave.Tensor")
+def repeat_interleave(low: Lowering, repeats: ir.Value, *, output_size: Any = None) -> ir.Value:
+    """Indices: 0 as often as the first number says, then 1 as often as the second one says, ..."""
+    op = low.op
+    ends = op.CumSum(low.tensor(repeats, INT64), op.const(0))
+    total = op.ReduceSum(low.tensor(repeats, INT64), [0], keepdims=1)
+    return segment_of_each(low, ends, total)
+
+
+@lower("aten.bincount.default")
+def bincount(low: Lowering, x: ir.Value, weights: ir.Value | None = None, minlength: int = 0) -> ir.Value:
+    """How often 0, 1, ... are in `x`, or the sums of their weights."""
+    op = low.op
+    x = low.tensor(x, INT64)
+    highest = op.ReduceMax(op.Concat(x, [-1], axis=0), [0], keepdims=1)
+    size = op.Max(op.Add(highest, [1]), op.const([minlength]))
+    if weights is None:
+        weights = op.Expand(op.const(1), op.Shape(x))
+    weights = low.tensor(weights, low.dtype)
+    zeros = op.Expand(low.tensor(0, low.dtype), size)
+    return op.ScatterElements(zeros, x, weights, axis=0, reduction="add")

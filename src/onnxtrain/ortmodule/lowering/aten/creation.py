@@ -1,0 +1,128 @@
+"""New tensors: filled, counted, triangular."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+
+
+def _filled(low: Lowering, value: Any, sizes: Any, like: ir.Value | None = None) -> ir.Value:
+    """A value repeated to the shape of the result: given by `sizes`, or by the tensor `like`."""
+    scalar = low.tensor(value, low.dtype)
+    shape = low.result.shape
+    if not shape:
+        return scalar
+    if all(isinstance(size, int) for size in shape):
+        return low.op.Expand(scalar, low.op.const(list(shape)))
+    return low.op.Expand(scalar, low.op.shape_of(like) if like is not None else low.ints(sizes))
+
+
+@lower("aten.full.default")
+def full(low: Lowering, size: Any, fill_value: Any, **_: Any) -> ir.Value:
+    return _filled(low, fill_value, size)
+
+
+@lower("aten.full_like.default")
+def full_like(low: Lowering, x: ir.Value, fill_value: Any, **_: Any) -> ir.Value:
+    return _filled(low, fill_value, None, x)
+
+
+@lower("aten.new_full.default")
+def new_full(low: Lowering, x: ir.Value, size: Any, fill_value: Any, **_: Any) -> ir.Value:
+    return _filled(low, fill_value, size)
+
+
+@lower("aten.fill.Scalar", "aten.fill.Tensor")
+def fill(low: Lowering, x: ir.Value, value: Any) -> ir.Value:
+    return _filled(low, value, None, x)
+
+
+def _constant(number: int) -> tuple[Callable[..., ir.Value], ...]:
+    """Lowerings that fill with a number a shape, that of a tensor, or a shape with the dtype of a tensor."""
+    return (
+        lambda low, size, *_, **__: _filled(low, number, size),
+        lambda low, x, **__: _filled(low, number, None, x),
+        lambda low, x, size, *_, **__: _filled(low, number, size),
+    )
+
+
+# Memory that is not initialised is zero here: it is only read where a program has no defined result.
+_EMPTY = ("aten.empty.memory_format", "aten.empty_strided.default")
+_NEW_EMPTY = ("aten.new_empty.default", "aten.new_empty_strided.default")
+for _number, _names in (
+    (0, (("aten.zeros.default", *_EMPTY), ("zeros", "empty"), ("aten.new_zeros.default", *_NEW_EMPTY))),
+    (1, (("aten.ones.default",), ("ones",), ("aten.new_ones.default",))),
+):
+    _sized, _like, _new = _constant(_number)
+    lower(*_names[0])(_sized)
+    lower(*(f"aten.{name}_like.default" for name in _names[1]))(_like)
+    lower(*_names[2])(_new)
+
+
+@lower("aten.zero.default")
+def zero(low: Lowering, x: ir.Value) -> ir.Value:
+    return _filled(low, 0, None, x)
+
+
+@lower("aten.scalar_tensor.default")
+def scalar_tensor(low: Lowering, value: Any, **_: Any) -> ir.Value:
+    return low.tensor(value, low.dtype)
+
+
+@lower("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
+def arange(low: Lowering, *bounds: Any, **_: Any) -> ir.Value:
+    start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    if not any(isinstance(bound, ir.Value) for bound in (start, end, step)):
+        numbers = torch.arange(start, end, step, dtype=_computed(low.result.dtype)).numpy()
+        return low.op.const(numbers, low.dtype)
+    integers = all(
+        b.dtype == ir.DataType.INT64 if isinstance(b, ir.Value) else isinstance(b, int) for b in bounds
+    )
+    if not integers:
+        values = low.op.Range(*(low.tensor(bound, ir.DataType.DOUBLE) for bound in (start, end, step)))
+        return low.tensor(values, low.dtype)
+    return low.op.Range(*(low.int_scalar(bound) for bound in (start, end, step)))
+
+
+def _computed(dtype: torch.dtype) -> torch.dtype:
+    """A dtype that NumPy has too."""
+    return torch.float32 if dtype == torch.bfloat16 else dtype
+
+
+@lower("aten.linspace.default", "aten.logspace.default")
+def spaced(low: Lowering, start: float, end: float, steps: int, *base: Any, **_: Any) -> ir.Value:
+    function = torch.linspace if "linspace" in str(low.node.target) else torch.logspace
+    return low.op.const(
+        function(start, end, steps, *base, dtype=_computed(low.result.dtype)).numpy(), low.dtype
+    )
+
+
+@lower("aten.eye.default", "aten.eye.m")
+def eye(low: Lowering, rows: Any, columns: Any = None, **_: Any) -> ir.Value:
+    op = low.op
+    columns = rows if columns is None else columns
+    if isinstance(rows, int) and isinstance(columns, int):
+        return op.const(np.eye(rows, columns), low.dtype)
+    down, across = (op.Range(0, low.int_scalar(size), 1) for size in (rows, columns))
+    return op.Cast(op.Equal(op.Unsqueeze(down, [1]), across), to=low.dtype)
+
+
+@lower("aten.tril_indices.default", "aten.triu_indices.default")
+def triangle_indices(low: Lowering, rows: int, columns: int, offset: int = 0, **_: Any) -> ir.Value:
+    function = torch.tril_indices if "tril" in str(low.node.target) else torch.triu_indices
+    return low.op.const(function(rows, columns, offset).numpy(), low.dtype)
+
+
+_WINDOWS = ("bartlett", "blackman", "hamming", "hann", "kaiser")
+
+
+@lower(*(f"aten.{name}_window" for name in _WINDOWS))
+def window(low: Lowering, size: int, *arguments: Any, **_: Any) -> ir.Value:
+    function = getattr(torch, str(low.node.target).split(".")[1])
+    return low.op.const(function(size, *arguments, dtype=_computed(low.result.dtype)).numpy(), low.dtype)

@@ -1,0 +1,135 @@
+"""Connectionist temporal classification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+
+INT64 = ir.DataType.INT64
+
+_NEVER = -1e30
+"""The logarithm of the probability of what cannot be: finite, so that differences of two such are."""
+
+
+@lower("aten._ctc_loss.default", "aten._ctc_loss.Tensor")
+def ctc_loss(
+    low: Lowering,
+    log_probs: ir.Value,
+    targets: ir.Value,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[ir.Value, None]:
+    """The forward variables, time step by time step (Graves et al., ICML 2006, equations 6 and 7).
+
+    log_probs: [time, batch, classes] with a known number of time steps. The gradient is the one that PyTorch gives,
+    which takes `log_probs` for what a log_softmax returned.
+    """
+    if low.uses_result(1):
+        raise low.unsupported("the forward variables as a result")
+    op = low.op
+    time = low.fake(0).shape[0]
+    if not isinstance(time, int):
+        time = int(time)  # a step is a piece of the graph
+    if low.fake(0).dim() != 3:
+        raise low.unsupported("without a batch")
+    input_lengths, target_lengths = (_lengths(low, lengths) for lengths in (input_lengths, target_lengths))
+    targets = low.tensor(targets, INT64)
+    if low.fake(1).dim() == 1:
+        targets = _padded(low, targets, target_lengths)
+    classes = op.dim(log_probs, 2)
+    targets = op.Min(op.Max(targets, op.const(0)), op.Sub(classes, [1]))  # behind a target is anything
+    scores = op.Transpose(
+        op.Max(log_probs, op.const(_NEVER, low.dtype)), perm=[1, 0, 2]
+    )  # [batch, time, classes]
+    labels = _with_blanks(low, targets, blank)  # [batch, 2 S + 1]
+    places = op.Expand(op.Unsqueeze(labels, [1]), op.Concat([1, time, 1], axis=0))
+    emitted = (
+        op.Split(op.GatherElements(scores, places, axis=2), axis=1, num_outputs=time, _outputs=time)
+        if time > 1
+        else [op.GatherElements(scores, places, axis=2)]
+    )
+    state = _last_state(
+        low, [op.Squeeze(step, [1]) for step in emitted], labels, input_lengths, target_lengths, blank
+    )
+    loss = op.Neg(_log_of_sum(low, [_ends(low, state, target_lengths, back) for back in (0, 1)]))
+    loss = op.Where(op.Greater(loss, op.const(-_NEVER / 10, low.dtype)), op.const(np.inf, low.dtype), loss)
+    shares = op.Exp(scores)
+    counted = op.Less(op.Unsqueeze(op.const(np.arange(time)), [1]), op.Unsqueeze(input_lengths, [1, 2]))
+    shares = op.Where(counted, shares, op.const(0.0, low.dtype))
+    shares = op.ReduceSum(op.Sub(shares, low.stopped(shares)), [1, 2], keepdims=0)
+    return op.Add(loss, shares), None
+
+
+def _lengths(low: Lowering, lengths: Any) -> ir.Value:
+    return low.tensor(lengths, INT64) if isinstance(lengths, ir.Value) else low.ints(list(lengths))
+
+
+def _padded(low: Lowering, joined: ir.Value, lengths: ir.Value) -> ir.Value:
+    """Targets one behind the other as rows, of the length of all of them."""
+    op = low.op
+    starts = op.Sub(op.CumSum(lengths, op.const(0)), lengths)
+    count = op.Shape(joined)
+    places = op.Add(op.Unsqueeze(starts, [1]), op.Range(0, op.Squeeze(count, [0]), 1))
+    return op.Gather(joined, op.Min(places, op.Sub(count, [1])))
+
+
+def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
+    """A blank before each label and one at the end."""
+    op = low.op
+    column = op.Unsqueeze(targets, [2])
+    blanks = op.Expand(op.const(blank), op.Shape(column))
+    pairs = op.Reshape(op.Concat(blanks, column, axis=2), op.Mul(op.Shape(targets), [1, 2]))
+    last = op.Expand(op.const(blank), op.Concat(op.Shape(targets, start=0, end=1), [1], axis=0))
+    return op.Concat(pairs, last, axis=1)
+
+
+def _log_of_sum(low: Lowering, terms: list[ir.Value]) -> ir.Value:
+    """The logarithm of the sum of the exponentials of finite terms."""
+    op = low.op
+    largest = low.stopped(op.Max(*terms))
+    total = op.Sum(*(op.Exp(op.Sub(term, largest)) for term in terms))
+    return op.Add(op.Log(total), largest)
+
+
+def _last_state(
+    low: Lowering,
+    emitted: list[ir.Value],
+    labels: ir.Value,
+    input_lengths: ir.Value,
+    target_lengths: ir.Value,
+    blank: int,
+) -> ir.Value:
+    """The forward variables [batch, 2 S + 1] after the last time step of each sample."""
+    op = low.op
+    never = op.const(_NEVER, low.dtype)
+    column = op.Expand(never, op.Concat(op.Shape(labels, start=0, end=1), [1], axis=0))
+    place = op.Range(0, op.Squeeze(op.dim(labels, 1), [0]), 1)
+    two_before = op.Concat(
+        op.Mul(op.Slice(labels, [0], [2], [1]), [-1]), op.Slice(labels, [0], [-2], [1]), axis=1
+    )
+    jump = op.And(op.Not(op.Equal(labels, op.const(blank))), op.Not(op.Equal(labels, two_before)))
+    jump = op.And(jump, op.Greater(place, op.const(1)))
+    begins = op.LessOrEqual(place, op.Unsqueeze(op.Min(target_lengths, [1]), [1]))
+    state = op.Where(begins, emitted[0], never)
+    for number, scores in enumerate(emitted[1:], 1):
+        one = op.Concat(column, op.Slice(state, [0], [-1], [1]), axis=1)
+        two = op.Concat(column, op.Slice(one, [0], [-1], [1]), axis=1)
+        after = op.Add(_log_of_sum(low, [state, one, op.Where(jump, two, never)]), scores)
+        running = op.Unsqueeze(op.Greater(input_lengths, op.const(number)), [1])
+        state = op.Where(running, after, state)
+    return state
+
+
+def _ends(low: Lowering, state: ir.Value, target_lengths: ir.Value, back: int) -> ir.Value:
+    """The forward variable of the last blank, or of the last label (`back` = 1), which is not there without labels."""
+    op = low.op
+    place = op.Sub(op.Mul(target_lengths, [2]), [back])
+    there = op.GatherElements(state, op.Unsqueeze(op.Max(place, [0]), [1]), axis=1)
+    result = op.Squeeze(there, [1])
+    return op.Where(op.Less(place, op.const(0)), op.const(_NEVER, low.dtype), result)

@@ -1,0 +1,224 @@
+"""Discrete Fourier transforms as products with matrices of cosines and sines, whose gradients are exact.
+
+A long axis of a known size with factors is transformed in stages (Cooley and Tukey, Math. Comp. 19 (1965), 297-301).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.ortmodule.lowering._table import Complex, Lowering, lower_complex
+from onnxtrain.ortmodule.lowering.aten.complex import as_complex
+from onnxtrain.ortmodule.lowering.aten.shape import transposed
+
+_LARGEST = 128
+"""Of the sizes that one matrix is for; larger ones are factored."""
+
+_FORWARD, _BACKWARD = -1, 1
+"""Signs of the exponent."""
+
+
+@lower_complex("aten._fft_r2c.default")
+def real_to_complex(
+    low: Lowering, x: ir.Value, dim: Sequence[int], normalization: int, onesided: bool
+) -> Complex:
+    """The last of the axes first, of which half is kept where it is one-sided."""
+    axes = _axes(low, dim)
+    last = axes[-1]
+    kept: Any = low.result.shape[last] if onesided else low.fake(0).shape[last]
+    z = _along(low, Complex(x, x), last, low.fake(0).shape[last], kept, _FORWARD, real=True)
+    return _transformed(low, z, axes[:-1], axes, low.fake(0).shape, normalization, _FORWARD)
+
+
+@lower_complex("aten._fft_c2c.default")
+def complex_to_complex(
+    low: Lowering, x: Any, dim: Sequence[int], normalization: int, forward: bool
+) -> Complex:
+    axes = _axes(low, dim)
+    sign = _FORWARD if forward else _BACKWARD
+    return _transformed(low, as_complex(low, x), axes, axes, low.fake(0).shape, normalization, sign)
+
+
+@lower_complex("aten._fft_c2r.default")
+def complex_to_real(
+    low: Lowering, z: Complex, dim: Sequence[int], normalization: int, last_dim_size: Any
+) -> ir.Value:
+    """The last axis is half of a symmetric one; of its first and middle element the imaginary part is not read."""
+    axes = _axes(low, dim)
+    last, shape = axes[-1], list(low.fake(0).shape)
+    z = _transformed(low, z, axes[:-1], (), shape, 0, _BACKWARD)
+    x = _symmetric(low, z, last, shape[last], low.result.shape[last], last_dim_size)
+    shape[last] = low.result.shape[last]
+    return _normalized(low, Complex(x, x), axes, shape, normalization).re
+
+
+def _axes(low: Lowering, dim: Sequence[int]) -> list[int]:
+    return [axis % len(low.fake(0).shape) for axis in dim]
+
+
+def _transformed(
+    low: Lowering,
+    z: Complex,
+    axes: Sequence[int],
+    normalized: Sequence[int],
+    shape: Sequence[Any],
+    normalization: int,
+    sign: int,
+) -> Complex:
+    for axis in axes:
+        z = _along(low, z, axis, shape[axis], shape[axis], sign)
+    return _normalized(low, z, normalized, shape, normalization)
+
+
+def _normalized(
+    low: Lowering, z: Complex, axes: Sequence[int], shape: Sequence[Any], normalization: int
+) -> Complex:
+    """Divides by 1, the square root of the number of elements, or that number."""
+    if normalization == 0 or not axes:
+        return z
+    op = low.op
+    if all(isinstance(shape[axis], int) for axis in axes):
+        count = math.prod(shape[axis] for axis in axes)
+        scale = op.const(1 / (math.sqrt(count) if normalization == 1 else count), low.dtype)
+    else:
+        sizes = op.Concat(*(_size(low, shape, axis, z) for axis in axes), axis=0)
+        total = op.Cast(op.ReduceProd(sizes, keepdims=0), to=low.dtype)
+        scale = op.Reciprocal(op.Sqrt(total) if normalization == 1 else total)
+    return Complex(op.Mul(z.re, scale), z.im if z.im is z.re else op.Mul(z.im, scale))
+
+
+def _size(low: Lowering, shape: Sequence[Any], axis: int, z: Complex) -> ir.Value:
+    """The size of an axis before the transform, as int64 [1]."""
+    if isinstance(shape[axis], int):
+        return low.op.const([shape[axis]])
+    given = low.env[low.node.args[0]]  # type: ignore[index]
+    if str(low.fake(0).shape[axis]) == str(shape[axis]):
+        return low.op.dim(given.re if isinstance(given, Complex) else given, axis)
+    return low.op.dim(z.re, axis)
+
+
+def _along(
+    low: Lowering, z: Complex, axis: int, size: Any, kept: Any, sign: int, real: bool = False
+) -> Complex:
+    """Returns the first `kept` elements of the transform along an axis of `size`; `real`: of the real part alone."""
+    order = list(range(len(low.fake(0).shape)))
+    order[axis], order[-1] = order[-1], order[axis]
+    z = Complex(transposed(low, z.re, order), transposed(low, z.im, order))
+    if isinstance(size, int) and size > _LARGEST and _factor(size) > 1:
+        z = _staged(low, z, size, sign, real)
+        if kept is not size:
+            z = Complex(*(low.op.Slice(part, [0], low.op.const([kept]), [-1]) for part in (z.re, z.im)))
+    else:
+        z = _multiplied(low, z, *_waves(low, z, size, kept, sign), real=real)
+    return Complex(transposed(low, z.re, order), transposed(low, z.im, order))
+
+
+def _multiplied(low: Lowering, z: Complex, cosines: ir.Value, sines: ir.Value, real: bool) -> Complex:
+    """The rows of z times cosines + i sines."""
+    op = low.op
+    if real:
+        return Complex(op.MatMul(z.re, cosines), op.MatMul(z.re, sines))
+    return Complex(
+        op.Sub(op.MatMul(z.re, cosines), op.MatMul(z.im, sines)),
+        op.Add(op.MatMul(z.re, sines), op.MatMul(z.im, cosines)),
+    )
+
+
+def _waves(low: Lowering, z: Complex, size: Any, kept: Any, sign: int) -> tuple[ir.Value, ir.Value]:
+    """Cosines and sines of 2 pi j k / size for j < size and k < kept, the angle with this sign."""
+    op = low.op
+    if isinstance(size, int) and isinstance(kept, int):
+        known = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
+        return op.const(np.cos(known), low.dtype), op.const(np.sin(known), low.dtype)
+    length = op.Shape(z.re, start=-1)
+    count = length
+    if kept is not size and str(kept) != str(size):  # one-sided
+        count = op.Add(op.Div(length, [2]), [1])
+    rows, columns = (op.Range(0, op.Squeeze(n, [0]), 1) for n in (length, count))
+    whole = op.Mod(op.Mul(op.Unsqueeze(rows, [1]), columns), length)
+    turns = op.Div(op.Cast(whole, to=ir.DataType.DOUBLE), op.Cast(length, to=ir.DataType.DOUBLE))
+    angles = op.Mul(turns, op.const(sign * 2 * math.pi, ir.DataType.DOUBLE))
+    return low.tensor(op.Cos(angles), low.dtype), low.tensor(op.Sin(angles), low.dtype)
+
+
+def _angles(j: np.ndarray, k: np.ndarray, size: int, sign: int) -> np.ndarray:
+    angles: np.ndarray = sign * 2 * np.pi * ((j * k) % size) / size
+    return angles
+
+
+def _factor(size: int) -> int:
+    """The largest divisor that is at most the square root."""
+    return next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
+
+
+def _staged(low: Lowering, z: Complex, size: int, sign: int, real: bool = False) -> Complex:
+    """With size = a b, j = b j1 + j2 and k = k1 + a k2: transforms of size a over j1, turns, transforms of size b."""
+    op = low.op
+    if size <= _LARGEST or _factor(size) == 1:
+        return _multiplied(low, z, *_waves(low, z, size, size, sign), real=real)
+    a = _factor(size)
+    b = size // a
+    rank = len(low.fake(0).shape)
+    swap = [*range(rank - 1), rank, rank - 1]
+
+    def swapped(value: Complex) -> Complex:
+        return Complex(op.Transpose(value.re, perm=swap), op.Transpose(value.im, perm=swap))
+
+    def split(value: ir.Value) -> ir.Value:
+        return op.Reshape(value, [0] * (rank - 1) + [a, b])
+
+    z = swapped(Complex(split(z.re), split(z.im)))
+    z = _staged(low, z, a, sign, real)  # [..., j2, k1]
+    turns = _angles(np.arange(b)[:, None], np.arange(a), size, sign)
+    cosines, sines = op.const(np.cos(turns), low.dtype), op.const(np.sin(turns), low.dtype)
+    z = Complex(
+        op.Sub(op.Mul(z.re, cosines), op.Mul(z.im, sines)), op.Add(op.Mul(z.re, sines), op.Mul(z.im, cosines))
+    )
+    z = swapped(_staged(low, swapped(z), b, sign))  # [..., k1, j2] -> [..., k1, k2] -> [..., k2, k1]
+    flat = [0] * (rank - 1) + [size]
+    return Complex(op.Reshape(z.re, flat), op.Reshape(z.im, flat))
+
+
+def _symmetric(low: Lowering, z: Complex, axis: int, half: Any, size: Any, given: Any) -> ir.Value:
+    """Returns the real backward transform along an axis of which the first `half` elements of `size` are there."""
+    op = low.op
+    order = list(range(len(low.fake(0).shape)))
+    order[axis], order[-1] = order[-1], order[axis]
+    re, im = transposed(low, z.re, order), transposed(low, z.im, order)
+    if isinstance(size, int) and isinstance(half, int):
+        if size > _LARGEST and _factor(size) > 1:
+            whole = Complex(_mirrored(low, re, size), _mirrored(low, im, size, odd=True))
+            return transposed(low, _staged(low, whole, size, _BACKWARD).re, order)
+        k = np.arange(half)
+        weight = np.where((k == 0) | (2 * k == size), 1.0, 2.0)[:, None]
+        angles = _angles(k[:, None], np.arange(size), size, _BACKWARD)
+        cosines = op.const(weight * np.cos(angles), low.dtype)
+        sines = op.const(-weight * np.sin(angles), low.dtype)
+    else:
+        cosines, sines = _half_waves(low, op.Shape(re, start=-1), low.ints([given]))
+    return transposed(low, op.Add(op.MatMul(re, cosines), op.MatMul(im, sines)), order)
+
+
+def _half_waves(low: Lowering, half: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value]:
+    op = low.op
+    k = op.Unsqueeze(op.Range(0, op.Squeeze(half, [0]), 1), [1])
+    whole = op.Mod(op.Mul(k, op.Range(0, op.Squeeze(size, [0]), 1)), size)
+    turns = op.Div(op.Cast(whole, to=ir.DataType.DOUBLE), op.Cast(size, to=ir.DataType.DOUBLE))
+    angles = op.Mul(turns, op.const(2 * math.pi, ir.DataType.DOUBLE))
+    once = op.Or(op.Equal(k, op.const(0)), op.Equal(op.Mul(k, op.const(2)), size))
+    weight = op.Where(once, op.const(1.0, ir.DataType.DOUBLE), op.const(2.0, ir.DataType.DOUBLE))
+    cosines, sines = op.Mul(weight, op.Cos(angles)), op.Neg(op.Mul(weight, op.Sin(angles)))
+    return low.tensor(cosines, low.dtype), low.tensor(sines, low.dtype)
+
+
+def _mirrored(low: Lowering, half: ir.Value, size: int, odd: bool = False) -> ir.Value:
+    """The whole axis of a symmetric, or antisymmetric, one."""
+    op = low.op
+    rest = size - size // 2 - 1
+    behind = op.Slice(half, [rest], [0], [-1], [-1])  # elements rest, ..., 1
+    return op.Concat(half, op.Neg(behind) if odd else behind, axis=-1)

@@ -1,0 +1,354 @@
+"""Pooling, resizing and sampling of images; sizes are `[batch, channels, spatial axes]`, the batch optional."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from torch.nn import functional
+
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+
+__all__ = ["INTERPOLATE"]
+
+
+def _interpolate(
+    x: torch.Tensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> Any:
+    """`torch.nn.functional.interpolate`, which PyTorch's own tracing would take apart."""
+    rank = x.dim() - 2
+    if antialias or recompute_scale_factor or mode not in _UPSAMPLE:
+        return functional.interpolate(
+            x, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
+        )
+    factors: list[Any] = [None] * rank
+    if scale_factor is not None:
+        factors = [float(factor) for factor in _per_axis(scale_factor, rank)]
+        size = [
+            n * int(f) if f.is_integer() else torch.sym_int(n * f)  # type: ignore[no-untyped-call]
+            for n, f in zip(x.shape[2:], factors, strict=True)
+        ]
+    corners = [] if mode.startswith("nearest") else [bool(align_corners)]
+    op = getattr(torch.ops.aten, f"{_UPSAMPLE[mode]}{rank}d")
+    return op.default(x, _per_axis(size, rank), *corners, *factors)
+
+
+_UPSAMPLE = {
+    "nearest": "upsample_nearest",
+    "nearest-exact": "_upsample_nearest_exact",
+    "linear": "upsample_linear",
+    "bilinear": "upsample_bilinear",
+    "bicubic": "upsample_bicubic",
+    "trilinear": "upsample_trilinear",
+}
+INTERPOLATE: dict[Any, Callable[..., Any]] = {functional.interpolate: _interpolate}
+"""By the function in a Dynamo graph: what to trace instead."""
+
+
+@lower("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
+def max_pool(
+    low: Lowering,
+    x: ir.Value,
+    kernel: list[int],
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[ir.Value, ir.Value | None]:
+    """MaxPool, and where in its plane each maximum lies if somebody asks."""
+    rank = len(kernel)
+    attributes = _windows(rank, kernel, stride, padding, ceil_mode)
+    attributes["dilations"] = _per_axis(dilation, rank)
+    if not low.uses_result(1):
+        return _batched(low, x, rank, lambda x: low.op.MaxPool(x, **attributes)), None
+    if len(low.fake(0).shape) != rank + 2:
+        raise low.unsupported("indices of an input without batch")
+    y, indices = low.op.MaxPool(x, **attributes, _outputs=2)
+    # PyTorch counts within each plane, ONNX through the whole tensor.
+    plane = low.op.ReduceProd(low.op.Shape(x, start=2), keepdims=0)
+    return y, low.op.Mod(indices, plane)
+
+
+@lower("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default")
+def avg_pool(
+    low: Lowering,
+    x: ir.Value,
+    kernel: list[int],
+    stride: Any = (),
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> ir.Value:
+    rank = len(kernel)
+    kernel, stride = _without_excess(low, kernel, stride, padding, ceil_mode)
+    attributes = _windows(rank, kernel, stride, padding, ceil_mode)
+    if divisor_override is not None and ceil_mode:
+        _pad_for_last_window(low, attributes)
+    attributes["count_include_pad"] = int(count_include_pad or divisor_override is not None)
+    y = _batched(low, x, rank, lambda x: low.op.AveragePool(x, **attributes))
+    if divisor_override is None:
+        return y
+    return low.op.Mul(y, math.prod(kernel) / divisor_override)
+
+
+@lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
+def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[Any]) -> ir.Value:
+    """The mean for one position per plane, AveragePool where the windows are equal, else a MatMul per axis."""
+    rank = len(size)
+    if all(isinstance(n, int) and n == 1 for n in size):
+        return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)
+    have = list(low.fake(0).shape[-rank:])
+    known = all(isinstance(n, int) for n in (*have, *size))
+    if known and all(n % wanted == 0 for n, wanted in zip(have, size, strict=True)):
+        kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
+        return _batched(low, x, rank, lambda x: low.op.AveragePool(x, kernel_shape=kernel, strides=kernel))
+    sizes = low.op.shape_of(x)
+    for axis, wanted in zip(range(-rank, 0), size, strict=True):
+        x = _averaged_along(low, x, axis, have[axis], wanted, sizes)
+    return x
+
+
+def _averaged_along(
+    low: Lowering, x: ir.Value, axis: int, have: Any, wanted: Any, sizes: ir.Value
+) -> ir.Value:
+    """Adaptive pooling of one axis, of the size `have`; those behind it have still the `sizes` of the input."""
+    op, before = low.op, list(x.shape or ())
+    known = isinstance(have, int) and isinstance(wanted, int)
+    matrix = (
+        op.const(_averages(have, wanted), low.dtype) if known else _symbolic_averages(low, x, axis, wanted)
+    )
+    after = [*before[:axis], *low.shape(low.result)[axis : axis + 1 or None], *before[axis:][1:]]
+    if axis == -1:
+        y = op.MatMul(x, op.Transpose(matrix, perm=[1, 0]))
+    elif axis == -2:
+        y = op.MatMul(matrix, x)
+    else:
+        rows = op.Reshape(x, op.Concat(op.Shape(x, end=len(before) + axis + 1), [-1], axis=0))
+        behind = op.Slice(sizes, [axis + 1], [np.iinfo(np.int64).max], [0])
+        pooled = op.MatMul(matrix, rows)
+        y = op.Reshape(pooled, op.Concat(op.Shape(pooled, end=-1), behind, axis=0))
+    y.shape = ir.Shape(after)
+    return y
+
+
+@lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
+def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.Value, ir.Value | None]:
+    """MaxPool, whose windows are equal once places of overlapping ones are there several times."""
+    rank = len(size)
+    if all(n == 1 for n in size) and not low.uses_result(1):
+        return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
+    op, have = low.op, [low.known(n) for n in low.fake(0).shape[-rank:]]
+    places = [_equal_windows(n, wanted) for n, wanted in zip(have, size, strict=True)]
+    kernel = [place.shape[1] for place in places]
+    shape = list(x.shape or ())
+    for axis, (n, place) in enumerate(zip(have, places, strict=True)):
+        if place.size != n:
+            x = op.Gather(x, place.ravel(), axis=len(shape) - rank + axis)
+            shape[axis - rank] = place.size
+            x.shape = ir.Shape(shape)
+    attributes = {"kernel_shape": kernel, "strides": kernel}
+    if not low.uses_result(1):
+        return _batched(low, x, rank, lambda x: op.MaxPool(x, **attributes)), None
+    if len(shape) != rank + 2:
+        raise low.unsupported("indices of an input without batch")
+    y, indices = op.MaxPool(x, **attributes, _outputs=2)
+    # ONNX counts through the whole tensor, PyTorch within each plane, and that without what is there twice.
+    plane = np.arange(math.prod(have)).reshape(have)
+    for axis, place in enumerate(places):
+        plane = np.take(plane, place.ravel(), axis)
+    return y, op.Gather(op.const(plane.ravel()), op.Mod(indices, plane.size))
+
+
+def _equal_windows(n: int, wanted: int) -> np.ndarray:
+    """Returns the places [wanted, length] that adaptive pooling looks at; shorter windows repeat their last one."""
+    starts = np.arange(wanted) * n // wanted
+    ends = -(-(np.arange(wanted) + 1) * n // wanted)
+    steps = np.arange((ends - starts).max())
+    return np.minimum(starts[:, None] + steps, ends[:, None] - 1)
+
+
+@lower(
+    "aten.upsample_nearest1d.default", "aten.upsample_nearest2d.default", "aten.upsample_nearest3d.default"
+)
+def upsample_nearest(low: Lowering, x: ir.Value, size: list[Any], *scales: float | None) -> ir.Value:
+    how = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return _resize(low, x, size, scales, mode="nearest", **how)
+
+
+@lower(
+    "aten._upsample_nearest_exact1d.default",
+    "aten._upsample_nearest_exact2d.default",
+    "aten._upsample_nearest_exact3d.default",
+)
+def upsample_nearest_exact(low: Lowering, x: ir.Value, size: list[Any], *scales: float | None) -> ir.Value:
+    how = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
+    return _resize(low, x, size, scales, mode="nearest", **how)
+
+
+@lower(
+    "aten.upsample_linear1d.default", "aten.upsample_bilinear2d.default", "aten.upsample_trilinear3d.default"
+)
+def upsample_linear(
+    low: Lowering, x: ir.Value, size: list[Any], align_corners: bool, *scales: float | None
+) -> ir.Value:
+    return _resize(
+        low, x, size, scales, mode="linear", coordinate_transformation_mode=_corners(align_corners)
+    )
+
+
+@lower("aten.upsample_bicubic2d.default")
+def upsample_bicubic(
+    low: Lowering, x: ir.Value, size: list[Any], align_corners: bool, *scales: float | None
+) -> ir.Value:
+    where = _corners(align_corners)
+    return _resize(
+        low, x, size, scales, mode="cubic", cubic_coeff_a=-0.75, coordinate_transformation_mode=where
+    )
+
+
+@lower("aten.grid_sampler_2d.default", "aten.grid_sampler_3d.default")
+def grid_sampler(
+    low: Lowering, x: ir.Value, grid: ir.Value, mode: int, padding_mode: int, align_corners: bool
+) -> ir.Value:
+    if mode == 2:
+        raise low.unsupported("bicubic sampling, which has no gradient rule")
+    return low.op.GridSample(
+        x,
+        grid,
+        mode=("linear", "nearest")[mode],
+        padding_mode=("zeros", "border", "reflection")[padding_mode],
+        align_corners=int(align_corners),
+    )
+
+
+def _corners(align: bool) -> str:
+    return "align_corners" if align else "half_pixel"
+
+
+def _resize(
+    low: Lowering, x: ir.Value, size: list[Any], scales: tuple[float | None, ...], **attributes: Any
+) -> ir.Value:
+    """Resize by scales where PyTorch computes coordinates with them, else to sizes."""
+    have, wanted = low.fake(0).shape[-len(size) :], low.result.shape[-len(size) :]
+    axes = [*range(2, 2 + len(size))]
+    aligned = attributes["coordinate_transformation_mode"] == "align_corners"
+    given = None if aligned else _scales(low, scales, have, wanted)
+    last = (None, low.ints(size)) if given is None else (low.op.const(given),)
+    output: ir.Value = low.op.Resize(x, None, *last, axes=axes, **attributes)
+    return output
+
+
+def _scales(
+    low: Lowering, scales: tuple[float | None, ...], have: Sequence[Any], wanted: Sequence[Any]
+) -> np.ndarray | None:
+    """The scales that PyTorch computes coordinates with, float32 [rank]; None where it uses the ratios of sizes."""
+    if not scales or None in scales:
+        return None
+    factors = [float(scale or 0) for scale in scales]
+    rounded = np.array(factors, np.float32)
+    if all(isinstance(n, int) for n in (*have, *wanted)):
+        if [n / m for n, m in zip(wanted, have, strict=True)] == factors:
+            return None
+        exact = [int(m * f) for m, f in zip(have, rounded, strict=True)] == list(wanted)
+    else:
+        exact = rounded.astype(np.float64).tolist() == factors
+    if not exact:
+        raise low.unsupported(f"scales {factors}, which float32 cannot hold")
+    return rounded
+
+
+def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
+    kernel = _per_axis(kernel, rank)
+    pads = _per_axis(padding, rank)
+    return {
+        "kernel_shape": kernel,
+        "strides": _per_axis(stride, rank) if stride else kernel,
+        "pads": [*pads, *pads],
+        "ceil_mode": int(ceil_mode),
+    }
+
+
+_LARGE = 32
+
+
+def _without_excess(
+    low: Lowering, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool
+) -> tuple[list[int], list[int]]:
+    """Returns kernel and stride without what is outside of the padded input, where ceil mode allows a larger kernel.
+
+    One window averages all, then. Its gradient would otherwise multiply with a kernel that may need gigabytes, as
+    that of a pooling over `hidden_dim` places at the end of a network.
+    """
+    rank = len(kernel)
+    strides = _per_axis(stride, rank) if stride else list(kernel)
+    if not ceil_mode or max(kernel) <= _LARGE:
+        return kernel, strides
+    have = [low.known(n) for n in low.fake(0).shape[-rank:]]
+    reach = [n + 2 * pad for n, pad in zip(have, _per_axis(padding, rank), strict=True)]
+    strides = [step if k <= r else r for k, step, r in zip(kernel, strides, reach, strict=True)]
+    return [min(k, r) for k, r in zip(kernel, reach, strict=True)], strides
+
+
+def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
+    """Pads to the windows that PyTorch has in ceil mode, for these sizes, so that padding counts in all of them."""
+    rank = len(attributes["kernel_shape"])
+    sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
+    for axis, (n, windows) in enumerate(sizes):
+        last = (low.known(windows) - 1) * attributes["strides"][axis] + attributes["kernel_shape"][axis]
+        attributes["pads"][rank + axis] = max(0, last - low.known(n) - attributes["pads"][axis])
+    attributes["ceil_mode"] = 0
+
+
+def _per_axis(numbers: Any, rank: int) -> list[int]:
+    items = list(numbers) if isinstance(numbers, list | tuple) else [numbers]
+    return items * rank if len(items) == 1 else items
+
+
+def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    """Applies `pool` to an input that may lack its batch axis."""
+    if len(low.fake(0).shape) == rank + 2:
+        return pool(x)
+    batch = low.op.Unsqueeze(x, [0])
+    batch.shape = ir.Shape([1, *(x.shape or ())])
+    y = pool(batch)
+    fake = low.result[0] if isinstance(low.result, tuple) else low.result
+    y.shape = ir.Shape([1, *low.shape(fake)])
+    return low.op.Squeeze(y, [0])
+
+
+def _averages(n: int, wanted: int) -> np.ndarray:
+    """Returns the matrix [wanted, n] of adaptive pooling: row i averages from floor(i n / wanted) on."""
+    matrix = np.zeros((wanted, n))
+    for i in range(wanted):
+        start, end = i * n // wanted, -(-(i + 1) * n // wanted)
+        matrix[i, start:end] = 1 / (end - start)
+    return matrix
+
+
+def _symbolic_averages(low: Lowering, x: ir.Value, axis: int, wanted: Any) -> ir.Value:
+    """Returns the same matrix for sizes that are known at run time."""
+    op = low.op
+    length = op.dim(x, len(x.shape or ()) + axis)
+    count = low.ints(wanted)
+    first = op.Range(0, low.int_scalar(wanted), 1)
+    starts = op.Unsqueeze(op.Div(op.Mul(first, length), count), [1])
+    ends = op.Sub(op.Mul(op.Add(first, 1), length), 1)
+    ends = op.Unsqueeze(op.Add(op.Div(ends, count), 1), [1])
+    places = op.Range(0, op.Squeeze(length, [0]), 1)
+    inside = op.And(op.GreaterOrEqual(places, starts), op.Less(places, ends))
+    weights = op.Div(op.Cast(inside, to=low.dtype), op.Cast(op.Sub(ends, starts), to=low.dtype))
+    weights.shape = ir.Shape(
+        [*low.shape(low.result)[axis : axis + 1 or None], *(x.shape or ())[axis : axis + 1 or None]]
+    )
+    return weights

@@ -1,0 +1,236 @@
+"""Random numbers: drawn by PyTorch's generator at each call, so that a seed gives what it gives in eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch.nn import functional
+
+from onnxtrain.ortmodule.lowering._table import (
+    DRAWN_BETWEEN_PARTS,
+    Lowering,
+    UnsupportedATenOp,
+    lower,
+    memory_order,
+)
+
+__all__ = ["DROPOUTS"]
+
+Fill = Callable[[torch.Tensor], Any]
+
+
+def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
+    """A random input like `fake` that `fill` writes, into memory of the order that eager PyTorch has there."""
+    if generator is not None:
+        raise low.unsupported("a generator of its own")
+    dtype, device = fake.dtype, fake.device
+    order = memory_order(fake)
+
+    def draw(shape: Sequence[int]) -> torch.Tensor:
+        tensor = torch.empty_permuted(tuple(shape), order, dtype=dtype, device=device)
+        fill(tensor)
+        return tensor
+
+    try:
+        return low.random_input(draw, fake)
+    except UnsupportedATenOp as error:
+        raise UnsupportedATenOp(f"{error}, {DRAWN_BETWEEN_PARTS}") from None
+
+
+def _numbers(low: Lowering, *values: Any) -> None:
+    if any(isinstance(value, ir.Value) for value in values):
+        raise low.unsupported("a distribution whose parameters depend on the input")
+
+
+@lower("aten.bernoulli.p", "aten.bernoulli.float")
+def bernoulli(low: Lowering, x: Any, p: Any = 0.5, generator: Any = None) -> ir.Value:
+    """What `torch.nn.functional.dropout` draws."""
+    _numbers(low, p)
+    return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p), generator)
+
+
+_LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "bernoulli_like(Tensor x, float p) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,)
+)
+
+
+@torch.library.register_fake("onnxtrain::bernoulli_like")  # type: ignore[untyped-decorator]
+def _fake_bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@lower("onnxtrain.bernoulli_like.default")
+def bernoulli_like(low: Lowering, x: ir.Value, p: Any) -> ir.Value:
+    """`torch.empty_like(x).bernoulli_(p)`, in the memory order of `x`, which other traces of it lose."""
+    _numbers(low, p)
+    return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p))
+
+
+def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """As eager PyTorch computes dropout on the CPU, for symbolic sizes too."""
+    if not training or p == 0 or isinstance(p, torch.SymFloat):
+        return functional.dropout(x, p, training, inplace)
+    if p == 1:  # nothing is drawn
+        return x.mul_(0.0) if inplace else x * 0.0
+    noise = torch.ops.onnxtrain.bernoulli_like(x, 1 - p) / (1 - p)
+    return x.mul_(noise) if inplace else x * noise
+
+
+def _feature_dropout(
+    function: Callable[..., torch.Tensor],
+    rank: int,
+    x: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> torch.Tensor:
+    """Dropout of whole channels; `rank` is that of a batch."""
+    if not training or p == 0 or p == 1 or x.dim() != rank or isinstance(p, torch.SymFloat):
+        return function(x, p, training, inplace)
+    channels = x.new_empty((x.shape[0], x.shape[1], *[1] * (rank - 2)))
+    noise = torch.ops.onnxtrain.bernoulli_like(channels, 1 - p) / (1 - p)
+    return x.mul_(noise) if inplace else x * noise
+
+
+DROPOUTS: dict[Any, Callable[..., Any]] = {
+    functional.dropout: _dropout,
+    functional.dropout1d: partial(_feature_dropout, functional.dropout1d, 3),
+    functional.dropout2d: partial(_feature_dropout, functional.dropout2d, 4),
+    functional.dropout3d: partial(_feature_dropout, functional.dropout3d, 5),
+}
+"""By the function in a Dynamo graph: what to trace instead."""
+
+
+@lower("aten.native_dropout.default")
+def native_dropout(
+    low: Lowering, x: ir.Value, p: Any, train: bool | None
+) -> tuple[ir.Value, ir.Value | None]:
+    """What some traces make of `torch.dropout`, which multiplies by a bernoulli(1 - p) over 1 - p."""
+    _numbers(low, p)
+    if train is False or p == 0:
+        return x, low.op.Cast(low.op.ones_like(x), to=ir.DataType.BOOL) if low.uses_result(1) else None
+    if p == 1:
+        return low.op.Mul(x, 0.0), low.op.Cast(low.op.zeros_like(x), to=ir.DataType.BOOL)
+    noise = _filled(low, low.result[0], lambda tensor: tensor.bernoulli_(1 - p))
+    kept = low.op.Cast(noise, to=ir.DataType.BOOL) if low.uses_result(1) else None
+    return low.op.Mul(x, low.op.Div(noise, 1 - p)), kept
+
+
+@lower("aten.rand.default", "aten.rand_like.default")
+def rand(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
+    return _filled(low, low.result, lambda tensor: tensor.uniform_())
+
+
+@lower("aten.uniform.default")
+def uniform(low: Lowering, x: Any, start: Any = 0.0, end: Any = 1.0, generator: Any = None) -> ir.Value:
+    _numbers(low, start, end)
+    return _filled(low, low.result, lambda tensor: tensor.uniform_(start, end), generator)
+
+
+@lower("aten.randn.default", "aten.randn_like.default")
+def randn(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
+    return _filled(low, low.result, lambda tensor: tensor.normal_())
+
+
+@lower("aten.normal.float_float")
+def normal(low: Lowering, mean: Any, std: Any, size: Any, generator: Any = None, **kwargs: Any) -> ir.Value:
+    _numbers(low, mean, std)
+    return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
+
+
+@lower("aten.normal_functional.default")
+def normal_functional(
+    low: Lowering, x: Any, mean: Any = 0.0, std: Any = 1.0, generator: Any = None
+) -> ir.Value:
+    _numbers(low, mean, std)
+    return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
+
+
+@lower("aten.exponential.default")
+def exponential(low: Lowering, x: Any, rate: Any = 1.0, generator: Any = None) -> ir.Value:
+    _numbers(low, rate)
+    return _filled(low, low.result, lambda tensor: tensor.exponential_(rate), generator)
+
+
+@lower("aten.geometric.default")
+def geometric(low: Lowering, x: Any, p: Any, generator: Any = None) -> ir.Value:
+    _numbers(low, p)
+    return _filled(low, low.result, lambda tensor: tensor.geometric_(p), generator)
+
+
+@lower("aten.log_normal.default")
+def log_normal(low: Lowering, x: Any, mean: Any = 1.0, std: Any = 2.0, generator: Any = None) -> ir.Value:
+    _numbers(low, mean, std)
+    return _filled(low, low.result, lambda tensor: tensor.log_normal_(mean, std), generator)
+
+
+@lower("aten.cauchy.default")
+def cauchy(low: Lowering, x: Any, median: Any = 0.0, sigma: Any = 1.0, generator: Any = None) -> ir.Value:
+    _numbers(low, median, sigma)
+    return _filled(low, low.result, lambda tensor: tensor.cauchy_(median, sigma), generator)
+
+
+@lower("aten.randint.default", "aten.randint_like.default")
+def randint(low: Lowering, *args: Any, **kwargs: Any) -> ir.Value:
+    """`randint(high, size)` and `randint_like(tensor, high)`."""
+    high = args[1] if "like" in str(low.node.target) else args[0]
+    return _integers(low, 0, high)
+
+
+@lower("aten.randint.low")
+def randint_low(low: Lowering, start: Any, high: Any, size: Any, **kwargs: Any) -> ir.Value:
+    return _integers(low, start, high)
+
+
+@lower("aten.randint_like.low_dtype")
+def randint_like_low(low: Lowering, like: Any, start: Any, high: Any, **kwargs: Any) -> ir.Value:
+    return _integers(low, start, high)
+
+
+def _integers(low: Lowering, start: Any, high: Any) -> ir.Value:
+    _numbers(low, start, high)
+    return _filled(low, low.result, lambda tensor: tensor.random_(start, high))
+
+
+@lower("aten.randperm.default")
+def randperm(low: Lowering, n: Any, **kwargs: Any) -> ir.Value:
+    dtype, device = low.result.dtype, low.result.device
+    return low.random_input(lambda shape: torch.randperm(shape[0], dtype=dtype, device=device), low.result)
+
+
+@lower("aten.multinomial.default")
+def multinomial(
+    low: Lowering, weights: ir.Value, count: int, replacement: bool = False, *, generator: Any = None
+) -> ir.Value:
+    """As PyTorch's CPU kernels: the places of the largest weight / exponential, or, with replacement, a search."""
+    op = low.op
+    if generator is not None:
+        raise low.unsupported("a generator of its own")
+    weights = low.stopped(weights)
+    if not replacement or count == 1:
+        noise = low.random_input(_drawn(low, lambda tensor: tensor.exponential_()), low.fake(0))
+        _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)
+        return places
+    noise = low.random_input(
+        lambda shape: torch.empty(tuple(shape), dtype=torch.float64).uniform_(), low.result.double()
+    )
+    sums = op.CumSum(weights, op.const(-1))
+    shares = op.Cast(op.Div(sums, op.Gather(sums, [-1], axis=-1)), to=ir.DataType.DOUBLE)
+    before = op.Less(op.Unsqueeze(shares, [-2]), op.Unsqueeze(noise, [-1]))
+    return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)
+
+
+def _drawn(low: Lowering, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
+    dtype, device = low.fake(0).dtype, low.fake(0).device
+
+    def draw(shape: Sequence[int]) -> torch.Tensor:
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
+        fill(tensor)
+        return tensor
+
+    return draw

@@ -1,0 +1,190 @@
+"""LSTM, GRU and RNN layers as one ONNX node each.
+
+Under PyTorch's own tracing a layer comes apart into its time steps. `WHOLE_LAYERS` replaces `torch.lstm` and its
+kin, before that happens, by a call of `onnxtrain::recurrent_layer` for each layer, which survives tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.ortmodule._torch import disable_current_modes
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+
+__all__ = ["WHOLE_LAYERS"]
+
+_LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(  # type: ignore[no-untyped-call]
+    "recurrent_layer(Tensor x, Tensor[] states, Tensor[] weights, str mode, bool bias, bool bidirectional) -> Tensor[]"
+)
+
+_GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
+"""Where PyTorch has each of ONNX's gates: i o f c among i f g o; z r h among r z n."""
+
+
+@torch.library.register_fake("onnxtrain::recurrent_layer")  # type: ignore[untyped-decorator]
+def _fake_layer(
+    x: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    mode: str,
+    bias: bool,
+    bidirectional: bool,
+) -> list[torch.Tensor]:
+    """The sequence of hidden states [time, batch, directions * hidden], then the final states."""
+    hidden = states[0].shape[-1] * (2 if bidirectional else 1)
+    return [x.new_empty((x.shape[0], x.shape[1], hidden)), *(torch.empty_like(state) for state in states)]
+
+
+def _layers(function: Callable[..., Any], *args: Any) -> Any:
+    """What `function`, torch.lstm or another, returns for a padded batch, by calls of `recurrent_layer`."""
+    mode = function.__name__
+    if len(args) != 9 or not isinstance(args[2], list | tuple):
+        return function(*args)  # a packed sequence
+    x, initial, weights, bias, num_layers, dropout, train, bidirectional, batch_first = args
+    states = list(initial) if mode == "lstm" else [initial]
+    dtypes = _result_dtypes(function, x, states, weights, bias)
+    x, *rest = _of_one_dtype(x, *states, *weights)
+    states, weights = rest[: len(states)], rest[len(states) :]
+    if mode == "lstm" and states[0].shape[-1] != states[1].shape[-1]:
+        return function(*args)  # with projections, which ONNX's LSTM lacks
+    directions = 2 if bidirectional else 1
+    tensors = directions * (4 if bias else 2)
+    if batch_first:
+        x = x.transpose(0, 1)
+    if x.shape[0] == 0:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+    finals = []
+    for layer in range(num_layers):
+        before = [state.narrow(0, layer * directions, directions) for state in states]
+        own = list(weights[layer * tensors : (layer + 1) * tensors])
+        x, *final = torch.ops.onnxtrain.recurrent_layer(
+            x, states if num_layers == 1 else before, own, mode, bias, bidirectional
+        )
+        finals.append(final)
+        if dropout and train and layer + 1 < num_layers:
+            x = torch.nn.functional.dropout(x, dropout, training=True)
+    joined = [state[0] if num_layers == 1 else torch.cat(state) for state in zip(*finals, strict=True)]
+    results = (x.transpose(0, 1) if batch_first else x, *joined)
+    return tuple(result.to(dtype) for result, dtype in zip(results, dtypes, strict=True))
+
+
+def _result_dtypes(
+    function: Callable[..., Any],
+    x: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    bias: bool,
+) -> list[torch.dtype]:
+    """Returns the dtypes in which eager PyTorch returns the output and the final states of a layer.
+
+    Autocast makes some bfloat16 and leaves others float32. Fake tensors (PyTorch 2.13) say float32 of an LSTM whose
+    input has a gradient, where tensors are bfloat16. So a layer of one feature is run for one sample and one step.
+    """
+    if not torch.is_autocast_enabled(x.device.type):
+        return [x.dtype] * (1 + len(states))
+
+    def zeros(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    gates = len(_GATES[function.__name__])
+    with disable_current_modes(), torch.no_grad():
+        initial = [zeros(state, 1, 1, 1) for state in states]
+        own = [zeros(weight, gates, *[1] * (weight.dim() - 1)) for weight in weights[: 4 if bias else 2]]
+        results = function(
+            zeros(x, 1, 1, 1),
+            initial if len(initial) > 1 else initial[0],
+            own,
+            bias,
+            1,
+            0.0,
+            False,
+            False,
+            False,
+        )
+    return [result.dtype for result in results]
+
+
+def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the tensors of a layer in one dtype, as ONNX wants them; autocast allows several."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) == 1:
+        return list(tensors)
+    common = reduce(torch.promote_types, dtypes)
+    return [tensor.to(common) for tensor in tensors]
+
+
+WHOLE_LAYERS: dict[Any, Callable[..., Any]] = {
+    function: partial(_layers, function)
+    for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+}
+"""By the function in a Dynamo graph: what to trace instead."""
+
+
+@lower("onnxtrain.recurrent_layer.default")
+def recurrent_layer(
+    low: Lowering,
+    x: ir.Value,
+    states: list[ir.Value],
+    weights: list[ir.Value],
+    mode: str,
+    bias: bool,
+    bidirectional: bool,
+) -> tuple[ir.Value, ...]:
+    """LSTM, GRU or RNN. x: [time, batch, input]; states: [directions, batch, hidden]."""
+    op, directions = low.op, 2 if bidirectional else 1
+    hidden = low.node.args[1][0].meta["val"].shape[-1]  # type: ignore[index, union-attr]
+    parts = [_reordered(low, weight, mode, hidden) for weight in weights]
+    per_direction = 4 if bias else 2
+    w, r = (_stacked(low, parts[kind::per_direction]) for kind in (0, 1))
+    b = None
+    if bias:
+        b = _stacked(
+            low, [op.Concat(*parts[i + 2 : i + 4], axis=0) for i in range(0, len(parts), per_direction)]
+        )
+    attributes: dict[str, Any] = {
+        "hidden_size": hidden,
+        "direction": "bidirectional" if bidirectional else "forward",
+    }
+    if mode == "lstm":
+        y, *final = op.LSTM(x, w, r, b, None, *states, **attributes, _outputs=3)
+    elif mode == "gru":
+        y, *final = op.GRU(x, w, r, b, None, *states, **attributes, linear_before_reset=1, _outputs=2)
+    else:
+        activations = ["Tanh" if mode == "rnn_tanh" else "Relu"] * directions
+        y, *final = op.RNN(x, w, r, b, None, *states, **attributes, activations=activations, _outputs=2)
+    time, batch, _ = low.shape(low.fake(0))
+    y.shape = ir.Shape([time, directions, batch, hidden])
+    if not bidirectional:
+        return op.Squeeze(y, [1]), *final
+    # [time, directions, batch, hidden] -> [time, batch, directions * hidden]
+    return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, directions * hidden]), *final
+
+
+def _reordered(low: Lowering, weight: ir.Value, mode: str, hidden: int) -> ir.Value:
+    """Returns a weight or bias, gates along the first axis, with the gates in ONNX's order."""
+    order = _GATES[mode]
+    if len(order) == 1:
+        return weight
+    dims = list(weight.shape or ())
+    gates = low.op.Split(weight, [hidden] * len(order), axis=0, _outputs=len(order))
+    for gate in gates:
+        gate.shape = ir.Shape([hidden, *dims[1:]])
+    result: ir.Value = low.op.Concat(*(gates[i] for i in order), axis=0)
+    result.shape = ir.Shape(dims)
+    return result
+
+
+def _stacked(low: Lowering, parts: list[ir.Value]) -> ir.Value:
+    """Returns the values of the directions along a new first axis."""
+    rows = [low.op.Unsqueeze(part, [0]) for part in parts]
+    result: ir.Value = rows[0] if len(rows) == 1 else low.op.Concat(*rows, axis=0)
+    shape = parts[0].shape
+    if shape is not None:
+        result.shape = ir.Shape([len(rows), *shape])
+    return result

@@ -1,0 +1,178 @@
+"""Reductions and cumulative operations."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import onnx_ir as ir
+
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering.aten.comparison import as_bool
+from onnxtrain.ortmodule.lowering.aten.order import axes_of, reduced_extremum
+from onnxtrain.ortmodule.lowering.aten.shape import axis_of
+
+
+def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
+    axes = axes_of(low, dim)
+    return low.op.emit(op_type, x, axes, keepdims=int(keepdim))
+
+
+def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
+    """Returns the mean; where the node's first argument has no elements it is NaN, which ReduceMean makes 0."""
+    if low.has_no_elements(0):
+        return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)
+    return low.op.ReduceMean(x, axes, keepdims=int(keepdim))
+
+
+@lower("aten.mean.dim", "aten.mean.default")
+def mean(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
+    return averaged(low, low.tensor(x, low.dtype), axes_of(low, dim), keepdim)
+
+
+@lower("aten.sum.dim_IntList", "aten.sum.default")
+def sum_(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
+    return _reduce(low, "ReduceSum", low.tensor(x, low.dtype), dim, keepdim)
+
+
+@lower("aten.prod.dim_int", "aten.prod.default")
+def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> ir.Value:
+    return _reduce(low, "ReduceProd", low.tensor(x, low.dtype), dim, keepdim)
+
+
+@lower("aten.any", "aten.all")
+def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
+    of_any = str(low.node.target).startswith("aten.any")
+    if low.has_no_elements(0):  # for which there are no minimum and maximum
+        count = _reduce(low, "ReduceSum", low.tensor(x, ir.DataType.INT64), dim, keepdim)
+        return low.op.Not(low.op.Equal(count, 0)) if of_any else low.op.Equal(count, 0)
+    return _reduce(low, "ReduceMax" if of_any else "ReduceMin", as_bool(low, x), dim, keepdim)
+
+
+def _variance(
+    low: Lowering, x: ir.Value, dim: Any, correction: float | None, keepdim: bool
+) -> tuple[ir.Value, ir.Value]:
+    """The variance, and the mean with the reduced axes kept."""
+    op = low.op
+    axes = axes_of(low, dim)
+    center = averaged(low, x, axes, keepdim=True)
+    deviation = op.Sub(x, center)
+    correction = 1 if correction is None else correction
+    if correction == 0:
+        square = op.Mul(deviation, deviation)
+        return averaged(low, square, axes, keepdim), center
+    total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
+    sizes = low.fake(0).shape
+    reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]
+    if all(isinstance(size, int) for size in reduced):
+        freedom = low.tensor(float(max(math.prod(reduced) - correction, 0)), low.dtype)
+    else:
+        shape = op.Shape(x) if axes is None else op.Gather(op.Shape(x), axes)
+        count = op.Cast(op.ReduceProd(shape, keepdims=0), to=low.dtype)
+        freedom = op.Max(op.Sub(count, float(correction)), 0.0)
+    return op.Div(total, freedom), center
+
+
+@lower("aten.var.correction")
+def var(
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> ir.Value:
+    return _variance(low, x, dim, correction, keepdim)[0]
+
+
+@lower("aten.std.correction")
+def std(
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> ir.Value:
+    return _root(low, _variance(low, x, dim, correction, keepdim)[0], 0.5)
+
+
+def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
+    """A power between 0 and 1, with the gradient 0 at 0, as PyTorch's std and norms have it."""
+    op = low.op
+    zero = op.Equal(x, 0.0)
+    safe = op.Where(zero, 1.0, x)
+    root = op.Sqrt(safe) if exponent == 0.5 else op.Pow(safe, float(exponent))
+    return op.Where(zero, 0.0, root)
+
+
+@lower("aten.var_mean.correction", "aten.std_mean.correction")
+def var_mean(
+    low: Lowering, x: ir.Value, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+) -> Any:
+    spread, center = _variance(low, x, dim, correction, keepdim)
+    if "std_mean" in str(low.node.target):
+        spread = _root(low, spread, 0.5)
+    if keepdim or not low.fake(0).shape:
+        return spread, center
+    axes = axes_of(low, dim)
+    return spread, low.op.Squeeze(center, list(range(len(low.fake(0).shape))) if axes is None else axes)
+
+
+@lower("aten.norm.Scalar", "aten.norm.ScalarOpt_dim")
+def norm(low: Lowering, x: ir.Value, p: float | None = 2, dim: Any = None, keepdim: bool = False) -> ir.Value:
+    return vector_norm(low, x, 2 if p is None else p, dim, keepdim)
+
+
+@lower("aten.linalg_vector_norm.default")
+def vector_norm(
+    low: Lowering,
+    x: ir.Value,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+) -> ir.Value:
+    op = low.op
+    x = low.tensor(x, low.dtype)
+    if ord in (1, 2):
+        return _reduce(low, f"ReduceL{int(ord)}", x, dim, keepdim)
+    if abs(ord) == math.inf:
+        kind = "ReduceMax" if ord > 0 else "ReduceMin"
+        return reduced_extremum(low, kind, op.Abs(x), axes_of(low, dim), keepdim)
+    if ord == 0:
+        return _reduce(low, "ReduceSum", op.Cast(op.Not(op.Equal(x, 0.0)), to=low.dtype), dim, keepdim)
+    if ord < 1:
+        raise low.unsupported(f"norm of order {ord}")
+    total = _reduce(low, "ReduceSum", op.Pow(op.Abs(x), float(ord)), dim, keepdim)
+    return _root(low, total, 1 / ord)
+
+
+@lower("aten.logsumexp.default")
+def logsumexp(low: Lowering, x: ir.Value, dim: Any, keepdim: bool = False) -> ir.Value:
+    return _reduce(low, "ReduceLogSumExp", low.tensor(x, low.dtype), dim, keepdim)
+
+
+@lower("aten.cumsum.default")
+def cumsum(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
+    x = low.tensor(x, low.dtype)
+    return low.op.CumSum(x, low.op.const(axis_of(low, dim))) if low.fake(0).shape else x
+
+
+@lower("aten.cumprod.default")
+def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
+    """In log2(size) steps, each of which multiplies by what lies 1, 2, 4, ... places before (1 before the first).
+
+    A symbolic size has no known number of steps: then every prefix is multiplied on its own.
+    """
+    op = low.op
+    x = low.tensor(x, low.dtype)
+    if not low.fake(0).shape:
+        return x
+    axis = axis_of(low, dim)
+    size = low.fake(0).shape[axis]
+    one = low.tensor(1, low.dtype)
+    if not isinstance(size, int):
+        places = op.Range(0, op.Squeeze(op.Shape(x, start=axis, end=axis + 1), [0]), 1)
+        prefix = op.LessOrEqual(places, op.Unsqueeze(places, [1]))  # [end of the prefix, place]
+        behind = len(low.fake(0).shape) - axis - 1
+        prefix = op.Unsqueeze(prefix, [2 + i for i in range(behind)]) if behind else prefix
+        rows = op.Where(prefix, op.Unsqueeze(x, [axis]), one)
+        return op.ReduceProd(rows, [axis + 1], keepdims=0)
+    shift = 1
+    while shift < size:
+        before = op.pad(x, [shift, -shift], [axis], len(low.fake(0).shape), one)
+        x = op.Mul(x, before)
+        shift *= 2
+    return x

@@ -1,0 +1,181 @@
+"""Systems of linear equations: inverses, factors and what is solved with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+
+from onnxtrain.functions import cholesky, inverse
+from onnxtrain.ortmodule._torch import linalg_check_errors
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+
+__all__ = ["CHECKS"]
+
+INT32 = ir.DataType.INT32
+
+_LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("check_errors(Tensor info, str name, *, bool is_matrix) -> Tensor")  # type: ignore[no-untyped-call]
+CHECKS: dict[Any, Any] = {
+    torch.ops.aten._linalg_check_errors.default: torch.ops.onnxtrain.check_errors.default
+}
+"""Operators that only raise, which functional graphs cannot hold: what they hold instead."""
+
+
+@torch.library.register_fake("onnxtrain::check_errors")  # type: ignore[untyped-decorator]
+def _fake_check_errors(info: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
+    return info.new_empty(())
+
+
+@torch.library.impl("onnxtrain::check_errors", "CompositeExplicitAutograd")
+def _checked(info: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
+    linalg_check_errors(info, name, is_matrix=is_matrix)
+    return info.new_zeros(())
+
+
+@lower("aten._linalg_det.default")
+def det(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
+    if low.uses_result(1) or low.uses_result(2):
+        raise low.unsupported("its factors")
+    _ = int(low.fake(0).shape[-1])  # the gradient is made for one size
+    matrices = low.op.Identity(a)
+    matrices.shape = low.shape(low.fake(0))
+    return low.op.Det(matrices), None, None
+
+
+@lower("aten.linalg_cholesky_ex.default")
+def cholesky_ex(
+    low: Lowering, a: ir.Value, *, upper: bool = False, check_errors: bool = False
+) -> tuple[ir.Value, ir.Value]:
+    """The factor, and the number of the first minor that is not positive."""
+    op = low.op
+    factor = op.call(cholesky, _turned(low, a) if upper else a)
+    factor.shape = low.shape(low.fake(0))
+    rows = op.ReduceSum(low.stopped(_on_diagonal(low, factor)), [-1], keepdims=0)
+    good = op.Greater(rows, 0.0)
+    return _turned(low, factor) if upper else factor, _first_that_is_not(low, good, -1)
+
+
+@lower("aten.linalg_inv_ex.default")
+def inv_ex(low: Lowering, a: ir.Value, *, check_errors: bool = False) -> tuple[ir.Value, ir.Value]:
+    return _inverse(low, a)
+
+
+@lower("aten._linalg_solve_ex.default")
+def solve_ex(
+    low: Lowering, a: ir.Value, b: ir.Value, *, left: bool = True, check_errors: bool = False
+) -> tuple[ir.Value | None, ...]:
+    """The solution of A X = B, or of X A = B; B may be a batch of vectors."""
+    if low.uses_result(1) or low.uses_result(2):
+        raise low.unsupported("its factors")
+    op = low.op
+    of_vectors = low.result[0].dim() < low.fake(0).dim()
+    if of_vectors:
+        b = op.Unsqueeze(b, [-1])
+    y, info = _inverse(low, a)
+    x = _solved(low, a, y, b, left, [*low.shape(low.result[0]), *([1] if of_vectors else [])])
+    return op.Squeeze(x, [-1]) if of_vectors else x, None, None, info
+
+
+@lower("aten.linalg_solve_triangular.default")
+def solve_triangular(
+    low: Lowering, a: ir.Value, b: ir.Value, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> ir.Value:
+    return _solved_triangular(low, a, b, upper=upper, left=left, unitriangular=unitriangular)
+
+
+@lower("aten.cholesky_solve.default", "aten._cholesky_solve_helper.default")
+def cholesky_solve(low: Lowering, b: ir.Value, factor: ir.Value, upper: bool = False) -> ir.Value:
+    """The solution of L Lᵀ X = B, or of Uᵀ U X = B."""
+    below = _turned(low, factor, 1) if upper else factor
+    y = _solved_triangular(low, below, b, upper=False)
+    return _solved_triangular(low, _turned(low, below, 1), y, upper=True)
+
+
+@lower("aten.cholesky_inverse.default")
+def cholesky_inverse(low: Lowering, factor: ir.Value, upper: bool = False) -> ir.Value:
+    """The inverse of L Lᵀ, or of Uᵀ U."""
+    triangle = _triangle(low, factor, upper, False)
+    y, _ = low.op.call(inverse, triangle, _outputs=2)
+    y.shape = factor.shape
+    turned = _turned(low, y)
+    return low.op.MatMul(y, turned) if upper else low.op.MatMul(turned, y)
+
+
+def _inverse(low: Lowering, a: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """The inverse, and the number of the first pivot that is zero; 0 where there is none."""
+    y, pivots = low.op.call(inverse, a, _outputs=2)
+    y.shape = a.shape
+    good = low.op.Not(low.op.Equal(low.stopped(pivots), 0.0))
+    first = _first_that_is_not(low, good, 0)
+    return y, low.op.Reshape(first, low.op.Shape(a, end=-2), allowzero=1)
+
+
+def _first_that_is_not(low: Lowering, good: ir.Value, axis: int) -> ir.Value:
+    op = low.op
+    wrong = op.Cast(op.Not(good), to=INT32)
+    first = op.Cast(op.Add(op.ArgMax(wrong, axis=axis, keepdims=0), 1), to=INT32)
+    return op.Mul(first, op.ReduceMax(wrong, [axis], keepdims=0))
+
+
+def _solved_triangular(
+    low: Lowering,
+    a: ir.Value,
+    b: ir.Value,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> ir.Value:
+    a = _triangle(low, a, upper, unitriangular)
+    y, _ = low.op.call(inverse, a, _outputs=2)
+    y.shape = a.shape
+    return _solved(low, a, y, b, left, list(low.shape(low.result)))
+
+
+def _triangle(low: Lowering, a: ir.Value, upper: bool, unitriangular: bool) -> ir.Value:
+    op, shape = low.op, a.shape
+    a = op.Trilu(a, upper=int(upper))
+    if unitriangular:
+        a = op.Add(op.Sub(a, _on_diagonal(low, a)), _on_diagonal(low, op.ones_like(a)))
+    a.shape = shape
+    return a
+
+
+def _solved(
+    low: Lowering, a: ir.Value, y: ir.Value, b: ir.Value, left: bool, shape: Sequence[Any]
+) -> ir.Value:
+    """Y B with the inverse Y of A, or B Y, and a correction for what is left of B; `shape` is that of the result."""
+    op = low.op
+
+    def product(matrix: ir.Value, x: ir.Value) -> ir.Value:
+        found: ir.Value = op.MatMul(matrix, x) if left else op.MatMul(x, matrix)
+        found.shape = ir.Shape(shape)
+        return found
+
+    x = product(y, b)
+    rest = op.Sub(b, product(a, x))
+    rest.shape = ir.Shape(shape)
+    return op.Add(x, product(y, rest))
+
+
+def _on_diagonal(low: Lowering, a: ir.Value) -> ir.Value:
+    return low.op.Trilu(low.op.Trilu(a, upper=0), upper=1)
+
+
+def _turned(low: Lowering, a: ir.Value, argument: int = 0) -> ir.Value:
+    """The transposed matrices; `a` has as many axes as that argument of the node."""
+    axes = list(range(low.fake(argument).dim()))
+    turned: ir.Value = low.op.Transpose(a, perm=[*axes[:-2], axes[-1], axes[-2]])
+    turned.shape = a.shape
+    return turned
+
+
+@lower("onnxtrain.check_errors.default")
+def check_errors(low: Lowering, info: ir.Value, name: str, *, is_matrix: bool) -> ir.Value:
+    """What raises for a matrix that has no inverse, or no Cholesky factor."""
+    holds = low.op.Equal(low.tensor(info, ir.DataType.INT64), 0)
+    low.assertions.append((holds, f"{name}: a matrix is singular, or not positive-definite"))
+    return low.op.const(0, INT32)

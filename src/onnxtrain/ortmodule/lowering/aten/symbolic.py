@@ -1,0 +1,182 @@
+"""Arithmetic on symbolic integers: the sizes of tensors, as int64 scalars (fractions of them as float64)."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+
+from onnxtrain.ortmodule.lowering._table import Lowering, lower
+
+INT64, DOUBLE, BOOL = ir.DataType.INT64, ir.DataType.DOUBLE, ir.DataType.BOOL
+
+
+@lower("getitem")
+def getitem(low: Lowering, values: Any, index: int) -> Any:
+    return values[index]
+
+
+def _scalar(low: Lowering, size: ir.Value) -> ir.Value:
+    return low.op.Squeeze(size, [0])
+
+
+@lower("aten.sym_size.int")
+def sym_size(low: Lowering, x: ir.Value, dim: int) -> Any:
+    size = low.fake(0).shape[dim]
+    return size if isinstance(size, int) else _scalar(low, low.op.dim(x, dim % len(low.fake(0).shape)))
+
+
+@lower("aten.sym_numel.default")
+def sym_numel(low: Lowering, x: ir.Value) -> Any:
+    count = low.fake(0).numel()
+    return count if isinstance(count, int) else low.op.Size(x)
+
+
+@lower("aten._local_scalar_dense.default")
+def item(low: Lowering, x: ir.Value) -> ir.Value:
+    """Lowers `tensor.item()` to a scalar tensor that is a constant for the gradient, as the number is in PyTorch."""
+    kind = {torch.SymInt: INT64, torch.SymFloat: DOUBLE, torch.SymBool: BOOL}.get(type(low.result))
+    if kind is None:
+        raise low.unsupported(f"of {low.fake(0).dtype}")
+    x = low.stopped(x)
+    if low.fake(0).shape:
+        x = low.op.Reshape(x, low.op.const(np.array([], np.int64)))
+    return low.tensor(x, kind)
+
+
+def _common(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
+    """The operands as float64 scalars if any is a float, else as int64 ones."""
+    floats = any(v.dtype == DOUBLE if isinstance(v, ir.Value) else isinstance(v, float) for v in values)
+    return tuple(low.tensor(value, DOUBLE if floats else INT64) for value in values)
+
+
+def _folded(python: Callable[..., Any], emit: Callable[..., Any]) -> Callable[..., Any]:
+    """The lowering of a function of numbers, which is computed at once where all of them are known."""
+
+    def number(low: Lowering, *values: Any) -> Any:
+        if not any(isinstance(value, ir.Value) for value in values):
+            return python(*values)
+        return emit(low, *values)
+
+    return number
+
+
+def _arithmetic(op_type: str) -> Callable[..., Any]:
+    return lambda low, *values: low.op.emit(op_type, *_common(low, *values))
+
+
+def _sum(low: Lowering, terms: Any) -> Any:
+    total, *rest = terms
+    for term in rest:
+        both_known = not (isinstance(total, ir.Value) or isinstance(term, ir.Value))
+        total = total + term if both_known else low.op.Add(*_common(low, total, term))
+    return total
+
+
+lower("sym_sum")(_sum)
+
+
+def _floordiv(low: Lowering, a: Any, b: Any) -> Any:
+    a, b = _common(low, a, b)
+    if a.dtype == DOUBLE:
+        return low.op.Floor(low.op.Div(a, b))
+    return low.op.Div(low.op.Sub(a, low.op.Mod(a, b)), b)
+
+
+def _truediv(low: Lowering, a: Any, b: Any) -> Any:
+    return low.op.Div(low.tensor(a, DOUBLE), low.tensor(b, DOUBLE))
+
+
+def _mod(low: Lowering, a: Any, b: Any) -> Any:
+    a, b = _common(low, a, b)
+    if a.dtype == DOUBLE:
+        raise low.unsupported("remainder of symbolic floats")
+    return low.op.Mod(a, b)
+
+
+def _power(low: Lowering, a: Any, b: Any) -> Any:
+    if isinstance(b, int) and 1 <= b <= 4:
+        result = a
+        for _ in range(b - 1):
+            result = low.op.Mul(*_common(low, result, a))
+        return result
+    return low.op.Pow(low.tensor(a, DOUBLE), low.tensor(b, DOUBLE))
+
+
+def _rounding(op_type: str) -> Callable[..., Any]:
+    def rounded(low: Lowering, a: ir.Value) -> Any:
+        return low.tensor(low.op.emit(op_type, a), INT64) if a.dtype == DOUBLE else a
+
+    return rounded
+
+
+def _compared(op_type: str, negated: bool = False) -> Callable[..., Any]:
+    def compare(low: Lowering, a: Any, b: Any) -> Any:
+        result = low.op.emit(op_type, *_common(low, a, b))
+        return low.op.Not(result) if negated else result
+
+    return compare
+
+
+def _logic(op_type: str) -> Callable[..., Any]:
+    return lambda low, *values: low.op.emit(op_type, *(low.tensor(value, BOOL) for value in values))
+
+
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "add": (operator.add, _arithmetic("Add")),
+    "sub": (operator.sub, _arithmetic("Sub")),
+    "mul": (operator.mul, _arithmetic("Mul")),
+    "neg": (operator.neg, _arithmetic("Neg")),
+    "abs": (abs, _arithmetic("Abs")),
+    "floordiv": (operator.floordiv, _floordiv),
+    "truediv": (operator.truediv, _truediv),
+    "mod": (operator.mod, _mod),
+    "pow": (operator.pow, _power),
+    "sym_max": (max, _arithmetic("Max")),
+    "sym_min": (min, _arithmetic("Min")),
+    "sym_float": (float, lambda low, a: low.tensor(a, DOUBLE)),
+    "sym_int": (int, lambda low, a: low.tensor(a, INT64)),
+    "trunc": (math.trunc, lambda low, a: low.tensor(a, INT64)),
+    "floor": (math.floor, _rounding("Floor")),
+    "ceil": (math.ceil, _rounding("Ceil")),
+    "_sym_sqrt": (math.sqrt, lambda low, a: low.op.Sqrt(low.tensor(a, DOUBLE))),
+    "sym_sqrt": (math.sqrt, lambda low, a: low.op.Sqrt(low.tensor(a, DOUBLE))),
+    "eq": (operator.eq, _compared("Equal")),
+    "ne": (operator.ne, _compared("Equal", negated=True)),
+    "lt": (operator.lt, _compared("Less")),
+    "le": (operator.le, _compared("LessOrEqual")),
+    "gt": (operator.gt, _compared("Greater")),
+    "ge": (operator.ge, _compared("GreaterOrEqual")),
+    "and_": (operator.and_, _logic("And")),
+    "or_": (operator.or_, _logic("Or")),
+    "sym_not": (operator.not_, _logic("Not")),
+}
+for _name, (_python, _emit) in _FUNCTIONS.items():
+    lower(_name)(_folded(_python, _emit))
+
+
+@lower("sym_ite")
+def sym_ite(low: Lowering, condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, ir.Value):
+        return a if condition else b
+    return low.op.Where(condition, *_common(low, a, b))
+
+
+@lower("aten.sym_is_contiguous.default")
+def sym_is_contiguous(low: Lowering, x: ir.Value, *_: Any) -> bool:
+    return bool(low.fake(0).is_contiguous(memory_format=torch.contiguous_format))
+
+
+@lower("aten._assert_async.default", "aten._assert_async.msg", "aten._functional_assert_async.msg")
+def assertion(
+    low: Lowering, condition: ir.Value, message: str = "Expected a condition that holds", *_: Any
+) -> ir.Value:
+    """Checked when the graph has run."""
+    holds = low.tensor(condition, BOOL)
+    low.assertions.append((holds, message))
+    return low.op.const(0.0)

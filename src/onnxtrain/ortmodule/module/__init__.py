@@ -1,0 +1,1 @@
+"""The ORTModule class and the engine that compiles its calls."""

@@ -1,0 +1,113 @@
+"""What an ORTModule holds: the module it wraps, and the compiled calls of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from onnxtrain.ortmodule._options import DebugOptions
+from onnxtrain.ortmodule._report import Report
+from onnxtrain.ortmodule._torch import dynamo_config
+from onnxtrain.ortmodule.module._engine import compile_module
+from onnxtrain.ortmodule.module._pytorch_work import being_traced, has_hooks, watched
+from onnxtrain.ortmodule.sessions._export import CompiledGraphs
+
+__all__ = ["BoundForward", "Wrapped"]
+
+
+class Wrapped:
+    """A module with its options and report; compiled when first called.
+
+    Attributes:
+        module: the user's module.
+        options: as passed to ORTModule.
+        report: filled by the engine.
+        graphs: those that ONNX Runtime runs, filled by the engine.
+        call: does what `module(*args, **kwargs)` does.
+        binds_methods: whether the methods of the user's class see the ORTModule as their `self`.
+    """
+
+    def __init__(self, module: torch.nn.Module, options: DebugOptions, binds_methods: bool) -> None:
+        self.module = module
+        self.options = options
+        self.report = Report()
+        self.graphs = CompiledGraphs()
+        self.binds_methods = binds_methods
+        self.call: Callable[..., Any] = self._first_call
+        self._forward: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+
+    def _first_call(self, *args: Any, **kwargs: Any) -> Any:
+        if being_traced():  # torch.compile would return the module as it is, for good
+            return self.module(*args, **kwargs)
+        self.call = self._compile(self.module)
+        if any(_is_lazy(layer) for layer in self.module.modules()):
+            # Dynamo gives their parameters shapes, unless it takes sizes that other models varied for symbolic ones.
+            with dynamo_config.patch(automatic_dynamic_shapes=False):
+                return self.call(*args, **kwargs)
+        return self.call(*args, **kwargs)
+
+    # The first call may come from a module that is being captured: what follows is no part of that.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _compile(self, module: torch.nn.Module) -> Callable[..., Any]:
+        compiled = compile_module(module, self.options, self.report, self.graphs)
+        return watched(compiled, module, self.report, self.options.fallback_policy)
+
+    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Does what `function`, a forward of the module, does; hooks of the module itself do not run."""
+        if function == self.module.forward and not has_hooks(self.module):
+            return self.call(*args, **kwargs)
+        if being_traced():
+            return function(*args, **kwargs)
+        if self._forward is None or self._forward[0] != function:
+            caller = _WithoutHooks(self.module, function)
+            self._forward = (function, self._compile(caller))
+        return self._forward[1](*args, **kwargs)
+
+
+def _is_lazy(layer: torch.nn.Module) -> bool:
+    return isinstance(layer, LazyModuleMixin) and layer.has_uninitialized_params()
+
+
+class BoundForward:
+    """`model.forward`: like the bound method of the wrapped module, but run by ONNX Runtime.
+
+    It has that method's attributes and signature (Trainer classes read the argument names from it).
+    """
+
+    def __init__(self, wrapped: Wrapped) -> None:
+        self._wrapped = wrapped
+        self.__wrapped__: Callable[..., Any] = wrapped.module.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        # A wrapper around this method may itself have become the module's forward, and be captured just now.
+        if torch.compiler.is_compiling():
+            return self.__wrapped__(*args, **kwargs)
+        return self._wrapped.forward(self.__wrapped__, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_wrapped", "__wrapped__"):  # not set yet: being copied
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __repr__(self) -> str:
+        return f"<ORTModule forward of {self.__wrapped__!r}>"
+
+
+class _WithoutHooks(torch.nn.Module):
+    """A call of a module's forward as a module of its own, so that only hooks of submodules run."""
+
+    def __init__(self, module: torch.nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.module = module
+        self.function = function
+        self.training = module.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    # Global hooks, which see every module, must not see this one.
+    _call_impl = forward
+    __call__ = forward

@@ -1,0 +1,1 @@
+"""Run a lowered graph: ONNX Runtime sessions, forward and backward, and what PyTorch runs between them."""

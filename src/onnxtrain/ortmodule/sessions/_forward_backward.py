@@ -1,0 +1,167 @@
+"""Cutting a graph with gradients into a forward and a backward half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnxtrain.autodiff import reads
+from onnxtrain.ortmodule.capture._checkpoint import region_of
+from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers, remove_unread_nodes
+
+__all__ = ["Halves", "ancestors", "cut", "sources"]
+
+
+class Halves:
+    """A graph with its gradients, to be cut in two.
+
+    Attributes:
+        inputs: of the graph, without the cotangents.
+        outputs: of the graph.
+        present: the gradients that there are.
+        read: what the backward half reads of the inputs.
+        residuals: what it takes from the forward half.
+        results: outputs and residuals of the forward half.
+        saved: inputs of the backward half, before the cotangents.
+    """
+
+    def __init__(
+        self,
+        joint: ir.Model,
+        count: int,
+        cotangents: Sequence[ir.Value],
+        gradients: Sequence[ir.Value | None],
+    ) -> None:
+        self._joint, self._cotangents = joint, cotangents
+        self.inputs, self.outputs = list(joint.graph.inputs)[:count], list(joint.graph.outputs)
+        self.present = [gradient for gradient in gradients if gradient is not None]
+        self.residuals, self.read = _boundary(self.present, ancestors(self.outputs), set(self.inputs))
+        self.results = [*self.outputs, *(value for value in self.residuals if value not in self.outputs)]
+        self.saved = [*(value for value in self.inputs if value in self.read), *self.residuals]
+
+    def forward(self) -> ir.Model:
+        """From the inputs to outputs and residuals."""
+        return cut(self._joint, self.inputs, self.results)
+
+    def backward(self) -> ir.Model:
+        """From what is saved, and the cotangents, to the gradients."""
+        return cut(self._joint, [*self.saved, *self._cotangents], self.present)
+
+
+def ancestors(values: Sequence[ir.Value]) -> set[ir.Node]:
+    """All nodes that the values are computed from."""
+    nodes: set[ir.Node] = set()
+    stack = [value.producer() for value in values]
+    while stack:
+        node = stack.pop()
+        if node is None or node in nodes:
+            continue
+        nodes.add(node)
+        stack += [value.producer() for value in reads(node)]
+    return nodes
+
+
+def sources(values: Sequence[ir.Value]) -> set[ir.Value]:
+    """All values that these depend on, and they themselves."""
+    found: set[ir.Value] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if value not in found and node is not None:
+            # A result of BatchNormalization in training does not depend on the running statistics.
+            own = is_training_batch_norm(node) and value is node.outputs[0]
+            stack += [v for v in node.inputs[:3] if v is not None] if own else reads(node)
+        found.add(value)
+    return found
+
+
+_RECOMPUTED = frozenset(
+    {
+        "Cast",
+        "Expand",
+        "Flatten",
+        "Gather",
+        "Identity",
+        "Reshape",
+        "Shape",
+        "Size",
+        "Squeeze",
+        "Transpose",
+        "Unsqueeze",
+    }
+)
+"""Forward ops that the backward graph repeats: their results cost more memory than their computation costs time."""
+
+
+def _boundary(
+    values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value]
+) -> tuple[list[ir.Value], set[ir.Value]]:
+    """What the computation of `values` takes from the forward nodes, and which graph inputs it reads."""
+    residuals: dict[ir.Value, None] = {}
+    read: set[ir.Value] = set()
+    seen: set[ir.Value] = set()
+    stack = list(values)
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        node = value.producer()
+        if value in inputs:
+            read.add(value)
+        elif node is not None and node in forward and not _is_repeated(value, node, forward):
+            residuals[value] = None
+        elif node is not None:
+            stack += reads(node)
+    return list(residuals), read
+
+
+def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:
+    """Whether backward computes a value of the forward graph again: it is cheap, or inside of a checkpointed region."""
+    if _is_cheap(node):
+        return True
+    region = region_of(node)
+    readers = (usage.node for usage in value.uses())
+    return (
+        region is not None
+        and not value.is_graph_output()
+        and all(region_of(reader) == region for reader in readers if reader in forward)
+    )
+
+
+def _is_cheap(node: ir.Node) -> bool:
+    if node.op_type == "Gather":  # of a shape, not of an embedding
+        source = node.inputs[0]
+        return source is not None and source.producer() is not None and source.dtype == ir.DataType.INT64
+    return node.domain == "" and node.op_type in _RECOMPUTED
+
+
+def cut(model: ir.Model, inputs: Sequence[ir.Value], outputs: Sequence[ir.Value]) -> ir.Model:
+    """Returns the part of a model between these values, as a model of its own."""
+    names_in = [str(value.name) for value in inputs]
+    names_out = [str(value.name) for value in outputs]
+    part = model.clone()
+    graph = part.graph
+    known = {str(v.name): v for v in (*graph.inputs, *graph.initializers.values())}
+    known |= {str(v.name): v for node in graph for v in node.outputs}
+    new_inputs = []
+    for name, original in zip(names_in, inputs, strict=True):
+        value = known[name]
+        if value.producer() is not None:
+            replacement = ir.Value(name=name, shape=original.shape, type=original.type)
+            value.name = f"{name}_cut"
+            value.replace_all_uses_with(replacement, replace_graph_outputs=True)
+            value = replacement
+        new_inputs.append(value)
+        known[name] = value
+    graph.outputs.clear()
+    graph.outputs.extend(known[name] for name in names_out)
+    graph.inputs.clear()
+    graph.inputs.extend(new_inputs)
+    remove_unread_nodes(graph)
+    common.RemoveUnusedNodesPass()(part)
+    remove_unread_initializers(graph, list(graph.initializers.values()))
+    return part

@@ -1,0 +1,165 @@
+"""Operators of a functional ATen graph as PyTorch runs them, so that its autograd can follow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
+from onnxtrain.ortmodule._torch import DisableAutocast, pytree
+from onnxtrain.ortmodule.capture._data_dependent import unnoted_sizes
+
+__all__ = ["differentiable_nodes", "runnable"]
+
+aten = torch.ops.aten
+
+
+def _recurrent_layer(
+    x: torch.Tensor,
+    states: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    mode: str,
+    bias: bool,
+    bidirectional: bool,
+) -> tuple[torch.Tensor, ...]:
+    function = {"lstm": torch.lstm, "gru": torch.gru, "rnn_tanh": torch.rnn_tanh, "rnn_relu": torch.rnn_relu}[
+        mode
+    ]
+    initial = list(states) if mode == "lstm" else states[0]
+    results: tuple[torch.Tensor, ...] = function(  # type: ignore[operator]
+        x, initial, list(weights), bias, 1, 0.0, True, bidirectional, False
+    )
+    return results
+
+
+def _bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.empty_like(x).bernoulli_(p)
+
+
+def _rrelu_with_noise(
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes RReLU and its slopes.
+
+    The functional operator's own derivative (PyTorch 2.13) reads the slopes as they were before the draw: memory that
+    nothing has written.
+    """
+    slopes = torch.empty_like(noise)
+    return aten.rrelu_with_noise.default(x, slopes, lower, upper, training, generator), slopes
+
+
+def _as_strided_scatter(
+    x: torch.Tensor,
+    part: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> torch.Tensor:
+    """As a write: the operator's own derivative (PyTorch 2.13) is the gradient of the part, and not that around it."""
+    result = x.clone(memory_format=torch.contiguous_format)
+    result.as_strided(size, stride, offset).copy_(part)
+    return result
+
+
+def _copy(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """As a write: the functional operator (PyTorch 2.13) has no derivative."""
+    return torch.empty_like(x).copy_(source)
+
+
+_RUNNABLE: dict[str, Callable[..., Any]] = {
+    "onnxtrain.recurrent_layer.default": _recurrent_layer,
+    "onnxtrain.bernoulli_like.default": _bernoulli_like,
+    "aten.rrelu_with_noise_functional.default": _rrelu_with_noise,
+    "aten.as_strided_scatter.default": _as_strided_scatter,
+    "aten.copy.default": _copy,
+    "aten._embedding_bag_forward_only.default": aten._embedding_bag.default,
+    "aten.view_as_complex_copy.default": aten.view_as_complex.default,
+    "aten.view_as_real_copy.default": aten.view_as_real.default,
+}
+"""What to call for operators that have no kernel, or no derivative, as a functional graph has them."""
+
+
+def runnable(graph_module: fx.GraphModule) -> Callable[..., Any]:
+    """Returns the graph as a function that autograd can follow; autocast has been traced, and does nothing in it."""
+    for node in graph_module.graph.nodes:
+        node.target = _RUNNABLE.get(str(node.target), node.target)
+    graph_module.recompile()
+    run = graph_module.forward
+
+    def without_autocast(*args: Any) -> Any:
+        with DisableAutocast():
+            return run(*args)
+
+    return without_autocast
+
+
+def differentiable_nodes(
+    graph_module: fx.GraphModule, requires_grad: Sequence[bool], in_pytorch: Mapping[fx.Node, Any]
+) -> set[fx.Node]:
+    """Returns the nodes whose results require a gradient.
+
+    Args:
+        graph_module: a functional ATen graph.
+        requires_grad: per placeholder, whether it does.
+        in_pytorch: the nodes that PyTorch is to run.
+
+    Raises:
+        ORTModuleTorchModelException: PyTorch cannot differentiate one of these, as it stands in this graph.
+    """
+    found: set[fx.Node] = set()
+    flags = iter(requires_grad)
+    for node in graph_module.graph.nodes:
+        if node.op == "placeholder":
+            if next(flags):
+                found.add(node)
+        elif node.op == "call_function" and any(source in found for source in node.all_input_nodes):
+            if node.target is aten.detach.default or not _is_differentiable(node.meta.get("val")):
+                continue
+            if node not in in_pytorch or _has_derivative(node, found):
+                found.add(node)
+    return found
+
+
+def _is_differentiable(value: Any) -> bool:
+    parts = value if isinstance(value, tuple | list) else (value,)
+    return any(isinstance(p, torch.Tensor) and (p.is_floating_point() or p.is_complex()) for p in parts)
+
+
+def _has_derivative(node: fx.Node, differentiable: set[fx.Node]) -> bool:
+    """Whether autograd follows the operator; it is asked with tensors without memory."""
+
+    def value(argument: fx.Node) -> Any:
+        fake = argument.meta["val"]
+        if argument in differentiable and isinstance(fake, torch.Tensor):
+            return fake.detach().requires_grad_()
+        return fake
+
+    if not callable(node.target) or any(
+        isinstance(n.meta.get("val"), tuple | list) for n in node.all_input_nodes
+    ):
+        return True  # a result of a node that has been asked
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), value)
+    fake_mode = next(
+        (v.fake_mode for n in node.all_input_nodes if hasattr(v := n.meta["val"], "fake_mode")), None
+    )
+    target = _RUNNABLE.get(str(node.target), node.target)
+    try:
+        with torch.enable_grad(), fake_mode or contextlib.nullcontext(), unnoted_sizes(fake_mode):
+            results = pytree.tree_leaves(target(*args, **kwargs))
+    except Exception as error:  # PyTorch's code raises anything
+        raise ORTModuleTorchModelException(
+            f"{node.target} is not differentiable in PyTorch as it was traced ({type(error).__name__}: {error})"
+        ) from error
+    made = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
+    if any("NotImplemented" in function.name() for function in made):
+        raise ORTModuleTorchModelException(f"{node.target} is not differentiable in PyTorch as it was traced")
+    return bool(made)

@@ -1,0 +1,83 @@
+"""Inline model-local functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+from onnx import inliner
+from onnx_ir.passes.common import InlinePass
+
+from onnxtrain.errors import ModelError
+from onnxtrain.passes.canonical.unique_names import name_apart
+from onnxtrain.passes.io.without_weights import lean_proto, restore
+from onnxtrain.passes.shapes.infer import infer_shapes
+
+__all__ = ["inline_functions"]
+
+
+def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | None = None) -> ir.Model:
+    """Return `model` with calls of its functions replaced by their bodies; may change `model`.
+
+    Args:
+        model: Any model.
+        criteria: Says of a function whether to inline it; None means all.
+
+    Raises:
+        ModelError: A function calls itself, takes graphs as attributes, or imports an opset that cannot be
+            converted.
+    """
+    if not model.functions:
+        return model
+    if any(_other_opset(model, function) for function in model.functions.values()):
+        model = _inline_other_opsets(model)
+    _prepare(model)
+    try:
+        inlined = InlinePass(criteria)(model).model
+    except (ir.passes.PassError, ir.passes.PreconditionError, ValueError) as error:
+        raise ModelError(f"Cannot inline the model's functions: {error.__cause__ or error}") from error
+    name_apart(inlined)  # what is written beside a body may have a name of a value in it
+    return inlined
+
+
+def _other_opset(model: ir.Model, function: ir.Function) -> bool:
+    imports = model.graph.opset_imports
+    return any(imports.get(domain, version) != version for domain, version in function.opset_imports.items())
+
+
+def _inline_other_opsets(model: ir.Model) -> ir.Model:
+    """Inline everything with onnx's inliner, which converts bodies of another opset on the way."""
+    infer_shapes(model)  # the converter of bodies wants the types of their inputs
+    try:
+        inlined = ir.from_proto(inliner.inline_local_functions(lean_proto(model), convert_version=True))
+    except Exception as error:
+        raise ModelError(
+            f"Cannot inline functions that import another opset than the model: {error}"
+        ) from error
+    restore(inlined, model)
+    return inlined
+
+
+def _prepare(model: ir.Model) -> None:
+    """Rewrite what InlinePass gets wrong.
+
+    It renames each inlined output to the name at the call site. That must not hit a value of the caller (a
+    function that hands an input through, or one value out twice), nor give the empty name of an omitted
+    output to a value which the body itself uses.
+    """
+    for function in model.functions.values():
+        taken = set(function.inputs)
+        for index, output in enumerate(function.outputs):
+            if output in taken:
+                identity = ir.node("Identity", [output])
+                function.append(identity)
+                function.outputs[index] = identity.outputs[0]
+            taken.add(function.outputs[index])
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in ir.traversal.RecursiveGraphIterator(graph):
+            called = model.functions.get(node.op_identifier())
+            if called is None:
+                continue
+            node.resize_outputs(len(called.outputs))
+            for output in node.outputs:
+                output.name = output.name or None

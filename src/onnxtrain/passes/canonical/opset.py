@@ -1,0 +1,108 @@
+"""Bring a model to an opset and IR version that rules and stock runtimes share."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx import helper, version_converter
+
+from onnxtrain.errors import UnsupportedOpsetError
+from onnxtrain.passes.canonical.converter_repairs import drop_saved_statistics, restore_legacy_semantics
+from onnxtrain.passes.canonical.newer_opsets import lower_opset
+from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_IR_VERSION, MAX_OPSET, NEWEST_OPSET
+from onnxtrain.passes.io.without_weights import lean_proto, restore
+
+__all__ = ["CANONICAL_OPSET", "convert_opset", "fit_ir_version"]
+
+
+def convert_opset(model: ir.Model) -> ir.Model:
+    """Return `model` at opset 21 if it was below, at 26 if it was above, with the oldest IR version that has the opset.
+
+    A newer one, which exporters write whatever the opset, would shut out older runtimes, and says nothing more here.
+    Model-local functions must have been inlined. Names of values, symbolic dimensions, tensors and metadata
+    survive.
+
+    Raises:
+        UnsupportedOpsetError: The opset is above 28, or the model cannot be converted.
+    """
+    opset = model.graph.opset_imports[""]
+    if opset > NEWEST_OPSET:
+        raise UnsupportedOpsetError(
+            f"Cannot use a model of opset {opset}: stock ONNX Runtime accepts at most {NEWEST_OPSET}."
+        )
+    model = lower_opset(model)
+    if opset < CANONICAL_OPSET:
+        model = _convert(model, opset)
+    model.ir_version = _oldest_ir_version(model)
+    return model
+
+
+def fit_ir_version(model: ir.Model) -> None:
+    """Set the oldest IR version that suits the opset, if the model's own does not suit it or stock runtimes.
+
+    At least 4: from there on initializers need not be listed as inputs.
+    """
+    minimum = _oldest_ir_version(model)
+    if not minimum <= model.ir_version <= MAX_IR_VERSION:
+        model.ir_version = minimum
+
+
+def _oldest_ir_version(model: ir.Model) -> int:
+    # Opsets 2 to 4 were never released with an IR version of their own.
+    return max(4, helper.OP_SET_ID_VERSION_MAP.get(("ai.onnx", model.graph.opset_imports[""]), 3))
+
+
+def _convert(model: ir.Model, opset: int) -> ir.Model:
+    drop_saved_statistics(model, opset)
+    proto = lean_proto(model)
+    proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]
+    try:
+        converted = ir.from_proto(version_converter.convert_version(proto, CANONICAL_OPSET))
+    # The converter raises ConvertError, and RuntimeError or IndexError from its internal assertions.
+    except Exception as error:
+        raise UnsupportedOpsetError(
+            f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: {error}. "
+            f"Export it again with an opset between {CANONICAL_OPSET} and {MAX_OPSET}."
+        ) from error
+    restore(converted, model)
+    _check_interface(model, converted, opset)
+    _restore_metadata(model, converted)
+    restore_legacy_semantics(converted, opset)
+    return converted
+
+
+def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
+    for kind in ("inputs", "outputs"):
+        before = [value.name for value in getattr(model.graph, kind)]
+        after = [value.name for value in getattr(converted.graph, kind)]
+        if before != after:
+            raise UnsupportedOpsetError(
+                f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed "
+                f"its {kind} from {before} to {after}. Export it again with opset {CANONICAL_OPSET} or newer."
+            )
+    for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
+        # A Scan of opset 8 is over batches; the converter takes the batch away.
+        if old.shape is not None and new.shape is not None and old.shape.rank() != new.shape.rank():
+            raise UnsupportedOpsetError(
+                f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed the shape of "
+                f"{old.name!r} from {old.shape} to {new.shape}. Export it again with opset {CANONICAL_OPSET} or newer."
+            )
+
+
+def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:
+    """Copy what the converter's own graph representation has no room for."""
+    converted.metadata_props.update(model.metadata_props)
+    converted.graph.metadata_props.update(model.graph.metadata_props)
+    for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
+        new.metadata_props.update(old.metadata_props)
+    before = {
+        out.name: (node, out)
+        for node in ir.traversal.RecursiveGraphIterator(model.graph)
+        for out in node.outputs
+    }
+    for node in ir.traversal.RecursiveGraphIterator(converted.graph):
+        for out in node.outputs:
+            source, value = before.get(out.name, (None, None))
+            if value is not None:
+                out.metadata_props.update(value.metadata_props)
+            if source is not None and source.op_type == node.op_type and out is node.outputs[0]:
+                node.metadata_props.update(source.metadata_props)

@@ -1,0 +1,207 @@
+"""Replace sequences and optionals by what is in them, where that is known when the model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
+from onnxtrain.passes.tidy.replace_value import stand_in
+from onnxtrain.passes.tidy.unused import is_read
+
+__all__ = ["KnownSequencesPass"]
+
+_Elements = list[ir.Value]
+
+
+class KnownSequencesPass(ir.passes.InPlacePass):
+    """Replace what reads a sequence of known tensors by the tensors, and SplitToSequence by Split; in subgraphs too.
+
+    `chunk`, `split` and `unbind` leave PyTorch's Dynamo exporter as SplitToSequence and SequenceAt, at every opset.
+    Known are the elements of SequenceConstruct and SequenceEmpty, what SequenceInsert and SequenceErase make of them at
+    constant positions, and the parts of a tensor whose sizes are static. An optional is taken for a sequence of one
+    element or none: what Optional was given. It needs inferred shapes.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; names of outputs stay."""
+        known: dict[ir.Value, _Elements | None] = {}
+        modified = False
+        for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
+            if node.domain != "":
+                continue
+            if node.op_type in _MAKERS:
+                known[node.outputs[0]] = _MAKERS[node.op_type](node, known)
+            elif node.op_type in _READERS:
+                elements = _elements(node, known)
+                result = None if elements is None else _READERS[node.op_type](node, elements)
+                if result is not None:
+                    stand_in(node.outputs[0], result, node)
+                    assert node.graph is not None
+                    node.graph.remove(node, safe=True)
+                    modified = True
+        if modified:
+            for value in reversed(known):
+                maker = value.producer()
+                if maker is not None and maker.graph is not None and not is_read(value):
+                    maker.graph.remove(maker, safe=True)
+            lift_constants(model)
+        return ir.passes.PassResult(model, modified)
+
+
+def _elements(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+    """Return the elements of what a node reads, if they are known."""
+    read = node.inputs[0] if node.inputs else None
+    if node.op_type in _OPTIONAL:
+        if read is None:
+            return []
+        if isinstance(read.type, ir.TensorType | ir.SequenceType):  # allowed in the place of an optional
+            return [read]
+    return None if read is None else known.get(read)
+
+
+def _inserted(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+    sequence, element, *position = node.inputs
+    before = known.get(sequence) if sequence is not None else None
+    if before is None or element is None:
+        return None
+    place = len(before) if not position or position[0] is None else _number(position[0])
+    if place is None:
+        return None
+    place += len(before) if place < 0 else 0
+    return [*before[:place], element, *before[place:]]
+
+
+def _erased(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+    sequence, *position = node.inputs
+    before = known.get(sequence) if sequence is not None else None
+    if not before:
+        return None
+    place = -1 if not position or position[0] is None else _number(position[0])
+    if place is None:
+        return None
+    return [value for index, value in enumerate(before) if index != place % len(before)]
+
+
+def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
+    """Return the parts of a tensor, which a Split beside the node computes."""
+    source = node.inputs[0]
+    if source is None or not source.shape or not _is_wanted(node.outputs[0]):
+        return None
+    axis = node.attributes.get_int("axis", 0) % source.shape.rank()
+    size = source.shape[axis]
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    lengths = ir.convenience.get_const_tensor(given) if given is not None else None
+    if given is not None and lengths is not None and len(lengths.shape) == 1:
+        parts = [int(length) for length in lengths.numpy()]
+    elif not isinstance(size, int) or (given is not None and lengths is None):
+        return None
+    else:
+        step = 1 if lengths is None else int(lengths.numpy().item())
+        parts = [min(step, size - start) for start in range(0, size, step)] if step > 0 else []
+    if not parts:
+        return None
+    split = ir.node(
+        "Split", [source, _constant(node, parts)], attributes={"axis": axis}, num_outputs=len(parts)
+    )
+    node.prepend([split])
+    for part, length in zip(split.outputs, parts, strict=True):
+        part.type, part.shape = source.type, _with_size(source.shape, axis, length)
+    if given is None and node.attributes.get_int("keepdims", 1) == 0:
+        return [_without_axis(node, part, axis) for part in split.outputs]
+    return list(split.outputs)
+
+
+_MAKERS: dict[str, Callable[[ir.Node, dict[ir.Value, _Elements | None]], _Elements | None]] = {
+    "Optional": lambda node, known: [value for value in node.inputs if value is not None],
+    "Identity": lambda node, known: known.get(node.inputs[0]) if node.inputs[0] is not None else None,
+    "SequenceConstruct": lambda node, known: [value for value in node.inputs if value is not None],
+    "SequenceEmpty": lambda node, known: [],
+    "SequenceErase": _erased,
+    "SequenceInsert": _inserted,
+    "SplitToSequence": _split,
+}
+
+
+def _element(node: ir.Node, elements: _Elements) -> ir.Value | None:
+    place = _number(node.inputs[1])
+    if place is None or not -len(elements) <= place < len(elements):
+        return None
+    return elements[place]
+
+
+def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
+    if not elements or "axis" not in node.attributes:
+        return None
+    axis = node.attributes.get_int("axis")
+    parts = elements
+    if node.attributes.get_int("new_axis", 0):
+        if axis < 0 and any(part.shape is None for part in parts):
+            return None
+        places = [axis if axis >= 0 or part.shape is None else axis + part.shape.rank() + 1 for part in parts]
+        parts = [_with_axis(node, part, place) for part, place in zip(parts, places, strict=True)]
+        axis = places[0]
+    joined = ir.node("Concat", parts, attributes={"axis": axis})
+    node.prepend([joined])
+    joined.outputs[0].type = parts[0].type
+    return joined.outputs[0]
+
+
+_READERS: dict[str, Callable[[ir.Node, _Elements], ir.Value | None]] = {
+    "SequenceAt": _element,
+    "SequenceLength": lambda node, elements: _constant(node, len(elements)),
+    "ConcatFromSequence": _joined,
+    "OptionalGetElement": lambda node, elements: elements[0] if elements else None,
+    "OptionalHasElement": lambda node, elements: _constant(node, bool(elements)),
+}
+_OPTIONAL = frozenset({"OptionalGetElement", "OptionalHasElement"})
+
+
+def _number(value: ir.Value | None) -> int | None:
+    tensor = ir.convenience.get_const_tensor(value) if value is not None else None
+    return None if tensor is None or tensor.size != 1 else int(tensor.numpy().item())
+
+
+def _constant(node: ir.Node, number: int | list[int] | bool) -> ir.Value:
+    """Return a constant that is written before a node."""
+    attributes = [ir.AttrTensor("value", ir.tensor(np.asarray(number)))]
+    constant = ir.Node("", "Constant", [], attributes)
+    mark_constant(constant.outputs[0])
+    node.prepend([constant])
+    return constant.outputs[0]
+
+
+def _with_size(shape: ir.Shape, axis: int, size: int) -> ir.Shape:
+    return ir.Shape([size if place == axis else dim for place, dim in enumerate(shape)])
+
+
+def _without_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
+    squeezed = ir.node("Squeeze", [part, _constant(node, [axis])])
+    node.prepend([squeezed])
+    result = squeezed.outputs[0]
+    result.type = part.type
+    if part.shape is not None:
+        result.shape = ir.Shape([dim for place, dim in enumerate(part.shape) if place != axis])
+    return result
+
+
+def _with_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
+    unsqueezed = ir.node("Unsqueeze", [part, _constant(node, [axis])])
+    node.prepend([unsqueezed])
+    unsqueezed.outputs[0].type = part.type
+    return unsqueezed.outputs[0]
+
+
+def _is_wanted(sequence: ir.Value) -> bool:
+    """Whether something reads a sequence, or what is made of it, that can be replaced where its elements are known."""
+    for use in sequence.uses():
+        if use.node.op_type in _MAKERS or use.node.op_type == "OptionalGetElement":
+            if _is_wanted(use.node.outputs[0]):
+                return True
+        elif use.node.op_type in _READERS.keys() - _OPTIONAL and (
+            use.node.op_type != "SequenceAt" or _number(use.node.inputs[1]) is not None
+        ):
+            return True
+    return False

@@ -1,0 +1,266 @@
+"""Parameters of a PyTorch module that its exporters have merged, replaced or dropped."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.passes.io.load import share_tensor
+from onnxtrain.passes.parameters.mode import STATISTICS, fresh_name
+from onnxtrain.passes.parameters.stop_gradient import is_stop_gradient
+from onnxtrain.passes.tidy.constants import is_float_parameter
+from onnxtrain.passes.tidy.unused import remove_unread_initializers
+
+__all__ = ["RestoreParametersPass", "TorchSignature", "mark_gradients"]
+
+_GRADIENTS = "onnxtrain.gradients"
+_PRODUCER = "pytorch"
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_OPERATION = "pkg.torch.onnx.fx_node"
+_LINEAR = "target=torch.ops.aten.linear.default"
+_ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
+_OPERAND = re.compile(r"%(\w+)")
+# What TorchScript's exporter calls a parameter; its other values have slashes, colons or only digits.
+_QUALIFIED_NAME = re.compile(r"\w+(\.\w+)+|[A-Za-z_]\w*")
+
+
+class TorchSignature:
+    """What a file of PyTorch's Dynamo exporter tells of the module's parameters; nothing in other files.
+
+    Args:
+        model: the model, after any number of passes that keep metadata.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._model = model
+        entries = _ENTRY.findall(model.graph.metadata_props.get(_SIGNATURE, ""))
+        self._names = {placeholder: name for placeholder, _, name in entries}
+        self._kinds = {name: kind for _, kind, name in entries}
+        self._order = {name: index for index, name in enumerate(self._kinds)}
+
+    def __bool__(self) -> bool:
+        """Whether the file lists the module's parameters."""
+        return bool(self._kinds)
+
+    def is_parameter(self, value: ir.Value) -> bool | None:
+        """Return whether an initializer is, or was computed from, a parameter: no buffer, no constant.
+
+        None where the file does not tell, as of what other tools have added to it.
+        """
+        origins = self.origins(value)
+        if not origins and _FOLDED not in value.metadata_props:
+            return None
+        return any(self._kinds[name] == "PARAMETER" for name in origins)
+
+    def missing_parameters(self) -> list[str]:
+        """Return the parameters that the module's operations read and of which the graph has nothing any more."""
+        names = {name for _, missing in self.merged() for name in missing}
+        return [name for name, kind in self._kinds.items() if name in names and kind == "PARAMETER"]
+
+    def origins(self, value: ir.Value) -> list[str]:
+        """Return the parameters, buffers and constants that an initializer is, or was computed from."""
+        if value.name in self._kinds:
+            return [str(value.name)]
+        return [name for name in _folded_from(value) if name in self._kinds]
+
+    def read(self, node: ir.Node) -> list[str]:
+        """Return the parameters, buffers and constants that the operation behind a node reads, in order."""
+        operands = _OPERAND.findall(node.metadata_props.get(_OPERATION, "").partition("args = ")[2])
+        return [self._names[operand] for operand in operands if operand in self._names]
+
+    def merged(self) -> Iterator[tuple[list[ir.Node], list[str]]]:
+        """Yield the nodes of each operation that reads what the graph lacks, with the names of it in order.
+
+        Of parameters that are tied in PyTorch the last gives the name, and the others are not missing; of equal ones
+        the exporter's optimizer keeps the first.
+        """
+        graph = self._model.graph
+        present = {
+            name
+            for value in graph.initializers.values()
+            if is_float_parameter(value)
+            for name in self.origins(value)
+        }
+        operations = defaultdict(list)
+        for node in graph if self else ():
+            if _OPERATION in node.metadata_props:
+                operations[node.metadata_props[_OPERATION]].append(node)
+        for nodes in operations.values():
+            read = self.read(nodes[0])
+            absent = [name for name in read if name not in present]
+            if not absent:
+                continue
+            instead = {name for _, _, value in _operands(nodes) for name in self.origins(value)} - set(read)
+            last = max((self._order[name] for name in instead), default=-1)
+            missing = [name for name in absent if self._order[name] > last]
+            if missing:
+                yield nodes, missing
+
+
+def mark_gradients(model: ir.Model) -> None:
+    """Mark a model that gradients were added to; the mark survives cloning and saving."""
+    model.metadata_props[_GRADIENTS] = "true"
+
+
+class RestoreParametersPass(ir.passes.InPlacePass):
+    """Give parameters that an exporter has merged because they were equal initializers of their own.
+
+    In a fresh network all norms have the scale 1 and the bias 0, which are also the running variance and mean of
+    BatchNorm, and copied layers are equal altogether. One initializer for all would be trained as one parameter, or
+    be overwritten with running statistics. Parameters that are tied in PyTorch stay one.
+
+    - TorchScript's exporter leaves `norm2.weight = Identity(norm1.weight)` in eval mode.
+    - The Dynamo exporter notes the operation of PyTorch at each node: where that reads `norm2.weight`, which the file
+      lacks, and the node has the initializer `norm1.weight` instead, the two were merged. It also stores the weights
+      of linear layers transposed, under made-up names; here they get back their shapes and names.
+    - In any file: a running statistic of a BatchNormalization that serves as anything else too was merged.
+
+    A model with gradients is left as it is: there formulas read the statistics, too, and it was restored before.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Restore in place."""
+        if _GRADIENTS in model.metadata_props:
+            return ir.passes.PassResult(model, False)
+        before = list(model.graph.initializers)
+        _restore_identities(model)
+        signature = TorchSignature(model)
+        if signature:
+            _restore_operands(model, signature)
+            _restore_linear_weights(model)
+        _restore_statistics(model)
+        return ir.passes.PassResult(model, list(model.graph.initializers) != before)
+
+
+def _restore_identities(model: ir.Model) -> None:
+    for node in tuple(model.graph) if model.producer_name == _PRODUCER else ():
+        source, result = node.inputs[0] if node.inputs else None, node.outputs[0]
+        if (
+            node.op_type == "Identity"
+            and node.domain == ""
+            and source is not None
+            and _is_parameter(source)
+            and _QUALIFIED_NAME.fullmatch(result.name or "")
+            and not (result.is_graph_output() or is_stop_gradient(node))
+        ):
+            name, result.name = str(result.name), None
+            result.replace_all_uses_with(_register(model, source, name))
+            model.graph.remove(node, safe=True)
+
+
+def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
+    for nodes, missing in tuple(signature.merged()):
+        own = set(signature.read(nodes[0]))
+        foreign = [
+            (node, index, origins[0])
+            for node, index, value in _operands(nodes)
+            if len(value.uses()) > 1 and (origins := signature.origins(value)) and own.isdisjoint(origins)
+        ]
+        for node, index, name in _paired(foreign, missing):
+            value = node.inputs[index]
+            assert value is not None
+            folded = _FOLDED in value.metadata_props
+            restored = model.graph.initializers.get(name) or _register(
+                model, value, f"{name}.{value.name}" if folded else name
+            )
+            if folded:
+                restored.metadata_props[_FOLDED] = repr([name])
+            node.replace_input_with(index, restored)
+
+
+def _paired(
+    foreign: Sequence[tuple[ir.Node, int, str]], missing: Sequence[str]
+) -> Iterator[tuple[ir.Node, int, str]]:
+    """Which missing parameter belongs where: they stand in the same order, or else have like names."""
+    if len(foreign) == len(missing):
+        yield from ((node, index, name) for (node, index, _), name in zip(foreign, missing, strict=True))
+        return
+    for node, index, origin in foreign:
+        alike = [name for name in missing if name.rpartition(".")[2] == origin.rpartition(".")[2]]
+        if len(alike) == 1:
+            yield node, index, alike[0]
+
+
+def _restore_linear_weights(model: ir.Model) -> None:
+    for node in tuple(model.graph):
+        value = node.inputs[1] if node.op_type in ("MatMul", "Gemm") and node.domain == "" else None
+        if (
+            value is None
+            or not _is_parameter(value)
+            or _LINEAR not in node.metadata_props.get(_OPERATION, "")
+        ):
+            continue
+        origins = _folded_from(value)
+        tensor = value.const_value
+        if (
+            len(origins) != 1
+            or tensor is None
+            or tensor.shape.rank() != 2
+            or node.attributes.get_int("transB") == 1
+        ):
+            continue
+        array = np.ascontiguousarray(tensor.numpy().T)
+        weight = model.graph.initializers.get(origins[0])
+        if weight is None:
+            weight = _register(model, value, origins[0], ir.Tensor(array, dtype=tensor.dtype))
+        elif weight.const_value is None or not np.array_equal(weight.const_value.numpy(), array):
+            continue
+        transposed = ir.Value(name=f"{node.outputs[0].name}.{value.name}", type=value.type, shape=value.shape)
+        transpose = ir.node("Transpose", [weight], {"perm": [1, 0]}, outputs=[transposed])
+        transpose.metadata_props.update(node.metadata_props)
+        node.prepend(transpose)
+        node.replace_input_with(1, transposed)
+        remove_unread_initializers(model.graph, [value])
+
+
+def _restore_statistics(model: ir.Model) -> None:
+    for node in tuple(model.graph):
+        if node.op_type != "BatchNormalization" or node.domain != "":
+            continue
+        for (index, _), leaf in zip(STATISTICS, ("running_mean", "running_var"), strict=True):
+            value, scale = node.inputs[index], node.inputs[1]
+            if value is None or scale is None or not _is_parameter(value):
+                continue
+            # A layer that is applied twice has the same statistics in the same place beside the same scale.
+            if len({(use.node.op_type, use.idx, use.node.inputs[1:2]) for use in value.uses()}) > 1:
+                name = f"{str(scale.name).removesuffix('.weight')}.{leaf}"
+                node.replace_input_with(index, _register(model, value, name))
+
+
+def _operands(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value]]:
+    """The floating-point initializers that nodes read."""
+    for node in nodes:
+        for index, value in enumerate(node.inputs):
+            if value is not None and _is_parameter(value):
+                yield node, index, value
+
+
+def _is_parameter(value: ir.Value) -> bool:
+    return value.is_initializer() and is_float_parameter(value)
+
+
+def _folded_from(value: ir.Value) -> list[str]:
+    """The values that the Dynamo exporter's optimizer has computed this one from."""
+    names: list[str] = ast.literal_eval(value.metadata_props.get(_FOLDED, "[]"))
+    return names
+
+
+def _register(
+    model: ir.Model, like: ir.Value, name: str, tensor: ir.TensorProtocol | None = None
+) -> ir.Value:
+    """A new initializer of this name or, where it is taken, one with a number; default: with the content of `like`."""
+    name = fresh_name(model, name)
+    if tensor is None:
+        assert like.const_value is not None
+        tensor = share_tensor(like.const_value)
+    tensor.name = name
+    shape = ir.Shape(tensor.shape.numpy())
+    value = ir.Value(name=name, type=like.type, shape=shape, const_value=tensor)
+    model.graph.register_initializer(value)
+    return value

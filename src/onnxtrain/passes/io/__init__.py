@@ -1,0 +1,1 @@
+"""Read and write models: files, protos, external weights."""

@@ -1,0 +1,331 @@
+"""Load a model from a file, a proto or the IR, without reading its weights."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
+from onnxtrain.passes.canonical.attribute_types import mistyped_attribute
+from onnxtrain.passes.canonical.dictionary_outputs import tensors_for_maps
+from onnxtrain.passes.io.tensor_sizes import check_tensors
+from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
+
+__all__ = [
+    "CANONICAL_OPSET",
+    "MAX_IR_VERSION",
+    "MAX_OPSET",
+    "NEWEST_OPSET",
+    "ModelSource",
+    "load_model",
+    "share_tensor",
+]
+
+ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
+"""What a user may hold: a path, a proto, or the IR."""
+
+CANONICAL_OPSET = 21
+"""Models below this opset are converted up to it; rules are written for the schemas from here on."""
+
+MAX_OPSET = 26
+"""The newest opset of the standard domain that all stock ONNX Runtime builds accept; what is written is no newer."""
+
+NEWEST_OPSET = 28
+"""The newest opset that is read: onnxruntime 1.32 for Python runs it. `newer_opsets.py` writes it in `MAX_OPSET`."""
+
+MAX_IR_VERSION = 13
+"""The newest IR version that stock ONNX Runtime builds accept."""
+
+# External tensors up to this size are read at once: version converter and shape inference want their values,
+# and every memory-mapped tensor holds a file descriptor.
+_EAGER_BYTES = 16 * 1024
+
+
+def load_model(source: ModelSource) -> ir.Model:
+    """Return the model of `source` as an IR model of its own.
+
+    The caller's object is never changed, neither now nor by later passes over the result. External data
+    stays on disk, memory-mapped when it is first looked at, so that models beyond protobuf's 2 GB limit load.
+
+    Args:
+        source: Path of an ONNX file, a proto, or an IR model. Relative external data paths of a proto are
+            resolved against the working directory; pass the path of the file instead where that is wrong.
+
+    Raises:
+        ModelLoadError: The file or its external data is missing, truncated or not ONNX; the graph is empty.
+        UnsupportedOpsetError: The opset is newer than stock runtimes accept.
+        TypeError: `source` is none of the above.
+    """
+    if isinstance(source, ir.Model):
+        origin = "the onnx_ir.Model given"
+        model = _detached(_clone(source, origin))
+    elif isinstance(source, onnx.ModelProto):
+        origin = "the ModelProto given"
+        model = _detached(_from_proto(source, origin))
+    elif isinstance(source, str | os.PathLike):
+        path = Path(source)
+        origin = f"'{path}'"
+        proto = _read(path)
+        _check_file(path, origin)
+        model = _from_proto(proto, origin)
+        # An absolute directory: the working directory may have changed by the time a tensor is read.
+        ir.external_data.set_base_dir(model.graph, path.absolute().parent)
+    else:
+        raise TypeError(
+            f"Cannot load a model from {type(source).__name__}; "
+            "pass a path, an onnx.ModelProto or an onnx_ir.Model."
+        )
+    _check_versions(model, origin)
+    _check_text(model, origin)
+    _check_graph(model, origin)
+    for tensor in _external_tensors(model):
+        _check_reference(tensor, origin)
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            _settle_external_data(value, origin)
+            if value.const_value is not None and value.dtype != value.const_value.dtype:
+                # As converters to float16 leave the annotation of a tensor that they have not converted.
+                value.type = ir.TensorType(value.const_value.dtype)
+    return model
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if path.is_dir():
+        raise ModelLoadError(
+            f"Cannot load a model from '{path}': it is a directory. Pass the .onnx file inside it."
+        )
+    try:
+        return onnx.load(path, load_external_data=False)
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"Cannot load a model from '{path}': no such file. Check the path.") from error
+    except OSError as error:
+        raise ModelLoadError(f"Cannot read the model file '{path}': {error}.") from error
+    # protobuf's DecodeError and the errors of onnx's readers of text formats share no narrower base class.
+    except Exception as error:
+        raise ModelLoadError(
+            f"Cannot load a model from '{path}' ({path.stat().st_size} bytes): the file is truncated, "
+            f"corrupt or not an ONNX model ({error}). Download or export it again."
+        ) from error
+
+
+def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
+    if not proto.HasField("graph"):
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: it holds no graph, so it is empty or not an ONNX model."
+        )
+    if proto.graph.sparse_initializer:
+        names = ", ".join(f"'{tensor.values.name}'" for tensor in proto.graph.sparse_initializer)
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: sparse initializers ({names}) are not supported. "
+            "Store them dense."
+        )
+    try:
+        check_tensors(proto)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: {error}. The file is corrupt; download or export it again."
+        ) from error
+    try:
+        return ir.from_proto(tensors_for_maps(proto))
+    # The IR wraps whatever a malformed proto made it stumble on in an exception of its own.
+    except Exception as error:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: the graph is malformed ({error})."
+        ) from error
+
+
+def _clone(source: ir.Model, origin: str) -> ir.Model:
+    try:
+        return source.clone(deep_copy=True)
+    except RuntimeError as error:  # raised for values that nothing before their use defines
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: a node uses a value that is not defined before it. "
+            "Sort the graph (onnx_ir.passes.common.TopologicalSortPass) if none is missing."
+        ) from error
+
+
+def _detached(model: ir.Model) -> ir.Model:
+    """Give `model` its own types and tensor headers (renaming a value renames its tensor); share the data."""
+    for graph in model.graphs():
+        values = [
+            *graph.inputs,
+            *graph.initializers.values(),
+            *(out for node in graph for out in node.outputs),
+        ]
+        for value in values:
+            value.type = copy.deepcopy(value.type)
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                value.const_value = share_tensor(value.const_value)
+    return model
+
+
+def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return a tensor of the same data that can have another name.
+
+    `ir.Tensor(tensor)` does not do with numpy 1.26, in which it is of float64 whatever it says.
+    """
+    if isinstance(tensor, ir.ExternalTensor):
+        return ir.ExternalTensor(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=tensor.shape,
+            name=tensor.name,
+            base_dir=tensor.base_dir,
+        )
+    return ir.LazyTensor(
+        lambda: tensor, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), name=tensor.name
+    )
+
+
+def _check_versions(model: ir.Model, origin: str) -> None:
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:  # the standard domain has two spellings; the IR normalises nodes but not imports
+        imports[""] = max(imports.pop("ai.onnx"), imports.get("", 0))
+    if imports and not any(node.domain == "" for graph in model.graphs() for node in graph):
+        imports.setdefault("", CANONICAL_OPSET)  # a model of other ops need not import it
+    opset = imports.get("")
+    if opset is None:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: it imports no opset of the standard ONNX domain "
+            f"(imports: {dict(imports)}); the file may be truncated."
+        )
+    if opset < 1:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: it imports opset {opset}, and there is none below 1. Export it "
+            "again."
+        )
+    if opset > MAX_OPSET and _is_older(model, opset):
+        for known in (imports, *(function.opset_imports for function in model.functions.values())):
+            known[""] = min(known.get("", MAX_OPSET), MAX_OPSET)
+    elif opset > NEWEST_OPSET:
+        raise UnsupportedOpsetError(
+            f"Cannot use the model of {origin}: it has opset {opset}, and stock ONNX Runtime accepts at most "
+            f"{NEWEST_OPSET}. Export it again with an opset between 13 and {NEWEST_OPSET}."
+        )
+
+
+def _is_older(model: ir.Model, opset: int) -> bool:
+    """Whether all standard ops of a model of a newer opset are as they were at the last one that runtimes accept.
+
+    Onnxruntime's optimizer writes the newest opset that it has heard of into models that import none.
+    """
+    if opset > onnx.defs.onnx_opset_version():
+        return False
+    graphs = (model.graph, *(function.graph for function in model.functions.values()))
+    ops = {node.op_type for graph in graphs for node in graph.all_nodes() if node.domain == ""}
+    return all(onnx.defs.has(op) and onnx.defs.get_schema(op, opset).since_version <= MAX_OPSET for op in ops)
+
+
+def _check_text(model: ir.Model, origin: str) -> None:
+    """Rejects texts that are no UTF-8: protobuf gives them as bytes, which cannot be written again."""
+    for text in _texts(model):
+        if isinstance(text, bytes):
+            raise ModelLoadError(
+                f"Cannot load a model from {origin}: it has the text {text[:60]!r}, which is no UTF-8. The file is "
+                "corrupt; download or export it again."
+            )
+
+
+def _texts(model: ir.Model) -> Iterator[object]:
+    """Yields names, descriptions and metadata of a model, of its graphs, and of what is in these."""
+    yield from (model.producer_name, model.producer_version, model.domain, *_descriptions(model))
+    for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
+        yield from (graph.name, *_descriptions(graph), *graph.opset_imports)
+        for value in (*graph.inputs, *graph.initializers.values()):
+            yield from (value.name, *_descriptions(value))
+        for node in graph:
+            yield from (node.name, node.op_type, node.domain, node.overload, *_descriptions(node))
+            for attribute in node.attributes.values():
+                yield from (attribute.name, attribute.doc_string)
+            for value in node.outputs:
+                yield from (value.name, *_descriptions(value))
+
+
+def _descriptions(owner: ir.Model | ir.Graph | ir.Node | ir.Value) -> Iterator[object]:
+    yield owner.doc_string
+    for pair in owner.metadata_props.items():
+        yield from pair
+
+
+def _check_graph(model: ir.Model, origin: str) -> None:
+    if not len(model.graph):
+        raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no nodes.")
+    if not model.graph.outputs:
+        raise ModelLoadError(f"Cannot load a model from {origin}: its graph has no outputs.")
+    for graph in model.graphs():
+        known = {*graph.inputs, *graph.initializers.values()}
+        users = [*graph.outputs, *(value for node in graph for value in node.inputs if value is not None)]
+        for value in users:
+            # An output belongs to its graph whether or not anything computes it.
+            if value.producer() is None and value.graph in (None, graph) and value not in known:
+                raise ModelLoadError(
+                    f"Cannot load a model from {origin}: nothing defines '{value.name}', which its graph "
+                    "uses. The file may have been cut or edited; export it again."
+                )
+    if problem := mistyped_attribute(model):
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: {problem}. The file is corrupt; download or export it again."
+        )
+    # Runtimes accept nodes in any order, ONNX and its tools do not.
+    try:
+        common.TopologicalSortPass()(model)
+    except ValueError as error:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: its graph has a cycle ({error})."
+        ) from error
+
+
+def _check_file(path: Path, origin: str) -> None:
+    """Check that all external data of a file, of attributes too, is there and lies beside it."""
+    try:
+        check_external_data(str(path))
+    except (ValueError, OSError) as error:
+        raise ModelLoadError(f"Cannot load a model from {origin}: {error}") from error
+
+
+def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
+    """Yield the tensors of a model whose data is in files, those of attributes included."""
+    for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
+        found = [value.const_value for value in graph.initializers.values()]
+        for attribute in (a for node in graph for a in node.attributes.values()):
+            if attribute.type == ir.AttributeType.TENSOR:
+                found.append(attribute.value)
+            elif attribute.type == ir.AttributeType.TENSORS:
+                found += attribute.value
+        yield from (tensor for tensor in found if isinstance(tensor, ir.ExternalTensor))
+
+
+def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
+    """Check that the bytes of an external tensor are there, in its directory."""
+    data = ExternalData(
+        str(tensor.name), str(tensor.location), tensor.offset or 0, tensor.length, int(tensor.nbytes)
+    )
+    try:
+        locate(data, tensor.base_dir or ".")
+    except ValueError as error:
+        raise ModelLoadError(f"Cannot load a model from {origin}: {error}") from error
+
+
+def _settle_external_data(value: ir.Value, origin: str) -> None:
+    """Read the data of an external initializer if it is small."""
+    tensor = value.const_value
+    if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > _EAGER_BYTES:
+        return
+    try:
+        array = tensor.numpy().copy()
+    except (ValueError, OSError) as error:
+        raise ModelLoadError(
+            f"Cannot load a model from {origin}: the data of '{value.name}' is in '{tensor.path}', which cannot "
+            f"be read: {error}"
+        ) from error
+    value.const_value = ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
+    tensor.release()

@@ -1,0 +1,156 @@
+"""Write a model: in one file where protobuf can, else with its weights beside it."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import onnx
+import onnx_ir as ir
+
+from onnxtrain.errors import ModelError
+from onnxtrain.passes.io.load import ModelSource
+from onnxtrain.runtime.atomic import FileSet, external_data_name
+
+__all__ = ["DEFAULT_EXTERNAL_DATA_THRESHOLD", "as_given", "save_model", "to_proto", "write_model"]
+
+DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
+"""Bytes of initializers beyond which weights go to a file of their own; protobuf stops at 2 GiB."""
+
+# Shapes, axes and the like stay in the model file: runtimes and converters look at their values.
+_EXTERNAL_TENSOR_BYTES = 1024
+_ALIGNMENT = 4096  # onnx recommends page-aligned offsets, so that readers can map the file
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """Return `model` as a self-contained proto; external data is read into it.
+
+    Raises:
+        ModelError: The initializers are too big for one proto; use :func:`save_model`.
+    """
+    size = _initializer_bytes(model)
+    if size > DEFAULT_EXTERNAL_DATA_THRESHOLD:
+        raise ModelError(
+            f"Cannot make one proto of a model with {size / 1e9:.1f} GB of initializers (protobuf holds 2). "
+            "Write it with save_model, which puts them in a file of their own."
+        )
+    return ir.to_proto(_with_tensors_in_memory(model))
+
+
+def as_given(result: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
+    """Return a model in the form in which a function was given one: an IR model for one, else what `onnx.save` takes.
+
+    Raises:
+        ModelError: The initializers are too big for one proto.
+    """
+    if isinstance(given, ir.Model):
+        return result
+    try:
+        return to_proto(result)
+    except ModelError as error:
+        raise ModelError(
+            f"{error} Or pass onnx_ir.load(path) in place of the path: the result then is an onnx_ir.Model too, which "
+            "onnx_ir.save writes and Trainer takes."
+        ) from error
+
+
+def save_model(
+    model: ir.Model,
+    path: str | os.PathLike[str],
+    external_data_threshold: int = DEFAULT_EXTERNAL_DATA_THRESHOLD,
+) -> None:
+    """Write `model` to `path`, atomically; `model` stays usable and is not changed.
+
+    Args:
+        model: Any model; tensors on disk are copied without being read into memory as a whole.
+        path: The file to write. Its directory must exist.
+        external_data_threshold: If the initializers have more bytes than this in all, those over 1 kB go to
+            a file beside it, `<path>.<12 hexadecimal digits>.data`: a new one each time, so that there is
+            always a model whose data is there. That of a model that was replaced is removed.
+    """
+    path = Path(path)
+    with FileSet(path.absolute().parent) as files:
+        write_model(model, files, path.name, external_data_threshold)
+
+
+def write_model(
+    model: ir.Model,
+    files: FileSet,
+    name: str,
+    external_data_threshold: int = DEFAULT_EXTERNAL_DATA_THRESHOLD,
+) -> None:
+    """Write `model` to the file `name` of a set, as :func:`save_model` does."""
+    _map_tensors_beside(model, name)
+    if _initializer_bytes(model) > external_data_threshold:
+        data = external_data_name(name)
+        with files.open(data) as file:
+            model = _with_tensors_in(model, file, data)
+    else:
+        model = _with_tensors_in_memory(model)
+    with files.open(name) as file:
+        file.write(ir.to_proto(model).SerializeToString())
+
+
+def _initializer_bytes(model: ir.Model) -> int:
+    return sum(
+        value.const_value.nbytes
+        for graph in model.graphs()
+        for value in graph.initializers.values()
+        if value.const_value is not None
+    )
+
+
+def _with_tensors_in_memory(model: ir.Model, limit: float = math.inf) -> ir.Model:
+    """Return a clone of `model` whose initializers of up to `limit` bytes are serialised with it."""
+    clone = model.clone()
+    for graph in clone.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and tensor.nbytes <= limit:
+                value.const_value = ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
+    return clone
+
+
+def _with_tensors_in(model: ir.Model, file: BinaryIO, name: str) -> ir.Model:
+    """Write large initializers to `file`; return a clone of `model` that refers to it by `name`."""
+    clone = _with_tensors_in_memory(model, _EXTERNAL_TENSOR_BYTES)
+    for graph in clone.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if (
+                tensor is None
+                or tensor.dtype == ir.DataType.STRING
+                or tensor.nbytes <= _EXTERNAL_TENSOR_BYTES
+            ):
+                continue
+            file.write(bytes(-file.tell() % _ALIGNMENT))
+            offset = file.tell()
+            _write_data(tensor, file)
+            value.const_value = ir.ExternalTensor(
+                name,
+                offset,
+                file.tell() - offset,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=str(value.name),
+            )
+    return clone
+
+
+def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
+    write = getattr(tensor, "tofile", None)  # no part of the protocol, but without a copy in memory
+    if write is None:
+        file.write(tensor.tobytes())
+    else:
+        write(file)
+
+
+def _map_tensors_beside(model: ir.Model, name: str) -> None:
+    """Map tensors stored in data of the model `name` now: a mapping outlives the removal of the file."""
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            tensor = value.const_value
+            if isinstance(tensor, ir.ExternalTensor) and Path(tensor.path).name.startswith(f"{name}."):
+                tensor.numpy()

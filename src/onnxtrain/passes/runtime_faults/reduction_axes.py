@@ -1,0 +1,91 @@
+"""Write the axes of reductions so that every ONNX Runtime reads them as the standard does."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.passes.tidy.unused import remove_unread_initializers
+
+__all__ = ["NoAxesPass", "PositiveAxesPass"]
+
+_OF_ONE_ELEMENT = {
+    **dict.fromkeys(
+        ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), "Identity"
+    ),
+    **dict.fromkeys(("ReduceL1", "ReduceL2"), "Abs"),
+    "ReduceLogSum": "Log",
+    "ReduceSumSquare": "Mul",
+    "Squeeze": "Identity",
+}
+"""What a reduction computes of each element alone."""
+
+
+class NoAxesPass(ir.passes.InPlacePass):
+    """Write reductions over no axes (`noop_with_empty_axes`) as what they compute of each element, Squeezes too.
+
+    ONNX Runtime 1.20 returns the input of ReduceL2 and ReduceLogSum as it is, and fails where the axes are omitted. By
+    a Squeeze of no axes ONNX Runtime (1.32) removes all of size one, and onnx and its reference none.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, in subgraphs too."""
+        modified = False
+        for node in ir.traversal.RecursiveGraphIterator(model.graph):
+            elementwise = _OF_ONE_ELEMENT.get(node.op_type)
+            if elementwise is None or node.domain != "" or not _has_no_axes(node):
+                continue
+            axes = node.inputs[1] if len(node.inputs) > 1 else None
+            node.op_type = elementwise
+            node.attributes.clear()
+            node.resize_inputs(1)
+            remove_unread_initializers(model.graph, [axes])
+            if elementwise == "Mul":
+                node.resize_inputs(2)
+                node.replace_input_with(1, node.inputs[0])
+            modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _has_no_axes(node: ir.Node) -> bool:
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    if node.op_type == "Squeeze":
+        return axes is not None and _is_empty(axes)
+    return bool(node.attributes.get_int("noop_with_empty_axes", 0)) and (axes is None or _is_empty(axes))
+
+
+def _is_empty(axes: ir.Value) -> bool:
+    return axes.shape is not None and list(axes.shape) == [0]
+
+
+class PositiveAxesPass(ir.passes.InPlacePass):
+    """Make the constant axes of reductions nonnegative, where the rank is known.
+
+    Over axes that are counted from the back ONNX Runtime (1.31) does not reduce a tensor without elements: the result
+    has the shape of the input.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place."""
+        modified = False
+        for node in ir.traversal.RecursiveGraphIterator(model.graph):
+            axes = _negative_axes(node)
+            if axes is None:
+                continue
+            constant = ir.node("Constant", [], {"value": ir.tensor(axes)})
+            assert node.graph is not None
+            node.graph.insert_before(node, constant)
+            node.replace_input_with(1, constant.outputs[0])
+            modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _negative_axes(node: ir.Node) -> list[int] | None:
+    """Return the axes of a reduction, counted from the front, if one of them is not yet."""
+    if not node.op_type.startswith("Reduce") or node.domain != "" or len(node.inputs) < 2:
+        return None
+    data, axes = node.inputs
+    tensor = ir.convenience.get_const_tensor(axes) if axes is not None else None
+    if tensor is None or data is None or not data.shape:
+        return None
+    numbers, rank = tensor.numpy().ravel().tolist(), data.shape.rank()
+    return [axis % rank for axis in numbers] if any(axis < 0 for axis in numbers) else None

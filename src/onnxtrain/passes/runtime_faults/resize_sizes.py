@@ -1,0 +1,114 @@
+"""Write a Resize whose scales are rounded so that everybody computes the sizes that are meant."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
+from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
+from onnxtrain.passes.tidy.replace_value import write_before
+
+__all__ = ["ResizeSizesPass"]
+
+_ROUNDING = 1e-5
+"""How far a size times its scale may be from a whole number that it was meant to be, relative to it."""
+
+
+class ResizeSizesPass(ir.passes.InPlacePass):
+    """Replace scales where shape inference and ONNX Runtime disagree on the sizes that follow.
+
+    TensorFlow's converters write the scale 0.7 where an image of 10 is to become one of 7. Shape inference (onnx 1.23)
+    rounds 10 times float32 0.7, which is less, down to 6; ONNX Runtime multiplies in float32, and gets 7. The next
+    larger float32 is clear to both. To the nearest neighbour that could make another one of what lies halfway: there
+    the sizes are written, of all axes, as ONNX Runtime (1.32) cannot move a Resize of some axes past a Transpose.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, in subgraphs too."""
+        found = [
+            (node, axes, sizes)
+            for node in ir.traversal.RecursiveGraphIterator(model.graph)
+            if node.op_type == "Resize" and node.domain == ""
+            for axes, sizes in [_meant(node)]
+            if axes
+        ]
+        for node, axes, sizes in found:
+            _rewrite(node, axes, sizes)
+            forget_sizes_after(model.graph, node)
+        if found:
+            lift_constants(model)
+        return ir.passes.PassResult(model, bool(found))
+
+
+def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
+    """Returns the axes that are resized and the sizes that they are meant to get, none where nobody disagrees."""
+    source, *rest = node.inputs
+    scales = rest[1].const_value if len(rest) > 1 and rest[1] is not None else None
+    if (
+        source is None
+        or source.shape is None
+        or scales is None
+        or node.attributes.get_string("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    ):
+        return [], []
+    given = node.attributes.get_ints("axes", list(range(len(source.shape))))
+    axes, sizes, disagree = [], [], False
+    for axis, scale in zip(given, scales.numpy().astype(np.float32), strict=False):
+        if scale == 1:
+            continue
+        size = source.shape[axis]
+        if not isinstance(size, int):
+            return [], []
+        result = int(scale * np.float32(size))
+        if abs(float(scale) * size - result) > _ROUNDING * result:
+            return [], []  # sizes would give another scale
+        disagree |= math.floor(float(scale) * size) != result
+        axes.append(axis)
+        sizes.append(result)
+    return (axes, sizes) if disagree else ([], [])
+
+
+def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
+    scales = node.inputs[2]
+    assert scales is not None
+    assert scales.const_value is not None
+    mark_constant(scales)  # no parameter, though nothing may be left that reads it
+    if node.attributes.get_string("mode", "nearest") != "nearest":
+        node.replace_input_with(
+            2, _constant(node, "scales", _enlarged(node, scales.const_value.numpy(), axes))
+        )
+        return
+    node.attributes.pop("axes", None)
+    node.resize_inputs(4)
+    node.replace_input_with(1, None)
+    node.replace_input_with(2, None)
+    node.replace_input_with(3, _all_sizes(node, dict(zip(axes, sizes, strict=True))))
+
+
+def _all_sizes(node: ir.Node, known: dict[int, int]) -> ir.Value:
+    """Returns the sizes of all axes: those that are known, and of the others those that they have."""
+    source = node.inputs[0]
+    assert source is not None
+    assert source.shape is not None
+    parts = []
+    for axis, own in enumerate(source.shape):
+        size = known.get(axis, own)
+        if isinstance(size, int):
+            parts.append(_constant(node, f"size_{axis}", np.array([size], np.int64)))
+        else:
+            parts.append(write_before(node, f"size_{axis}", "Shape", source, start=axis, end=axis + 1))
+    return write_before(node, "sizes", "Concat", *parts, axis=0)
+
+
+def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
+    """Returns scales of which those of some axes are the next larger numbers."""
+    given = list(node.attributes.get_ints("axes", range(len(scales))))
+    larger = np.nextafter(scales.astype(np.float32), np.float32(np.inf))
+    return np.where([axis in axes for axis in given], larger, scales)
+
+
+def _constant(node: ir.Node, role: str, array: np.ndarray) -> ir.Value:
+    return write_before(node, role, "Constant", value=ir.tensor(array))

@@ -1,0 +1,48 @@
+"""Write Swish as the ops that it is made of, where ONNX Runtime has no kernel."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.passes.tidy.replace_value import stand_in, write_before
+
+__all__ = ["SwishPass"]
+
+_FUNCTION_SINCE = 24
+
+
+class SwishPass(ir.passes.InPlacePass):
+    """Rewrite Swish of opset 25 and later as x·Sigmoid(alpha·x).
+
+    ONNX Runtime (1.32) has Swish as a function alone, and finds it at the opset of the function only: a model of opset
+    25 with a Swish does not load.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, also in subgraphs; values keep their names."""
+        if model.graph.opset_imports[""] <= _FUNCTION_SINCE:
+            return ir.passes.PassResult(model, False)
+        nodes = [
+            node
+            for node in ir.traversal.RecursiveGraphIterator(model.graph)
+            if (node.domain, node.op_type) == ("", "Swish")
+        ]
+        for node in nodes:
+            _write(node)
+        return ir.passes.PassResult(model, bool(nodes))
+
+
+def _write(node: ir.Node) -> None:
+    x, output = node.inputs[0], node.outputs[0]
+    alpha, scaled = node.attributes.get_float("alpha", 1.0), x
+    if alpha != 1.0:
+        factor = write_before(node, "alpha", "Constant", value_float=alpha)
+        factor = write_before(node, "alpha_like", "CastLike", factor, x)
+        scaled = write_before(node, "scaled", "Mul", x, factor)
+    gate = write_before(node, "gate", "Sigmoid", scaled)
+    result = write_before(node, "swish", "Mul", x, gate)
+    for value in (gate, result):
+        value.type, value.shape = output.type, output.shape
+    stand_in(output, result, node)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)

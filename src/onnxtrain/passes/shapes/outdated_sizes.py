@@ -1,0 +1,128 @@
+"""Forget the sizes that follow from something that has changed, to be inferred again.
+
+Ranks stay: no standard op makes them from the elements of its inputs, but for those that choose between graphs. Those
+of the model's outputs stay behind these, too, and what is reduced to a scalar is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import onnx_ir as ir
+
+from onnxtrain.passes.shapes.ranks import reduces_to_scalar
+
+__all__ = ["forget_sizes_after", "forget_sizes_behind"]
+
+# Inputs whose values say what shape the outputs have; also those of all ops that reduce, their axes.
+_SHAPING: dict[str, tuple[int, ...]] = {
+    "AffineGrid": (1,),
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "Col2Im": (1, 2),
+    "ConstantOfShape": (0,),
+    "DFT": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "If": (0,),
+    "Loop": (0, 1),
+    "MaxUnpool": (2,),
+    "MelWeightMatrix": (0, 1),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "SplitToSequence": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Unsqueeze": (1,),
+}
+_REDUCTION_AXES = (1,)
+_CHOOSING = frozenset({"If", "Loop"})
+# What they give does not depend on the elements of what they take.
+_SHAPE_ONLY = frozenset({"ConstantOfShape", "Shape", "Size"})
+
+
+def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) -> None:
+    """Remove the sizes of the outputs of a node, and of all nodes that follow from it, also in subgraphs.
+
+    Args:
+        graph: the main graph.
+        start: the node.
+        ranks: whether the ranks of its outputs were wrong, too.
+    """
+    declared = frozenset(graph.outputs)
+    wrong = [value for value in start.outputs if ranks and value not in declared]
+    for value in wrong:
+        value.shape = None
+    _forget(graph, lambda node: node is start and not ranks, dict.fromkeys(wrong, True), declared)
+
+
+def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
+    """Remove the sizes that depend on the elements of `values`: those of a Resize by scales among them, and on.
+
+    Args:
+        graph: the main graph.
+        values: inputs of it, of which nobody knows the elements when the model is built.
+    """
+    dependent = set(values)
+    shaped: set[ir.Node] = set()
+    for node in ir.traversal.RecursiveGraphIterator(graph):
+        if not any(value in dependent for value in node.inputs):
+            continue
+        if any(value in dependent for value in _shaping_inputs(node)):
+            shaped.add(node)
+        if node.domain != "" or node.op_type not in _SHAPE_ONLY:
+            dependent.update(node.outputs)
+    if shaped:
+        _forget(graph, lambda node: node in shaped, {}, frozenset(graph.outputs))
+
+
+def _shaping_inputs(node: ir.Node) -> Iterator[ir.Value | None]:
+    positions: tuple[int, ...] = ()
+    if node.domain == "":
+        positions = _SHAPING.get(node.op_type, _REDUCTION_AXES if node.op_type.startswith("Reduce") else ())
+    yield from (node.inputs[index] for index in positions if index < len(node.inputs))
+
+
+def _forget(
+    graph: ir.Graph,
+    starts: Callable[[ir.Node], bool],
+    changed: dict[ir.Value, bool],
+    declared: frozenset[ir.Value],
+) -> bool:
+    """Remove the sizes of what `starts` and of all that follow; return whether `graph` has such.
+
+    Args:
+        graph: the graph, of which nodes are visited in order.
+        starts: whether a node is one to start at.
+        changed: the values whose sizes were removed, and whether their ranks were.
+        declared: the outputs of the model.
+    """
+    found = False
+    for node in graph:
+        inside = [_forget(body, starts, changed, declared) for body in _bodies(node)]
+        if starts(node) or any(inside) or any(value in changed for value in node.inputs):
+            found = True
+            if reduces_to_scalar(node):
+                continue
+            loses = node.op_type in _CHOOSING or node.domain != ""
+            unranked = loses or any(value is not None and changed.get(value) for value in node.inputs)
+            for value in node.outputs:
+                lost = unranked and value not in declared
+                value.shape = None if lost or value.shape is None else ir.Shape([None] * len(value.shape))
+                changed[value] = unranked
+    return found
+
+
+def _bodies(node: ir.Node) -> list[ir.Graph]:
+    graphs = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
+    return graphs + [
+        g for a in node.attributes.values() if a.type == ir.AttributeType.GRAPHS for g in a.as_graphs()
+    ]

@@ -1,0 +1,80 @@
+"""Shapes of a model at two numbers of samples: what :mod:`onnxtrain.passes.shapes.dynamic_batch` compares."""
+
+from __future__ import annotations
+
+import math
+
+import onnx_ir as ir
+
+from onnxtrain.passes.shapes.infer import infer_shapes
+
+__all__ = ["TRIAL", "Dims", "axis_of_batch", "concrete_dims", "static_dims_at"]
+
+Dims = tuple[int, ...]
+
+TRIAL = 7919
+"""A number of samples that no other dimension has: what it turns up in depends on the batch."""
+_OTHER = 6
+"""Stands in for other symbolic dimensions, which stay as they are."""
+
+
+def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: int) -> tuple[int, int] | None:
+    """Returns where the number of samples goes in a Reshape; None if there is no such place.
+
+    Elements keep their order: the samples are found again where as many elements lie outside of them.
+
+    Args:
+        before: dimensions of the input at the exported number of samples.
+        after: at another one.
+        result: dimensions of the output at the exported one.
+        batch: the exported one.
+        inside: how many elements of the axis with the samples lie outside of them: T in an axis of T·batch.
+
+    Returns:
+        The axis of the output, and what is `inside` for it.
+    """
+    moved = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+    if len(before) != len(after) or len(moved) != 1 or after[moved[0]] * batch != before[moved[0]] * TRIAL:
+        return None
+    outer = math.prod(before[: moved[0]]) * inside
+    inner = math.prod(before) // (outer * batch)
+    fitting = []
+    for axis, size in enumerate(result):
+        start = math.prod(result[:axis])
+        if size % batch == 0 and outer % start == 0 and (start * size) % (outer * batch) == 0:
+            # A batch of 1 fits in several places. Best alone, then with a part of what is inside of it (heads), then
+            # with what is outside of it (the rows of a matrix), and last with all of what is inside.
+            rank = (
+                0
+                if (start, size) == (outer, batch)
+                else 2
+                if start < outer
+                else 3
+                if size == batch * inner
+                else 1
+            )
+            fitting.append((rank, axis, outer // start))
+    return min(fitting)[1:] if fitting else None
+
+
+def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
+    """Returns the dimensions of an input at a number of samples; None where its rank is not known."""
+    if value.shape is None:
+        return None
+    first = [batch if axis == 0 and not isinstance(dim, int) else dim for axis, dim in enumerate(value.shape)]
+    return tuple(dim if isinstance(dim, int) else _OTHER for dim in first)
+
+
+def static_dims_at(model: ir.Model, batch: int) -> dict[str, Dims]:
+    """Returns the dimensions of all values at a number of samples, as far as they are known."""
+    clone = model.clone()
+    for value in clone.graph.inputs:
+        dims = concrete_dims(value, batch)
+        value.shape = None if dims is None else ir.Shape(dims)
+    infer_shapes(clone)
+    known = {}
+    for value in (*clone.graph.inputs, *(output for node in clone.graph for output in node.outputs)):
+        sizes = [dim for dim in value.shape or () if isinstance(dim, int)]
+        if value.shape is not None and len(sizes) == len(value.shape):
+            known[str(value.name)] = tuple(sizes)
+    return known

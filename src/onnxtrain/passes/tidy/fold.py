@@ -1,0 +1,236 @@
+"""Compute at build time what does not depend on inputs or parameters: above all, shape arithmetic."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx import helper
+
+from onnxtrain.passes.tidy.constants import is_constant, mark_constant
+from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unread_nodes
+
+__all__ = ["FoldConstantsPass"]
+
+Array = np.ndarray
+
+_LIMIT = 4096  # elements; a larger constant would cost more room than its computation costs time
+_DTYPES = frozenset({ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64})
+_FOLDABLE = frozenset(
+    {
+        "Abs",
+        "Add",
+        "And",
+        "Cast",
+        "Ceil",
+        "Concat",
+        "ConstantOfShape",
+        "Div",
+        "Equal",
+        "Expand",
+        "Floor",
+        "Gather",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "Less",
+        "LessOrEqual",
+        "Max",
+        "Min",
+        "Mod",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Range",
+        "ReduceMax",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSum",
+        "Reshape",
+        "Slice",
+        "Sqrt",
+        "Squeeze",
+        "Sub",
+        "Tile",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
+    }
+)
+_MOVING = frozenset({"Concat", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"})
+_UNKNOWN = np.iinfo(np.int64).min + 4801
+"""Stands for a symbolic dimension in a shape that is known in part; exporters begin slices at the least integer."""
+
+
+class FoldConstantsPass(ir.passes.InPlacePass):
+    """Replace small computations on constants by their results, in the main graph.
+
+    Constants are what `is_constant` says, integer and boolean initializers, and the static dimensions of a
+    shape, also where others are symbolic. Parameters are not touched. It needs inferred
+    shapes, and lets more of them be inferred. A CastLike becomes a Cast.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Fold in place."""
+        modified = _settle_casts(model)
+        known = _constants(model)
+        folded: list[ir.Node] = []
+        for node in model.graph:
+            value = _evaluate(node, known, model.graph.opset_imports[""])
+            if value is None:
+                continue
+            known[node.outputs[0]] = value
+            if not np.any(_is_unknown(value)) and not node.outputs[0].is_graph_output():
+                folded.append(node)
+        removable = set(folded)
+        for node in folded:
+            output = node.outputs[0]
+            if any(use.node not in removable for use in output.uses()):
+                _replace(model, output, known[output])
+                modified = True
+        return ir.passes.PassResult(model, modified | _remove_unused(model, folded, known))
+
+
+def _settle_casts(model: ir.Model) -> bool:
+    """Turn CastLike into Cast where the dtype is known: the result no longer depends on a computed value."""
+    modified = False
+    for node in model.graph:
+        like = node.inputs[1] if node.op_type == "CastLike" and node.domain == "" else None
+        if like is None or like.dtype is None:
+            continue
+        node.op_type = "Cast"
+        node.attributes["to"] = ir.AttrInt64("to", int(like.dtype))
+        node.resize_inputs(1)
+        modified = True
+    return modified
+
+
+def _constants(model: ir.Model) -> dict[ir.Value, Array]:
+    return {
+        value: value.const_value.numpy()
+        for value in model.graph.initializers.values()
+        if value.const_value is not None
+        and value.const_value.dtype in _DTYPES
+        and value.const_value.size <= _LIMIT
+        and not value.is_graph_input()
+        and (is_constant(value) or value.const_value.dtype != ir.DataType.FLOAT)
+    }
+
+
+def _is_unknown(value: Array) -> Array:
+    return value == _UNKNOWN if value.dtype == np.int64 else np.zeros((), bool)
+
+
+def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array | None:
+    """Return the value of the node's only output, symbolic dimensions marked, or None if unknown."""
+    if node.domain != "" or len(node.outputs) != 1:
+        return None
+    if node.op_type in ("Shape", "Size"):
+        return _shape_of(node)
+    inputs = [None if value is None else known.get(value) for value in node.inputs]
+    if node.op_type not in _FOLDABLE or any(
+        value is not None and array is None for value, array in zip(node.inputs, inputs, strict=True)
+    ):
+        return None
+    partial = [array is not None and bool(np.any(_is_unknown(array))) for array in inputs]
+    # Only moving elements around is right for unknown ones.
+    if any(partial) and (node.op_type not in _MOVING or (node.op_type != "Concat" and any(partial[1:]))):
+        return None
+    if _elements(node, inputs) > _LIMIT:
+        return None
+    # numpy's integer division rounds down, that of runtimes towards zero; zero divisors are theirs to report.
+    if node.op_type in ("Div", "Mod") and any(
+        array is not None and np.any(array < index) for index, array in enumerate(inputs)
+    ):
+        return None
+    return _run(node, inputs, opset)
+
+
+def _elements(node: ir.Node, inputs: list[Array | None]) -> int:
+    """Returns how many elements the result has at most, before anything is allocated for it."""
+    shapes = [array.shape for array in inputs if array is not None]
+    first = inputs[0] if inputs else None
+    if first is None:
+        return 0
+    if node.op_type == "ConstantOfShape":
+        return int(math.prod(first.tolist()))
+    if node.op_type == "Range":
+        start, limit, delta = (float(array.item()) for array in inputs if array is not None)
+        return math.ceil(abs((limit - start) / delta)) if delta else 0
+    if node.op_type in ("Expand", "Tile") and inputs[1] is not None:
+        sizes: list[int] = inputs[1].ravel().tolist()
+        return int(first.size) * math.prod(max(1, size) for size in sizes)
+    if node.op_type == "Gather" and inputs[1] is not None:
+        return int(first.size * inputs[1].size)
+    if node.op_type == "Concat" or len(shapes) < 2:
+        return sum(map(math.prod, shapes))
+    # Elementwise ops broadcast; the result of any other one is no bigger than its biggest input.
+    try:
+        return int(math.prod(np.broadcast_shapes(*shapes)))
+    except ValueError:
+        return max(math.prod(shape) for shape in shapes)
+
+
+def _shape_of(node: ir.Node) -> Array | None:
+    shape = None if node.inputs[0] is None else node.inputs[0].shape
+    if shape is None:
+        return None
+    dims = [dim if isinstance(dim, int) else _UNKNOWN for dim in shape]
+    if node.op_type == "Size":
+        return None if _UNKNOWN in dims else np.array(np.prod(dims, dtype=np.int64))
+    start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", len(dims))
+    return np.array(dims[start:end], np.int64)
+
+
+def _run(node: ir.Node, inputs: list[Array | None], opset: int) -> Array | None:
+    # Imported here: it takes longer than the rest of this package together, and many models need no folding.
+    from onnx.reference import ReferenceEvaluator
+
+    names = ["" if array is None else f"x{index}" for index, array in enumerate(inputs)]
+    proto = ir.serde.serialize_node(node)
+    del proto.input[:], proto.output[:]
+    proto.input.extend(names)
+    proto.output.append("y")
+    infos = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in zip(names, inputs, strict=True)
+        if array is not None
+    ]
+    graph = helper.make_graph([proto], "fold", infos, [helper.make_empty_tensor_value_info("y")])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    feed = {name: array for name, array in zip(names, inputs, strict=True) if array is not None}
+    try:
+        with np.errstate(all="ignore"):
+            outputs: Any = ReferenceEvaluator(model).run(None, feed)
+    # What the reference cannot compute the runtime may; the node simply stays.
+    except Exception:
+        return None
+    result = np.asarray(outputs[0])
+    dtype = node.outputs[0].dtype
+    if result.size > _LIMIT or dtype not in _DTYPES or result.dtype != dtype.numpy():
+        return None
+    return result
+
+
+def _replace(model: ir.Model, output: ir.Value, array: Array) -> None:
+    """Let an initializer of the same name take the place of `output`."""
+    name, output.name = output.name, None
+    tensor = ir.tensor(array, name=name)
+    constant = ir.Value(
+        name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor
+    )
+    mark_constant(constant)
+    model.graph.register_initializer(constant)
+    output.replace_all_uses_with(constant)
+
+
+def _remove_unused(model: ir.Model, folded: list[ir.Node], known: dict[ir.Value, Array]) -> bool:
+    """Remove folded nodes, partly known shapes and constants that nothing uses any more."""
+    candidates = set(folded) | {node for value in known if (node := value.producer()) is not None}
+    sources = {value for node in candidates for value in node.inputs if value is not None and value in known}
+    removed = remove_unread_nodes(model.graph, candidates)
+    remove_unread_initializers(model.graph, [value for value in sources if is_constant(value)])
+    return removed

@@ -1,0 +1,147 @@
+"""Matrix products as runtimes want them: vectors as columns, transposed factors and no transposed product."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.passes.tidy.constants import mark_constant
+
+__all__ = ["ColumnVectorPass", "TransposedProductPass"]
+
+_SWAP = (1, 0)
+
+
+class ColumnVectorPass(ir.passes.InPlacePass):
+    """Rewrite the product of a transposed tensor with a vector on its right as one with a matrix of one column.
+
+    ONNX Runtime (1.31.1, from optimisation level extended on) merges the Transpose into the product and then
+    computes A v for A^T v, without an error where A is square.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, in subgraphs too; names of outputs stay."""
+        modified = False
+        for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
+            if _is_transposed_by_vector(node):
+                _make_column(node)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _is_transposed_by_vector(node: ir.Node) -> bool:
+    if node.op_type != "MatMul" or node.domain != "":
+        return False
+    left, right = node.inputs
+    if left is None or right is None or right.shape is None or len(right.shape) != 1:
+        return False
+    producer = left.producer()
+    while producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
+        producer = producer.inputs[0].producer()  # it does not keep the runtime from merging
+    return producer is not None and producer.op_type == "Transpose" and producer.domain == ""
+
+
+def _make_column(node: ir.Node) -> None:
+    vector, result = node.inputs[1], node.outputs[0]
+    assert vector is not None
+    assert vector.shape is not None
+    axis = ir.node("Constant", [], attributes={"value_ints": [-1]})
+    mark_constant(axis.outputs[0])
+    column = ir.node("Unsqueeze", [vector, axis.outputs[0]])
+    column.outputs[0].type, column.outputs[0].shape = vector.type, ir.Shape([*vector.shape, 1])
+    node.prepend([axis, column])
+    node.replace_input_with(1, column.outputs[0])
+    squeezed = ir.Value(name=result.name, type=result.type, shape=result.shape)
+    result.name = None
+    result.replace_all_uses_with(squeezed, replace_graph_outputs=True)
+    if result.shape is not None:
+        result.shape = ir.Shape([*result.shape, 1])
+    node.append(ir.node("Squeeze", [result, axis.outputs[0]], outputs=[squeezed]))
+
+
+class TransposedProductPass(ir.passes.InPlacePass):
+    """Rewrite (A B)^T as B^T A^T where one of the factors is a transposed matrix already.
+
+    `x @ W.T`, as exporters write linear layers, has the gradient (x^T ct)^T of W. Transposing the product costs a
+    pass over a matrix of W's size in every step, while transposed factors are read as they are: runtimes merge them
+    into the product. A Gemm says itself which of its factors are transposed.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place; transposes that nothing reads any more are left."""
+        modified = False
+        made: dict[ir.Value, ir.Value] = {}
+        for node in tuple(model.graph):
+            product = _product(node)
+            if product is None:
+                continue
+            modified = True
+            if product.op_type == "Gemm":
+                _exchange_factors(node, product)
+                continue
+            factors = [_transposed(made, node, factor) for factor in reversed(product.inputs)]
+            node.op_type = "MatMul"
+            node.attributes.clear()
+            node.resize_inputs(2)
+            for index, factor in enumerate(factors):
+                node.replace_input_with(index, factor)
+        return ir.passes.PassResult(model, modified)
+
+
+def _exchange_factors(node: ir.Node, gemm: ir.Node) -> None:
+    """Makes a node that transposes the product of a Gemm this product."""
+    node.op_type = "Gemm"
+    node.attributes.clear()
+    node.attributes.add(ir.AttrFloat32("alpha", gemm.attributes.get_float("alpha", 1.0)))
+    for name, other in (("transA", "transB"), ("transB", "transA")):
+        node.attributes.add(ir.AttrInt64(name, int(not gemm.attributes.get_int(other, 0))))
+    node.resize_inputs(2)
+    for index, factor in enumerate(reversed(gemm.inputs[:2])):
+        node.replace_input_with(index, factor)
+
+
+def _product(node: ir.Node) -> ir.Node | None:
+    """Returns the product that `node` transposes, if nothing else reads it and a factor of it is transposed."""
+    if not _is_transpose(node):
+        return None
+    value = node.inputs[0]
+    product = value.producer() if value is not None else None
+    if product is None or product.op_type not in ("MatMul", "Gemm") or product.domain != "":
+        return None
+    if len(product.outputs[0].uses()) != 1 or product.outputs[0].is_graph_output():
+        return None
+    if product.op_type == "Gemm":
+        return product if all(summand is None for summand in product.inputs[2:]) else None
+    # The product is a matrix and so is this factor: the other one must be a matrix too.
+    return product if any(_is_transpose(factor.producer()) for factor in product.inputs if factor) else None
+
+
+def _is_transpose(node: ir.Node | None) -> bool:
+    """Whether `node` transposes a matrix."""
+    if node is None or node.op_type != "Transpose" or node.domain != "":
+        return False
+    permutation = node.attributes.get("perm")
+    return permutation is not None and tuple(permutation.as_ints()) == _SWAP
+
+
+def _transposed(made: dict[ir.Value, ir.Value], before: ir.Node, factor: ir.Value | None) -> ir.Value:
+    """Returns the transpose of a matrix: what it is the transpose of, or else of a new node, one for each matrix."""
+    assert factor is not None
+    if factor in made:
+        return made[factor]
+    producer = factor.producer()
+    if producer is not None and _is_transpose(producer):
+        source = producer.inputs[0]
+        assert source is not None
+        return source
+    output = ir.Value(name=f"{before.outputs[0].name}_factor", type=factor.type)
+    transpose = ir.Node(
+        "",
+        "Transpose",
+        [factor],
+        [ir.AttrInt64s("perm", _SWAP)],
+        outputs=[output],
+        name=f"{before.name}_factor",
+    )
+    before.prepend(transpose)
+    made[factor] = output
+    return output

@@ -1,0 +1,1 @@
+"""From a forward graph to the training, eval and inference models."""

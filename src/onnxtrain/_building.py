@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
-__all__ = ["with_room", "without_collection"]
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 

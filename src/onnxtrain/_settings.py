@@ -7,8 +7,6 @@ from typing import Any
 
 from onnxtrain.errors import GraphBuildError
 
-__all__ = ["require"]
-
 
 def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: str) -> None:
     """Raises GraphBuildError naming a field of `owner` unless `holds` of its value, or cannot say so."""

@@ -19,19 +19,6 @@ from onnxtrain.passes import (
     is_training_batch_norm,
 )
 
-__all__ = [
-    "Selection",
-    "batch_norms",
-    "expand_names",
-    "float_initializers",
-    "is_float",
-    "is_generated_name",
-    "match_names",
-    "matched_names",
-    "select_parameters",
-    "some_names",
-]
-
 # Names that the PyTorch exporters make up; of scalars, they are constants such as the exponent of x ** 2.
 _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w*)_\d+|/.*")
 # Converters that write the numbers of formulas (the 1 of a sigmoid, the 0 that an LSTM starts from and that ids of

@@ -9,8 +9,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 
-__all__ = ["add_up"]
-
 
 @dataclass(frozen=True)
 class _Part:

@@ -11,8 +11,6 @@ from onnxtrain.passes import BODIES, is_stop_gradient
 
 from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, rule_for
 
-__all__ = ["active_values", "captured_values", "is_differentiable_dtype", "path_to_leaf", "reads"]
-
 
 def is_differentiable_dtype(value: ir.Value) -> bool:
     """Whether a value can carry a cotangent: floating point, or of a dtype not known."""

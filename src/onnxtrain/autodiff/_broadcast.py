@@ -6,8 +6,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 
-__all__ = ["sum_to_shape_of"]
-
 Dim = int | ir.SymbolicDim
 
 

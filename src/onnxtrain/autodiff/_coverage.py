@@ -12,8 +12,6 @@ from onnxtrain.emitter import schema_of
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import BODIES, NEWEST_OPSET, has_schema_function
 
-__all__ = ["READ_OPSETS", "OpCoverage", "Status", "coverage", "coverage_of"]
-
 READ_OPSETS = range(OPSETS[0], NEWEST_OPSET + 1)
 """Opsets whose ops are differentiated; those of opset 27 and 28 are written in older ones when a model is loaded."""
 

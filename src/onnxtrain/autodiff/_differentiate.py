@@ -30,17 +30,6 @@ from ._driver import pull_back
 from ._registry import reason_not_yet, rule_for
 from ._straight_through import straight_through_rules
 
-__all__ = [
-    "add_gradients",
-    "append_outputs",
-    "check_names",
-    "check_scalar",
-    "differentiable_values",
-    "differentiate",
-    "expand_path",
-    "typed_values",
-]
-
 
 @overload
 def differentiate(

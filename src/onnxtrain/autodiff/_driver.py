@@ -20,8 +20,6 @@ from ._broadcast import sum_to_shape_of
 from ._node import NodeView, where
 from ._registry import STEPS_OF_GRADIENTS, Cotangents, NonDifferentiable, Rule, reason_not_yet, rule_for
 
-__all__ = ["pull_back"]
-
 
 def pull_back(
     op: Emitter,

@@ -12,8 +12,6 @@ from collections.abc import Collection, Set
 
 import onnx_ir as ir
 
-__all__ = ["is_mixed"]
-
 _MIXING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LayerNormalization", "GRU", "LSTM", "RNN"})
 _PASSING = frozenset(
     {

@@ -15,8 +15,6 @@ from onnxtrain.errors import RuleDefinitionError, ShapeRequired
 
 from ._mixing import is_mixed
 
-__all__ = ["NodeView", "Outputs", "Signature", "where"]
-
 
 def where(node: ir.Node) -> str:
     """Returns how messages point at a node: by its name, or if it has none, by its first output."""

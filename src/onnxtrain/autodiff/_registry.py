@@ -22,26 +22,6 @@ from onnxtrain.passes import BODIES, TWINS
 
 from ._node import NodeView, Signature
 
-__all__ = [
-    "NON_DIFFERENTIABLE",
-    "NOT_YET",
-    "OPSETS",
-    "RULES",
-    "STEPS_OF_GRADIENTS",
-    "Cotangents",
-    "NonDifferentiable",
-    "Rule",
-    "defbody",
-    "defvjp",
-    "is_straight_through",
-    "local_rules",
-    "nondifferentiable",
-    "not_yet",
-    "reason_not_yet",
-    "rule_for",
-    "vjp",
-]
-
 OPSETS = range(21, 27)
 """Versions of the standard domain that rules are written for."""
 

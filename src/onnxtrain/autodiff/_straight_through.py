@@ -16,8 +16,6 @@ from .rules._windows import scatter_windows, windows_of
 from .rules.math import cast_back
 from .rules.quantized import scale_cotangent, sum_by_scale
 
-__all__ = ["straight_through_rules"]
-
 
 @contextmanager
 def straight_through_rules(wanted: bool = True) -> Iterator[None]:

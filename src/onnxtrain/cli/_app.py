@@ -31,8 +31,6 @@ from onnxtrain.cli._shared import (
     WeightDecayOption,
 )
 
-__all__ = ["app", "run"]
-
 app = typer.Typer(
     name="onnxtrain",
     cls=InterruptibleGroup,

@@ -23,8 +23,6 @@ from onnxtrain.cli._shared import (
     WeightDecayOption,
 )
 
-__all__ = ["train"]
-
 
 def train(
     context: typer.Context,

@@ -20,9 +20,6 @@ from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
 from onnxtrain.training.layer_modes import BatchNormMode
 from onnxtrain.training.training_graph import Precision
 
-__all__ = ["batch_norm_mode", "check_loss", "prepared", "run_command"]
-
-
 _MODES = ("as_exported", "training", "inference")
 
 

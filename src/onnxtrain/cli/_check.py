@@ -14,9 +14,7 @@ from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.errors import InputError
 from onnxtrain.functional._gradient_check import GradientCheck, check_gradients
 from onnxtrain.passes import TrainingModePass, canonicalize, load_model
-from onnxtrain.training.training_graph import select_parameters
-
-__all__ = ["run_command"]
+from onnxtrain.selection import select_parameters
 
 
 def run_command(

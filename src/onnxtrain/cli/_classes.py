@@ -12,18 +12,6 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer import Trainer
 
-__all__ = [
-    "MetricChoice",
-    "chosen_metrics",
-    "class_names",
-    "class_report",
-    "judged_matrix",
-    "metric_labels",
-    "positive_remark",
-    "probabilities",
-    "report_rows",
-]
-
 _OF_ONE_CLASS = ("f1", "precision", "recall")
 """Metrics that are of a positive class: of two classes each has its own."""
 

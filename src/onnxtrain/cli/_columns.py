@@ -12,8 +12,6 @@ from onnxtrain.cli._table_file import Table, Values
 from onnxtrain.errors import InputError
 from onnxtrain.selection import some_names
 
-__all__ = ["NUMBER", "ONE_HOT", "ORDINAL", "Column", "TableOptions", "likely_missing"]
-
 NUMBER, ONE_HOT, ORDINAL = "number", "one-hot", "ordinal"
 
 _LIKELY_MISSING = {

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli._output import info
-from onnxtrain.cli._tables import TABLE_SUFFIXES, Encoding, Table, read_table
+from onnxtrain.cli._table_file import TABLE_SUFFIXES, Table, read_table
+from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec, Manifest
-
-__all__ = ["Arrays", "assign", "load_arrays", "load_data", "to_arrays"]
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

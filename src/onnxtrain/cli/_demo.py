@@ -9,8 +9,6 @@ from onnxtrain.cli._output import info, print_json, print_table, summary_table
 from onnxtrain.demo import DemoResult, run_demo
 from onnxtrain.errors import OnnxTrainError
 
-__all__ = ["run_command"]
-
 
 def run_command(output: Path, epochs: int, seed: int, json: bool) -> None:
     """Runs the demo and prints its result.

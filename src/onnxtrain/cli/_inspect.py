@@ -19,8 +19,6 @@ from onnxtrain.selection import select_parameters
 from onnxtrain.trainer._files import find_manifest
 from onnxtrain.trainer._position import PROPERTY, Position
 
-__all__ = ["run_command"]
-
 
 def run_command(path: Path, json: bool) -> None:
     """Prints what is in a directory of artifacts, in a checkpoint file, or in an ONNX file.

@@ -21,8 +21,6 @@ from onnxtrain.runtime.state import CheckpointState
 from onnxtrain.trainer._position import PROPERTY, Position
 from onnxtrain.trainer._run import CHECKPOINT
 
-__all__ = ["Interrupted", "InterruptibleGroup", "told_what_is_saved", "uninterrupted"]
-
 
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C, with a sentence that says what was saved."""

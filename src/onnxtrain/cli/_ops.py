@@ -13,9 +13,7 @@ from onnxtrain.autodiff import OpCoverage, add_gradients, coverage, coverage_of
 from onnxtrain.cli._output import print_json, print_table, table
 from onnxtrain.errors import InputError, NothingToTrain, OnnxTrainError
 from onnxtrain.passes import canonicalize, load_model
-from onnxtrain.training.training_graph import select_parameters
-
-__all__ = ["list_ops", "model_ops"]
+from onnxtrain.selection import select_parameters
 
 _MEANING = {
     "rule": "gradient rule",

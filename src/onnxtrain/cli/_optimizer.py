@@ -9,8 +9,6 @@ from typing import Any
 from onnxtrain.errors import InputError
 from onnxtrain.optimizers import Optimizer, make_optimizer
 
-__all__ = ["chosen_optimizer", "optimizer_settings"]
-
 _IN_PYTHON = ("clip_grad", "groups")
 """Settings that are no number or text: gradient clipping has an option of its own."""
 

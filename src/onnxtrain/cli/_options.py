@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxtrain.cli._tables import TableOptions
-
-__all__ = ["TrainOptions"]
+from onnxtrain.cli._columns import TableOptions
 
 
 @dataclass(frozen=True)

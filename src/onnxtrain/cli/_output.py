@@ -18,22 +18,6 @@ from rich.table import Table
 
 from onnxtrain.errors import OnnxTrainError
 
-__all__ = [
-    "INTERRUPTED",
-    "JsonOption",
-    "ShellHandler",
-    "given_options",
-    "guarded",
-    "heading",
-    "info",
-    "info_table",
-    "print_json",
-    "print_table",
-    "shell_words",
-    "summary_table",
-    "table",
-]
-
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
 

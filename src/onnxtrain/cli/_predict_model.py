@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.cli._columns import NUMBER
+from onnxtrain.cli._columns import NUMBER, TableOptions
 from onnxtrain.cli._data import Arrays, assign
-from onnxtrain.cli._tables import PROPERTY, Encoding, Table, TableOptions
+from onnxtrain.cli._table_file import Table
+from onnxtrain.cli._tables import PROPERTY, Encoding
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.runtime.session import open_session
-
-__all__ = ["model_predictions", "raw_columns"]
 
 _BATCH = 32
 

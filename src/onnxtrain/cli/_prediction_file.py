@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli._data import Arrays
-from onnxtrain.cli._tables import frame_library
+from onnxtrain.cli._table_file import frame_library
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.atomic import replace_file
-
-__all__ = ["write_file"]
 
 
 def write_file(

@@ -18,8 +18,6 @@ from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.trainer import Trainer
 
-__all__ = ["digest", "recall", "remember", "saved_encoding"]
-
 PROPERTY = "onnxtrain.cli"
 """Name of the checkpoint property that holds the options, as JSON text."""
 

@@ -14,8 +14,6 @@ from onnxtrain.cli._tables import Encoding
 from onnxtrain.trainer import EarlyStopping, Trainer
 from onnxtrain.trainer._state import Data
 
-__all__ = ["Fitted", "tell_of_result"]
-
 
 class Fitted(NamedTuple):
     """A fit that has ended, the data that it was given, and what has stopped it early."""

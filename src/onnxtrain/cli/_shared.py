@@ -8,23 +8,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "BatchNormOption",
-    "BatchSizeOption",
-    "DynamicBatchOption",
-    "FreezeOption",
-    "LossOption",
-    "ModelArgument",
-    "OnlyOption",
-    "OptimizerOption",
-    "OptimizerOptionOption",
-    "PrecisionName",
-    "PrecisionOption",
-    "ReplaceHeadOption",
-    "RunArgument",
-    "WeightDecayOption",
-]
-
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Path of an .onnx file.")]
 
 RunArgument = Annotated[

@@ -13,8 +13,6 @@ import numpy as np
 from onnxtrain.errors import InputError
 from onnxtrain.selection import some_names
 
-__all__ = ["TABLE_SUFFIXES", "Table", "Values", "frame_library", "read_table"]
-
 TABLE_SUFFIXES = (".csv", ".parquet")
 
 _TRUTH = {"true": 1.0, "false": 0.0}

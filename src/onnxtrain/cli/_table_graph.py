@@ -22,8 +22,6 @@ from onnxtrain.passes import load_model, save_model
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Trainer
 
-__all__ = ["export_table_model"]
-
 _ML = "ai.onnx.ml"
 _ML_VERSION = 3
 """Opset of LabelEncoder; any from 2 on has the attributes that are used."""

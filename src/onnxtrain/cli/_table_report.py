@@ -11,9 +11,8 @@ import numpy as np
 
 from onnxtrain.cli._columns import NUMBER, ONE_HOT, Column, likely_missing
 from onnxtrain.cli._output import info, info_table, table
-from onnxtrain.cli._tables import Encoding, Table
-
-__all__ = ["column_rows", "share", "tell_of_table"]
+from onnxtrain.cli._table_file import Table
+from onnxtrain.cli._tables import Encoding
 
 
 def share(count: int, total: int) -> str:

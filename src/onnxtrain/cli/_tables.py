@@ -14,22 +14,11 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.cli._columns import NUMBER, ORDINAL, Column, TableOptions, is_numeric
-from onnxtrain.cli._table_file import TABLE_SUFFIXES, Table, frame_library, read_table
+from onnxtrain.cli._table_file import Table
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.selection import some_names
-
-__all__ = [
-    "PROPERTY",
-    "TABLE_SUFFIXES",
-    "Encoding",
-    "Table",
-    "TableOptions",
-    "frame_library",
-    "read_table",
-    "target_classes",
-]
 
 PROPERTY = "onnxtrain.cli.table"
 """Name of the checkpoint property that holds the encoding, as JSON text."""

@@ -22,9 +22,10 @@ from onnxtrain.cli._options import TrainOptions
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
 from onnxtrain.cli._result import Fitted, tell_of_result
+from onnxtrain.cli._table_file import Table
 from onnxtrain.cli._table_report import tell_of_table
 from onnxtrain.cli._tables import PROPERTY as ENCODING
-from onnxtrain.cli._tables import Encoding, Table, target_classes
+from onnxtrain.cli._tables import Encoding, target_classes
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.schedules import SCHEDULES, Schedule
@@ -32,8 +33,6 @@ from onnxtrain.trainer import Callback, CSVLogger, EarlyStopping, ModelCheckpoin
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
 from onnxtrain.training.training_graph import Precision
-
-__all__ = ["run_command"]
 
 
 def run_command(options: TrainOptions, given: frozenset[str]) -> None:

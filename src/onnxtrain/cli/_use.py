@@ -21,13 +21,12 @@ from onnxtrain.cli._output import heading, print_json, print_table, summary_tabl
 from onnxtrain.cli._predict_model import model_predictions
 from onnxtrain.cli._prediction_file import write_file
 from onnxtrain.cli._remember import saved_encoding
+from onnxtrain.cli._table_file import TABLE_SUFFIXES, Table
 from onnxtrain.cli._table_graph import export_table_model
-from onnxtrain.cli._tables import TABLE_SUFFIXES, Encoding, Table
+from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Trainer
-
-__all__ = ["evaluate_run", "export_run", "write_predictions"]
 
 
 def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool) -> None:

@@ -21,8 +21,6 @@ from onnxtrain.trainer import Trainer
 if TYPE_CHECKING:
     from onnxtrain.trainer import History
 
-__all__ = ["DemoResult", "load_digits_data", "run_demo"]
-
 Array = npt.NDArray[Any]
 
 _BATCH_SIZE, _LEARNING_RATE, _TEST_SHARE = 32, 4e-3, 0.2

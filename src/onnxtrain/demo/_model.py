@@ -9,8 +9,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["digits_network"]
-
 _OPSET, _IR_VERSION = 21, 10
 
 

@@ -14,8 +14,6 @@ from onnxtrain.trainer._plots import GRID, INK, STYLE, VALIDATION, curves
 if TYPE_CHECKING:
     from onnxtrain.trainer import History
 
-__all__ = ["plot_confusion", "plot_history"]
-
 
 def plot_history(history: History, path: Path) -> None:
     """Writes loss and accuracy over the epochs as a PNG."""

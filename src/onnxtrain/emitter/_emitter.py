@@ -18,8 +18,6 @@ from onnxtrain.emitter._values import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes.tidy.constants import mark_constant
 
-__all__ = ["AttributeRef", "Composite", "Emitter", "Operand", "Write"]
-
 Operand = ir.Value | npt.ArrayLike | None
 
 

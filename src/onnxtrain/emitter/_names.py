@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
-__all__ = ["Names", "all_names", "inputs_of_subgraph"]
-
 
 class Names:
     """The names that are taken, and for each wish the number that was tried last."""

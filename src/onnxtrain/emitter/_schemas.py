@@ -11,8 +11,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
 
-__all__ = ["output_dtype", "schema_of"]
-
 _TENSOR_TYPES = {
     "tensor(float)": ir.DataType.FLOAT,
     "tensor(double)": ir.DataType.DOUBLE,

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-__all__ = ["find_value", "static_dims", "values_by_name"]
-
 
 def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
     """Returns the dimensions of `value`, None for each symbolic one; None when even the rank is unknown."""

@@ -30,9 +30,7 @@ from onnxtrain.passes import (
 )
 from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.session import open_session
-from onnxtrain.training.training_graph import select_parameters
-
-__all__ = ["GradientCheck", "check_gradients", "random_inputs"]
+from onnxtrain.selection import select_parameters
 
 Array = npt.NDArray[Any]
 Evaluate = Callable[[Mapping[str, Array]], Array]

@@ -17,8 +17,6 @@ from onnxtrain.passes import RANDOM_OPS, CleanupPass, ModelSource, settle_shapes
 
 from ._products import finished, prepared
 
-__all__ = ["per_sample_gradients"]
-
 
 @overload
 def per_sample_gradients(

@@ -35,8 +35,6 @@ from onnxtrain.passes import (
     suit_runtime,
 )
 
-__all__ = ["finished", "hessian_vector_product", "jvp", "prepared", "vjp"]
-
 
 @overload
 def vjp(

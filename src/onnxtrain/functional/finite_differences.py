@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Comparison", "Verdict", "compare"]
-
 Verdict = Literal["agrees", "differs", "inconclusive"]
 
 _STEPS = (1.0, 4.0, 16.0, 64.0, 256.0)

@@ -15,8 +15,6 @@ from onnx.reference.op_run import OpRun
 
 from onnxtrain.passes import inline_schema_functions
 
-__all__ = ["Run", "expand_rounded", "in_precision", "run_in_float64", "widen"]
-
 Array = npt.NDArray[Any]
 Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
 

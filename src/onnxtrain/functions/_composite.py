@@ -15,8 +15,6 @@ import onnx_ir as ir
 from onnxtrain.emitter import AttributeRef, Emitter
 from onnxtrain.errors import GraphBuildError
 
-__all__ = ["COMPOSITES", "DOMAIN", "Body", "CompositeOp", "composite"]
-
 DOMAIN = "onnxtrain"
 
 Body = Callable[..., "ir.Value | tuple[ir.Value, ...]"]

@@ -15,8 +15,6 @@ import onnx_ir as ir
 
 from ._composite import DOMAIN, Body, CompositeOp
 
-__all__ = ["SpecializedOp", "of_rounded", "widened"]
-
 _KEY = "onnxtrain.body"
 _NAME = re.compile(r"(.+?)\d+_b?float16")
 _NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)

@@ -10,26 +10,6 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
-__all__ = [
-    "clip_gradient",
-    "clip_gradient_of_finite",
-    "gelu_gradient",
-    "gelu_tanh_gradient",
-    "hardtanh",
-    "hardtanh_gradient",
-    "hardtanh_gradient_of_finite",
-    "log_softmax_gradient",
-    "mish_gradient",
-    "relu_gradient",
-    "relu_gradient_of_finite",
-    "safe_softmax",
-    "sigmoid_gradient",
-    "silu",
-    "silu_gradient",
-    "softmax_gradient",
-    "tanh_gradient",
-]
-
 
 @composite("SoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
 def softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeRef) -> ir.Value:

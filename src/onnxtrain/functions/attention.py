@@ -18,16 +18,6 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
-__all__ = [
-    "attention",
-    "attention_gradient",
-    "causal_attention",
-    "causal_attention_gradient",
-    "masked_attention",
-    "masked_attention_gradient",
-    "safe_masked_attention",
-]
-
 _SCALE = {"scale": ir.AttributeType.FLOAT}
 _GIVEN = ["q", "k", "v"]
 _GIVEN_BACK = ["ct", "q", "k", "v", "log_sum"]

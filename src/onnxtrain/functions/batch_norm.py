@@ -14,17 +14,6 @@ from onnxtrain.emitter import AttributeRef, Emitter
 from ._composite import composite
 from .normalization import batch_normalization_cotangents
 
-__all__ = [
-    "batch_normalization_max_pool_relu",
-    "batch_normalization_max_pool_relu_gradient",
-    "batch_normalization_relu",
-    "batch_normalization_relu6",
-    "batch_normalization_relu6_gradient",
-    "batch_normalization_relu_gradient",
-    "batch_normalization_training",
-    "max_pool",
-]
-
 _INPUTS = ["x", "scale", "bias", "mean", "var"]
 _WINDOWS = dict.fromkeys(("kernel_shape", "strides", "pads"), ir.AttributeType.INTS)
 _ATTRIBUTES = {"epsilon": ir.AttributeType.FLOAT, "momentum": ir.AttributeType.FLOAT}

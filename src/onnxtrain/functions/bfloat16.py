@@ -12,8 +12,6 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
-__all__ = ["gemm_bfloat16", "matmul_bfloat16", "round_to_bfloat16", "rounded"]
-
 _PERM = ir.AttributeType.INTS
 
 

@@ -12,8 +12,6 @@ from onnxtrain.emitter import AttributeRef, Emitter
 from ._composite import composite
 from .bfloat16 import rounded
 
-__all__ = ["convolution", "convolution_bfloat16"]
-
 _GEOMETRY = {
     "strides": ir.AttributeType.INTS,
     "dilations": ir.AttributeType.INTS,

@@ -8,8 +8,6 @@ from onnxtrain.emitter import Emitter
 
 from ._composite import composite
 
-__all__ = ["embedding_gradient"]
-
 
 @composite("EmbeddingGradient", ["ct", "indices", "shape"], integers=["indices", "shape"])
 def embedding_gradient(op: Emitter, ct: ir.Value, indices: ir.Value, shape: ir.Value) -> ir.Value:

@@ -13,13 +13,6 @@ from onnxtrain.passes import mark_stop_gradient
 
 from ._composite import composite
 
-__all__ = [
-    "instance_standardization",
-    "reversible_instance_normalization",
-    "reversible_instance_normalization_gradient",
-    "reversible_instance_normalization_parameter_gradient",
-]
-
 _AXES = {"axes": ir.AttributeType.INTS}
 _SUMS = {"axes": ir.AttributeType.INTS, "rows": ir.AttributeType.INTS}
 

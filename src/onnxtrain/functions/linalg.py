@@ -13,8 +13,6 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
-__all__ = ["cholesky", "inverse", "matrix_product"]
-
 Step = Callable[[Emitter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 

@@ -8,8 +8,6 @@ from onnxtrain.emitter import Emitter
 
 from ._composite import composite
 
-__all__ = ["softmax_cross_entropy_gradient"]
-
 
 @composite("SoftmaxCrossEntropyGradient", ["log_prob", "labels", "scale"], integers=["labels"])
 def softmax_cross_entropy_gradient(

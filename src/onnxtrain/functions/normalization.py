@@ -17,16 +17,6 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import composite
 
-__all__ = [
-    "batch_normalization_cotangents",
-    "batch_normalization_gradient",
-    "group_normalization",
-    "group_normalization_gradient",
-    "layer_normalization_gradient",
-    "layer_normalization_training",
-    "rms_normalization_gradient",
-]
-
 
 def _standardize(
     op: Emitter, x: ir.Value, axes: Sequence[int], epsilon: AttributeRef

@@ -17,19 +17,6 @@ from onnxtrain.emitter import Emitter
 
 from ._composite import CompositeOp, composite
 
-__all__ = [
-    "adafactor_matrix_step",
-    "adafactor_step",
-    "adagrad_step",
-    "adam_step",
-    "adamw_step",
-    "lion_step",
-    "momentum_step",
-    "nesterov_step",
-    "rmsprop_step",
-    "sgd_step",
-]
-
 _ADAM_INPUTS = (
     *("w", "g", "m", "v", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size", "eps"),
 )

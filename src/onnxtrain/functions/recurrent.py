@@ -17,20 +17,6 @@ from onnxtrain.emitter import AttributeRef, Emitter
 
 from ._composite import CompositeOp, composite
 
-__all__ = [
-    "LAYERS",
-    "gru",
-    "gru_gradient",
-    "gru_reverse",
-    "gru_reverse_gradient",
-    "lstm",
-    "lstm_gradient",
-    "lstm_reverse",
-    "lstm_reverse_gradient",
-    "recurrent_weight_gradient",
-    "recurrent_weight_reverse_gradient",
-]
-
 Values = Sequence[ir.Value]
 Step = Callable[[Emitter, Values, Values], tuple[Values, ir.Value]]
 """(emitter of the body, states before a step, values of that step) -> (states after it, what it adds to the output)."""

@@ -20,13 +20,6 @@ from onnxtrain.emitter import Emitter
 
 from ._composite import composite
 
-__all__ = [
-    "floored_rms_normalization",
-    "floored_rms_normalization_gradient",
-    "inverse_rms_normalization",
-    "inverse_rms_normalization_gradient",
-]
-
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 

@@ -12,8 +12,6 @@ from onnxtrain.functions import CompositeOp
 from onnxtrain.fusion._patterns import Match, NodePattern
 from onnxtrain.passes import remove_unread_chains
 
-__all__ = ["Fusion", "FusionPass"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:

@@ -21,21 +21,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes import is_stop_gradient
 
-__all__ = [
-    "Match",
-    "NodePattern",
-    "Pattern",
-    "constant",
-    "either",
-    "equal_to",
-    "number",
-    "op",
-    "perhaps_stopped",
-    "read_once",
-    "stopped",
-    "value",
-]
-
 _COMMUTATIVE = frozenset({"Add", "Max", "Min", "Mul"})
 
 

@@ -8,8 +8,6 @@ from onnxtrain.functions import silu
 from onnxtrain.fusion._pass import Fusion
 from onnxtrain.fusion._patterns import Match, equal_to, op, value
 
-__all__ = ["ACTIVATIONS"]
-
 
 def _is_float(last: ir.Node, match: Match) -> bool:
     """Whether it is in float32, for which there is a kernel."""

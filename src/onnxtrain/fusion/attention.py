@@ -12,8 +12,6 @@ from onnxtrain.functions import CompositeOp, attention, causal_attention, masked
 from onnxtrain.fusion._patterns import constant, read_once
 from onnxtrain.passes import remove_unread_chains
 
-__all__ = ["AttentionPass"]
-
 _SWAP = [0, 1, 3, 2]
 _NOTHING = -1e30
 """What is added to a score of float32 so that its exponential is zero beside that of any other."""

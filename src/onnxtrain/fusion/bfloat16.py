@@ -21,8 +21,6 @@ from onnxtrain.functions import (
 )
 from onnxtrain.passes import EXACT_OPS, remove_unread_chains
 
-__all__ = ["Bfloat16ProductPass", "Bfloat16RoundingPass", "WideCompositesPass"]
-
 _FLOAT, _NARROW = ir.DataType.FLOAT, ir.DataType.BFLOAT16
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _SUFFIXES = {"bfloat16": _NARROW, "float16": ir.DataType.FLOAT16}

@@ -14,8 +14,6 @@ from onnxtrain.fusion.products import ProductPass
 from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 
-__all__ = ["FUSIONS", "fuse_exported", "fuse_forward", "fuse_kernels"]
-
 FUSIONS = (*NORMS, *ACTIVATIONS)
 """All that forward graphs are searched for."""
 

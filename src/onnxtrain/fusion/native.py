@@ -31,8 +31,6 @@ from onnxtrain.functions import (
 )
 from onnxtrain.passes import is_training_batch_norm, remove_unread_chains
 
-__all__ = ["NativeOpsPass"]
-
 _FLOAT = ir.DataType.FLOAT
 _Attributes = Mapping[str, int | float | list[int]]
 

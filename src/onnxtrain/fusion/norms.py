@@ -29,8 +29,6 @@ from onnxtrain.fusion._patterns import (
     value,
 )
 
-__all__ = ["NORMS"]
-
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 

@@ -10,8 +10,6 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import matrix_product
 from onnxtrain.passes import remove_unread_chains
 
-__all__ = ["ProductPass"]
-
 _FAR_APART = 4096
 """Rows of so many numbers crowd a cache, which holds few lines whose addresses end alike."""
 

@@ -8,8 +8,6 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import LAYERS
 from onnxtrain.passes import stand_in
 
-__all__ = ["RecurrentPass"]
-
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 

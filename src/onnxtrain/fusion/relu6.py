@@ -8,8 +8,6 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.functions import hardtanh
 from onnxtrain.passes import is_training_batch_norm
 
-__all__ = ["Relu6Pass"]
-
 
 class Relu6Pass(ir.passes.InPlacePass):
     """Rewrite a Clip between 0 and 6 of what training BatchNormalization gives as a Hardtanh.

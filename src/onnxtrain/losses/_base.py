@@ -16,21 +16,6 @@ from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import why_untyped
 
-__all__ = [
-    "LABELS_KEY",
-    "MEAN_KEY",
-    "TARGET_KEY",
-    "WEIGHT_NAME",
-    "ClassLabels",
-    "Loss",
-    "Reduction",
-    "TargetSpec",
-    "narrow",
-    "numbers",
-    "reduce",
-    "widen",
-]
-
 TARGET_KEY = "onnxtrain.target"
 """Metadata of a graph input that is a target: JSON, `{}` or
 `{"class_labels": {"count": 10, "ignore_index": -100}}`."""

@@ -15,8 +15,6 @@ from onnxtrain.errors import GraphBuildError
 
 from ._base import ClassLabels, Loss, TargetSpec, narrow, numbers, reduce, widen
 
-__all__ = ["CrossEntropyLoss", "NLLLoss"]
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _ClassLoss(Loss):

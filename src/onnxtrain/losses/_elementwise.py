@@ -14,8 +14,6 @@ from onnxtrain.emitter import Emitter, static_dims
 
 from ._base import Loss, TargetSpec, narrow, numbers, reduce, widen
 
-__all__ = ["BCEWithLogitsLoss", "HuberLoss", "L1Loss", "MSELoss", "SmoothL1Loss"]
-
 
 class _ElementwiseLoss(Loss):
     """A loss with one term per score, and a target of the scores' shape and dtype."""

@@ -9,8 +9,6 @@ import onnx_ir as ir
 
 from onnxtrain.losses._base import MEAN_KEY
 
-__all__ = ["loss_mean"]
-
 _UNKNOWN = "{}"
 _SUM = "null"
 _SAME = frozenset({"Cast", "Identity", "Neg", "Reshape", "Squeeze", "Unsqueeze"})

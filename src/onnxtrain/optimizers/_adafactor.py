@@ -16,8 +16,6 @@ from onnxtrain.functions.optimizer import adafactor_matrix_step, adafactor_step
 
 from ._base import Moment, Optimizer, require_not_negative
 
-__all__ = ["Adafactor"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):

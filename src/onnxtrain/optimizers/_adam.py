@@ -13,8 +13,6 @@ from onnxtrain.functions.optimizer import adam_step, adamw_step
 
 from ._base import Moment, Optimizer, add_l2, bias_correction, require_betas, require_not_negative
 
-__all__ = ["Adam", "AdamW", "SparseAdam"]
-
 _MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its square"))
 
 

@@ -15,18 +15,6 @@ from onnxtrain.emitter import Emitter, Operand
 
 from ._clipping import GradientClipping
 
-__all__ = [
-    "Moment",
-    "MomentSpec",
-    "Optimizer",
-    "ParameterGroup",
-    "add_l2",
-    "bias_correction",
-    "moved_by",
-    "require_betas",
-    "require_not_negative",
-]
-
 
 @dataclass(frozen=True)
 class MomentSpec:

@@ -10,14 +10,12 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, Operand
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.passes.canonical.opset import CANONICAL_OPSET, fit_ir_version
-from onnxtrain.passes.io.load import MAX_OPSET
+from onnxtrain.passes.canonical.opset import fit_ir_version
+from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_OPSET
 
 from ._base import Optimizer
 from ._plan import ParameterSpec, Update, moment_dtype, plan_updates
 from ._rows import Rows
-
-__all__ = ["build_optimizer_model", "manifest_entry"]
 
 
 def build_optimizer_model(

@@ -12,8 +12,6 @@ import onnx_ir as ir
 from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter
 
-__all__ = ["ClipGradNorm", "ClipGradValue", "GradientClipping"]
-
 
 class GradientClipping(ABC):
     """A way to limit gradients before an optimizer uses them."""

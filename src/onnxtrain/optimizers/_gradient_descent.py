@@ -20,8 +20,6 @@ from onnxtrain.functions.optimizer import (
 
 from ._base import Moment, Optimizer, add_l2, moved_by, require_not_negative
 
-__all__ = ["SGD", "Adagrad", "RMSprop"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimizer):

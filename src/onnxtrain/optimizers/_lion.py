@@ -12,8 +12,6 @@ from onnxtrain.functions.optimizer import lion_step
 
 from ._base import Moment, Optimizer, require_betas, require_not_negative
 
-__all__ = ["Lion"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Lion(Optimizer):

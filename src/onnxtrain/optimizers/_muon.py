@@ -14,8 +14,6 @@ from onnxtrain.emitter import Emitter, Operand, static_dims
 
 from ._base import Moment, Optimizer, require_not_negative
 
-__all__ = ["Muon"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(Optimizer):

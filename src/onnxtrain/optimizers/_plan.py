@@ -13,8 +13,6 @@ from onnxtrain.selection import matched_names, some_names
 
 from ._base import MomentSpec, Optimizer, ParameterGroup
 
-__all__ = ["ParameterSpec", "Update", "moment_dtype", "plan_updates"]
-
 _DTYPES = {
     "float32": ir.DataType.FLOAT,
     "float64": ir.DataType.DOUBLE,

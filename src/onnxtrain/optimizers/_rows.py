@@ -7,8 +7,6 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import embedding_gradient
 
-__all__ = ["Rows"]
-
 
 class Rows:
     """The rows of a table that a sparse gradient names, each once.

@@ -18,15 +18,6 @@ from __future__ import annotations
 
 from onnxtrain.errors import InputError, ModelError, OnnxTrainError
 
-__all__ = [
-    "ORTModuleDeviceException",
-    "ORTModuleFallbackException",
-    "ORTModuleIOError",
-    "ORTModuleInitException",
-    "ORTModuleONNXModelException",
-    "ORTModuleTorchModelException",
-]
-
 
 class ORTModuleFallbackException(OnnxTrainError):
     """Something cannot run in ONNX Runtime."""

@@ -32,8 +32,6 @@ from onnxtrain.ortmodule._variables import (
     warn_of_ignored_variables,
 )
 
-__all__ = ["DebugOptions", "FallbackPolicy", "LogLevel", "module_logger"]
-
 
 class LogLevel(enum.IntEnum):
     """How much is logged, with the old package's names and numbers.

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["GraphRecord", "PyTorchOp", "Report"]
-
 Mode = Literal["training", "inference"]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 
-__all__ = ["FALLBACK_POLICY", "LOG_LEVEL", "SAVE_ONNX_PATH", "VARIABLES", "warn_of_ignored_variables"]
-
 LOG_LEVEL = "ORTMODULE_LOG_LEVEL"
 SAVE_ONNX_PATH = "ORTMODULE_SAVE_ONNX_PATH"
 FALLBACK_POLICY = "ORTMODULE_FALLBACK_POLICY"

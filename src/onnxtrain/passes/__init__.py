@@ -6,11 +6,17 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import has_schema_function, inline_schema_functions
-from onnxtrain.passes.canonical.opset import CANONICAL_OPSET
 from onnxtrain.passes.canonical.pipeline import canonicalize
 from onnxtrain.passes.canonical.torch_parameters import TorchSignature, mark_gradients
 from onnxtrain.passes.canonical.unknown_ops import BODIES, TWINS
-from onnxtrain.passes.io.load import MAX_IR_VERSION, MAX_OPSET, NEWEST_OPSET, ModelSource, load_model
+from onnxtrain.passes.io.load import (
+    CANONICAL_OPSET,
+    MAX_IR_VERSION,
+    MAX_OPSET,
+    NEWEST_OPSET,
+    ModelSource,
+    load_model,
+)
 from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_model
 from onnxtrain.passes.parameters.fixed_inputs import is_quantisation_or_rotary, is_setting
 from onnxtrain.passes.parameters.inputs import embed_parameters, promote_initializers

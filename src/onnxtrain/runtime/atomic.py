@@ -25,8 +25,6 @@ from typing import BinaryIO
 
 from onnxtrain.runtime.json_text import parse_json
 
-__all__ = ["FileSet", "external_data_name", "finish_interrupted", "rename_directory", "replace_file"]
-
 JOURNAL = ".onnxtrain-commit"
 """Name of the journal: JSON text `{"moves": [[temporary, final], ...], "remove": [name, ...]}`."""
 

@@ -18,8 +18,6 @@ from onnxtrain.runtime import dtypes
 from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.onnx_wire import Bytes
 
-__all__ = ["ExternalData", "bits_of", "check_external_data", "external_files", "locate", "parse_reference"]
-
 _KEY = b"location"
 _CHUNK = 2**20
 _MAX_DEPTH = 100  # protobuf's own limit is 100 messages; a subgraph takes three

@@ -20,8 +20,6 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime import onnx_wire as wire
 from onnxtrain.runtime.lock import ProcessLock
 
-__all__ = ["function_names", "kernel_library", "register_kernels"]
-
 VARIABLE = "ONNXTRAIN_KERNELS"
 LEVEL = "ONNXTRAIN_KERNELS_LEVEL"
 FUNCTIONS = 1

@@ -8,8 +8,6 @@ from types import TracebackType
 
 from onnxtrain.errors import TrainingStateError
 
-__all__ = ["GradientOwner", "ProcessLock", "StateLock"]
-
 _forks = 0
 """Number of forks between the process that imported this module and this process."""
 

@@ -16,8 +16,6 @@ from onnxtrain.passes.parameters.mode import fresh_name
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
 
-__all__ = ["restore_dropout"]
-
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _DROPOUT_CLASS = "torch.nn.modules.dropout."
 _LOST = (

@@ -30,8 +30,6 @@ from onnxtrain.passes import (
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.session import open_session
 
-__all__ = ["make_batch_dynamic"]
-
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _TOLERANCE = 1e-3

@@ -13,8 +13,6 @@ from onnxtrain.errors import ModelError
 from onnxtrain.passes import is_float_parameter
 from onnxtrain.surgery._tail import TAIL_OPS, data_input
 
-__all__ = ["Linear", "find_head", "op_name"]
-
 _DOING = "Replacing the head"
 _PASSED_ON = ("Cast", "Identity", "Transpose")
 _SHOWN = 6

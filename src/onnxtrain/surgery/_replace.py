@@ -27,8 +27,6 @@ from onnxtrain.selection import is_generated_name
 from onnxtrain.surgery._linear import Linear, find_head, op_name
 from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow
 
-__all__ = ["replace_head"]
-
 _log = logging.getLogger("onnxtrain")
 
 

@@ -12,8 +12,6 @@ from onnxtrain.emitter import static_dims
 from onnxtrain.passes import mark_constant
 from onnxtrain.passes.parameters.mode import fresh_name
 
-__all__ = ["PROBABILITIES", "TAIL_OPS", "Refusal", "data_input", "follow"]
-
 PROBABILITIES = ("Softmax", "Sigmoid")
 """Ops that make probabilities of the logits that losses want."""
 

@@ -29,8 +29,6 @@ from onnxtrain.passes import (
     suit_runtime,
 )
 
-__all__ = ["lower_training_ops"]
-
 _DOMAIN = "ai.onnx.preview.training"
 
 

@@ -24,8 +24,6 @@ from onnxtrain.trainer._run import Run
 from onnxtrain.training.layer_modes import BatchNormMode
 from onnxtrain.training.training_graph import Precision
 
-__all__ = ["build_run", "loss_name", "name_list", "random_ops", "with_clipping"]
-
 _STATEFUL = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )

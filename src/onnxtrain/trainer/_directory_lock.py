@@ -11,8 +11,6 @@ from types import TracebackType
 
 from onnxtrain.errors import CheckpointError
 
-__all__ = ["DirectoryLock"]
-
 _NAME = ".onnxtrain-lock"
 _WINDOWS_OFFSET = 2**20
 """Byte that is locked on Windows, behind the text: what is locked there cannot be read."""

@@ -14,8 +14,6 @@ from onnxtrain.runtime.dtypes import BY_NAME, Array, DType, narrow, widen
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tensors
 
-__all__ = ["AVERAGE", "MovingAverage", "check_decay"]
-
 AVERAGE = "average"
 """File of a run's directory with the averages: safetensors, keys as in a checkpoint."""
 

@@ -9,8 +9,6 @@ from pathlib import Path
 from onnxtrain.errors import CheckpointError, ModelLoadError
 from onnxtrain.runtime.json_text import parse_json
 
-__all__ = ["Files", "find_files", "find_manifest"]
-
 _MANIFEST = "manifest.json"
 _DEFAULTS = {
     "training_model": "training_model.onnx",

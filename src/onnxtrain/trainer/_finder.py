@@ -18,8 +18,6 @@ from onnxtrain.trainer.data import Pass, Source
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["LearningRateRange", "find_range"]
-
 _SMOOTHING = 0.98
 _DIVERGED = 4.0
 """How many times its lowest value the loss reaches when the test ends."""

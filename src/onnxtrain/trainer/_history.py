@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-__all__ = ["History"]
-
 
 @dataclass
 class History:

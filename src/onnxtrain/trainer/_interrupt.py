@@ -6,8 +6,6 @@ import signal
 import threading
 from types import FrameType, TracebackType
 
-__all__ = ["InterruptGuard"]
-
 
 class InterruptGuard:
     """While entered, the first Ctrl-C sets :attr:`requested`, and a second one interrupts as usual.

@@ -31,8 +31,6 @@ from onnxtrain.trainer._snapshot import (
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import Pass, Source
 
-__all__ = ["FitLoop"]
-
 _REMEDY = (
     "Lower the learning rate, clip gradients (clip_grad_norm=1.0), or scale the inputs and targets to about "
     "-1 .. 1."

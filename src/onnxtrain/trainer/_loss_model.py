@@ -24,8 +24,6 @@ from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Buffer
 from onnxtrain.trainer.data import DYNAMIC_REMEDY
 
-__all__ = ["LossModel"]
-
 _TOLERANCE = 1e-3
 """Of the loss of all samples against the sum over two parts: float16 losses have three digits."""
 

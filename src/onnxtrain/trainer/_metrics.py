@@ -16,8 +16,6 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._whole_metrics import WHOLE_METRICS, Task, measure_of
 
-__all__ = ["METRICS", "Averages", "Metric", "MetricSpec", "default_metrics", "make_metrics"]
-
 Measure = Callable[[Array, Array, InputSpec], tuple[float, float]]
 MetricFunction = Callable[[Array, Array], float]
 

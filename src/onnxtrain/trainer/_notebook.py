@@ -11,8 +11,6 @@ from typing import Any
 
 from onnxtrain.trainer._report import Report, format_value
 
-__all__ = ["NotebookReport", "in_notebook"]
-
 _SECONDS = 0.1
 """Between two updates of what is shown."""
 

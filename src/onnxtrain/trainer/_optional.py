@@ -7,8 +7,6 @@ from typing import Any
 
 from onnxtrain.errors import MissingPackageError
 
-__all__ = ["optional"]
-
 
 def optional(module: str, what: str, install: str) -> Any:
     """Returns a module of an optional package, imported now.

@@ -11,18 +11,6 @@ from onnxtrain.trainer._optional import optional
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = [
-    "INK",
-    "MUTED",
-    "STYLE",
-    "TRAIN",
-    "VALIDATION",
-    "curves",
-    "new_figure",
-    "plot_epochs",
-    "plot_range",
-]
-
 INK, MUTED, GRID = "#1f2933", "#6b7785", "#e4e8ec"
 TRAIN, VALIDATION = "#9db8d9", "#1d5fa8"
 STYLE: dict[Any, Any] = {

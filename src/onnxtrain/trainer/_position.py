@@ -14,8 +14,6 @@ from onnxtrain.trainer._history import History
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._typed import check_types
 
-__all__ = ["CUSTOM", "MOST_THREADS", "PROPERTY", "Plan", "Position", "Progress", "Settings", "saved_threads"]
-
 PROPERTY = "onnxtrain.trainer"
 """Name of the checkpoint property that holds the position, as JSON text."""
 

@@ -11,8 +11,6 @@ from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.trainer._position import Position
 
-__all__ = ["read_predictions", "remove_other_predictions", "write_predictions"]
-
 _PATTERN = "predictions-*.npz"
 
 

@@ -14,8 +14,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["BarReport", "PlainReport", "Report", "describe_epoch", "format_value", "make_report"]
-
 
 class Report:
     """Receives the progress of a fit; this base class shows nothing.

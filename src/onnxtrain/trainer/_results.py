@@ -15,8 +15,6 @@ from onnxtrain.trainer._view import TrainerView
 from onnxtrain.trainer._whole_metrics import confusion_matrix
 from onnxtrain.trainer.data import Options, Pass
 
-__all__ = ["TrainerResults"]
-
 
 class TrainerResults(TrainerView):
     """The methods of a trainer that leave what it has trained as it is, and those that write or read it alone."""

@@ -33,8 +33,6 @@ from onnxtrain.trainer._loss_model import LossModel
 from onnxtrain.trainer._position import saved_threads
 from onnxtrain.trainer.data import fill, static_batch
 
-__all__ = ["CHECKPOINT", "Run", "Step"]
-
 CHECKPOINT = "checkpoint"
 """Name of the checkpoint in the directory of a trainer's own run."""
 

@@ -12,15 +12,6 @@ from typing import Any
 from onnxtrain.errors import InputError
 from onnxtrain.schedules import SCHEDULES, Constant, Schedule
 
-__all__ = [
-    "Curve",
-    "ScheduleFunction",
-    "ScheduleSpec",
-    "describe_schedule",
-    "make_schedule",
-    "named_schedule",
-]
-
 ScheduleFunction = Callable[[int, int], float]
 """(optimizer steps taken in this fit, steps of the whole fit) -> factor of the learning rate."""
 

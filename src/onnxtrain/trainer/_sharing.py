@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from onnxtrain.errors import TrainingStateError
 from onnxtrain.runtime.lock import StateLock
 
-__all__ = ["FitGuard"]
-
 
 class FitGuard:
     """Knows which thread fits a trainer, and refuses what must not happen until the fit has ended.

@@ -15,14 +15,6 @@ from onnxtrain.runtime.rows import RowGradient
 from onnxtrain.runtime.store import Buffer, Store
 from onnxtrain.trainer._position import Position
 
-__all__ = [
-    "FiniteCheck",
-    "Snapshot",
-    "StatisticsBackup",
-    "all_finite",
-    "finite_parameters",
-]
-
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
 
 _BLOCK = 8192

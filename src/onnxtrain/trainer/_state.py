@@ -34,8 +34,6 @@ from onnxtrain.trainer.data import (
     split,
 )
 
-__all__ = ["BEST", "Data", "TrainingState", "Validation", "scheduler_settings"]
-
 Validation = Any
 """`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or what :meth:`Trainer.fit` takes as data."""
 

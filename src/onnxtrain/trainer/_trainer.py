@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from onnxtrain.training.layer_modes import BatchNormMode
     from onnxtrain.training.training_graph import Precision
 
-__all__ = ["Trainer"]
-
 
 class Trainer(TrainerResults):
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.

@@ -6,8 +6,6 @@ import types
 from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["check_types"]
-
 
 def check_types(value: Any, kind: Any, what: str) -> None:
     """Raises ValueError, which names `what`, unless a value from JSON is of a kind; sizes are not negative.

@@ -13,8 +13,6 @@ from onnxtrain.trainer._metrics import Metric
 from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._state import TrainingState
 
-__all__ = ["TrainerView"]
-
 
 class TrainerView:
     """The attributes of a trainer: where it stands, what it has recorded, what it trains."""

@@ -16,8 +16,6 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._optional import optional
 
-__all__ = ["TOP_K", "WHOLE_METRICS", "Task", "check_positive", "confusion_matrix", "measure_of", "top_k_of"]
-
 TOP_K = 5
 """The k of "top_k_accuracy"."""
 

@@ -15,9 +15,6 @@ from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.trainer._directory_lock import DirectoryLock
 from onnxtrain.trainer._run import CHECKPOINT
 
-__all__ = ["Workspace"]
-
-
 _OF_A_RUN = ("best", "average", "predictions-*.npz")
 """Files that not every run has."""
 

@@ -11,8 +11,6 @@ from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import TorchSignature, is_training_batch_norm, lost_detaches
 
-__all__ = ["check_training_mode", "warn_of_export"]
-
 _log = logging.getLogger("onnxtrain")
 
 

@@ -10,8 +10,6 @@ import onnx_ir as ir
 from onnxtrain.emitter import find_value
 from onnxtrain.passes import CleanupPass, TrainingModePass, promote_initializers, settle_shapes, suit_runtime
 
-__all__ = ["build_inference_model", "inference_entry"]
-
 
 def build_inference_model(
     model: ir.Model, outputs: Sequence[str], parameters: Sequence[str], statistics: Sequence[str]

@@ -13,8 +13,6 @@ from onnxtrain.passes import Mode, TrainingModePass
 from onnxtrain.selection import match_names, some_names
 from onnxtrain.training.running_variance import mark_unbiased
 
-__all__ = ["BatchNormMode", "switch_modes"]
-
 BatchNormMode = Literal["as_exported", "training", "inference"] | Mapping[str, Mode]
 """What BatchNormalization and Dropout do in training: one mode for all, or one for each pattern of names."""
 

@@ -13,8 +13,6 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.passes import remove_unread_nodes
 
-__all__ = ["RecomputePass"]
-
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 _CHEAP = _VIEWS | {
     *("Abs", "Add", "Cast", "Ceil", "Celu", "Clip", "Concat", "Cos", "Div", "Elu", "Erf", "Exp", "Expand", "Floor"),

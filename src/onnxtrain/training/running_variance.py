@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 
-__all__ = ["mark_unbiased", "update_unbiased"]
-
 _KEY = "onnxtrain.unbiased_running_variance"
 """Metadata of a BatchNormalization node whose running variance is to be updated as PyTorch does."""
 

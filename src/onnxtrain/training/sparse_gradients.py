@@ -11,8 +11,6 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.functions import DOMAIN, embedding_gradient
 from onnxtrain.selection import matched_names, some_names
 
-__all__ = ["keep_rows", "match_sparse"]
-
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 

@@ -34,8 +34,6 @@ from onnxtrain.training.recompute import RecomputePass
 from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
 
-__all__ = ["BatchNormMode", "Precision", "TrainingGraphs", "build_training_graphs", "select_parameters"]
-
 Precision = Literal["fp32", "bf16"]
 """What products and convolutions of float32 are computed in: float32, or bfloat16 with sums in float32."""
 

@@ -8,8 +8,6 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import NoGradientRule
 
-__all__ = ["CONV", "MS", "channels_first", "channels_last", "refused"]
-
 MS = "com.microsoft"
 
 CONV = {

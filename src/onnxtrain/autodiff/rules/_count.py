@@ -8,8 +8,6 @@ from onnxtrain.emitter import Emitter
 
 _EXACT = 1024
 
-__all__ = ["counting_dtype", "divide_by_count"]
-
 
 def counting_dtype(value: ir.Value) -> ir.DataType:
     """Returns the dtype to count in what `value` is divided by: float16 ends at 65504, bfloat16 counts to 256."""

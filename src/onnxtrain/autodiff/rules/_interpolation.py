@@ -16,9 +16,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 
-__all__ = ["Place", "corners", "cubic_place_at", "pixel", "place_at", "product", "slopes", "weights"]
-
-
 _A = -0.75
 _CUBIC = {
     -1: (0.0, _A, -2 * _A, _A),

@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 
-__all__ = ["positions", "scatter_elements", "scatter_nd", "scatter_to"]
-
 
 def positions(op: Emitter, value: ir.Value) -> ir.Value:
     """Returns the flat position of every element of `value`: int64, of its shape.

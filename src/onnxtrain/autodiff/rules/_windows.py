@@ -16,8 +16,6 @@ import onnx_ir as ir
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.emitter import Emitter, static_dims
 
-__all__ = ["Sizes", "Windows", "pad", "scatter_windows", "spatial_sizes", "tap_slices", "windows_of"]
-
 Sizes = tuple[int, ...] | ir.Value
 """One number per spatial axis: integers, or an int64 tensor where they are known at run time only."""
 

@@ -12,8 +12,6 @@ from onnxtrain.autodiff._registry import Cotangents, defvjp, nondifferentiable, 
 from onnxtrain.autodiff.rules._count import counting_dtype, divide_by_count
 from onnxtrain.emitter import Emitter, static_dims
 
-__all__ = ["expand_reduced", "keep_reduced"]
-
 
 def keep_reduced(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
     """Returns `value`, of the shape of the reduction's output, so that it broadcasts against its input.

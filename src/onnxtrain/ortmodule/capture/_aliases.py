@@ -16,8 +16,6 @@ from onnxtrain.ortmodule._torch import (
     set_grad_enabled,
 )
 
-__all__ = ["Aliases", "Overlaps", "changes", "memory_of", "split_aliases"]
-
 _IN_PLACE = frozenset(
     function
     for name, function in vars(operator).items()

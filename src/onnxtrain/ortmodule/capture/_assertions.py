@@ -9,8 +9,6 @@ from torch import fx
 
 from onnxtrain.ortmodule._torch import assert_async
 
-__all__ = ["checked", "mark_assertions", "take_assertions"]
-
 
 def mark_assertions(graph_module: fx.GraphModule) -> None:
     """Makes the graph raise AssertionError, as the user's code does, where Dynamo wrote `torch._assert_async`."""

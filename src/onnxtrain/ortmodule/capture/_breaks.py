@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import fx
 
-__all__ = ["break_reason"]
-
 
 def break_reason(graph_module: fx.GraphModule) -> str | None:
     """Returns why and where Dynamo ended the graph; None if the function ends there."""

@@ -24,8 +24,6 @@ from onnxtrain.ortmodule._torch import (
     set_isolated_recompiles,
 )
 
-__all__ = ["call_directly", "captured_call", "without_capture"]
-
 _tracing = TracingContext.try_get
 _includes = _torch.dispatch_keys_included
 _excludes = _torch.dispatch_keys_excluded

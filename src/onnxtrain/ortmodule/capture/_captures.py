@@ -15,8 +15,6 @@ from onnxtrain.ortmodule._torch import (
     get_metrics_context,
 )
 
-__all__ = ["Captures", "without_tracebacks_in_metrics"]
-
 
 class Captures:
     """The code objects with graphs of one backend, whose graphs Dynamo is told to drop with :meth:`release`.

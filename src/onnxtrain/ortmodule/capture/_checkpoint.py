@@ -8,8 +8,6 @@ import onnx_ir as ir
 import torch
 from torch import fx
 
-__all__ = ["REGION", "inline_checkpoints", "mark_region", "region_of"]
-
 REGION = "ac_graph_id"
 """The metadata of a node by which PyTorch tells regions apart; it is copied from graph to graph."""
 

@@ -11,8 +11,6 @@ import torch
 
 from onnxtrain.ortmodule._torch import constrain_range_for_size, fake_impls, isolates_recompiles
 
-__all__ = ["data_dependent_results", "unnoted_sizes", "without_tracebacks"]
-
 
 @contextlib.contextmanager
 def data_dependent_results() -> Iterator[None]:

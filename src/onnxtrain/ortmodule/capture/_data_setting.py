@@ -7,8 +7,6 @@ from torch import fx
 
 from onnxtrain.ortmodule._torch import get_data
 
-__all__ = ["copy_set_data", "refuse_set_data"]
-
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
     """Makes writes, through `.data`, of such assignments to inputs, where only the address tells the difference."""

@@ -28,8 +28,6 @@ from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_i
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
 from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch
 
-__all__ = ["capture"]
-
 _RECOMPILE_LIMIT = 256
 """Graphs of one function: the layers after a graph break in a container share the forward of their class."""
 

@@ -39,9 +39,6 @@ from onnxtrain.ortmodule.lowering.aten.random import DROPOUTS
 from onnxtrain.ortmodule.lowering.aten.recurrent import WHOLE_LAYERS
 from onnxtrain.ortmodule.lowering.aten.solving import CHECKS
 
-__all__ = ["functional_graph"]
-
-
 # Ops that PyTorch writes with others, which ONNX has; those it has itself are better lowered as they are.
 _DECOMPOSED = (
     "_weight_norm_interface",

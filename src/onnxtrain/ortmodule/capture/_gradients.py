@@ -16,18 +16,6 @@ from onnxtrain.ortmodule._torch import enable_python_dispatcher, pytree
 from onnxtrain.ortmodule.capture._aliases import changes, memory_of
 from onnxtrain.ortmodule.capture._data_dependent import unnoted_sizes, without_tracebacks
 
-__all__ = [
-    "GradientFlow",
-    "example_values",
-    "fake_mode_of",
-    "flow_of",
-    "is_symbolic",
-    "map_tensors",
-    "note_inputs",
-    "straight_through",
-    "unseen_by_hooks",
-]
-
 
 @contextlib.contextmanager
 def unseen_by_hooks() -> Iterator[None]:

@@ -23,8 +23,6 @@ from onnxtrain.ortmodule._torch import (
     pytree,
 )
 
-__all__ = ["RefusedByPyTorch", "refuse_mixed_dtypes"]
-
 _MODULES = ("torch", "_operator", "builtins")
 """Where functions come from that are safe to call once more: those of other packages may do anything."""
 

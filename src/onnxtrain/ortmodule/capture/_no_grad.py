@@ -10,8 +10,6 @@ from torch import fx
 from onnxtrain.ortmodule._torch import is_functorch_wrapped_tensor, pytree, set_grad_enabled
 from onnxtrain.ortmodule.capture._aliases import changes, memory_of
 
-__all__ = ["correct_requires_grad"]
-
 
 def correct_requires_grad(graph_module: fx.GraphModule) -> None:
     """Makes example values agree with eager PyTorch about what requires a gradient.

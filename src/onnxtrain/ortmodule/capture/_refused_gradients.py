@@ -11,8 +11,6 @@ from torch import fx
 from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import pytree
 
-__all__ = ["refuse_missing_gradients"]
-
 _SUSPECTS = re.compile(r"(Unique\w*|SpecialZeta|Igammac?|Geqrf|StandardGammaGrad)Backward\d")
 """Steps of PyTorch's backward (`derivatives.yaml` of 2.13) that raise NotImplementedError, for some arguments."""
 

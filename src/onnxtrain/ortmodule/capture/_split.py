@@ -12,8 +12,6 @@ from torch.fx.passes.split_module import split_module
 
 from onnxtrain.ortmodule._torch import set_grad_enabled
 
-__all__ = ["has_custom_function", "keep_from_global_hooks", "split_at_custom_functions"]
-
 _CUSTOM = "autograd_function_apply"
 
 

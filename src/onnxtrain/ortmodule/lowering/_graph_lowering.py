@@ -31,8 +31,6 @@ from onnxtrain.ortmodule.lowering._table import (
 )
 from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, infer_shapes
 
-__all__ = ["lower_graph", "refused_nodes"]
-
 
 def lower_graph(graph_module: fx.GraphModule) -> Lowered:
     """Returns the ONNX graph of a functional ATen graph.

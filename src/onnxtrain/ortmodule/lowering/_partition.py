@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["Part", "calls", "draws", "is_number", "mutations", "partition"]
-
 TOO_FEW = "too few operators, between others that run in PyTorch, for a session of their own"
 _FEW = 3
 """Operators that a part of elementwise arithmetic needs at least: a session costs a call as much as some of them."""

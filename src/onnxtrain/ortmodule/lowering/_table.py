@@ -17,24 +17,6 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._torch import PythonPrinter
 from onnxtrain.passes import mark_stop_gradient
 
-__all__ = [
-    "COMPLEX_LOWERINGS",
-    "COMPONENTS",
-    "DRAWN_BETWEEN_PARTS",
-    "DTYPES",
-    "LOWERINGS",
-    "OPSET",
-    "Complex",
-    "Lowered",
-    "Lowering",
-    "LoweringFunction",
-    "RandomInput",
-    "UnsupportedATenOp",
-    "lower",
-    "lower_complex",
-    "memory_order",
-]
-
 OPSET = 21
 
 DRAWN_BETWEEN_PARTS = "so that PyTorch draws them between two parts of the graph"

@@ -13,8 +13,6 @@ from onnxtrain.ortmodule._report import Report
 from onnxtrain.ortmodule.module._engine import Backend, onnxruntime_backend
 from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 
-__all__ = ["compile_backend"]
-
 
 def compile_backend(
     graph_module: fx.GraphModule, example_inputs: list[Any], *, options: Mapping[str, Any] | None = None

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["class_for", "user_class"]
-
 # They concern the life of the wrapped object, or its class.
 _NOT_FORWARDED = frozenset({"__del__", "__class_getitem__", "__set_name__"})
 

@@ -60,8 +60,6 @@ from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building, output_o
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
 from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 
-__all__ = ["CompiledGraph", "compile_module", "onnxruntime_backend"]
-
 del _aten
 
 Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]

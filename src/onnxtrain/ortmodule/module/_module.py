@@ -21,8 +21,6 @@ from onnxtrain.ortmodule.module._class_lookups import class_for, user_class
 from onnxtrain.ortmodule.module._wrapped import BoundForward, Wrapped
 from onnxtrain.ortmodule.sessions._session import check_onnxruntime
 
-__all__ = ["ORTModule"]
-
 
 class ORTModule(torch.nn.Module):
     """Runs forward and backward of a module in ONNX Runtime; everything else is the module's own.

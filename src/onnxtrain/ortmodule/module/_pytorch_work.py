@@ -34,8 +34,6 @@ from onnxtrain.ortmodule._torch import (
 )
 from onnxtrain.ortmodule.capture import _calling
 
-__all__ = ["being_traced", "has_hooks", "unwatched", "watched"]
-
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
 _DYNAMO = f"{_TORCH}_dynamo{os.sep}"

@@ -15,8 +15,6 @@ from onnxtrain.ortmodule.module._engine import compile_module
 from onnxtrain.ortmodule.module._pytorch_work import being_traced, has_hooks, watched
 from onnxtrain.ortmodule.sessions._export import CompiledGraphs
 
-__all__ = ["BoundForward", "Wrapped"]
-
 
 class Wrapped:
     """A module with its options and report; compiled when first called.

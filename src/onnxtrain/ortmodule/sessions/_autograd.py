@@ -14,8 +14,6 @@ from onnxtrain.ortmodule.sessions._program import Program, TrainingStep
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Replay
 from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 
-__all__ = ["call"]
-
 _grad_enabled = torch.is_grad_enabled
 _saved_tensors_hooks = _torch.saved_tensors_hooks
 _transforms_active = _torch.functorch_transforms_active

@@ -16,8 +16,6 @@ from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.passes import infer_shapes, save_model
 
-__all__ = ["CompiledGraphs", "argument_names", "renamed"]
-
 
 class _Body(Protocol):
     def executed(self, names: Sequence[str]) -> Iterator[tuple[str, ir.Model]]: ...

@@ -11,8 +11,6 @@ from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule.sessions import _formulas
 from onnxtrain.passes import infer_shapes, inline_functions
 
-__all__ = ["expand_float64", "has_float64"]
-
 _FORMULAS: dict[str, Callable[[Emitter, ir.Value], ir.Value]] = {
     "Acos": _formulas.acos,
     "Acosh": _formulas.acosh,

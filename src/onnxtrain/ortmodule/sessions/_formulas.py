@@ -13,11 +13,6 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter
 
-__all__ = [
-    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "erf", "erfcx", "expm1", "log1p",
-    "log1p_terms", "sinh", "softplus", "tan",
-]  # fmt: skip
-
 
 def log1p(op: Emitter, x: ir.Value) -> ir.Value:
     """log(1 + x), without cancellation at 0."""

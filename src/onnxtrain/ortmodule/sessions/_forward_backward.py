@@ -11,8 +11,6 @@ from onnxtrain.autodiff import reads
 from onnxtrain.ortmodule.capture._checkpoint import region_of
 from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers, remove_unread_nodes
 
-__all__ = ["Halves", "ancestors", "cut", "sources"]
-
 
 class Halves:
     """A graph with its gradients, to be cut in two.

@@ -13,8 +13,6 @@ from onnxtrain.ortmodule._exceptions import ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import DisableAutocast, pytree
 from onnxtrain.ortmodule.capture._data_dependent import unnoted_sizes
 
-__all__ = ["differentiable_nodes", "runnable"]
-
 aten = torch.ops.aten
 
 

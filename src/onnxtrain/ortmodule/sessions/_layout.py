@@ -11,8 +11,6 @@ from torch import fx
 
 from onnxtrain.ortmodule._torch import DisableTorchDispatch, is_functorch_wrapped_tensor
 
-__all__ = ["Layout", "lay_out", "layouts_of", "restride"]
-
 Layout = tuple[int, ...]
 """The axes of a tensor from the slowest in memory to the fastest."""
 

@@ -24,8 +24,6 @@ from onnxtrain.ortmodule.sessions._layout import Layout
 from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
 
-__all__ = ["Gradients", "Steps", "compile_in_steps"]
-
 
 @dataclass(frozen=True)
 class Gradients:

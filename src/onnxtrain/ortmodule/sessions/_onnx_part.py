@@ -24,8 +24,6 @@ from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce, Captured
 from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 from onnxtrain.passes import save_model
 
-__all__ = ["OnnxPart", "building", "output_of"]
-
 
 def output_of(kind: str, value: Any, args: Sequence[Any], results: Sequence[Any]) -> Any:
     """Returns an output that `Lowered.outputs` describes."""

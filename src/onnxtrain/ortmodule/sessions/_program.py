@@ -29,8 +29,6 @@ from onnxtrain.passes import (
     simplify_gradients,
 )
 
-__all__ = ["Backward", "Program", "TrainingStep"]
-
 
 @dataclass(frozen=True)
 class Backward:

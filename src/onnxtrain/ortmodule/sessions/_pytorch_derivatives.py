@@ -24,8 +24,6 @@ from onnxtrain.ortmodule._torch import (
 from onnxtrain.ortmodule.capture._gradients import unseen_by_hooks
 from onnxtrain.ortmodule.lowering._table import Lowered
 
-__all__ = ["Announce", "CapturedGraph", "Replay"]
-
 Outputs = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Announce = Callable[[str, ORTModuleFallbackException], None]
 

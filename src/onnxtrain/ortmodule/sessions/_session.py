@@ -31,8 +31,6 @@ from onnxtrain.passes import (
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
 from onnxtrain.runtime.session import rest_threads
 
-__all__ = ["Session", "check_onnxruntime", "is_of_onnxruntime", "suited"]
-
 _LOWEST = (1, 30)
 _VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
 _BOOL_AS_BYTES = _VERSION < (1, 32)

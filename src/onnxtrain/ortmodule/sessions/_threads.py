@@ -18,8 +18,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from onnxtrain.emitter import static_dims
 
-__all__ = ["CoreSharing", "share_cores", "threads_for"]
-
 _T = TypeVar("_T")
 
 _SET_BY_USER = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")

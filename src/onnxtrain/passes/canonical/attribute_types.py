@@ -8,8 +8,6 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
-__all__ = ["mistyped_attribute"]
-
 
 def mistyped_attribute(model: ir.Model) -> str | None:
     """Returns what is wrong with the first attribute whose kind is not the schema's, for a message; None if none is.

@@ -9,8 +9,6 @@ import onnx_ir as ir
 from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.unused import read_nothing
 
-__all__ = ["TakenBranchPass"]
-
 
 class TakenBranchPass(ir.passes.InPlacePass):
     """Put the branch that is taken in the place of an If whose condition is a constant, in subgraphs too.

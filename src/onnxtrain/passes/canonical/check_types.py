@@ -9,8 +9,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
 
-__all__ = ["check_types"]
-
 
 def check_types(model: ir.Model) -> None:
     """Check the nodes of the standard domain, as far as dtypes are known.

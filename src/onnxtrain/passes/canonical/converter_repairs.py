@@ -10,8 +10,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import UnsupportedOpsetError
 
-__all__ = ["drop_saved_statistics", "restore_legacy_semantics"]
-
 _BATCH_NORM_MODE = 14
 """From this opset on an attribute says that a BatchNormalization trains; before, its further outputs do."""
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["DefaultsPass"]
-
 
 class DefaultsPass(ir.passes.InPlacePass):
     """Write `onesided=1`, its default, at STFT nodes: shape inference of onnx (1.23) takes 0 for it."""

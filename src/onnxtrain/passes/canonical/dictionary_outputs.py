@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx
 
-__all__ = ["tensors_for_maps"]
-
 
 def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
     """Return `proto`, or where ZipMap nodes give outputs of it, a copy in which these are what they are made of.

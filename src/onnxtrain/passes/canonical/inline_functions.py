@@ -13,8 +13,6 @@ from onnxtrain.passes.canonical.unique_names import name_apart
 from onnxtrain.passes.io.without_weights import lean_proto, restore
 from onnxtrain.passes.shapes.infer import infer_shapes
 
-__all__ = ["inline_functions"]
-
 
 def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | None = None) -> ir.Model:
     """Return `model` with calls of its functions replaced by their bodies; may change `model`.

@@ -13,8 +13,6 @@ from onnxtrain.passes.canonical.unknown_ops import BODIES
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.tidy.constants import lift_constants
 
-__all__ = ["has_schema_function", "inline_schema_functions"]
-
 _DOMAIN = "onnxtrain.schema"
 
 

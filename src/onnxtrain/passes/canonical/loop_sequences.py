@@ -12,8 +12,6 @@ from onnxtrain.passes.tidy.constants import lift_constants
 from onnxtrain.passes.tidy.replace_value import stand_in, write_before
 from onnxtrain.passes.tidy.unused import is_read, remove_unread_chains
 
-__all__ = ["AppendedSequencesPass"]
-
 _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 
 

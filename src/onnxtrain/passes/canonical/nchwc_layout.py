@@ -15,12 +15,10 @@ import onnx_ir as ir
 import onnxruntime as ort
 
 from onnxtrain.errors import ModelError
-from onnxtrain.passes.canonical.opset import CANONICAL_OPSET
+from onnxtrain.passes.io.load import CANONICAL_OPSET
 from onnxtrain.passes.parameters.mode import fresh_name
 from onnxtrain.passes.tidy.replace_value import stand_in, write_before
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
-
-__all__ = ["BlockedLayoutPass"]
 
 _DOMAIN = "com.microsoft.nchwc"
 _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)

@@ -11,8 +11,6 @@ from onnxtrain.passes.io.load import MAX_OPSET
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.replace_value import stand_in, write_before
 
-__all__ = ["lower_opset"]
-
 _NEW_OPS = frozenset({"CausalConvWithState", "LinearAttention", "SwiGLU"})
 """Ops of which opset 26 has nothing: they become their function bodies."""
 

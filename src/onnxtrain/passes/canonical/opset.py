@@ -11,8 +11,6 @@ from onnxtrain.passes.canonical.newer_opsets import lower_opset
 from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_IR_VERSION, MAX_OPSET, NEWEST_OPSET
 from onnxtrain.passes.io.without_weights import lean_proto, restore
 
-__all__ = ["CANONICAL_OPSET", "convert_opset", "fit_ir_version"]
-
 
 def convert_opset(model: ir.Model) -> ir.Model:
     """Return `model` at opset 21 if it was below, at 26 if it was above, with the oldest IR version that has the opset.

@@ -14,8 +14,9 @@ from onnxtrain.passes.canonical.defaults import DefaultsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
 from onnxtrain.passes.canonical.nchwc_layout import BlockedLayoutPass
-from onnxtrain.passes.canonical.opset import CANONICAL_OPSET, convert_opset, fit_ir_version
+from onnxtrain.passes.canonical.opset import convert_opset, fit_ir_version
 from onnxtrain.passes.canonical.torch_parameters import RestoreParametersPass
+from onnxtrain.passes.io.load import CANONICAL_OPSET
 from onnxtrain.passes.io.without_weights import BIG_ELEMENTS, lean_proto
 from onnxtrain.passes.parameters.inputs import give_back, withhold
 from onnxtrain.passes.parameters.stop_gradient import mark_stopped_gradients
@@ -24,8 +25,6 @@ from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.shapes.vectors import VectorsPass
 from onnxtrain.passes.tidy.constants import lift_constants
 from onnxtrain.passes.tidy.matrix_products import ColumnVectorPass
-
-__all__ = ["canonicalize"]
 
 _FLOAT64_BODIES = {
     **dict.fromkeys(("LeakyRelu", "PRelu"), 16),

@@ -11,8 +11,6 @@ from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
 from onnxtrain.passes.tidy.replace_value import stand_in
 from onnxtrain.passes.tidy.unused import is_read
 
-__all__ = ["KnownSequencesPass"]
-
 _Elements = list[ir.Value]
 
 

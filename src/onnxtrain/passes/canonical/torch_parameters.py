@@ -16,8 +16,6 @@ from onnxtrain.passes.parameters.stop_gradient import is_stop_gradient
 from onnxtrain.passes.tidy.constants import is_float_parameter
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
-__all__ = ["RestoreParametersPass", "TorchSignature", "mark_gradients"]
-
 _GRADIENTS = "onnxtrain.gradients"
 _PRODUCER = "pytorch"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"

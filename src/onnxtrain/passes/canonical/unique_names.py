@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
-__all__ = ["name_apart"]
-
 
 def name_apart(model: ir.Model) -> None:
     """Name values of subgraphs that have no name, or that of another value, in place.

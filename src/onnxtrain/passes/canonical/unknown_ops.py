@@ -9,8 +9,6 @@ import onnx_ir as ir
 
 from onnxtrain.errors import OnnxTrainError
 
-__all__ = ["BODIES", "TWINS", "add_twins"]
-
 TWINS: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
 """For ops by domain and name: what makes a function whose outputs have the shapes of those of a node, at an opset."""
 

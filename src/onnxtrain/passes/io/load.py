@@ -17,16 +17,6 @@ from onnxtrain.passes.canonical.dictionary_outputs import tensors_for_maps
 from onnxtrain.passes.io.tensor_sizes import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
-__all__ = [
-    "CANONICAL_OPSET",
-    "MAX_IR_VERSION",
-    "MAX_OPSET",
-    "NEWEST_OPSET",
-    "ModelSource",
-    "load_model",
-    "share_tensor",
-]
-
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
 """What a user may hold: a path, a proto, or the IR."""
 

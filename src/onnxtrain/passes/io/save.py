@@ -14,8 +14,6 @@ from onnxtrain.errors import ModelError
 from onnxtrain.passes.io.load import ModelSource
 from onnxtrain.runtime.atomic import FileSet, external_data_name
 
-__all__ = ["DEFAULT_EXTERNAL_DATA_THRESHOLD", "as_given", "save_model", "to_proto", "write_model"]
-
 DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
 """Bytes of initializers beyond which weights go to a file of their own; protobuf stops at 2 GiB."""
 

@@ -10,8 +10,6 @@ from onnx import TensorProto
 
 from onnxtrain.runtime.external_data import bits_of
 
-__all__ = ["check_tensors"]
-
 _LISTS = ("float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
-__all__ = ["BIG_ELEMENTS", "lean_proto", "restore"]
-
 _UNREGISTERED = "onnxtrain.unregistered"
 
 BIG_ELEMENTS = 4096

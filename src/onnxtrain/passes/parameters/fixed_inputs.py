@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
-__all__ = ["is_quantisation_or_rotary", "is_setting"]
-
 _MS = "com.microsoft"
 _INTERNAL = "com.ms.internal.nhwc"
 

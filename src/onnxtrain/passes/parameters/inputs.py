@@ -12,8 +12,6 @@ from onnxtrain.errors import ModelError
 from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_behind
 from onnxtrain.passes.tidy.constants import unmark_constant
 
-__all__ = ["Withheld", "embed_parameters", "give_back", "promote_initializers", "withhold"]
-
 
 def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.TensorProtocol]:
     """Turn initializers into graph inputs, in place, after the inputs there are and in the order of `names`.

@@ -10,8 +10,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.constants import mark_constant
 
-__all__ = ["Mode", "TrainingModePass", "fresh_name", "is_training_batch_norm"]
-
 Mode = Literal["as_exported", "training", "inference"]
 """What becomes of an op that behaves differently in training."""
 

@@ -9,8 +9,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
-__all__ = ["is_stop_gradient", "lost_detaches", "mark_stop_gradient", "mark_stopped_gradients"]
-
 _KEY, _ORIGIN = "pkg.torch.onnx.fx_node", "aten.detach"
 _SOURCE = "pkg.torch.onnx.stack_trace"
 _DETACHED, _OPERAND = re.compile(r"%detach\w*"), re.compile(r"%\w+")

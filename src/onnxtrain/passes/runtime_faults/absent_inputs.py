@@ -7,8 +7,6 @@ import functools
 import onnx
 import onnx_ir as ir
 
-__all__ = ["AbsentInputsPass", "restore_places"]
-
 
 class AbsentInputsPass(ir.passes.InPlacePass):
     """Shorten the inputs of every node to the last one that is there, also in subgraphs and functions.

@@ -11,8 +11,6 @@ import onnx_ir as ir
 from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants
 
-__all__ = ["CeilModePass"]
-
 _POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _SLICED = "onnxtrain.ceil_mode"
 """Key in the metadata of a pooling that keeps its ceil_mode, because a Slice behind it counts the windows."""

@@ -10,8 +10,6 @@ from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.unused import remove_unread_chains
 
-__all__ = ["EXACT_OPS", "has_narrow_floats", "widen_narrow_floats"]
-
 _NARROW, _WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)

@@ -6,8 +6,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 
-__all__ = ["OutputShapePass"]
-
 
 class OutputShapePass(ir.passes.InPlacePass):
     """Replace the `output_shape` of a ConvTranspose by padding where one of its sizes is below that of the input.

@@ -6,8 +6,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
 
-__all__ = ["unpack_attention"]
-
 _BIAS, _CACHE = 3, (8, 9)
 _REFUSED = (_BIAS, *_CACHE)
 """Inputs of MultiHeadAttention that its body does not take together with packed ones."""

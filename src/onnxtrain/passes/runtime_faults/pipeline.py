@@ -15,8 +15,6 @@ from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.constants import lift_constants
 from onnxtrain.passes.tidy.cross_entropy import CrossEntropyPass
 
-__all__ = ["suit_runtime"]
-
 
 def suit_runtime(model: ir.Model) -> ir.Model:
     """Return a model of known shapes that computes the same in ONNX Runtime; may change `model`.

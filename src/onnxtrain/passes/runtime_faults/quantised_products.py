@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["FloatProductsPass"]
-
 
 class FloatProductsPass(ir.passes.InPlacePass):
     """Let onnxruntime's products with quantised weights, such as MatMulNBits, keep activations in floating point.

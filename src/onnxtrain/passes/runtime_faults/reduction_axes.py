@@ -6,8 +6,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
-__all__ = ["NoAxesPass", "PositiveAxesPass"]
-
 _OF_ONE_ELEMENT = {
     **dict.fromkeys(
         ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), "Identity"

@@ -11,8 +11,6 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
 from onnxtrain.passes.tidy.replace_value import write_before
 
-__all__ = ["ResizeSizesPass"]
-
 _ROUNDING = 1e-5
 """How far a size times its scale may be from a whole number that it was meant to be, relative to it."""
 

@@ -10,8 +10,6 @@ import onnx_ir as ir
 from onnxtrain.passes.parameters.mode import STATISTICS, is_training_batch_norm
 from onnxtrain.passes.tidy.constants import mark_constant
 
-__all__ = ["IsolateStatisticsPass"]
-
 
 class IsolateStatisticsPass(ir.passes.InPlacePass):
     """Give a training BatchNormalization whose updated statistics nobody reads statistics of its own.

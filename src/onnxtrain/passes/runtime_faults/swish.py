@@ -6,8 +6,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.replace_value import stand_in, write_before
 
-__all__ = ["SwishPass"]
-
 _FUNCTION_SINCE = 24
 
 

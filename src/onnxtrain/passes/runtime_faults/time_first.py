@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["TimeFirstPass"]
-
 _LAYERS = frozenset({"GRU", "LSTM", "RNN"})
 _SEQUENCES_FIRST = (1, 0, 2)
 """From X [batch, time, input] to [time, batch, input], and of states from [batch, directions, hidden], or back."""

@@ -18,8 +18,6 @@ from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.shapes.two_batches import TRIAL, Dims, axis_of_batch, concrete_dims, static_dims_at
 from onnxtrain.passes.tidy.constants import mark_constant
 
-__all__ = ["DynamicBatchPass", "fixed_batch", "free_batch"]
-
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _MAX_VALUES = 64  # elements of integers that are followed as values: shapes, not data
 

@@ -7,8 +7,6 @@ from collections import deque
 import onnx
 import onnx_ir as ir
 
-__all__ = ["why_untyped"]
-
 
 def why_untyped(value: ir.Value) -> str:
     """Return a sentence for a message about a value of unknown dtype or rank, naming the op that leaves it open.

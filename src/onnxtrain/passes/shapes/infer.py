@@ -22,8 +22,6 @@ from onnxtrain.passes.shapes.ranks import ImpliedRanksPass
 from onnxtrain.passes.shapes.vectors import VectorsPass
 from onnxtrain.passes.tidy.fold import FoldConstantsPass
 
-__all__ = ["infer_shapes", "settle_shapes"]
-
 # onnx's names for dimensions it knows nothing about. Each run counts from zero, so one name from two runs
 # would declare two unrelated dimensions equal.
 _GENERATED = "unk__"

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 
 import onnx_ir as ir
 
-__all__ = ["LoopStatePass"]
-
 _Dims = tuple[int | str | None, ...]
 
 

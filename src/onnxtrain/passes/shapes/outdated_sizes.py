@@ -12,8 +12,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.shapes.ranks import reduces_to_scalar
 
-__all__ = ["forget_sizes_after", "forget_sizes_behind"]
-
 # Inputs whose values say what shape the outputs have; also those of all ops that reduce, their axes.
 _SHAPING: dict[str, tuple[int, ...]] = {
     "AffineGrid": (1,),

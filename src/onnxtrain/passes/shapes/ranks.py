@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
-__all__ = ["ImpliedRanksPass", "reduces_to_scalar"]
-
 _SAME = frozenset(
     {
         *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos"),

@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.shapes.infer import infer_shapes
 
-__all__ = ["TRIAL", "Dims", "axis_of_batch", "concrete_dims", "static_dims_at"]
-
 Dims = tuple[int, ...]
 
 TRIAL = 7919

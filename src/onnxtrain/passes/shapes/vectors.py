@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["VectorsPass"]
-
 
 class VectorsPass(ir.passes.InPlacePass):
     """Give the inputs of Slice and Resize that are vectors the shape of one, where they have none.

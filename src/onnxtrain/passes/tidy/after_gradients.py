@@ -8,8 +8,6 @@ from onnxtrain.passes.tidy.broadcast import ImplicitExpandPass
 from onnxtrain.passes.tidy.matrix_products import TransposedProductPass
 from onnxtrain.passes.tidy.unused import is_read, remove_unread_initializers, remove_unread_nodes
 
-__all__ = ["simplify_gradients"]
-
 
 def simplify_gradients(model: ir.Model) -> None:
     """Rewrite what rules of single ops write and one would not write by hand: no transposed product, no repetition.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["ImplicitExpandPass"]
-
 _BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub"})
 
 

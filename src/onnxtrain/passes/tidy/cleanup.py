@@ -13,8 +13,6 @@ from onnxtrain.passes.runtime_faults.absent_inputs import restore_places
 from onnxtrain.passes.tidy.constants import is_float_parameter
 from onnxtrain.passes.tidy.unused import remove_unread_nodes
 
-__all__ = ["RANDOM_OPS", "CleanupPass"]
-
 RANDOM_OPS = frozenset(
     {
         "Bernoulli",

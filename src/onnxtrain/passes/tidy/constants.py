@@ -5,8 +5,6 @@ from __future__ import annotations
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-__all__ = ["is_constant", "is_float_parameter", "lift_constants", "mark_constant", "unmark_constant"]
-
 _KEY = "onnxtrain.constant"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["CrossEntropyPass"]
-
 
 class CrossEntropyPass(ir.passes.InPlacePass):
     """Rewrite SoftmaxCrossEntropyLoss of a matrix as LogSoftmax and NegativeLogLikelihoodLoss.

@@ -12,8 +12,6 @@ from onnx import helper
 from onnxtrain.passes.tidy.constants import is_constant, mark_constant
 from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unread_nodes
 
-__all__ = ["FoldConstantsPass"]
-
 Array = np.ndarray
 
 _LIMIT = 4096  # elements; a larger constant would cost more room than its computation costs time

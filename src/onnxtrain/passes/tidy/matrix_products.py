@@ -6,8 +6,6 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.constants import mark_constant
 
-__all__ = ["ColumnVectorPass", "TransposedProductPass"]
-
 _SWAP = (1, 0)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-__all__ = ["ReluAfterMaxPoolPass"]
-
 
 class ReluAfterMaxPoolPass(ir.passes.InPlacePass):
     """Rewrite MaxPool(Relu(x)) as Relu(MaxPool(x)), where nothing else reads either the Relu or the indices.

@@ -6,8 +6,6 @@ from typing import Any
 
 import onnx_ir as ir
 
-__all__ = ["stand_in", "write_before"]
-
 
 def stand_in(output: ir.Value, result: ir.Value, before: ir.Node) -> None:
     """Let all that read the output of a node read another value; a graph output keeps its name.

@@ -6,14 +6,6 @@ from collections.abc import Collection, Iterable
 
 import onnx_ir as ir
 
-__all__ = [
-    "is_read",
-    "read_nothing",
-    "remove_unread_chains",
-    "remove_unread_initializers",
-    "remove_unread_nodes",
-]
-
 
 def is_read(value: ir.Value) -> bool:
     """Return whether a node reads the value, or it is an output of its graph."""

@@ -9,8 +9,6 @@ from onnxtrain.trainer._history import History
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["Callback"]
-
 
 class Callback:
     """Base class: override what is needed.

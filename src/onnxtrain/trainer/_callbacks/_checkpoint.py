@@ -18,8 +18,6 @@ from onnxtrain.trainer._run import CHECKPOINT
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["ModelCheckpoint"]
-
 _UNFINISHED = ".onnxtrain-unfinished-"
 """Beginning of the names of directories that are being written or removed."""
 

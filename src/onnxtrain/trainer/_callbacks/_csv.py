@@ -16,8 +16,6 @@ from onnxtrain.trainer._callbacks._logger import Logger
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["CSVLogger"]
-
 _STEP_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 
 

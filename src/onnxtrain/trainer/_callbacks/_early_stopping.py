@@ -12,8 +12,6 @@ from onnxtrain.trainer._state import BEST
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["EarlyStopping"]
-
 
 class EarlyStopping(Monitor):
     """Ends a fit when the monitored value has not improved for `patience` epochs.

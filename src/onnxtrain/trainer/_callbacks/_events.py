@@ -13,8 +13,6 @@ from onnxtrain.trainer._history import History
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["Events", "callback_list"]
-
 
 class Events:
     """Tells all callbacks of a fit what happens to its trainer."""

@@ -12,8 +12,6 @@ from onnxtrain.trainer._history import History
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["Logger"]
-
 
 class Logger(Callback):
     """Base class of loggers: a subclass opens, writes steps and epochs, and closes.

@@ -12,8 +12,6 @@ from onnxtrain.trainer._callbacks._base import Callback
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["Mode", "Monitor"]
-
 Mode = Literal["auto", "min", "max"]
 
 

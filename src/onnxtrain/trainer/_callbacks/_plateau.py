@@ -11,8 +11,6 @@ from onnxtrain.trainer._history import History
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["ReduceLROnPlateau"]
-
 
 class ReduceLROnPlateau(Monitor):
     """Multiplies the learning rate by `factor` each time the value has not improved for `patience` epochs.

@@ -14,8 +14,6 @@ from onnxtrain.trainer._optional import optional
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["TensorBoardLogger"]
-
 
 class TensorBoardLogger(Logger):
     """Writes what TensorBoard shows: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.

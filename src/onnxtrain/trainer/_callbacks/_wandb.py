@@ -12,8 +12,6 @@ from onnxtrain.trainer._optional import optional
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
-__all__ = ["WandbLogger"]
-
 PROPERTY = "onnxtrain.wandb"
 """Name of the checkpoint property that holds the run's id, so that a resumed run goes on with it."""
 

@@ -15,8 +15,6 @@ from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._source import SPLIT, Options, Pass, count_batches, order_of
 from onnxtrain.trainer.data._transform import Transform
 
-__all__ = ["ArraySource", "require_batch", "split_order"]
-
 
 @dataclass
 class ArraySource:

@@ -11,8 +11,6 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer.data._convert import names_of
 
-__all__ = ["DYNAMIC_REMEDY", "check_batch_size", "static_batch", "warn_of_fixed_batch"]
-
 _log = logging.getLogger("onnxtrain")
 
 DYNAMIC_REMEDY = (

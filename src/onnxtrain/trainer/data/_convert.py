@@ -15,19 +15,6 @@ from onnxtrain.runtime.inputs import check_labels, check_shapes
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer.data._frames import frame_values, is_frame, is_series, series_values
 
-__all__ = [
-    "ArrayLike",
-    "arrange",
-    "cast",
-    "check_form",
-    "check_lengths",
-    "check_values",
-    "fill",
-    "names_of",
-    "relaxed",
-    "to_array",
-]
-
 ArrayLike = npt.ArrayLike | Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
 """One array; for several inputs or targets a list in the model's order, or a mapping by name."""
 

@@ -14,8 +14,6 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 
-__all__ = ["column_names", "frame_values", "is_frame", "is_series", "series_values", "without"]
-
 
 def _library(value: object) -> str:
     return type(value).__module__.partition(".")[0]

@@ -24,8 +24,6 @@ from onnxtrain.trainer.data._convert import (
 )
 from onnxtrain.trainer.data._frames import column_names, is_frame, is_series, without
 
-__all__ = ["WEIGHT", "Layout", "Raw"]
-
 WEIGHT = "sample_weight"
 """Name of the weights in batches by name, and in frames."""
 

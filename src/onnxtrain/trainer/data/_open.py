@@ -19,8 +19,6 @@ from onnxtrain.trainer.data._source import Options, Pass, Source
 from onnxtrain.trainer.data._stream import StreamSource
 from onnxtrain.trainer.data._transform import Transform
 
-__all__ = ["TransformFunction", "open_source", "split"]
-
 TransformFunction = Callable[..., Any]
 """`(inputs, targets) -> (inputs, targets)`, or with a numpy Generator as a third argument."""
 

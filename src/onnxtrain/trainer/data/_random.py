@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["OwnNumbers", "seeded"]
-
 
 def _torch() -> Any:
     """PyTorch, if the program has imported it."""

@@ -18,8 +18,6 @@ from onnxtrain.trainer.data._random import seeded
 from onnxtrain.trainer.data._source import STREAM, Options, Pass, count_batches, order_of
 from onnxtrain.trainer.data._transform import Transform
 
-__all__ = ["SampleSource", "collate"]
-
 
 @dataclass
 class SampleSource:

@@ -11,8 +11,6 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._layout import Layout
 
-__all__ = ["SHUFFLE", "SPLIT", "STREAM", "TRANSFORM", "Options", "Pass", "Source", "order_of"]
-
 # Streams of random numbers that derive from the trainer's seed.
 SHUFFLE, SPLIT, TRANSFORM, STREAM = 0, 1, 2, 3
 

@@ -16,8 +16,6 @@ from onnxtrain.trainer.data._random import OwnNumbers
 from onnxtrain.trainer.data._source import STREAM, Options, Pass
 from onnxtrain.trainer.data._transform import Transform
 
-__all__ = ["StreamSource"]
-
 _REMEDY = (
     "Pass something that can be read again: a DataLoader, a list of batches, or a function that returns a new "
     "iterator."

@@ -16,8 +16,6 @@ from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._random import seeded
 from onnxtrain.trainer.data._source import TRANSFORM, Pass
 
-__all__ = ["Transform"]
-
 _GENERATORS = ("rng", "generator")
 
 

@@ -11,8 +11,6 @@ import torch
 
 from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower
 
-__all__ = ["as_bool", "compared"]
-
 BOOL = ir.DataType.BOOL
 
 

@@ -12,8 +12,6 @@ from onnxtrain.ortmodule.lowering._table import COMPONENTS, LOWERINGS, Complex, 
 from onnxtrain.ortmodule.lowering.aten.linalg import matmul
 from onnxtrain.ortmodule.lowering.aten.pointwise import atan2, hypot
 
-__all__ = ["as_complex"]
-
 
 def as_complex(low: Lowering, value: Any) -> Complex:
     """Returns a tensor or number, real or complex, as a pair in the component dtype of the op."""

@@ -8,8 +8,6 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
-__all__ = ["segment_of_each"]
-
 INT64 = ir.DataType.INT64
 
 

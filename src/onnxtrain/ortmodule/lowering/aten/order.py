@@ -15,8 +15,6 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.pointwise import select
 from onnxtrain.ortmodule.lowering.aten.shape import axis_of
 
-__all__ = ["axes_of", "reduced_extremum", "with_nan"]
-
 SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8)
 
 

@@ -14,8 +14,6 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.sessions import _formulas
 from onnxtrain.passes import mark_stop_gradient
 
-__all__ = ["select", "stop_gradient", "truncated"]
-
 BOOL = ir.DataType.BOOL
 
 

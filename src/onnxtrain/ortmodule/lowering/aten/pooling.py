@@ -13,8 +13,6 @@ from torch.nn import functional
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
-__all__ = ["INTERPOLATE"]
-
 
 def _interpolate(
     x: torch.Tensor,

@@ -18,8 +18,6 @@ from onnxtrain.ortmodule.lowering._table import (
     memory_order,
 )
 
-__all__ = ["DROPOUTS"]
-
 Fill = Callable[[torch.Tensor], Any]
 
 

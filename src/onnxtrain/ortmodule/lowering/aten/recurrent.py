@@ -16,8 +16,6 @@ import torch
 from onnxtrain.ortmodule._torch import disable_current_modes
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
-__all__ = ["WHOLE_LAYERS"]
-
 _LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
     "recurrent_layer(Tensor x, Tensor[] states, Tensor[] weights, str mode, bool bias, bool bidirectional) -> Tensor[]"

@@ -10,8 +10,6 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
-__all__ = ["arange", "axis_of", "result_shape", "sliced", "to_result_shape", "transposed"]
-
 INT64_MAX = int(np.iinfo(np.int64).max)
 INT64_MIN = int(np.iinfo(np.int64).min)
 

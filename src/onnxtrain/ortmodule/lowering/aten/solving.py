@@ -12,8 +12,6 @@ from onnxtrain.functions import cholesky, inverse
 from onnxtrain.ortmodule._torch import linalg_check_errors
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
-__all__ = ["CHECKS"]
-
 INT32 = ir.DataType.INT32
 
 _LIBRARY = torch.library.Library("onnxtrain", "FRAGMENT")  # type: ignore[no-untyped-call]

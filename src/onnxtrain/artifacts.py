@@ -110,7 +110,7 @@ def generate_artifacts(
     They are `{prefix}training_model.onnx`, `{prefix}eval_model.onnx`, `{prefix}inference_model.onnx` (the outputs of
     `model`, without labels), `{prefix}checkpoint`, `{prefix}manifest.json`, and on request
     `{prefix}optimizer_model.onnx`, `{prefix}nominal_checkpoint` and `.ort` files of the models.
-    `docs/architecture.md` describes each.
+    `docs/contracts.md` describes each.
 
     Args:
         model: path of an `.onnx` file (any size), `ModelProto` or `onnx_ir.Model`; not changed.

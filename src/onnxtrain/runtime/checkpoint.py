@@ -1,4 +1,4 @@
-"""Checkpoint files: one safetensors file per checkpoint (`docs/architecture.md`, "The checkpoint").
+"""Checkpoint files: one safetensors file per checkpoint (`docs/contracts.md`, "The checkpoint").
 
 Files of onnxruntime-training are recognised by their identifier and read as well.
 """

@@ -1,4 +1,4 @@
-"""Deltas: checkpoint files with the trained parameters only (`docs/architecture.md`, "The checkpoint").
+"""Deltas: checkpoint files with the trained parameters only (`docs/contracts.md`, "The checkpoint").
 
 A model whose backbone is frozen differs from the one it was trained from in a few tensors. A delta holds these
 and a digest of the rest, so that it is never put on top of parameters that it was not trained with.

@@ -1,4 +1,4 @@
-"""The manifest: what a training run's models expect and return (`docs/architecture.md`, "The manifest")."""
+"""The manifest: what a training run's models expect and return (`docs/contracts.md`, "The manifest")."""
 
 from __future__ import annotations
 

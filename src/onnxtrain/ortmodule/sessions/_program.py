@@ -14,6 +14,7 @@ from onnxtrain._building import without_collection
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.functions import with_exact_masks
 from onnxtrain.fusion import fuse_kernels
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
@@ -250,7 +251,7 @@ class Program:
         joint, _, gradients = self._joint(needs, received)
         present = [gradient for gradient in gradients if gradient is not None]
         # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
-        model = inline_functions(cut(joint, list(joint.graph.inputs), present))
+        model = inline_functions(with_exact_masks(cut(joint, list(joint.graph.inputs), present)))
         settle_shapes(lift_constants(model))
         program = Program(model, [True] * len(present), self.device, severity=self.severity)
         return program, _slots(needs, gradients)

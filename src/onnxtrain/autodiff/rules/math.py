@@ -73,11 +73,16 @@ def _minus_square(op: Emitter, x: ir.Value) -> ir.Value:
     return op.Mul(op.Sub(1.0, x), op.Add(1.0, x))
 
 
+def _square_minus(op: Emitter, x: ir.Value) -> ir.Value:
+    """x² - 1; its zero at x = 1 is positive, so that the root's reciprocal is plus infinity there."""
+    return op.Mul(op.Sub(x, 1.0), op.Add(x, 1.0))
+
+
 defvjp("Asin", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_minus_square(op, n.input))))
 defvjp("Acos", input=lambda op, n, ct: op.Neg(op.Div(ct, op.Sqrt(_minus_square(op, n.input)))))
 defvjp("Atan", input=lambda op, n, ct: op.Div(ct, _plus_square(op, 1.0, n.input)))
 defvjp("Asinh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_plus_square(op, 1.0, n.input))))
-defvjp("Acosh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(op.Neg(_minus_square(op, n.input)))))
+defvjp("Acosh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_square_minus(op, n.input))))
 defvjp("Atanh", input=lambda op, n, ct: op.Div(ct, _minus_square(op, n.input)))
 
 defvjp(

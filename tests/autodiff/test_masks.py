@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from models import make_model
 from onnxtrain.autodiff import differentiate
+from onnxtrain.functional import hessian_vector_product
 from runtimes import needs_opset
 
 X = np.array([[-1.0, 0.0, 4.0], [9.0, -2.0, 1.0]], np.float32)
@@ -94,6 +95,50 @@ def test_what_is_differentiated_itself_may_get_anything() -> None:
     nodes = [relu(), helper.make_node("ReduceSum", ["h"], ["y"], keepdims=0)]
     model = make_model(nodes, {"x": list(X.shape)}, {"y": []}, {})
     assert masks(differentiate(model, of="y", wrt=["x"]))
+
+
+CLIPPED = {
+    "relu": ("Relu", [], functional.relu),
+    "clip": ("Clip", ["low", "high"], lambda x: x.clamp(0, 6)),
+    "clip below": ("Clip", ["low"], lambda x: x.clamp(min=0)),
+    "clip above": ("Clip", ["", "high"], lambda x: x.clamp(max=6)),
+}
+REACHED = np.array([[-0.0, 4.0, -0.0], [-1.0, -0.0, 0.5]], np.float32)
+"""The reciprocals of these are masked at minus infinity: below the low bound."""
+
+
+@pytest.mark.parametrize("derivative", ["differentiate", "hessian_vector_product"])
+@pytest.mark.parametrize("name", CLIPPED)
+def test_second_derivatives_are_masked_before_a_product(name: str, derivative: str) -> None:
+    """Behind the reciprocal of zero, the cotangent of the gradient is infinite where the mask is zero."""
+    op_type, bounds, twin = CLIPPED[name]
+    x, sign = REACHED, -1.0 if name == "clip above" else 1.0
+    nodes = [
+        helper.make_node("Mul", ["x", "sign"], ["signed"]),
+        helper.make_node("Reciprocal", ["signed"], ["r"]),
+        helper.make_node(op_type, ["r", *bounds], ["h"]),
+        helper.make_node("MatMul", ["h", "w"], ["p"]),
+        helper.make_node("Mul", ["p", "p"], ["square"]),
+        helper.make_node("ReduceSum", ["square"], ["y"], keepdims=0),
+    ]
+    constants = {**SIX, "w": W, "sign": np.float32(sign)}
+    model = make_model(nodes, {"x": list(x.shape)}, {"y": []}, constants)
+    if derivative == "differentiate":
+        once = differentiate(model, of="y", wrt=["x", "w"])
+        twice = differentiate(once, of="x_grad", wrt=["w"], cotangent="v")
+        feeds, wanted = {"x": x, "v": np.ones_like(x)}, "w_grad_1"
+    else:
+        twice = hessian_vector_product(model, of="y", wrt=["x", "w"])
+        feeds = {"x": x, "x_vector": np.ones_like(x), "w_vector": np.zeros_like(W)}
+        wanted = "w_hvp"
+    session = ort.InferenceSession(twice.SerializeToString(), providers=["CPUExecutionProvider"])
+    got = session.run([wanted], feeds)[0]
+    leaves = [torch.tensor(array, dtype=torch.float64, requires_grad=True) for array in (x, W)]
+    loss = (twin((leaves[0] * sign).reciprocal()) @ leaves[1]).square().sum()
+    gradient_of_x = torch.autograd.grad(loss, leaves[0], create_graph=True)[0]
+    expected = torch.autograd.grad(gradient_of_x.sum(), leaves[1])[0].numpy()
+    assert np.isfinite(expected).all()
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in (23, 24)])

@@ -89,3 +89,100 @@ def test_writing_to_a_leaf_raises_as_in_pytorch() -> None:
     ours = ORTModule(Writer(WRITES["fill"]))
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
         ours(torch.randn(3, 4, requires_grad=True))
+
+
+class Reading(nn.Module):
+    """Applies a function to its argument and its weights."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.2, 1.5, 12).reshape(3, 4))
+        self.recurrent = nn.RNN(4, 3)
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> object:
+        return self.function(self, x)
+
+
+def _in_bfloat16(function: Callable[..., object]) -> Callable[..., object]:
+    def run(m: Reading, x: torch.Tensor) -> object:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return function(m, x)
+
+    return run
+
+
+READERS: dict[str, tuple[Callable[..., object], str]] = {
+    "factor": (lambda m, x: x * m.weight, "raises"),
+    "product of matrices": (lambda m, x: x @ m.weight.t(), "raises"),
+    "dividend": (lambda m, x: x / m.weight, "raises"),
+    "view": (lambda m, x: x.t() @ m.weight, "raises"),
+    "power": (lambda m, x: x**m.weight, "raises"),
+    "expanded": (lambda m, x: x.expand(2, 3, 4) @ m.weight.t(), "goes on"),
+    "cast": (lambda m, x: x.bfloat16() * m.weight.bfloat16(), "goes on"),
+    "autocast": (_in_bfloat16(lambda m, x: x @ m.weight.t()), "goes on"),
+    "recurrent under autocast": (_in_bfloat16(lambda m, x: m.recurrent(x)[0]), "goes on"),
+    "convolution under autocast": (
+        _in_bfloat16(lambda m, x: torch.nn.functional.conv1d(x[None], m.weight[:, :3, None])),
+        "goes on",
+    ),
+    "function of it": (lambda m, x: x.sin() * m.weight, "goes on"),
+    "sum": (lambda m, x: (x + m.weight).square(), "goes on"),
+    "both": (lambda m, x: (x.bfloat16() * m.weight, x * m.weight), "raises"),
+    "the gradient of another result": (
+        lambda m, x: ((x.double() @ m.weight.double().t()), x * m.weight),
+        "goes on",
+    ),
+    "that of another result alone": (
+        lambda m, x: (x + m.weight, x * m.weight, x.exp() * m.weight),
+        "goes on",
+    ),
+}
+"""By name, what reads an argument, and what backward of eager PyTorch does once the argument has been written to.
+
+Of several results, backward begins at the first, except for "both"."""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_arguments_that_are_written_to_before_backward(name: str) -> None:
+    """PyTorch checks what it has saved: the argument itself, but no copy of it that was made for another dtype."""
+    torch._dynamo.reset()
+    function, expected = READERS[name]
+    seen = []
+    for module in pair(Reading(function)):
+        x = torch.linspace(0.1, 2.3, 12).reshape(3, 4)
+        results = module(x)
+        results = results if isinstance(results, tuple) else (results,)
+        used = results if name == "both" else results[:1]
+        x.mul_(3)
+        loss = sum((result.double().square().sum() for result in used), torch.zeros(()))
+        if expected == "raises":
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        else:
+            loss.backward()
+        seen.append([p.grad for p in module.parameters()])
+        if isinstance(module, ORTModule):
+            assert module.report().runs_in_onnxruntime
+    for got, want in zip(*seen, strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            narrow = "cast" in name
+            torch.testing.assert_close(
+                got, want, rtol=2e-2 if narrow else 1e-4, atol=5e-2 if narrow else 1e-5
+            )
+
+
+def test_weights_that_are_written_to_between_two_backward_passes() -> None:
+    """Of two heads, one's weights do not matter for the gradient of the other."""
+    torch._dynamo.reset()
+    for module in pair(Reading(lambda m, x: (x @ m.weight.t(), m.recurrent(x.sin() * x)[0] * 2))):
+        x = torch.linspace(0.1, 2.3, 12, dtype=torch.float32).reshape(3, 4).requires_grad_()
+        first, second = module(x)
+        with torch.no_grad():
+            for parameter in module.recurrent.parameters():
+                parameter.mul_(2)
+        first.sum().backward(retain_graph=True)
+        torch.testing.assert_close(x.grad, module.weight.detach().sum(0).expand(3, 4))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            second.sum().backward()

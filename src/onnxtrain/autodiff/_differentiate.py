@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxtrain._building import without_collection
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
+from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
     FloatProductsPass,
     as_given,
@@ -98,7 +99,8 @@ def differentiate(
     """
     check_names(wrt, "wrt")
     with straight_through_rules(straight_through):
-        result, gradients = add_gradients(canonicalize(load_model(model), wrt), of, wrt, cotangent=cotangent)
+        canonical = canonicalize(with_exact_masks(load_model(model)), wrt)
+        result, gradients = add_gradients(canonical, of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")
     if value not in outputs:

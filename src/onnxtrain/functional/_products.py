@@ -22,6 +22,7 @@ from onnxtrain.autodiff import (
 )
 from onnxtrain.emitter import Emitter, values_by_name
 from onnxtrain.errors import DifferentiationError
+from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
     CleanupPass,
     ModelSource,
@@ -238,7 +239,7 @@ def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
     """Returns a model in canonical form, of its own, with `of` and `wrt` checked."""
     check_names(of, "of")
     check_names(wrt, "wrt")
-    graph = canonicalize(load_model(model), wrt)
+    graph = canonicalize(with_exact_masks(load_model(model)), wrt)
     typed_values(graph.graph, of, "of")
     typed_values(graph.graph, wrt, "wrt")
     return graph
@@ -300,7 +301,7 @@ def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[
     for copy, value in zip(own, values, strict=True):
         copy.shape = value.shape
     model.graph.outputs.extend(own)  # lest folding remove what nothing reads yet
-    model = inline_functions(model)
+    model = inline_functions(with_exact_masks(model))
     settle_shapes(lift_constants(model))
     outputs = list(model.graph.outputs)
     model.graph.outputs.clear()

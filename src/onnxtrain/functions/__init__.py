@@ -1,6 +1,7 @@
 """Composite training ops as model-local functions of domain `onnxtrain`."""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
+from ._exact_masks import with_exact_masks
 from ._specialized import SpecializedOp, of_rounded, widened
 from .activation import (
     clip_gradient,
@@ -170,4 +171,5 @@ __all__ = [
     "softmax_gradient",
     "tanh_gradient",
     "widened",
+    "with_exact_masks",
 ]

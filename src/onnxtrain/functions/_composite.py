@@ -54,7 +54,12 @@ class CompositeOp:
     @property
     def function_names(self) -> tuple[str, ...]:
         """Names of its functions, one for each dtype."""
-        return tuple(f"{self.name}_{dtype}" for dtype in _DTYPE_NAMES.values())
+        return tuple(self.names_by_dtype.values())
+
+    @property
+    def names_by_dtype(self) -> dict[ir.DataType, str]:
+        """The same by dtype, e.g. `ReluGradient_float` for float32."""
+        return {dtype: f"{self.name}_{suffix}" for dtype, suffix in _DTYPE_NAMES.items()}
 
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]

@@ -16,6 +16,7 @@ from onnxtrain._building import without_collection
 from onnxtrain.autodiff import differentiable_values, expand_path, find_values, pull_back, reads
 from onnxtrain.emitter import Emitter, schema_of, values_by_name
 from onnxtrain.errors import ModelError
+from onnxtrain.functions import with_exact_masks
 from onnxtrain.passes import (
     CleanupPass,
     ModelSource,
@@ -278,7 +279,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
     _replace(op, again, results)
     common.TopologicalSortPass()(model)
     # Another Gradient may differentiate this one: composite ops have bodies, but no rules.
-    model = inline_functions(model)
+    model = inline_functions(with_exact_masks(model))
     return settle_shapes(lift_constants(model))
 
 

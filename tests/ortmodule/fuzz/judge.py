@@ -98,13 +98,14 @@ def _differences(
 ) -> dict[int, _Difference]:
     """In what two runs differ, by the place among what they have shown; what ended them comes last."""
     found: dict[int, _Difference] = {}
+    coarse = _coarse(eager) if double is eager else 0.0
     for index, ((name, mine), (name_too, theirs)) in enumerate(zip(own.seen, eager.seen, strict=False)):
         if name != name_too:
             found[index] = _Difference("structure", name, f"eager has {name_too}")
             return found
         exact = double.seen[index][1] if index < len(double.seen) else theirs
         moved = noisy.seen[index][1] if noisy is not None and index < len(noisy.seen) else None
-        difference = _compare(name, theirs, mine, exact, moved)
+        difference = _compare(name, theirs, mine, exact, moved, coarse)
         if difference is not None:
             found[index] = difference
     if bool(eager.error) != bool(own.error) or len(eager.seen) != len(own.seen):
@@ -114,11 +115,26 @@ def _differences(
     return found
 
 
+def _coarse(eager: Record) -> float:
+    """Returns the relative error of numbers that come from narrow floats, where no float64 says what it is.
+
+    A program that eager PyTorch differentiates under autocast may be refused in float64: autocast saves copies of what
+    it casts, and float64 it does not cast, so that a write to an argument reaches what backward reads.
+    """
+    seen = [
+        leaf for _, value in eager.seen for leaf in pytree.tree_leaves(value, lambda v: isinstance(v, Seen))
+    ]
+    steps = [_LOW_PRECISION.get(leaf.value.dtype, 0.0) for leaf in seen if isinstance(leaf, Seen)]
+    return (
+        _TIMES_OWN_ERROR * max(steps, default=0.0) / 2
+    )  # eager PyTorch itself is off by half a step, or more
+
+
 def _short(error: BaseException | None) -> str:
     return "no error" if error is None else f"{type(error).__name__}: {str(error)[:250]}"
 
 
-def _compare(name: str, eager: Any, own: Any, exact: Any, moved: Any) -> _Difference | None:
+def _compare(name: str, eager: Any, own: Any, exact: Any, moved: Any, coarse: float) -> _Difference | None:
     is_leaf: Callable[[Any], bool] = lambda value: isinstance(value, Seen)
     (theirs, shape), (mine, own_shape) = (pytree.tree_flatten(value, is_leaf) for value in (eager, own))
     exacts = pytree.tree_leaves(exact, is_leaf)
@@ -138,13 +154,15 @@ def _compare(name: str, eager: Any, own: Any, exact: Any, moved: Any) -> _Differ
             continue
         x = exacts[index] if index < len(exacts) and isinstance(exacts[index], Seen) else a
         y = moves[index] if index < len(moves) and isinstance(moves[index], Seen) else None
-        found = _tensors(f"{name}[{index}]", a, b, x, y)
+        found = _tensors(f"{name}[{index}]", a, b, x, y, coarse)
         if found is not None:
             return found
     return None
 
 
-def _tensors(name: str, eager: Seen, own: Seen, exact: Seen, moved: Seen | None) -> _Difference | None:
+def _tensors(
+    name: str, eager: Seen, own: Seen, exact: Seen, moved: Seen | None, coarse: float
+) -> _Difference | None:
     a, b, x = eager.value, own.value, exact.value
     if a.shape != b.shape or a.dtype != b.dtype:
         return _Difference("dtype", name, f"eager {a.dtype} {list(a.shape)}, own {b.dtype} {list(b.shape)}")
@@ -169,7 +187,7 @@ def _tensors(name: str, eager: Seen, own: Seen, exact: Seen, moved: Seen | None)
     ):
         return _Difference("value", name, f"eager {_said(eager)}, own {_said(own)}")
     scale = max(_largest(x[finite]), 1.0)
-    narrow = _LOW_PRECISION.get(eager.value.dtype, 0.0)
+    narrow = max(_LOW_PRECISION.get(eager.value.dtype, 0.0), coarse)
     allowed = _TIMES_OWN_ERROR * _largest((a - x)[finite]) + max(_RELATIVE, narrow) * scale
     if moved is not None and moved.value.shape == a.shape:
         allowed += _NOISE * _largest((moved.value.double() - x)[finite].nan_to_num(0))

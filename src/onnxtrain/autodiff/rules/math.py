@@ -73,11 +73,16 @@ def _minus_square(op: Emitter, x: ir.Value) -> ir.Value:
     return op.Mul(op.Sub(1.0, x), op.Add(1.0, x))
 
 
+def _square_minus(op: Emitter, x: ir.Value) -> ir.Value:
+    """x² - 1; its zero at x = 1 is positive, so that the root's reciprocal is plus infinity there."""
+    return op.Mul(op.Sub(x, 1.0), op.Add(x, 1.0))
+
+
 defvjp("Asin", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_minus_square(op, n.input))))
 defvjp("Acos", input=lambda op, n, ct: op.Neg(op.Div(ct, op.Sqrt(_minus_square(op, n.input)))))
 defvjp("Atan", input=lambda op, n, ct: op.Div(ct, _plus_square(op, 1.0, n.input)))
 defvjp("Asinh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_plus_square(op, 1.0, n.input))))
-defvjp("Acosh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(op.Neg(_minus_square(op, n.input)))))
+defvjp("Acosh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_square_minus(op, n.input))))
 defvjp("Atanh", input=lambda op, n, ct: op.Div(ct, _minus_square(op, n.input)))
 
 defvjp(
@@ -136,11 +141,6 @@ def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
     return bound is not None and (known is None or not np.isinf(known.astype(np.float64)).any())
 
 
-def _masked(op: Emitter, n: NodeView, ct: ir.Value, mask: ir.Value) -> ir.Value:
-    """The cotangent where the mask is true, else 0; as a product where infinite ones come from overflow only."""
-    return op.Mul(ct, op.Cast(mask, to=ct.dtype)) if n.is_mixed(n.outputs[0]) else op.Where(mask, ct, 0.0)
-
-
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
@@ -164,14 +164,19 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _clipped(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The cotangent of what a Clip clips."""
+    """The cotangent of what a Clip clips; a bound that is absent is infinite."""
     low, high = _is_bound(n, n.min), _is_bound(n, n.max)
-    if low and high:
-        gradient = clip_gradient_of_finite if n.is_mixed(n.outputs[0]) else clip_gradient
-        return op.call(gradient, n.input, n.min, n.max, ct)
-    if low:
-        return _masked(op, n, ct, op.GreaterOrEqual(n.input, n.min))
-    return _masked(op, n, ct, op.LessOrEqual(n.input, n.max)) if high else ct
+    if not low and not high:
+        return ct
+    mixed = n.is_mixed(n.outputs[0])
+    if mixed or (low and high):
+        bounds = (
+            n.min if low else op.const(-np.inf, like=ct),
+            n.max if high else op.const(np.inf, like=ct),
+        )
+        return op.call(clip_gradient_of_finite if mixed else clip_gradient, n.input, *bounds, ct)
+    inside = op.GreaterOrEqual(n.input, n.min) if low else op.LessOrEqual(n.input, n.max)
+    return op.Where(inside, ct, 0.0)
 
 
 @vjp("Sum", wrt=("data_0",), broadcasts=True)

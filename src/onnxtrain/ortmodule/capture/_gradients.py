@@ -114,7 +114,7 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
     for node in output.all_input_nodes:
         if any(
             function.name().endswith("::NotImplemented")
-            for function in _functions(node.meta.get("example_value"))
+            for function in functions_behind(node.meta.get("example_value"))
         ):
             raise NotImplementedError(
                 "PyTorch has no derivative of one of its operators, whose result needs one"
@@ -123,7 +123,7 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
         if _writes_to_factors(graph_module):
             _rehearsed(graph_module)  # raises where PyTorch's backward would
         return GradientFlow(_stopped_by_metadata(graph_module))
-    if any(_is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
+    if any(is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
         raise NotImplementedError("it writes to what requires a gradient, within a transform of torch.func")
     return _rehearsed(graph_module)
 
@@ -166,7 +166,7 @@ def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
     factors: set[int] = set()
     for node in graph_module.graph.nodes:
         arguments = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))]
-        arguments = [t for t in arguments if t.layout == torch.strided and not _is_transformed(t)]
+        arguments = [t for t in arguments if t.layout == torch.strided and not is_transformed(t)]
         if changes(node) and arguments and memory_of(arguments[0]) in factors:
             return True
         if any(t.requires_grad for t in _tensors(node.meta.get("example_value"))):
@@ -193,7 +193,7 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
         if not enabled:
             beside.update(_beside_gradients(node))
         for tensor in _tensors(node.meta.get("example_value")):
-            if tensor.layout != torch.strided or _is_transformed(tensor):
+            if tensor.layout != torch.strided or is_transformed(tensor):
                 continue
             if tensor.requires_grad:
                 carrying.add(memory_of(tensor))
@@ -207,7 +207,7 @@ def _beside_gradients(node: fx.Node) -> set[int]:
     arguments = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("example_value"))]
     if not any(tensor.requires_grad for tensor in arguments):
         return set()
-    return {memory_of(t) for t in arguments if t.layout == torch.strided and not _is_transformed(t)}
+    return {memory_of(t) for t in arguments if t.layout == torch.strided and not is_transformed(t)}
 
 
 def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
@@ -220,7 +220,7 @@ def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozense
             enabled = bool(node.args[0])
         if node.op in ("placeholder", "output"):
             continue
-        if _is_transformed(value):
+        if is_transformed(value):
             # What Dynamo says of values inside `torch.vmap` is not true: the causes themselves are looked for.
             if not enabled or node.target in ("detach", "detach_", torch.detach):
                 stopped[node] = frozenset(range(len(_tensors(value))))
@@ -372,8 +372,8 @@ class _Rehearsal(fx.Interpreter):
             made: functions of autograd that the write itself may have added, and whose values are newer than it.
         """
         tensors = [tensor for value in self.env.values() for tensor in _tensors(value)]
-        functions: set[Any] = set().union(*map(_functions, tensors)) - made
-        kept = [value for function in functions for value in _saved(function)]
+        functions: set[Any] = set().union(*map(functions_behind, tensors)) - made
+        kept = [value for function in functions for value in saved_by(function)]
         return any(memory_of(tensor) == memory_of(base) for tensor in kept)
 
 
@@ -394,7 +394,7 @@ class _State:
         return _State(tensor._version, base._version, function, base.requires_grad, base.grad_fn)
 
 
-def _saved(function: Any) -> Iterator[torch.Tensor]:
+def saved_by(function: Any) -> Iterator[torch.Tensor]:
     """The tensors that a function of autograd has kept for backward."""
     for name in dir(function):
         if name.startswith("_saved_"):
@@ -418,7 +418,7 @@ def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tens
 
 def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
     """The indices of the leaves that gradients of a tensor are passed to."""
-    for function in _functions(result):
+    for function in functions_behind(result):
         index = leaves.get(id(getattr(function, "variable", None)))
         if index is not None:
             yield index
@@ -429,9 +429,9 @@ def _function(value: Any) -> Any:
     return value.grad_fn if isinstance(value, torch.Tensor) else None
 
 
-def _functions(value: Any) -> set[Any]:
+def functions_behind(value: Any) -> set[Any]:
     """The functions of autograd's graph behind a tensor."""
-    if not isinstance(value, torch.Tensor) or not value.requires_grad or _is_transformed(value):
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or is_transformed(value):
         return set()
     stack, seen = [value.grad_fn], set()
     while stack:
@@ -452,7 +452,7 @@ def map_tensors(function: Callable[[int, torch.Tensor], torch.Tensor], value: An
     return pytree.tree_map_only(torch.Tensor, lambda t: function(next(numbers), t), value)  # type: ignore[call-overload]
 
 
-def _is_transformed(value: Any) -> bool:
+def is_transformed(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and _torch.is_functorch_wrapped_tensor(value)
 
 

@@ -45,6 +45,7 @@ from onnxtrain.ortmodule.capture._gradients import (
 from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch
 from onnxtrain.ortmodule.capture._no_grad import correct_requires_grad
 from onnxtrain.ortmodule.capture._refused_gradients import refuse_missing_gradients
+from onnxtrain.ortmodule.capture._saved import SavedArguments, saved_arguments
 from onnxtrain.ortmodule.capture._split import (
     has_custom_function,
     keep_from_global_hooks,
@@ -234,6 +235,7 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
         gradients = Gradients(
             needs, carries, _outputs_requiring_grad(graph_module), *_links(graph_module, flow)
         )
+        saved = saved_arguments(graph_module)
         layouts = layouts_of(graph_module)
         functional = functional_graph(graph_module, flow)
     except RefusedByPyTorch:
@@ -245,7 +247,7 @@ def _compile(graph_module: fx.GraphModule, policy: FallbackPolicy, severity: int
     try:
         with building():
             return CompiledGraph(
-                _whole(functional, gradients, device, severity, layouts), gradients, aliases, overlaps
+                _whole(functional, gradients, device, severity, layouts, saved), gradients, aliases, overlaps
             )
     except ORTModuleONNXModelException as error:
         steps = compile_in_steps(functional, error, gradients, device, severity, layouts)
@@ -260,6 +262,7 @@ def _whole(
     device: torch.device,
     severity: int,
     layouts: Sequence[Layout | None],
+    saved: SavedArguments | None,
 ) -> OnnxPart:
     lowered = lower_graph(functional)
     differentiable = [False] * len(lowered.model.graph.outputs)
@@ -278,7 +281,7 @@ def _whole(
     links = {
         index: [inputs[place] for place in places if place in inputs] for index, places in linked.items()
     }
-    return OnnxPart(lowered, differentiable, device, links, severity, layouts)
+    return OnnxPart(lowered, differentiable, device, links, severity, layouts, saved)
 
 
 def _common_device(graph_module: fx.GraphModule) -> torch.device:

@@ -22,9 +22,14 @@ _is_batched = _torch.is_legacy_batchedtensor
 _unwrap = _torch.unwrap_if_dead
 
 _Call = tuple[Program, Replay, tuple[bool, ...], TrainingStep]
-_Kept = tuple[Sequence[torch.Tensor], Sequence[int], Sequence[tuple[int, torch.Tensor, int]]]
-"""What second derivatives compute the outputs again from: the inputs, versions of those that are read, and of results
-that are (index, a tensor with its memory, version).
+_Kept = tuple[
+    Sequence[torch.Tensor],
+    Sequence[int],
+    Sequence[tuple[int, torch.Tensor, int]],
+    Sequence[tuple[torch.Tensor, int, frozenset[int]]],
+]
+"""What second derivatives compute the outputs again from: the inputs, versions of those that are read, of results
+that are (index, a tensor with its memory, version), and of the inputs in `TrainingStep.checked`.
 
 It is an attribute of a saved tensor, as PyTorch frees what is saved after backward. The inputs themselves are not
 saved: one that the gradients do not depend on may change.
@@ -59,9 +64,11 @@ class _Step(torch.autograd.Function):
         program, _, _, step = ctx.call = call
         try:
             versions = [tensors[i]._version for i in step.reads]
+            checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
         except RuntimeError:  # a tensor made under `inference_mode` has none, and cannot be saved
             tensors = tuple([t.clone() if t.is_inference() else t for t in tensors])
             versions = [tensors[i]._version for i in step.reads]
+            checked = [(tensors[i], tensors[i]._version, outputs) for i, outputs in step.checked]
         results = step.forward.run(tensors)
         outputs = results[: len(program.differentiable)]
         ctx.set_materialize_grads(False)
@@ -79,7 +86,10 @@ class _Step(torch.autograd.Function):
             with _torch.DisableTorchDispatch():
                 watched.append((index, saved[place].detach(), saved[place]._version))
                 saved[place] = saved[place].data
-        kept = (tensors, versions, watched)
+        for place in step.unchecked:
+            with _torch.DisableTorchDispatch():
+                saved[place] = saved[place].data
+        kept = (tensors, versions, watched, checked)
         if _saved_tensors_hooks(True) is not None:  # they may give another tensor back
             ctx.kept = kept
         else:
@@ -111,6 +121,7 @@ def _backward(ctx: Any, cotangents: Sequence[torch.Tensor | None]) -> tuple[torc
     saved = ctx.saved_tensors
     kept: _Kept = ctx.kept or saved[step.keeper].kept
     present = [ct for ct in cotangents if ct is not None]
+    _check_versions(kept[3], received)
     gradients: Sequence[torch.Tensor | None]
     changed = [index for index, of, version in kept[2] if of._version != version]
     if changed:
@@ -189,9 +200,22 @@ def _cotangent(received: torch.Tensor | None, shape: Any) -> torch.Tensor:
     return torch.zeros(size, dtype=dtype, device=device)
 
 
+def _check_versions(
+    checked: Sequence[tuple[torch.Tensor, int, frozenset[int]]], received: Sequence[int]
+) -> None:
+    """Raises where PyTorch does: a tensor has been written to that its backward from these outputs would read."""
+    for tensor, version, outputs in checked:
+        if tensor._version != version and not outputs.isdisjoint(received):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"[{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {version} "
+                "instead"
+            )
+
+
 def _unchanged_inputs(kept: _Kept, reads: Sequence[int]) -> Sequence[torch.Tensor]:
     """The inputs; raises RuntimeError if one that gradients depend on has changed since."""
-    inputs, versions, _ = kept
+    inputs, versions, *_ = kept
     for tensor, version in zip([inputs[i] for i in reads], versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(

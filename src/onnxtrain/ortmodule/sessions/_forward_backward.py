@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes import common
@@ -14,6 +14,14 @@ from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers,
 
 class Halves:
     """A graph with its gradients, to be cut in two.
+
+    Args:
+        joint: the graph with its gradients; copies of inputs may be added to it.
+        count: how many inputs the graph has without the cotangents.
+        cotangents: inputs of the joint graph.
+        gradients: per input that needs one, its gradient, or None.
+        unsaved: indices of inputs that backward must not read, as the caller may write to them. Eager PyTorch has
+            saved a copy of them, in another dtype for example: the backward half takes it as a residual.
 
     Attributes:
         inputs: of the graph, without the cotangents.
@@ -31,11 +39,17 @@ class Halves:
         count: int,
         cotangents: Sequence[ir.Value],
         gradients: Sequence[ir.Value | None],
+        unsaved: Collection[int] = (),
     ) -> None:
         self._joint, self._cotangents = joint, cotangents
         self.inputs, self.outputs = list(joint.graph.inputs)[:count], list(joint.graph.outputs)
         self.present = [gradient for gradient in gradients if gradient is not None]
-        self.residuals, self.read = _boundary(self.present, ancestors(self.outputs), set(self.inputs))
+        forward, inputs = ancestors(self.outputs), set(self.inputs)
+        writable = {self.inputs[index] for index in unsaved}
+        self.residuals, self.read = _boundary(self.present, forward, inputs, writable)
+        if not self.read.isdisjoint(writable):
+            _copy_for_backward(joint.graph, [v for v in self.inputs if v in self.read & writable], forward)
+            self.residuals, self.read = _boundary(self.present, ancestors(self.outputs), inputs, writable)
         self.results = [*self.outputs, *(value for value in self.residuals if value not in self.outputs)]
         self.saved = [*(value for value in self.inputs if value in self.read), *self.residuals]
 
@@ -76,6 +90,8 @@ def sources(values: Sequence[ir.Value]) -> set[ir.Value]:
     return found
 
 
+_COPY = "onnxtrain.copy_for_backward"
+
 _RECOMPUTED = frozenset(
     {
         "Cast",
@@ -95,7 +111,7 @@ _RECOMPUTED = frozenset(
 
 
 def _boundary(
-    values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value]
+    values: Sequence[ir.Value], forward: set[ir.Node], inputs: set[ir.Value], writable: set[ir.Value]
 ) -> tuple[list[ir.Value], set[ir.Value]]:
     """What the computation of `values` takes from the forward nodes, and which graph inputs it reads."""
     residuals: dict[ir.Value, None] = {}
@@ -110,11 +126,31 @@ def _boundary(
         node = value.producer()
         if value in inputs:
             read.add(value)
-        elif node is not None and node in forward and not _is_repeated(value, node, forward):
+        elif (
+            node is not None
+            and (node in forward or _is_copy(node, writable))
+            and (not writable.isdisjoint(reads(node)) or not _is_repeated(value, node, forward))
+        ):
             residuals[value] = None
         elif node is not None:
             stack += reads(node)
     return list(residuals), read
+
+
+def _copy_for_backward(graph: ir.Graph, values: Sequence[ir.Value], forward: set[ir.Node]) -> None:
+    """Makes everything but the forward nodes read copies of these inputs."""
+    for value in values:
+        readers = [use for use in value.uses() if use.node not in forward]
+        copy = ir.node("Identity", [value], metadata_props={_COPY: "yes"})
+        copy.outputs[0].name = f"{value.name}_kept"
+        copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
+        graph.insert_before(graph[0], copy)  # nodes inside of a body may read it
+        for node, index in readers:
+            node.replace_input_with(index, copy.outputs[0])
+
+
+def _is_copy(node: ir.Node, writable: set[ir.Value]) -> bool:
+    return _COPY in node.metadata_props and node.inputs[0] in writable
 
 
 def _is_repeated(value: ir.Value, node: ir.Node, forward: set[ir.Node]) -> bool:

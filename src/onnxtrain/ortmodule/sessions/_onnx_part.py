@@ -15,6 +15,7 @@ from onnxtrain.errors import OnnxTrainError
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException, ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import DebugOptions
 from onnxtrain.ortmodule._report import GraphRecord
+from onnxtrain.ortmodule.capture._saved import SavedArguments
 from onnxtrain.ortmodule.lowering._table import Lowered, UnsupportedATenOp
 from onnxtrain.ortmodule.sessions._autograd import call
 from onnxtrain.ortmodule.sessions._export import renamed
@@ -44,6 +45,7 @@ class OnnxPart:
         links: see `Program`.
         severity: the least severity of what ONNX Runtime prints.
         layouts: per output of the graph, how it lies in memory in eager PyTorch; None where it is contiguous.
+        saved: what eager PyTorch saves for backward; None if that is not known.
 
     Attributes:
         inputs: indices of the arguments that are tensors in the ONNX graph.
@@ -59,6 +61,7 @@ class OnnxPart:
         links: Mapping[int, Iterable[int]],
         severity: int,
         layouts: Sequence[Layout | None],
+        saved: SavedArguments | None = None,
     ) -> None:
         self._lowered = lowered
         self._needs: tuple[bool, ...] | None = None
@@ -68,7 +71,17 @@ class OnnxPart:
             for (kind, index), order in zip(lowered.outputs, layouts, strict=True)
             if order is not None and kind in ("tensor", "complex")
         }
-        self.program = Program(lowered.model, differentiable, device, links, severity, by_result)
+        saves = None if saved is None else _saves(lowered, saved)
+        self.program = Program(
+            lowered.model,
+            differentiable,
+            device,
+            links,
+            severity,
+            by_result,
+            saves,
+            checks=not lowered.mutated,
+        )
         self._complex_inputs = [i for i, place in enumerate(lowered.inputs) if place in lowered.complex]
         self._complex_outputs = [index for kind, index in lowered.outputs if kind == "complex"]
         self._complex_outputs += [index for place, index in lowered.mutated if place in lowered.complex]
@@ -191,6 +204,26 @@ class OnnxPart:
             save_model(
                 self.program.joint_model(self._needs), options.save_path / f"{stem}_gradient_{mode}.onnx"
             )
+
+
+def _saves(lowered: Lowered, saved: SavedArguments) -> dict[int, frozenset[int]]:
+    """Returns `Program`'s `saves`: per output of the ONNX graph, the inputs of it that are saved.
+
+    The random numbers among these inputs count as saved, as do numbers: nobody writes to them.
+    """
+    random = range(len(lowered.inputs), len(lowered.model.graph.inputs))
+    by_result = {
+        index: saved.outputs[output]
+        for output, (kind, index) in enumerate(lowered.outputs)
+        if kind in ("tensor", "complex")
+    }
+    by_result |= {index: saved.written[place] for place, index in lowered.mutated}
+    return {
+        result: frozenset(
+            index for index, place in enumerate(lowered.inputs) if place in places | saved.constants
+        ).union(random)
+        for result, places in by_result.items()
+    }
 
 
 @contextlib.contextmanager

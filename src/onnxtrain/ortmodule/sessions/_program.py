@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from onnxtrain._building import without_collection
 from onnxtrain.autodiff import expand_path, pull_back
 from onnxtrain.emitter import Emitter
 from onnxtrain.errors import OnnxTrainError
+from onnxtrain.functions import with_exact_masks
 from onnxtrain.fusion import fuse_kernels
 from onnxtrain.ortmodule._exceptions import ORTModuleONNXModelException
 from onnxtrain.ortmodule._options import LogLevel
@@ -61,6 +62,9 @@ class TrainingStep:
         unreached: indices of the inputs that need a gradient and that none comes to, if one comes to others.
         shared: (place in `saved`, index) of the residuals that are outputs of the program, too.
         keeper: place in `saved` of a residual that is none; behind them if there is none.
+        unchecked: places in `saved` of inputs that PyTorch must not check, as `checked` says when it is to be done.
+        checked: (index of an input, outputs): the caller may not write to the input before one of these outputs gets
+            a cotangent, as eager PyTorch has saved the input for their gradients.
     """
 
     forward: Session
@@ -72,6 +76,8 @@ class TrainingStep:
     unreached: tuple[int, ...]
     shared: tuple[tuple[int, int], ...]
     keeper: int
+    unchecked: tuple[int, ...]
+    checked: tuple[tuple[int, frozenset[int]], ...]
 
 
 _MAX_BACKWARDS = 64
@@ -88,6 +94,10 @@ class Program:
             what the graph itself shows need not be said.
         severity: the least severity of what ONNX Runtime prints.
         layouts: how some outputs lie in memory; the others are contiguous.
+        saves: per output that can have a cotangent, indices of the inputs that eager PyTorch saves for its gradient,
+            e.g. the factors of a product: it raises if the caller writes to one of them before backward. To others the
+            caller may write, as eager PyTorch has saved a copy, or nothing. None if that is not known.
+        checks: whether to raise, too. Otherwise the graph itself writes to inputs.
 
     Attributes:
         seeds: indices of the outputs that take a cotangent.
@@ -104,6 +114,8 @@ class Program:
         links: Mapping[int, Iterable[int]] | None = None,
         severity: int = LogLevel.WARNING.onnxruntime_severity,
         layouts: Mapping[int, Layout] | None = None,
+        saves: Mapping[int, frozenset[int]] | None = None,
+        checks: bool = False,
     ) -> None:
         self.model = model
         self._links = {
@@ -116,6 +128,11 @@ class Program:
         self.device = device
         self.severity = severity
         self._layouts = layouts
+        self._saves = (
+            None if saves is None else {index: saves.get(index, frozenset()) for index in self.seeds}
+        )
+        self._checks = checks
+        self._unsaved = cache(self._find_unsaved)
         self.differentiable_again: dict[Any, list[bool] | None] = {}
         self.training_step = cache(self._training_step)
         # Each choice of outputs has a session of its own: a zero cotangent would be NaN behind the square root of 0.
@@ -177,7 +194,7 @@ class Program:
             return {"inference": self._suited(self.model.clone(), self._layouts)}
         joint, cotangents, gradients = self._joint(needs, self.seeds)
         infer_shapes(joint)  # of what is saved for backward, too
-        halves = Halves(joint, len(needs), cotangents, gradients)
+        halves = Halves(joint, len(needs), cotangents, gradients, self._unsaved(needs))
         models = {"forward": self._suited(halves.forward(), self._layouts)}
         if halves.present:
             backward = models["backward"] = self._suited(halves.backward())
@@ -200,17 +217,19 @@ class Program:
     @without_collection()
     def _training_step(self, needs: tuple[bool, ...]) -> TrainingStep:
         joint, cotangents, gradients = self._joint(needs, self.seeds)
-        halves = Halves(joint, len(needs), cotangents, gradients)
+        halves = Halves(joint, len(needs), cotangents, gradients, self._unsaved(needs))
         inputs, outputs, saved = halves.inputs, halves.outputs, halves.saved
         slots = _slots(needs, gradients)
         behind = sources(halves.present)
         indices = [halves.results.index(value) for value in halves.residuals]
         places = list(enumerate(indices, start=len(saved) - len(indices)))
         own = [place for place, index in places if index >= len(outputs)]
+        saved_inputs = tuple(index for index, value in enumerate(inputs) if value in halves.read)
+        checked = self._checked(saved_inputs) if halves.present else {}
         return TrainingStep(
             forward=self._session(halves.forward(), self._layouts),
             backward=Backward(self._session(halves.backward()), tuple(range(len(saved))), self.seeds, slots),
-            saved_inputs=tuple(index for index, value in enumerate(inputs) if value in halves.read),
+            saved_inputs=saved_inputs,
             residuals=tuple(indices),
             saved=tuple(str(value.name) for value in saved),
             reads=tuple(index for index, value in enumerate(inputs) if value in behind),
@@ -219,7 +238,40 @@ class Program:
             else (),
             shared=tuple((place, index) for place, index in places if index < len(outputs)),
             keeper=own[0] if own else len(saved),
+            unchecked=tuple(place for place, index in enumerate(saved_inputs) if index in checked),
+            checked=tuple(checked.items()),
         )
+
+    def _find_unsaved(self, needs: tuple[bool, ...]) -> tuple[int, ...]:
+        """The inputs that backward must not read, as eager PyTorch has not saved them for the gradient of some output.
+
+        Only where that gradient reads them here; else versions are looked at (`TrainingStep.checked`).
+        """
+        if self._saves is None:
+            return ()
+        inputs = self.model.graph.inputs
+        saved_for_one = frozenset().union(*self._saves.values())
+        unsaved = set(range(len(inputs))) - saved_for_one
+        for output, saves in self._saves.items():
+            behind = sources([self.model.graph.outputs[output]])
+            if all(inputs[index] not in behind for index in saved_for_one - saves - unsaved):
+                continue
+            joint, cotangents, gradients = self._joint(needs, (output,))
+            halves = Halves(joint, len(needs), cotangents, gradients, sorted(unsaved))
+            read = {index for index, value in enumerate(halves.inputs) if value in halves.read}
+            unsaved |= read - saves
+        return tuple(sorted(unsaved))
+
+    def _checked(self, saved_inputs: Collection[int]) -> dict[int, frozenset[int]]:
+        """See `TrainingStep`: PyTorch itself checks inputs that are saved for whatever output gets a cotangent."""
+        if not self._saves or not self._checks:
+            return {}
+        checked = {}
+        for index in sorted(frozenset().union(*self._saves.values())):
+            outputs = frozenset(output for output, saves in self._saves.items() if index in saves)
+            if index not in saved_inputs or len(outputs) < len(self._saves):
+                checked[index] = outputs
+        return checked
 
     @without_collection()
     def _backward(self, needs: tuple[bool, ...], received: tuple[int, ...]) -> Backward:
@@ -227,7 +279,7 @@ class Program:
         step = self.training_step(needs)
         joint, cotangents, gradients = self._joint(needs, received)
         slots = _slots(needs, gradients)
-        halves = Halves(joint, len(needs), cotangents, gradients)
+        halves = Halves(joint, len(needs), cotangents, gradients, self._unsaved(needs))
         saved = [str(value.name) for value in halves.saved]
         if not halves.present or not set(saved) <= set(step.saved):
             # It reads what the gradients of all outputs do not, for zeros of its shape: let these be cotangents.
@@ -250,7 +302,7 @@ class Program:
         joint, _, gradients = self._joint(needs, received)
         present = [gradient for gradient in gradients if gradient is not None]
         # The composite ops of gradients have no rules, their bodies have; these ask for ranks and constants.
-        model = inline_functions(cut(joint, list(joint.graph.inputs), present))
+        model = inline_functions(with_exact_masks(cut(joint, list(joint.graph.inputs), present)))
         settle_shapes(lift_constants(model))
         program = Program(model, [True] * len(present), self.device, severity=self.severity)
         return program, _slots(needs, gradients)

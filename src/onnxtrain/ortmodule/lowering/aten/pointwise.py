@@ -278,12 +278,18 @@ def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
 
 @lower("aten.hypot.default")
 def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    """The larger one times sqrt(1 + (smaller / larger)²), which cannot overflow; the gradient at 0 is 0."""
+    """With s = max(|a|, |b|): s sqrt((a / s)² + (b / s)²), which cannot overflow; the gradient at 0 is 0.
+
+    It does not depend on s, which has no gradient: those of a maximum and of |x| would be wrong at ties and at 0.
+    """
     op = low.op
-    a, b = (op.Abs(x) for x in low.tensors(a, b))
-    larger, smaller = op.Max(a, b), op.Min(a, b)
-    ratio = op.Div(smaller, op.Where(op.Equal(larger, 0.0), 1.0, larger))
-    length = op.Mul(larger, op.Sqrt(op.Add(op.Mul(ratio, ratio), 1.0)))
+    a, b = low.tensors(a, b)
+    larger = stop_gradient(low, op.Max(op.Abs(a), op.Abs(b)))
+    zero = op.Equal(larger, 0.0)
+    scale = op.Where(zero, 1.0, larger)
+    x, y = op.Div(a, scale), op.Div(b, scale)
+    square = op.Add(op.Mul(x, x), op.Mul(y, y))
+    length = op.Where(zero, 0.0, op.Mul(scale, op.Sqrt(op.Where(zero, 1.0, square))))
     infinite = op.Or(op.IsInf(a), op.IsInf(b))
     return op.Where(infinite, math.inf, length)
 

@@ -59,9 +59,11 @@ def log_ndtr(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.erfinv.default", "aten.special_erfinv.default")
 def erfinv(op: Emitter, x: ir.Value) -> ir.Value:
-    """The y with erf(y) = x."""
-    size = op.Abs(x)
-    return op.Mul(op.Sign(x), _positive_erfinv(op, size, op.Sub(1.0, size)))
+    """The y with erf(y) = x; odd. Abs and Sign have no slope at 0, where erfinv has one."""
+    negative = op.Less(x, 0.0)
+    size = op.Where(negative, op.Neg(x), x)
+    y = _positive_erfinv(op, size, op.Sub(1.0, size))
+    return op.Where(negative, op.Neg(y), y)
 
 
 @_in_float64("aten.special_ndtri.default")
@@ -95,7 +97,9 @@ def _positive_erfinv(op: Emitter, x: ir.Value, rest: ir.Value) -> ir.Value:
         step = op.Mul(op.Mul(missed, op.Exp(op.Mul(y, y))), math.sqrt(math.pi) / 2)
         y = op.Sub(y, op.Div(step, op.Add(op.Mul(y, step), 1.0)))
     outside = op.Where(op.Equal(rest, 0.0), math.inf, op.const(math.nan, like=x))
-    return op.Where(op.Or(small, inside), y, outside)
+    # The slope is infinite at 1, and not a number beyond.
+    right = op.Or(small, inside)
+    return op.Mul(op.Where(right, 1.0, outside), op.Where(right, y, x))
 
 
 _SHIFT = 8

@@ -1,0 +1,77 @@
+"""Arguments of a graph that eager PyTorch saves for backward, and of which it checks that nobody writes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from onnxtrain.ortmodule.capture._aliases import memory_of
+from onnxtrain.ortmodule.capture._checkpoint import REGION
+from onnxtrain.ortmodule.capture._gradients import example_values, functions_behind, is_transformed, saved_by
+
+
+@dataclass(frozen=True)
+class SavedArguments:
+    """What backward of eager PyTorch checks, by the result whose gradient is taken.
+
+    Attributes:
+        outputs: per output of a graph, the indices of the arguments that functions behind it have saved.
+        written: the same by index of an argument that the graph writes to.
+        constants: indices of arguments to which nobody can write, e.g. numbers.
+    """
+
+    outputs: tuple[frozenset[int], ...]
+    written: Mapping[int, frozenset[int]]
+    constants: frozenset[int]
+
+
+def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
+    """Returns the arguments whose memory functions of eager PyTorch's autograd graph have saved.
+
+    Dynamo's fake tensors have that autograd graph: autograd has run when Dynamo made them. What a function has saved of
+    an argument is the argument itself, a view of it (which shares its version counter), or a copy: in another dtype
+    (`autocast`), or made contiguous (a product of an expanded tensor). Nobody can write to the copy.
+
+    Args:
+        graph_module: a graph of Dynamo's.
+
+    Returns:
+        None where the fake tensors do not tell: in transforms of torch.func, and in checkpointed regions, which eager
+        PyTorch computes again from their arguments as they are then.
+    """
+    nodes = graph_module.graph.nodes
+    if any(REGION in node.meta or is_transformed(node.meta.get("example_value")) for node in nodes):
+        return None
+    arguments = example_values(graph_module)
+    places: dict[int, set[int]] = {}
+    for place, value in enumerate(arguments):
+        if _is_dense(value):
+            places.setdefault(memory_of(value), set()).add(place)
+    by_function: dict[Any, set[int]] = {}
+
+    def saved_behind(value: Any) -> frozenset[int]:
+        found: set[int] = set()
+        for function in functions_behind(value):
+            if function not in by_function:
+                saved = [memory_of(tensor) for tensor in saved_by(function) if _is_dense(tensor)]
+                by_function[function] = set().union(*(places.get(memory, ()) for memory in saved))
+            found |= by_function[function]
+        return frozenset(found)
+
+    returned = next(node for node in nodes if node.op == "output").args[0]
+    return SavedArguments(
+        tuple(
+            saved_behind(node.meta.get("example_value") if isinstance(node, fx.Node) else None)
+            for node in returned
+        ),
+        {place: saved_behind(value) for place, value in enumerate(arguments)},
+        frozenset(place for place, value in enumerate(arguments) if not _is_dense(value)),
+    )
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided

@@ -22,7 +22,7 @@ TORCH_TESTS := $(ORTMODULE) $(addprefix tests/ortmodule/test_, private_names.py 
 ORTMODULE_SITE := $(OLDEST_VENV)/ortmodule
 # A worker that has nothing left takes tests of the other.
 PARALLEL := -n 2 --dist worksteal
-TESTING := pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "datasets>=3"
+TESTING := onnxscript pytest pytest-xdist hypothesis psutil hatchling tensorboard polars "datasets>=3"
 
 # Native kernels are built where there is a C++ compiler, into the environment $(1).
 CXX ?= c++
@@ -123,7 +123,7 @@ $(OLDEST_VENV)/.installed: pyproject.toml hatch_build.py tests/oldest.txt tests/
 $(NEWEST_VENV)/.installed: pyproject.toml hatch_build.py | check-python
 	$(PYTHON) -m venv --clear $(NEWEST_VENV)
 	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[build,demo,data,plots,tensorboard]' onnxscript $(TESTING)
+	$(NEWEST_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager -e '.[build,demo,data,plots,tensorboard]' $(TESTING)
 	touch $@
 
 # Without native kernels: to compile them takes minutes, and the demo trains for seconds.

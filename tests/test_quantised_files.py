@@ -20,7 +20,7 @@ from onnxtrain import Trainer, differentiate
 from onnxtrain.cli._inspect import run_command
 from onnxtrain.cli._ops import model_ops
 from onnxtrain.errors import GraphBuildError, NothingToTrain
-from onnxtrain.passes.parameters.fixed_inputs import _QUANTISATION, _ROTARY
+from onnxtrain.passes.parameters.op_settings import _QUANTISATION, _ROTARY
 from training_run import Run
 
 _RNG = np.random.default_rng(26)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.emitter import Emitter, Operand
+from onnxtrain.emitter import Emitter
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import TARGET_KEY
 from onnxtrain.onnxblock import _graft
@@ -101,6 +102,7 @@ class Sigmoid(_UnaryOp):
     """1 / (1 + exp(-x))."""
 
 
+@dataclass(eq=False, repr=False)
 class _Reduction(Block):
     """An op over all axes.
 
@@ -108,14 +110,12 @@ class _Reduction(Block):
         keepdims: whether the result keeps the rank of the input, with every dimension 1, or is a scalar.
     """
 
-    def __init__(self, keepdims: bool = True) -> None:
-        super().__init__()
-        self._keepdims = keepdims
+    keepdims: bool = True
 
     def build(self, input_name: str) -> str:
         """Appends the reduction of a value; returns the name of the result."""
         return self._append(
-            lambda op, x: op.emit(type(self).__name__, x, keepdims=int(self._keepdims)), input_name
+            lambda op, x: op.emit(type(self).__name__, x, keepdims=int(self.keepdims)), input_name
         )
 
 
@@ -127,6 +127,7 @@ class ReduceSum(_Reduction):
     """The sum of all elements."""
 
 
+@dataclass(eq=False, repr=False)
 class Pow(Block):
     """x to the power of a number.
 
@@ -134,15 +135,14 @@ class Pow(Block):
         exponent: the power, as 2.0.
     """
 
-    def __init__(self, exponent: float) -> None:
-        super().__init__()
-        self._exponent = exponent
+    exponent: float
 
     def build(self, pow_input_name: str) -> str:
         """Appends the power of a value; returns the name of the result."""
-        return self._append(lambda op, x: op.Pow(x, float(self._exponent)), pow_input_name)
+        return self._append(lambda op, x: op.Pow(x, float(self.exponent)), pow_input_name)
 
 
+@dataclass(eq=False, repr=False)
 class Clip(Block):
     """x limited to [clip_min, clip_max].
 
@@ -151,20 +151,20 @@ class Clip(Block):
         clip_max: upper bound; None for none.
     """
 
-    def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
-        super().__init__()
-        self._bounds = (clip_min, clip_max)
+    clip_min: float | None = None
+    clip_max: float | None = None
 
     def build(self, clip_input_name: str) -> str:
         """Appends the limited value; returns the name of the result."""
 
         def write(op: Emitter, x: ir.Value) -> ir.Value:
-            bounds: list[Operand] = [None if b is None else op.const(b, like=x) for b in self._bounds]
+            bounds = [None if b is None else op.const(b, like=x) for b in (self.clip_min, self.clip_max)]
             return op.Clip(x, *bounds)
 
         return self._append(write, clip_input_name)
 
 
+@dataclass(eq=False, repr=False)
 class Constant(Block):
     """A float32 constant of shape [1].
 
@@ -172,13 +172,11 @@ class Constant(Block):
         value_float: its value.
     """
 
-    def __init__(self, value_float: float) -> None:
-        super().__init__()
-        self._value = value_float
+    value_float: float
 
     def build(self) -> str:
         """Adds the constant; returns its name."""
-        tensor = onnx.numpy_helper.from_array(np.array([self._value], np.float32), "constant")
+        tensor = onnx.numpy_helper.from_array(np.array([self.value_float], np.float32), "constant")
         return _graft.declare(self.base, tensor, constant=True)
 
 
@@ -213,6 +211,7 @@ class PassThrough(Block):
         return input_names
 
 
+@dataclass(eq=False, repr=False)
 class InputLike(Block):
     """A new graph input with the dtype and shape of another value; the training model takes it as a target.
 
@@ -220,16 +219,14 @@ class InputLike(Block):
         like: name of that value.
     """
 
-    def __init__(self, like: str) -> None:
-        super().__init__()
-        self._like = like
+    like: str
 
     def build(self, input_name: str | None = None) -> str:
         """Adds the input, under the name `input_name` if given; returns its name."""
-        value = self._describe(self._like)
+        value = self._describe(self.like)
         if value.type is None:
             raise GraphBuildError(
-                f"{self._doing}: the dtype of {self._like!r} is unknown, so no input can be made like it; "
+                f"{self._doing}: the dtype of {self.like!r} is unknown, so no input can be made like it; "
                 "declare it in the value_info of the model"
             )
         name = input_name or _graft.unique_name(self.base, "input")
@@ -293,6 +290,7 @@ class LabelEncoder(Block):
         )
 
 
+@dataclass(eq=False, repr=False)
 class Cast(Block):
     """x converted to another dtype.
 
@@ -300,13 +298,11 @@ class Cast(Block):
         to: an `onnx.TensorProto` data type, as `onnx.TensorProto.FLOAT`.
     """
 
-    def __init__(self, to: int) -> None:
-        super().__init__()
-        self._to = to
+    to: int
 
     def build(self, cast_input_name: str) -> str:
         """Appends the converted value; returns its name."""
-        return self._append(lambda op, x: op.Cast(x, to=ir.DataType(self._to)), cast_input_name)
+        return self._append(lambda op, x: op.Cast(x, to=ir.DataType(self.to)), cast_input_name)
 
 
 class Linear(Block):

@@ -7,6 +7,9 @@ used.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
 import numpy.typing as npt
 import onnx_ir as ir
 
@@ -25,6 +28,9 @@ __all__ = [
     "NLLLoss",
     "SmoothL1Loss",
 ]
+
+
+_IGNORED_BY_DEFAULT = -100
 
 
 class LossBlock(Block):
@@ -62,7 +68,25 @@ class LossBlock(Block):
                     info.metadata_props.add(key=key, value=text)
 
 
-class _FloatTargetLoss(LossBlock):
+@dataclass(eq=False, repr=False)
+class _NamedLoss(LossBlock):
+    """A block that makes its loss from its arguments.
+
+    Subclasses are dataclasses: their fields, in the order of onnxruntime-training's arguments, are the arguments
+    of `__init__` and settings of the loss in `makes`.
+    """
+
+    makes: ClassVar[type[losses.Loss]]
+
+    def __post_init__(self) -> None:
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        # None means -100 in onnxruntime-training; in `onnxtrain.losses` it means that no label is ignored.
+        if "ignore_index" in settings and settings["ignore_index"] is None:
+            settings["ignore_index"] = _IGNORED_BY_DEFAULT
+        super().__init__(self.makes(**settings))
+
+
+class _FloatTargetLoss(_NamedLoss):
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
         """Appends the loss.
 
@@ -76,6 +100,7 @@ class _FloatTargetLoss(LossBlock):
         return self._build_loss(loss_input_name, target_name)
 
 
+@dataclass(eq=False, repr=False)
 class MSELoss(_FloatTargetLoss):
     """Squared error (scores - target)².
 
@@ -83,10 +108,11 @@ class MSELoss(_FloatTargetLoss):
         reduction: "mean", "sum" or "none".
     """
 
-    def __init__(self, reduction: losses.Reduction = "mean") -> None:
-        super().__init__(losses.MSELoss(reduction=reduction))
+    makes = losses.MSELoss
+    reduction: losses.Reduction = "mean"
 
 
+@dataclass(eq=False, repr=False)
 class L1Loss(_FloatTargetLoss):
     """Absolute error |scores - target|.
 
@@ -94,22 +120,25 @@ class L1Loss(_FloatTargetLoss):
         reduction: "mean", "sum" or "none".
     """
 
-    def __init__(self, reduction: losses.Reduction = "mean") -> None:
-        super().__init__(losses.L1Loss(reduction=reduction))
+    makes = losses.L1Loss
+    reduction: losses.Reduction = "mean"
 
 
+@dataclass(eq=False, repr=False)
 class HuberLoss(_FloatTargetLoss):
     """Huber's loss: quadratic up to `delta`, linear beyond; see :class:`onnxtrain.losses.HuberLoss`.
 
     Args:
         reduction: "mean", "sum" or "none".
-        delta: positive, in units of the scores.
+        delta: threshold, positive, in units of the scores.
     """
 
-    def __init__(self, reduction: losses.Reduction = "mean", delta: float = 1.0) -> None:
-        super().__init__(losses.HuberLoss(reduction=reduction, delta=delta))
+    makes = losses.HuberLoss
+    reduction: losses.Reduction = "mean"
+    delta: float = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class SmoothL1Loss(_FloatTargetLoss):
     """Huber's loss divided by its threshold; see :class:`onnxtrain.losses.SmoothL1Loss`.
 
@@ -118,29 +147,28 @@ class SmoothL1Loss(_FloatTargetLoss):
         beta: threshold, not negative, in units of the scores.
     """
 
-    def __init__(self, reduction: losses.Reduction = "mean", beta: float = 1.0) -> None:
-        super().__init__(losses.SmoothL1Loss(reduction=reduction, beta=beta))
+    makes = losses.SmoothL1Loss
+    reduction: losses.Reduction = "mean"
+    beta: float = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class BCEWithLogitsLoss(_FloatTargetLoss):
     """Binary cross-entropy of sigmoid(scores), in a form that does not overflow.
 
     Args:
-        weight: multiplies each term; array that broadcasts to the scores.
+        weight: factor of each term; array that broadcasts to the scores.
         reduction: "mean", "sum" or "none".
-        pos_weight: multiplies the terms of positive targets; array that broadcasts to the scores, as [C].
+        pos_weight: factor of the terms of positive targets; array that broadcasts to the scores, e.g. [C].
     """
 
-    def __init__(
-        self,
-        weight: npt.ArrayLike | None = None,
-        reduction: losses.Reduction = "mean",
-        pos_weight: npt.ArrayLike | None = None,
-    ) -> None:
-        super().__init__(losses.BCEWithLogitsLoss(weight=weight, reduction=reduction, pos_weight=pos_weight))
+    makes = losses.BCEWithLogitsLoss
+    weight: npt.ArrayLike | None = None
+    reduction: losses.Reduction = "mean"
+    pos_weight: npt.ArrayLike | None = None
 
 
-class _LabelLoss(LossBlock):
+class _LabelLoss(_NamedLoss):
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Appends the loss.
 
@@ -154,57 +182,40 @@ class _LabelLoss(LossBlock):
         return self._build_loss(scores_input_name, labels_name)
 
 
-_IGNORED_BY_DEFAULT = -100
-"""Label that does not count unless the caller says otherwise, as in PyTorch."""
-
-
+@dataclass(eq=False, repr=False)
 class CrossEntropyLoss(_LabelLoss):
     """Cross-entropy of softmax(scores) along the axis of the classes against class labels.
 
     Args:
         weight: one weight per class, float [C].
         reduction: "mean" (weighted), "sum" or "none".
-        ignore_index: label of positions that do not count; None for -100, which is no class either way.
+        ignore_index: label of positions that do not count, e.g. 0 for padding. None stands for -100, which is never
+            the number of a class.
         label_smoothing: in [0, 1]: the part of the target's mass that is spread evenly over all classes.
         axis: of the scores, along which the classes lie: -1 for scores [batch, sequence, vocabulary]. None is 1.
     """
 
-    def __init__(
-        self,
-        weight: npt.ArrayLike | None = None,
-        reduction: losses.Reduction = "mean",
-        ignore_index: int | None = None,
-        label_smoothing: float = 0.0,
-        axis: int | None = None,
-    ) -> None:
-        index = _IGNORED_BY_DEFAULT if ignore_index is None else ignore_index
-        super().__init__(
-            losses.CrossEntropyLoss(
-                weight=weight,
-                reduction=reduction,
-                ignore_index=index,
-                label_smoothing=label_smoothing,
-                axis=axis,
-            )
-        )
+    makes = losses.CrossEntropyLoss
+    weight: npt.ArrayLike | None = None
+    reduction: losses.Reduction = "mean"
+    ignore_index: int | None = None
+    label_smoothing: float = 0.0
+    axis: int | None = None
 
 
+@dataclass(eq=False, repr=False)
 class NLLLoss(_LabelLoss):
     """Negative log-likelihood of class labels, for scores that are log-probabilities.
 
     Args:
         weight: one weight per class, float [C].
         reduction: "mean" (weighted), "sum" or "none".
-        ignore_index: label of positions that do not count; None for -100.
+        ignore_index: label of positions that do not count; None stands for -100.
         axis: of the scores, along which the classes lie; None is 1.
     """
 
-    def __init__(
-        self,
-        weight: npt.ArrayLike | None = None,
-        reduction: losses.Reduction = "mean",
-        ignore_index: int | None = None,
-        axis: int | None = None,
-    ) -> None:
-        index = _IGNORED_BY_DEFAULT if ignore_index is None else ignore_index
-        super().__init__(losses.NLLLoss(weight=weight, reduction=reduction, ignore_index=index, axis=axis))
+    makes = losses.NLLLoss
+    weight: npt.ArrayLike | None = None
+    reduction: losses.Reduction = "mean"
+    ignore_index: int | None = None
+    axis: int | None = None

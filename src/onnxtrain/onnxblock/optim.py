@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any, ClassVar
 
 import onnx
 import onnx_ir as ir
@@ -193,154 +194,121 @@ def _manifest(
     }
 
 
-class AdamW(OptimizerBlock):
+@dataclass(eq=False, repr=False)
+class _NamedOptimizer(OptimizerBlock):
+    """A block that makes its optimizer from its arguments.
+
+    Subclasses are dataclasses: their fields, in the order of onnxruntime-training's arguments, are the arguments
+    of `__init__` and settings of the optimizer in `makes`.
+    """
+
+    makes: ClassVar[type[optimizers.Optimizer]]
+
+    def __post_init__(self) -> None:
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if isinstance(settings["clip_grad"], ClippingBlock):
+            settings["clip_grad"] = settings["clip_grad"].clipping
+        super().__init__(self.makes(**settings))
+
+
+@dataclass(eq=False, repr=False)
+class AdamW(_NamedOptimizer):
     """Adam with decoupled weight decay; see :class:`onnxtrain.optimizers.AdamW` for the formulas.
 
     Args:
         bias_correction: False leaves the running means uncorrected.
-        betas: decay rates of the running means.
-        eps: keeps the denominator from zero.
-        weight_decay: decoupled from the gradient.
-        clip_grad: how to limit the gradients first.
+        betas: decay rates of the running means of the gradient and of its square.
+        eps: added to the denominator, to keep it from zero.
+        weight_decay: factor of the decay, which is decoupled from the gradient.
+        clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
         adam_mode: 1 for Hugging Face's form, 0 for PyTorch's.
     """
 
-    def __init__(
-        self,
-        bias_correction: bool = True,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-        clip_grad: Clipping = None,
-        adam_mode: int = 1,
-    ) -> None:
-        super().__init__(
-            optimizers.AdamW(
-                bias_correction=bias_correction,
-                betas=betas,
-                eps=eps,
-                weight_decay=weight_decay,
-                clip_grad=_clipping(clip_grad),
-                adam_mode=adam_mode,
-            )
-        )
+    makes = optimizers.AdamW
+    bias_correction: bool = True
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-6
+    weight_decay: float = 0.0
+    clip_grad: Clipping = None
+    adam_mode: int = 1
 
 
-class Adam(OptimizerBlock):
+@dataclass(eq=False, repr=False)
+class Adam(_NamedOptimizer):
     """Adam with an L2 penalty; see :class:`onnxtrain.optimizers.Adam`.
 
     Args:
-        betas: decay rates of the running means.
-        eps: keeps the denominator from zero.
+        betas: decay rates of the running means of the gradient and of its square.
+        eps: added to the denominator, to keep it from zero.
         weight_decay: factor of the L2 penalty.
-        clip_grad: how to limit the gradients first.
+        clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
     """
 
-    def __init__(
-        self,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        clip_grad: Clipping = None,
-    ) -> None:
-        super().__init__(
-            optimizers.Adam(betas=betas, eps=eps, weight_decay=weight_decay, clip_grad=_clipping(clip_grad))
-        )
+    makes = optimizers.Adam
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_grad: Clipping = None
 
 
-class SGD(OptimizerBlock):
+@dataclass(eq=False, repr=False)
+class SGD(_NamedOptimizer):
     """Stochastic gradient descent; see :class:`onnxtrain.optimizers.SGD`.
 
     Args:
-        clip_grad: how to limit the gradients first.
-        momentum: 0 has no state.
-        dampening: of the gradient on its way into the momentum.
+        clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
+        momentum: factor of the momentum; with 0 the optimizer has no state.
+        dampening: the gradient enters the momentum times 1 - dampening.
         weight_decay: factor of the L2 penalty.
         nesterov: look ahead; needs momentum, and no dampening.
     """
 
-    def __init__(
-        self,
-        clip_grad: Clipping = None,
-        *,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-    ) -> None:
-        super().__init__(
-            optimizers.SGD(
-                momentum=momentum,
-                dampening=dampening,
-                weight_decay=weight_decay,
-                nesterov=nesterov,
-                clip_grad=_clipping(clip_grad),
-            )
-        )
+    makes = optimizers.SGD
+    clip_grad: Clipping = None
+    _: KW_ONLY
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
 
 
-class Adagrad(OptimizerBlock):
+@dataclass(eq=False, repr=False)
+class Adagrad(_NamedOptimizer):
     """Adagrad; see :class:`onnxtrain.optimizers.Adagrad`.
 
     Args:
-        lr_decay: how fast the learning rate falls.
+        lr_decay: the learning rate of step t, from 0, is divided by 1 + t·lr_decay.
         weight_decay: factor of the L2 penalty.
-        initial_accumulator_value: what the sum of squares is before the first step.
-        eps: keeps the denominator from zero.
-        clip_grad: how to limit the gradients first.
+        initial_accumulator_value: sum of squares before the first step.
+        eps: added to the denominator, to keep it from zero.
+        clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
     """
 
-    def __init__(
-        self,
-        lr_decay: float = 0.0,
-        weight_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-10,
-        clip_grad: Clipping = None,
-    ) -> None:
-        super().__init__(
-            optimizers.Adagrad(
-                lr_decay=lr_decay,
-                weight_decay=weight_decay,
-                initial_accumulator_value=initial_accumulator_value,
-                eps=eps,
-                clip_grad=_clipping(clip_grad),
-            )
-        )
+    makes = optimizers.Adagrad
+    lr_decay: float = 0.0
+    weight_decay: float = 0.0
+    initial_accumulator_value: float = 0.0
+    eps: float = 1e-10
+    clip_grad: Clipping = None
 
 
-class RMSprop(OptimizerBlock):
+@dataclass(eq=False, repr=False)
+class RMSprop(_NamedOptimizer):
     """RMSprop; see :class:`onnxtrain.optimizers.RMSprop`.
 
     Args:
         alpha: decay rate of the running means.
-        eps: keeps the denominator from zero.
+        eps: added to the denominator, to keep it from zero.
         weight_decay: factor of the L2 penalty.
-        momentum: of the changes; 0 has no state.
+        momentum: factor of the momentum of the changes; with 0 there is none.
         centered: divide by the standard deviation instead of the root mean square.
-        clip_grad: how to limit the gradients first.
+        clip_grad: clipping of the gradients before the step, e.g. ClipGradNorm(1.0).
     """
 
-    def __init__(
-        self,
-        alpha: float = 0.99,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        momentum: float = 0.0,
-        centered: bool = False,
-        clip_grad: Clipping = None,
-    ) -> None:
-        super().__init__(
-            optimizers.RMSprop(
-                alpha=alpha,
-                eps=eps,
-                weight_decay=weight_decay,
-                momentum=momentum,
-                centered=centered,
-                clip_grad=_clipping(clip_grad),
-            )
-        )
-
-
-def _clipping(clip_grad: Clipping) -> optimizers.GradientClipping | None:
-    return clip_grad.clipping if isinstance(clip_grad, ClippingBlock) else clip_grad
+    makes = optimizers.RMSprop
+    alpha: float = 0.99
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    momentum: float = 0.0
+    centered: bool = False
+    clip_grad: Clipping = None

@@ -7,7 +7,6 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import has_schema_function, inline_schema_functions
 from onnxtrain.passes.canonical.pipeline import canonicalize
-from onnxtrain.passes.canonical.torch_parameters import TorchSignature, mark_gradients
 from onnxtrain.passes.canonical.unknown_ops import BODIES, TWINS
 from onnxtrain.passes.io.load import (
     CANONICAL_OPSET,
@@ -18,35 +17,37 @@ from onnxtrain.passes.io.load import (
     load_model,
 )
 from onnxtrain.passes.io.save import as_given, save_model, to_proto, write_model
-from onnxtrain.passes.parameters.fixed_inputs import is_quantisation_or_rotary, is_setting
-from onnxtrain.passes.parameters.inputs import embed_parameters, promote_initializers
-from onnxtrain.passes.parameters.mode import Mode, TrainingModePass, is_training_batch_norm
+from onnxtrain.passes.parameters.op_settings import is_quantisation_or_rotary, is_setting
+from onnxtrain.passes.parameters.promotion import embed_parameters, promote_initializers
 from onnxtrain.passes.parameters.stop_gradient import (
     is_stop_gradient,
     lost_detaches,
     mark_stop_gradient,
     mark_stopped_gradients,
 )
+from onnxtrain.passes.parameters.torch_parameters import TorchSignature, mark_gradients
+from onnxtrain.passes.parameters.training_mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
-from onnxtrain.passes.runtime_faults.ceil_mode import CeilModePass
+from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
 from onnxtrain.passes.runtime_faults.narrow_floats import EXACT_OPS, has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.pipeline import suit_runtime
 from onnxtrain.passes.runtime_faults.quantised_products import FloatProductsPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
+from onnxtrain.passes.shapes.ceil_mode import CeilModePass
 from onnxtrain.passes.shapes.dynamic_batch import DynamicBatchPass, fixed_batch, free_batch
 from onnxtrain.passes.shapes.explain_missing import why_untyped
+from onnxtrain.passes.shapes.implied_ranks import ImpliedRanksPass
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
-from onnxtrain.passes.shapes.ranks import ImpliedRanksPass
 from onnxtrain.passes.tidy.after_gradients import simplify_gradients
-from onnxtrain.passes.tidy.broadcast import ImplicitExpandPass
 from onnxtrain.passes.tidy.cleanup import RANDOM_OPS, CleanupPass
 from onnxtrain.passes.tidy.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.tidy.cross_entropy import CrossEntropyPass
-from onnxtrain.passes.tidy.fold import FoldConstantsPass
-from onnxtrain.passes.tidy.matrix_products import ColumnVectorPass, TransposedProductPass
+from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
+from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
 from onnxtrain.passes.tidy.relu_after_pooling import ReluAfterMaxPoolPass
 from onnxtrain.passes.tidy.replace_value import stand_in
+from onnxtrain.passes.tidy.transposed_products import TransposedProductPass
 from onnxtrain.passes.tidy.unused import remove_unread_chains, remove_unread_initializers, remove_unread_nodes
 
 __all__ = [

@@ -19,7 +19,7 @@ from onnxtrain.runtime.device import CPU
 from onnxtrain.runtime.external_data import locate, parse_reference
 from onnxtrain.runtime.manifest import METADATA_KEY
 from onnxtrain.runtime.onnx_wire import Bytes
-from onnxtrain.runtime.session import ModelSource, default_session_options, describe, open_session
+from onnxtrain.runtime.session import ModelSource, describe, open_session
 from onnxtrain.runtime.store import Buffer
 
 # Field numbers of onnx.proto.
@@ -215,7 +215,7 @@ def _infer_outputs(
     ]
     parts += _inline(constants)
     probe = b"".join([*model_parts, wire.embed(_MODEL_GRAPH, *parts)])
-    session = open_session(probe, "the cut graph", CPU, default_session_options())
+    session = open_session(probe, "the cut graph", CPU, None)
     reported = {o.name: o for o in session.get_outputs()}
     result = {}
     for name, shape in shapes.items():

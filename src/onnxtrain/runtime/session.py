@@ -17,10 +17,9 @@ from onnxtrain.runtime.device import Device
 from onnxtrain.runtime.external_data import check_external_data
 from onnxtrain.runtime.kernels import function_names, register_kernels
 from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
+from onnxtrain.runtime.session_settings import SessionSettings, suit_training
 
 ModelSource = str | os.PathLike[str] | bytes
-_ERROR_SEVERITY = 3
-_SPINNING_STOP = "session.force_spinning_stop"
 _NEWER_MODEL = (
     (
         "opset",
@@ -39,18 +38,6 @@ _FAILING_OPTIMIZERS = {
 1.20 to 1.24 merge a Transpose into a product of float64, and have no kernel for that. 1.20 cannot fold what computes
 with values without elements. 1.32 lets a QuantizeLinear that it adds itself say int8, and makes uint8 of it.
 """
-
-
-def default_session_options() -> ort.SessionOptions:
-    """Returns session options that log errors only: everything else reaches the caller as an exception.
-
-    Nodes run in the order of the file where they can, which takes less memory: by default the gradients of all weights
-    come last, and what they are products of is kept until then.
-    """
-    options = ort.SessionOptions()
-    options.log_severity_level = _ERROR_SEVERITY
-    options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
-    return options
 
 
 def describe(model: ModelSource, role: str) -> str:
@@ -83,7 +70,7 @@ def open_session(
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"Loading {source}: {error}") from error
     try:
-        return _session(model, device, options or default_session_options())
+        return _session(model, device, options or SessionSettings().options())
     except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
         raise ModelLoadError(
             f"Loading {source} in onnxruntime {ort.__version__} failed: {_reason(error, device)}"
@@ -105,28 +92,11 @@ class _StrictSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime
         pass
 
 
-def _suit_training(options: ort.SessionOptions) -> None:
-    """Sets what two sessions that take turns need.
-
-    Threads stop looking for work at the end of a run, unless the options say otherwise: those of one session, still
-    spinning, would take the cores from those of the other, and a step of a small net took twice as long.
-    Values are allocated one by one: as one block, which a memory pattern makes of them from the second run on, they
-    need their memory a second time beside what the first run took. And each is freed when nothing needs it any more:
-    passed on to values of the same size, memory stays for as long as one of these is to come.
-    """
-    options.enable_mem_pattern = False
-    options.enable_mem_reuse = False
-    try:
-        options.get_session_config_entry(_SPINNING_STOP)
-    except RuntimeError:  # it has not been set
-        options.add_session_config_entry(_SPINNING_STOP, "1")
-
-
 def _session(model: str | bytes, device: Device, options: ort.SessionOptions) -> ort.InferenceSession:
     """Returns a session, without an optimizer for which this onnxruntime turns out to be broken."""
     if device.type == "cpu":
         register_kernels(options, function_names(model))
-    _suit_training(options)
+    suit_training(options)
     make = functools.partial(_StrictSession, model, options, providers=device.providers)
     try:
         session = make()

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import InputError, ModelError
 from onnxtrain.passes import ModelSource, TrainingModePass, as_given, canonicalize, load_model, mark_constant
-from onnxtrain.passes.parameters.mode import fresh_name
+from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import matched_names, some_names
 from onnxtrain.surgery._linear import Linear, read_linear
 

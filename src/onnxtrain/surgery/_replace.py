@@ -22,7 +22,7 @@ from onnxtrain.passes import (
     remove_unread_initializers,
     remove_unread_nodes,
 )
-from onnxtrain.passes.parameters.mode import fresh_name
+from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.selection import is_generated_name
 from onnxtrain.surgery._linear import Linear, find_head, op_name
 from onnxtrain.surgery._tail import PROBABILITIES, Refusal, follow

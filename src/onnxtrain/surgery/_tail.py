@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import static_dims
 from onnxtrain.passes import mark_constant
-from onnxtrain.passes.parameters.mode import fresh_name
+from onnxtrain.passes.tidy.unique_names import fresh_name
 
 PROBABILITIES = ("Softmax", "Sigmoid")
 """Ops that make probabilities of the logits that losses want."""

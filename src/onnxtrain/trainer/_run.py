@@ -26,7 +26,8 @@ from onnxtrain.runtime.external_data import external_files
 from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.lock import StateLock
 from onnxtrain.runtime.manifest import InputSpec, Manifest, parse_manifest
-from onnxtrain.runtime.session import default_session_options, open_session, require_values
+from onnxtrain.runtime.session import open_session, require_values
+from onnxtrain.runtime.session_settings import SessionSettings
 from onnxtrain.runtime.store import Store
 from onnxtrain.trainer._files import find_files
 from onnxtrain.trainer._loss_model import LossModel
@@ -62,11 +63,7 @@ def _stamp(path: Path) -> Stamp:
 
 def _session_options(threads: int | None) -> ort.SessionOptions | None:
     """Returns options for sessions that compute with so many threads; None for the default."""
-    if threads is None:
-        return None
-    options = default_session_options()
-    options.intra_op_num_threads = threads
-    return options
+    return None if threads is None else SessionSettings(threads=threads).options()
 
 
 class Run:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 import onnx_ir as ir
@@ -112,68 +112,141 @@ def build_training_graphs(
             "'bf16' for products and convolutions in bfloat16"
         )
     mean = loss_mean(_named(model, loss))
-    forward = model.clone()
-    _set_outputs(forward, [loss, *additional_outputs])
-    _make_scalar(forward)
     frozen = list(frozen or ())
+    forward = _cut_to_loss(model, [loss, *additional_outputs], frozen)
+    as_exported = switch_modes(forward, batch_norm)
+    check_training_mode(forward, asked=batch_norm == "training")
+    build = _choose_parameters(forward, requires_grad, frozen, sparse_gradients)
+    build.input_gradients = input_gradients
+    active = _active_values(forward, build.trainable)
+    warn_of_export(forward, build.trainable, active, as_exported=as_exported)
+    _promote_parameters(build)
+    evaluation = _evaluation_model(build)
+    training = _training_model(build, recompute=recompute, bfloat16=precision == "bf16")
+    manifest = _manifest(build, training) | {"loss_mean": mean}
+    parameters, statistics = list(build.parameters), list(build.statistics)
+    inference = build_inference_model(model, inference_outputs, parameters, statistics)
+    manifest["inference"] = None if inference is None else inference_entry(inference, parameters + statistics)
+    for graph_model in (training, evaluation):
+        graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
+    return TrainingGraphs(training, evaluation, manifest, build.parameters, build.statistics, inference)
+
+
+@dataclass
+class _Build:
+    """State of one call of `build_training_graphs`, filled from top to bottom by its stages.
+
+    Attributes:
+        forward: graph from the user's inputs and targets to its outputs, the loss and then the additional outputs.
+        trainable: names of the parameters to train, e.g. ["fc.weight", "fc.bias"].
+        sparse: names of the parameters whose gradients hold only the rows that a batch reads.
+        parameters: value before training of each parameter, trainable or frozen, in graph order.
+        statistics: value before training of each BatchNorm running statistic, in graph order.
+        input_gradients: names of the inputs whose gradients are the training model's last outputs.
+        updated: per running statistic, the output that holds it after the step, e.g.
+            {"bn.running_mean": "bn.running_mean_updated"}.
+        row_indices: per sparse parameter, the output that holds the row numbers of its gradient, e.g.
+            {"table": "table_grad_indices"}.
+    """
+
+    forward: ir.Model
+    trainable: list[str]
+    sparse: list[str]
+    parameters: dict[str, ir.TensorProtocol]
+    statistics: dict[str, ir.TensorProtocol]
+    input_gradients: Sequence[str] = ()
+    updated: dict[str, str] = field(default_factory=dict)
+    row_indices: dict[str, str] = field(default_factory=dict)
+
+
+def _cut_to_loss(model: ir.Model, outputs: Sequence[str], frozen: Collection[str]) -> ir.Model:
+    """Copies the part of `model` that computes `outputs`, of which the first becomes a scalar: the loss.
+
+    All floating-point initializers and those in `frozen` stay, used or not: selection reports on unused ones.
+    """
+    forward = model.clone()
+    _set_outputs(forward, outputs)
+    _make_scalar(forward)
     CleanupPass(keep={*(name for name, _ in float_initializers(forward)), *frozen})(forward)
     mark_labels(forward.graph)
     ReluAfterMaxPoolPass()(forward)
-    unsaid = switch_modes(forward, batch_norm)
-    check_training_mode(forward, asked=batch_norm == "training")
+    return forward
+
+
+def _choose_parameters(
+    forward: ir.Model,
+    requires_grad: Iterable[str] | None,
+    frozen: Iterable[str],
+    sparse_gradients: Iterable[str],
+) -> _Build:
+    """Starts a build: sorts the initializers into trainable, frozen and statistics, and keeps their values."""
     selection = select_parameters(forward, requires_grad, frozen)
     sparse = match_sparse(sparse_gradients, selection.trainable)
-    active = _active_values(forward, selection.trainable)
-    warn_of_export(forward, selection.trainable, active, as_exported=unsaid)
     values = {name: _tensor(forward, name) for name in forward.graph.initializers}
+    return _Build(
+        forward,
+        list(selection.trainable),
+        sparse,
+        parameters={name: tensor for name, tensor in values.items() if name in selection.parameters},
+        statistics={name: values[name] for name in selection.statistics},
+    )
 
-    # From here on nothing can rely on the values that parameters and statistics have now: they are inputs.
-    order = [name for name in forward.graph.initializers if name in selection.parameters]
-    _order_inputs(forward)
-    promote_initializers(forward, [*order, *selection.statistics])
-    forward = settle_shapes(forward)
 
-    evaluation = forward.clone()
+def _promote_parameters(build: _Build) -> None:
+    """Makes parameters and statistics inputs of the forward graph, after the user's inputs and the targets.
+
+    From this stage on nothing may rely on their values, which the device sets.
+    """
+    inputs = build.forward.graph.inputs
+    # The sort is stable: inputs in the file's order, then targets in that of the loss.
+    users = sorted(inputs, key=lambda value: TARGET_KEY in value.metadata_props)
+    inputs.clear()
+    inputs.extend(users)
+    promote_initializers(build.forward, [*build.parameters, *build.statistics])
+    build.forward = settle_shapes(build.forward)
+
+
+def _evaluation_model(build: _Build) -> ir.Model:
+    """Returns the forward graph with Dropout and BatchNormalization in inference mode."""
+    evaluation = build.forward.clone()
     TrainingModePass(batch_norm="inference", dropout="inference")(evaluation)
     CleanupPass(keep=set())(evaluation)
+    return suit_runtime(evaluation)
 
-    statistics = _chain_statistics(forward, selection.statistics)
-    fuse_exported(forward)
-    computed_forward = {str(value.name) for node in forward.graph for value in node.outputs if value.name}
-    training, gradients = add_gradients(forward, loss, [*selection.trainable, *input_gradients])
-    trained = len(selection.trainable)
-    append_outputs(training, selection.trainable, gradients[:trained])
-    whole = dict(zip(selection.trainable, list(training.graph.outputs)[-trained:], strict=True))
-    parameters = {str(value.name): value for value in forward.graph.inputs}
-    indices = keep_rows(training, {name: whole[name] for name in sparse}, parameters)
-    computed = values_by_name(training.graph)
-    training.graph.outputs.extend(computed[output] for output in statistics.values())
-    append_outputs(training, input_gradients, gradients[trained:])
+
+def _training_model(build: _Build, *, recompute: bool, bfloat16: bool) -> ir.Model:
+    """Differentiates the forward graph and rewrites the result for ONNX Runtime.
+
+    Its outputs are the loss and the additional outputs, the gradients of the parameters, the row numbers of sparse
+    gradients, the updated statistics, and the gradients of inputs.
+    """
+    build.updated = _chain_statistics(build.forward, list(build.statistics))
+    fuse_exported(build.forward)
+    forward_values = {str(value.name) for node in build.forward.graph for value in node.outputs if value.name}
+    training, gradients = add_gradients(
+        build.forward, str(build.forward.graph.outputs[0].name), [*build.trainable, *build.input_gradients]
+    )
+    _append_gradients(build, training, gradients)
     CleanupPass(keep=set())(training)
-    training, evaluation = suit_runtime(training), suit_runtime(evaluation)
+    training = suit_runtime(training)
     simplify_gradients(training)
-    fuse_kernels(training, bfloat16=precision == "bf16")
+    # Kernels' functions come last: the passes above match standard ops, which the calls hide.
+    fuse_kernels(training, bfloat16=bfloat16)
     if recompute:
-        RecomputePass(computed_forward)(training)
+        RecomputePass(forward_values)(training)
+    return training
 
-    manifest = _manifest(
-        training, loss, additional_outputs, order, set(selection.trainable), statistics, indices
-    )
-    manifest["loss_mean"] = mean
-    inference = build_inference_model(model, inference_outputs, order, selection.statistics)
-    held = [*order, *selection.statistics]
-    manifest["inference"] = None if inference is None else inference_entry(inference, held)
-    _name_input_gradients(manifest, training, input_gradients)
-    for graph_model in (training, evaluation):
-        graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
-    return TrainingGraphs(
-        training,
-        evaluation,
-        manifest,
-        {name: values[name] for name in order},
-        {name: values[name] for name in statistics},
-        inference,
-    )
+
+def _append_gradients(build: _Build, training: ir.Model, gradients: Sequence[ir.Value]) -> None:
+    """Makes gradients and updated statistics outputs of the training model, in the order that `_manifest` reads."""
+    count = len(build.trainable)
+    append_outputs(training, build.trainable, gradients[:count])
+    tables = dict(zip(build.trainable, list(training.graph.outputs)[-count:], strict=True))
+    parameters = {str(value.name): value for value in build.forward.graph.inputs}
+    build.row_indices = keep_rows(training, {name: tables[name] for name in build.sparse}, parameters)
+    values = values_by_name(training.graph)
+    training.graph.outputs.extend(values[output] for output in build.updated.values())
+    append_outputs(training, build.input_gradients, gradients[count:])
 
 
 def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
@@ -271,70 +344,58 @@ def _chain_statistics(model: ir.Model, names: Sequence[str]) -> dict[str, str]:
     return {name: str(latest[name].name) for name in names}
 
 
-def _order_inputs(model: ir.Model) -> None:
-    """User inputs first, then targets."""
-    inputs = list(model.graph.inputs)
-    model.graph.inputs.clear()
-    model.graph.inputs.extend(sorted(inputs, key=lambda value: TARGET_KEY in value.metadata_props))
+def _manifest(build: _Build, training: ir.Model) -> dict[str, Any]:
+    """Returns the manifest of the training model, without `files`, `optimizer`, `loss_mean` and `inference`.
 
-
-def _manifest(
-    training: ir.Model,
-    loss: str,
-    additional_outputs: Sequence[str],
-    parameters: Sequence[str],
-    trainable: set[str],
-    statistics: Mapping[str, str],
-    indices: Mapping[str, str],
-) -> dict[str, Any]:
-    by_name = {str(value.name): value for value in training.graph.inputs}
-    gradients = dict(zip(parameters, (None,) * len(parameters), strict=True)) | _gradient_names(
-        training, [name for name in parameters if name in trainable], 1 + len(additional_outputs)
-    )
-    listed = [_tensor_entry(by_name[name]) for name in parameters]
-    listed_statistics = [_tensor_entry(by_name[name]) for name in statistics]
-    users = [value for value in training.graph.inputs if value.name not in {*parameters, *statistics}]
+    The training model's outputs are, in turn: the forward graph's, the gradients of the trained parameters, row
+    numbers, updated statistics, and the gradients of inputs.
+    """
+    inputs = {str(value.name): value for value in training.graph.inputs}
+    outputs = [str(value.name) for value in training.graph.outputs]
+    returned = [str(value.name) for value in build.forward.graph.outputs]
+    gradients = dict(zip(build.trainable, outputs[len(returned) :], strict=False))
+    first_input_gradient = len(outputs) - len(build.input_gradients)
+    input_gradients = dict(zip(build.input_gradients, outputs[first_input_gradient:], strict=True))
+    parameters = [_tensor_entry(inputs[name]) for name in build.parameters]
+    statistics = [_tensor_entry(inputs[name]) for name in build.statistics]
+    users = [value for name, value in inputs.items() if name not in {*build.parameters, *build.statistics}]
     return {
         "format": FORMAT,
-        "version": SPARSE_VERSION if indices else VERSION,
+        "version": SPARSE_VERSION if build.row_indices else VERSION,
         "fingerprint": fingerprint(
-            *([(e["name"], e["dtype"], e["shape"]) for e in g] for g in (listed, listed_statistics))
+            *([(e["name"], e["dtype"], e["shape"]) for e in group] for group in (parameters, statistics))
         ),
         "inputs": [
-            _tensor_entry(value) | json.loads(value.metadata_props.get(LABELS_KEY, "{}"))
+            _user_entry(value, LABELS_KEY, input_gradients)
             for value in users
             if TARGET_KEY not in value.metadata_props
         ],
         "targets": [
-            _tensor_entry(value) | json.loads(value.metadata_props[TARGET_KEY])
+            _user_entry(value, TARGET_KEY, input_gradients)
             for value in users
             if TARGET_KEY in value.metadata_props
         ],
-        "outputs": [loss, *additional_outputs],
-        "loss": loss,
+        "outputs": returned,
+        "loss": returned[0],
         "parameters": [
             entry
-            | {"trainable": entry["name"] in trainable, "gradient": gradients[entry["name"]]}
-            | ({"gradient_indices": indices[entry["name"]]} if entry["name"] in indices else {})
-            for entry in listed
+            | {"trainable": entry["name"] in gradients, "gradient": gradients.get(entry["name"])}
+            | _optional("gradient_indices", build.row_indices.get(entry["name"]))
+            for entry in parameters
         ],
-        "statistics": [entry | {"output": statistics[entry["name"]]} for entry in listed_statistics],
+        "statistics": [entry | {"output": build.updated[entry["name"]]} for entry in statistics],
         "opset": training.graph.opset_imports[""],
     }
 
 
-def _name_input_gradients(manifest: dict[str, Any], training: ir.Model, names: Sequence[str]) -> None:
-    """Adds the names of the last outputs to what the manifest says of the inputs that they are the gradients of."""
-    outputs = [value.name for value in training.graph.outputs][len(training.graph.outputs) - len(names) :]
-    gradients = dict(zip(names, outputs, strict=True))
-    for entry in (*manifest["inputs"], *manifest["targets"]):
-        if entry["name"] in gradients:
-            entry["gradient"] = gradients[entry["name"]]
+def _user_entry(value: ir.Value, key: str, gradients: Mapping[str, str]) -> dict[str, Any]:
+    """Describes an input or target: its tensor, what metadata `key` adds, and the output with its gradient, if any."""
+    facts: dict[str, Any] = json.loads(value.metadata_props.get(key, "{}"))
+    return _tensor_entry(value) | facts | _optional("gradient", gradients.get(str(value.name)))
 
 
-def _gradient_names(training: ir.Model, trainable: Sequence[str], first: int) -> dict[str, str | None]:
-    outputs = list(training.graph.outputs)[first : first + len(trainable)]
-    return dict(zip(trainable, (value.name for value in outputs), strict=True))
+def _optional(key: str, name: str | None) -> dict[str, str]:
+    return {} if name is None else {key: name}
 
 
 def _tensor_entry(value: ir.Value) -> dict[str, Any]:

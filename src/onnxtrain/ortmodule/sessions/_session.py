@@ -30,6 +30,7 @@ from onnxtrain.passes import (
 )
 from onnxtrain.runtime.kernels import kernel_library, register_kernels
 from onnxtrain.runtime.session import rest_threads
+from onnxtrain.runtime.session_settings import SessionSettings
 
 _LOWEST = (1, 30)
 _VERSION = tuple(map(int, ort.__version__.split(".")[:2]))
@@ -108,23 +109,15 @@ class Session:
         self._outputs = [value.name for value in model.graph.outputs]
         if not self._outputs:  # gradients that reach no input; ONNX Runtime wants a result
             return
-        options = ort.SessionOptions()
-        options.log_severity_level = severity
-        # PyTorch's own threads compute between two runs: spinning on would take the cores away from them.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.intra_op_num_threads = threads_for(model)
-        # From the second run on it would take memory for all results at once, beside what the first has taken.
-        options.enable_mem_pattern = False
-        # Passed on to values of the same size, memory would stay for as long as one of these is to come.
-        options.enable_mem_reuse = False
-        # By default the gradients of all weights come last, and what they are products of is kept until then. Among the
-        # ops of bodies, though, that order frees values earlier (ResNet-18: 610 MB instead of 889).
-        if kernel_library() is not None:
-            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        options = SessionSettings(
+            severity=severity,
+            threads=threads_for(model),
+            # Among ops of bodies, ONNX Runtime's default order frees values earlier (ResNet-18: 610 MB instead of 889).
+            in_file_order=kernel_library() is not None,
+            # Beyond the basic ones it fuses scales and epsilons into attributes, which are float32.
+            basic_optimizations=has_float64(model, ("MatMul", "ReduceMean")),
+        ).options()
         self._device = device
-        if has_float64(model, ("MatMul", "ReduceMean")):
-            # Beyond that it fuses scales and epsilons into attributes, which are float32.
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
         if device.type == "cpu" and any(node.domain == DOMAIN for node in model.graph.all_nodes()):
             names = [name for domain, name, _ in model.functions if domain == DOMAIN]
             register_kernels(options, names)  # for 2 ms: onnxruntime makes a schema of each op anew

@@ -9,9 +9,9 @@ from onnx import inliner
 from onnx_ir.passes.common import InlinePass
 
 from onnxtrain.errors import ModelError
-from onnxtrain.passes.canonical.unique_names import name_apart
 from onnxtrain.passes.io.without_weights import lean_proto, restore
 from onnxtrain.passes.shapes.infer import infer_shapes
+from onnxtrain.passes.tidy.unique_names import name_apart
 
 
 def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | None = None) -> ir.Model:

@@ -16,8 +16,8 @@ import onnxruntime as ort
 
 from onnxtrain.errors import ModelError
 from onnxtrain.passes.io.load import CANONICAL_OPSET
-from onnxtrain.passes.parameters.mode import fresh_name
 from onnxtrain.passes.tidy.replace_value import stand_in, write_before
+from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 _DOMAIN = "com.microsoft.nchwc"

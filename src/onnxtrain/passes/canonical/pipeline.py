@@ -10,21 +10,21 @@ from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelError, UnsupportedOpsetError
 from onnxtrain.passes.canonical.check_types import check_types
-from onnxtrain.passes.canonical.defaults import DefaultsPass
+from onnxtrain.passes.canonical.explicit_defaults import DefaultsPass
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.canonical.inline_op_bodies import inline_schema_functions
 from onnxtrain.passes.canonical.nchwc_layout import BlockedLayoutPass
 from onnxtrain.passes.canonical.opset import convert_opset, fit_ir_version
-from onnxtrain.passes.canonical.torch_parameters import RestoreParametersPass
 from onnxtrain.passes.io.load import CANONICAL_OPSET
 from onnxtrain.passes.io.without_weights import BIG_ELEMENTS, lean_proto
-from onnxtrain.passes.parameters.inputs import give_back, withhold
+from onnxtrain.passes.parameters.promotion import give_back, withhold
 from onnxtrain.passes.parameters.stop_gradient import mark_stopped_gradients
+from onnxtrain.passes.parameters.torch_parameters import RestoreParametersPass
+from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
 from onnxtrain.passes.runtime_faults.time_first import TimeFirstPass
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
-from onnxtrain.passes.shapes.vectors import VectorsPass
+from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 from onnxtrain.passes.tidy.constants import lift_constants
-from onnxtrain.passes.tidy.matrix_products import ColumnVectorPass
 
 _FLOAT64_BODIES = {
     **dict.fromkeys(("LeakyRelu", "PRelu"), 16),

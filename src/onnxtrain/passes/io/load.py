@@ -12,8 +12,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.errors import ModelLoadError, UnsupportedOpsetError
-from onnxtrain.passes.canonical.attribute_types import mistyped_attribute
-from onnxtrain.passes.canonical.dictionary_outputs import tensors_for_maps
+from onnxtrain.passes.io.attribute_types import mistyped_attribute
+from onnxtrain.passes.io.dictionary_outputs import tensors_for_maps
 from onnxtrain.passes.io.tensor_sizes import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.passes.canonical.unique_names import name_apart
 from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.packed_attention import unpack_attention
@@ -14,6 +13,7 @@ from onnxtrain.passes.runtime_faults.swish import SwishPass
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.constants import lift_constants
 from onnxtrain.passes.tidy.cross_entropy import CrossEntropyPass
+from onnxtrain.passes.tidy.unique_names import name_apart
 
 
 def suit_runtime(model: ir.Model) -> ir.Model:

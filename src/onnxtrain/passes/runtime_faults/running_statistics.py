@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.passes.parameters.mode import STATISTICS, is_training_batch_norm
+from onnxtrain.passes.parameters.training_mode import STATISTICS, is_training_batch_norm
 from onnxtrain.passes.tidy.constants import mark_constant
 
 

@@ -13,10 +13,10 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
-from onnxtrain.passes.parameters.mode import fresh_name
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.shapes.two_batches import TRIAL, Dims, axis_of_batch, concrete_dims, static_dims_at
 from onnxtrain.passes.tidy.constants import mark_constant
+from onnxtrain.passes.tidy.unique_names import fresh_name
 
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
 _MAX_VALUES = 64  # elements of integers that are followed as values: shapes, not data

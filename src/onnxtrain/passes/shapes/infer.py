@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping
 import onnx
 import onnx_ir as ir
 
-from onnxtrain.passes.canonical.branches import TakenBranchPass
+from onnxtrain.passes.canonical.constant_branches import TakenBranchPass
+from onnxtrain.passes.canonical.known_sequences import KnownSequencesPass
 from onnxtrain.passes.canonical.loop_sequences import AppendedSequencesPass
-from onnxtrain.passes.canonical.sequences import KnownSequencesPass
-from onnxtrain.passes.canonical.unique_names import name_apart
 from onnxtrain.passes.canonical.unknown_ops import add_twins
 from onnxtrain.passes.io.without_weights import lean_proto
-from onnxtrain.passes.runtime_faults.ceil_mode import CeilModePass
-from onnxtrain.passes.runtime_faults.output_shape import OutputShapePass
-from onnxtrain.passes.runtime_faults.resize_sizes import ResizeSizesPass
+from onnxtrain.passes.shapes.ceil_mode import CeilModePass
+from onnxtrain.passes.shapes.implied_ranks import ImpliedRanksPass
 from onnxtrain.passes.shapes.loop_states import LoopStatePass
-from onnxtrain.passes.shapes.ranks import ImpliedRanksPass
-from onnxtrain.passes.shapes.vectors import VectorsPass
-from onnxtrain.passes.tidy.fold import FoldConstantsPass
+from onnxtrain.passes.shapes.output_shape import OutputShapePass
+from onnxtrain.passes.shapes.resize_sizes import ResizeSizesPass
+from onnxtrain.passes.shapes.vector_inputs import VectorsPass
+from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
+from onnxtrain.passes.tidy.unique_names import name_apart
 
 # onnx's names for dimensions it knows nothing about. Each run counts from zero, so one name from two runs
 # would declare two unrelated dimensions equal.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
-from onnxtrain.passes.shapes.ranks import reduces_to_scalar
+from onnxtrain.passes.shapes.implied_ranks import reduces_to_scalar
 
 # Inputs whose values say what shape the outputs have; also those of all ops that reduce, their axes.
 _SHAPING: dict[str, tuple[int, ...]] = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxtrain.passes.tidy.broadcast import ImplicitExpandPass
-from onnxtrain.passes.tidy.matrix_products import TransposedProductPass
+from onnxtrain.passes.tidy.implicit_expand import ImplicitExpandPass
+from onnxtrain.passes.tidy.transposed_products import TransposedProductPass
 from onnxtrain.passes.tidy.unused import is_read, remove_unread_initializers, remove_unread_nodes
 
 

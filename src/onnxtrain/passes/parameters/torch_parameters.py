@@ -11,9 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.io.load import share_tensor
-from onnxtrain.passes.parameters.mode import STATISTICS, fresh_name
 from onnxtrain.passes.parameters.stop_gradient import is_stop_gradient
+from onnxtrain.passes.parameters.training_mode import STATISTICS
 from onnxtrain.passes.tidy.constants import is_float_parameter
+from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 _GRADIENTS = "onnxtrain.gradients"

@@ -6,8 +6,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from onnxtrain.passes.canonical.unique_names import name_apart
 from onnxtrain.passes.shapes.infer import infer_shapes
+from onnxtrain.passes.tidy.unique_names import name_apart
 
 
 def test_values_of_a_body_are_named_apart_from_those_around() -> None:

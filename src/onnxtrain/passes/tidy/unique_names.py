@@ -37,3 +37,21 @@ def _fresh(base: str, taken: set[str | None]) -> str:
 def _values(graph: ir.Graph) -> Iterator[ir.Value]:
     yield from (*graph.inputs, *graph.initializers.values())
     yield from (value for node in graph for value in node.outputs)
+
+
+def fresh_name(model: ir.Model, base: str) -> str:
+    """Return `base`, or `base_2`, ... where a value of the model has that name already."""
+    taken = {
+        value.name
+        for graph in model.graphs()
+        for value in (
+            *graph.inputs,
+            *graph.initializers.values(),
+            *(out for node in graph for out in node.outputs),
+        )
+    }
+    name, count = base, 1
+    while name in taken:
+        count += 1
+        name = f"{base}_{count}"
+    return name

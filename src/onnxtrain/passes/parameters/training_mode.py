@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.passes.tidy.constants import mark_constant
+from onnxtrain.passes.tidy.unique_names import fresh_name
 
 Mode = Literal["as_exported", "training", "inference"]
 """What becomes of an op that behaves differently in training."""
@@ -148,21 +149,3 @@ def _true(model: ir.Model) -> ir.Value:
         mark_constant(value)
         model.graph.register_initializer(value)
     return value
-
-
-def fresh_name(model: ir.Model, base: str) -> str:
-    """Return `base`, or `base_2`, ... where a value of the model has that name already."""
-    taken = {
-        value.name
-        for graph in model.graphs()
-        for value in (
-            *graph.inputs,
-            *graph.initializers.values(),
-            *(out for node in graph for out in node.outputs),
-        )
-    }
-    name, count = base, 1
-    while name in taken:
-        count += 1
-        name = f"{base}_{count}"
-    return name

@@ -1,0 +1,54 @@
+"""Write products of a transposed tensor with a vector as products with a matrix of one column."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.passes.tidy.constants import mark_constant
+
+
+class ColumnVectorPass(ir.passes.InPlacePass):
+    """Rewrite the product of a transposed tensor with a vector on its right as one with a matrix of one column.
+
+    ONNX Runtime (1.31.1, from optimisation level extended on) merges the Transpose into the product and then
+    computes A v for A^T v, without an error where A is square.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite in place, in subgraphs too; names of outputs stay."""
+        modified = False
+        for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
+            if _is_transposed_by_vector(node):
+                _make_column(node)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _is_transposed_by_vector(node: ir.Node) -> bool:
+    if node.op_type != "MatMul" or node.domain != "":
+        return False
+    left, right = node.inputs
+    if left is None or right is None or right.shape is None or len(right.shape) != 1:
+        return False
+    producer = left.producer()
+    while producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
+        producer = producer.inputs[0].producer()  # it does not keep the runtime from merging
+    return producer is not None and producer.op_type == "Transpose" and producer.domain == ""
+
+
+def _make_column(node: ir.Node) -> None:
+    vector, result = node.inputs[1], node.outputs[0]
+    assert vector is not None
+    assert vector.shape is not None
+    axis = ir.node("Constant", [], attributes={"value_ints": [-1]})
+    mark_constant(axis.outputs[0])
+    column = ir.node("Unsqueeze", [vector, axis.outputs[0]])
+    column.outputs[0].type, column.outputs[0].shape = vector.type, ir.Shape([*vector.shape, 1])
+    node.prepend([axis, column])
+    node.replace_input_with(1, column.outputs[0])
+    squeezed = ir.Value(name=result.name, type=result.type, shape=result.shape)
+    result.name = None
+    result.replace_all_uses_with(squeezed, replace_graph_outputs=True)
+    if result.shape is not None:
+        result.shape = ir.Shape([*result.shape, 1])
+    node.append(ir.node("Squeeze", [result, axis.outputs[0]], outputs=[squeezed]))

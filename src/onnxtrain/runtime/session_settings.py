@@ -1,0 +1,55 @@
+"""Set up ONNX Runtime sessions that train: those of the device and those of ORTModule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnxruntime as ort
+
+_SPINNING_STOP = "session.force_spinning_stop"
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Settings of a session that takes turns with others, or with PyTorch, on the same cores.
+
+    Attributes:
+        severity: least severity of messages that ONNX Runtime prints, from 0 (all) to 4 (fatal only). Default: errors,
+            as everything else reaches the caller as an exception.
+        threads: number of threads that compute one op; 0 is one for each core.
+        in_file_order: run nodes in the order of the file where possible, which frees values early.
+        basic_optimizations: let ONNX Runtime do its basic graph optimizations only.
+    """
+
+    severity: int = 3
+    threads: int = 0
+    in_file_order: bool = True
+    basic_optimizations: bool = False
+
+    def options(self) -> ort.SessionOptions:
+        """Returns new session options with these settings."""
+        options = ort.SessionOptions()
+        options.log_severity_level = self.severity
+        options.intra_op_num_threads = self.threads
+        # ONNX Runtime's default order runs the gradients of all weights last, and keeps their factors until then.
+        if self.in_file_order:
+            options.execution_order = ort.ExecutionOrder.PRIORITY_BASED
+        if self.basic_optimizations:
+            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        suit_training(options)
+        return options
+
+
+def suit_training(options: ort.SessionOptions) -> None:
+    """Sets what sessions that take turns need, in options that may be the user's own."""
+    # From the second run on, a memory pattern allocates one block for all values, beside the memory of the first run.
+    options.enable_mem_pattern = False
+    # Without reuse each value is freed after its last reader. Passed on to later values of the same size, its memory
+    # would stay until the last of these is done.
+    options.enable_mem_reuse = False
+    # Threads that go on spinning after a run take the cores from the next session, or from PyTorch's own threads: a
+    # step of a small net took twice as long. Options in which the user has set the entry keep it.
+    try:
+        options.get_session_config_entry(_SPINNING_STOP)
+    except RuntimeError:  # ONNX Runtime's answer for an entry that has not been set
+        options.add_session_config_entry(_SPINNING_STOP, "1")

@@ -15,7 +15,7 @@ from onnxtrain.errors import GraphBuildError
 
 from ._adafactor import Adafactor
 from ._adam import Adam, AdamW, SparseAdam
-from ._base import Moment, MomentSpec, Optimizer, ParameterGroup
+from ._base import Moment, MomentSpec, Optimizer, ParameterGroup, StepInputs
 from ._build import build_optimizer_model, manifest_entry
 from ._clipping import ClipGradNorm, ClipGradValue, GradientClipping
 from ._gradient_descent import SGD, Adagrad, RMSprop
@@ -42,6 +42,7 @@ __all__ = [
     "ParameterSpec",
     "RMSprop",
     "SparseAdam",
+    "StepInputs",
     "build_optimizer_model",
     "make_optimizer",
     "manifest_entry",

@@ -41,6 +41,20 @@ class Moment(NamedTuple):
     shape: tuple[int, ...] | None = None
 
 
+class StepInputs(NamedTuple):
+    """Values that the step of one parameter reads, in the dtype of the computation.
+
+    Attributes:
+        w: the parameter.
+        g: its gradient, clipped, of the same shape.
+        moments: one per entry of :meth:`Optimizer.moments`.
+    """
+
+    w: ir.Value
+    g: ir.Value
+    moments: Sequence[ir.Value]
+
+
 @dataclass(frozen=True)
 class ParameterGroup:
     """Parameters that are updated otherwise than the rest.
@@ -146,6 +160,21 @@ class Optimizer(ABC):
             step: int64 [], 1 at the first step.
         """
 
+    def shared_scalars(
+        self, op: Emitter, scalars: Sequence[Operand], inputs: Sequence[StepInputs]
+    ) -> Sequence[Operand]:
+        """Returns the scalars for :meth:`update` if they depend on the parameters; by default those of `scalars`.
+
+        Called once for all parameters that have the same settings, learning rate and dtype, as an estimate of the step
+        size from all of them needs it.
+
+        Args:
+            op: writes into the optimizer model.
+            scalars: the result of :meth:`scalars`.
+            inputs: one entry per parameter, in graph order.
+        """
+        return scalars
+
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
         """Returns scalars with which :meth:`update` takes `g` for `factor` times `g`; None if there are none such.
 
@@ -169,7 +198,7 @@ class Optimizer(ABC):
             w: the parameter.
             g: its gradient, clipped, of the same shape and dtype.
             moments: one per entry of :meth:`state_spec`, of the same dtype.
-            scalars: what :meth:`scalars` returned.
+            scalars: the result of :meth:`shared_scalars`.
         """
 
 

@@ -22,6 +22,7 @@ from ._gradient_descent import SGD, Adagrad, RMSprop
 from ._lion import Lion
 from ._muon import Muon
 from ._plan import ParameterSpec, moment_dtype
+from ._prodigy import Prodigy
 
 __all__ = [
     "OPTIMIZERS",
@@ -40,6 +41,7 @@ __all__ = [
     "Optimizer",
     "ParameterGroup",
     "ParameterSpec",
+    "Prodigy",
     "RMSprop",
     "SparseAdam",
     "StepInputs",
@@ -58,6 +60,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "lion": Lion,
     "adafactor": Adafactor,
     "muon": Muon,
+    "prodigy": Prodigy,
     "sparse_adam": SparseAdam,
 }
 """The optimizers by the names that :func:`make_optimizer` takes."""

@@ -166,7 +166,7 @@ class Optimizer(ABC):
         """Returns the scalars for :meth:`update` if they depend on the parameters; by default those of `scalars`.
 
         Called once for all parameters that have the same settings, learning rate and dtype, as an estimate of the step
-        size from all of them needs it.
+        size from all of them (:class:`Prodigy`) needs it.
 
         Args:
             op: writes into the optimizer model.

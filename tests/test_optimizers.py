@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -789,6 +789,19 @@ def test_adagrad_starts_from_its_initial_accumulator() -> None:
     assert (moment.name, moment.initial_value) == ("momentum0", 0.25)
     assert [m.initial_value for m in AdamW().state_spec()] == [0.0, 0.0]
     assert SGD().state_spec() == ()
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_integers_are_floats_where_settings_are(name: str) -> None:
+    default = OPTIMIZERS[name]()
+    spec = ParameterSpec("w", "float32", (2, 3), sparse=default.gradient_refusal(sparse=False) is not None)
+    for setting in [f.name for f in fields(default) if type(getattr(default, f.name)) is float]:
+        whole = 0 if (name, setting) in (("muon", "momentum"), ("adafactor", "beta2_decay")) else 1
+        optimizer = replace(default, **{setting: whole})
+        assert type(getattr(optimizer, setting)) is float
+        onnx.checker.check_model(ir.to_proto(build_optimizer_model(optimizer, [spec])), full_check=True)
+    assert type(ClipGradNorm(1).max_norm) is type(ClipGradValue(1).value) is float
+    assert type(AdamW(betas=(0, 0.9)).betas[0]) is float
 
 
 def test_names_make_default_optimizers() -> None:

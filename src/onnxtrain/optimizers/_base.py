@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 import onnx_ir as ir
 
-from onnxtrain._settings import require
+from onnxtrain._settings import integers_to_floats, require
 from onnxtrain.emitter import Emitter, Operand
 
 from ._clipping import GradientClipping
@@ -112,6 +112,7 @@ class Optimizer(ABC):
     groups: Sequence[ParameterGroup] = ()
 
     def __post_init__(self) -> None:
+        integers_to_floats(self)
         require(
             self,
             "clip_grad",

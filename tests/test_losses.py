@@ -6,7 +6,7 @@ import functools
 import json
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from onnxtrain.losses import (
     BCEWithLogitsLoss,
     ClassLabels,
     CrossEntropyLoss,
+    FocalLoss,
     HuberLoss,
     L1Loss,
     Loss,
@@ -97,6 +98,26 @@ def _tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.asarray(array))
 
 
+def _focal(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    reduction: str = "mean",
+    alpha: float | None = 0.25,
+    gamma: float = 2.0,
+) -> torch.Tensor:
+    """Lin et al., 2017, equation 5, for each label, weighted by how probable the target says it is."""
+    p = torch.sigmoid(scores)
+    one, other = (1 - p) ** gamma * -torch.log(p), p**gamma * -torch.log(1 - p)
+    if alpha is not None:
+        one, other = alpha * one, (1 - alpha) * other
+    terms = target * one + (1 - target) * other
+    return {"mean": terms.mean, "sum": terms.sum, "none": lambda: terms}[reduction]()
+
+
+def _bits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.integers(0, 2, shape).astype(np.float64)
+
+
 _weight = _tensor(WEIGHT)
 _pos_weight = np.array([0.5, 2.0, 1.0, 3.0, 0.1])
 _image = (2, CLASSES, 3, 2)
@@ -130,6 +151,22 @@ _FORMS: list[LossCase] = [
             weight=_weight,
             pos_weight=torch.tensor(2.5, dtype=torch.float64),
         ),
+        _unit,
+    ),
+    LossCase("focal", FocalLoss, {}, _focal, _bits),
+    LossCase("focal-soft", FocalLoss, {}, _focal, _unit),
+    LossCase(
+        "focal-0.5",
+        FocalLoss,
+        {"alpha": None, "gamma": 0.5},
+        functools.partial(_focal, alpha=None, gamma=0.5),
+        _bits,
+    ),
+    LossCase(
+        "focal-0",
+        FocalLoss,
+        {"alpha": None, "gamma": 0},
+        F.binary_cross_entropy_with_logits,
         _unit,
     ),
     LossCase("nll", NLLLoss, {}, F.nll_loss, _labels),
@@ -415,12 +452,25 @@ def test_int32_labels(loss: Loss) -> None:
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in range(21, 27)])
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_every_supported_opset(name: str, opset: int) -> None:
-    form = next(form for form in _FORMS if form.loss is LOSSES[name])
+    form = next((form for form in _FORMS if form.loss is LOSSES[name]), None)
+    assert form is not None, f"{name}: give it a LossCase in _FORMS"
     scores, target = form.arrays()
     model = _loss_model(make_loss(name), form.shape, opset=opset)
     got = _run(model, {"scores": scores.astype(np.float32), "target": _cast(target, np.float32)})
     expected = form.twin(_tensor(scores), _tensor(target)).numpy()
     assert norm_relative_error(got, expected) <= NORM_RELATIVE[np.dtype(np.float32)]
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0])
+def test_gradient_of_focal_loss_is_zero_where_a_label_is_certain(gamma: float) -> None:
+    scores, targets = np.float32([-300, 300, -300, 300]), np.float32([0, 1, 1, 0])
+    step = differentiate(
+        _loss_model(FocalLoss(gamma=gamma, reduction="sum"), (4,)), of="loss", wrt=["scores"]
+    )
+    loss, gradient = _fetch(step, {"scores": scores, "target": targets}, "loss", "scores_grad")
+    # A wrong label is |score| away: -alpha·log(p) = 0.25·300 and 0.75·300, whose slopes are these weights.
+    assert loss == pytest.approx(300.0)
+    np.testing.assert_allclose(gradient, [0, 0, -0.25, 0.75], atol=1e-6)
 
 
 @pytest.mark.parametrize("target", [0.0, 0.25, 1.0])
@@ -565,7 +615,9 @@ def test_targets_share_the_symbolic_dimensions_of_the_scores() -> None:
         ),
         (lambda: NLLLoss(weight="heavy"), "weight is 'heavy'; give an array of numbers"),
         (lambda: NLLLoss(weight=[1.0, float("inf")]), "weight holds NaN or infinity"),
-        (lambda: make_loss("hinge"), "received 'hinge'; give one of bce_with_logits, cross_entropy, huber"),
+        (lambda: make_loss("hinge"), f"received 'hinge'; give one of {', '.join(sorted(LOSSES))}"),
+        (lambda: FocalLoss(alpha=1.5), "alpha is 1.5; it must be from 0 to 1, or None"),
+        (lambda: FocalLoss(gamma=-1.0), "gamma is -1.0; it must be zero or a positive number"),
         (lambda: make_loss(3), "received 3"),
     ],
 )
@@ -603,6 +655,19 @@ def test_names_make_default_losses() -> None:
         assert type(make_loss(name)) is kind
     loss = HuberLoss(delta=2.0)
     assert make_loss(loss) is loss
+
+
+@pytest.mark.parametrize("name", sorted(LOSSES))
+def test_integers_are_floats_where_settings_are(name: str) -> None:
+    default = make_loss(name)
+    floats = [field.name for field in fields(default) if type(getattr(default, field.name)) is float]
+    for field in floats:
+        whole, real = (replace(default, **{field: one}) for one in (1, 1.0))
+        assert repr(whole) == repr(real)
+        form = next(form for form in _FORMS if form.loss is LOSSES[name])
+        scores, target = form.arrays()
+        feeds = {"scores": scores.astype(np.float32), "target": _cast(target, np.float32)}
+        assert np.isfinite(_run(_loss_model(whole, form.shape), feeds))
 
 
 def _linear_model() -> ir.Model:

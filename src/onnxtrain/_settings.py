@@ -1,8 +1,9 @@
-"""Checks of the settings of losses, optimizers and gradient clipping."""
+"""Checks and converts the settings of losses, optimizers and gradient clipping."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from onnxtrain.errors import GraphBuildError
@@ -17,3 +18,16 @@ def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: st
         valid = False
     if not valid:
         raise GraphBuildError(f"making {type(owner).__name__}: {field} is {value!r}; it must be {allowed}")
+
+
+def integers_to_floats(owner: Any) -> None:
+    """Converts the integers in fields of a frozen dataclass that are declared as floats, e.g. `weight_decay=1`."""
+    # The emitter writes a Python integer as an int64 constant, and no op multiplies a float tensor by one.
+    for field in fields(owner):
+        value = getattr(owner, field.name)
+        if "float" in str(field.type):
+            if type(value) is int:
+                object.__setattr__(owner, field.name, float(value))
+            elif isinstance(value, tuple) and any(type(item) is int for item in value):
+                converted = tuple(float(item) if type(item) is int else item for item in value)
+                object.__setattr__(owner, field.name, converted)

@@ -62,6 +62,8 @@ UNEVEN = [np.array([2, 4], np.int32), np.array(5, np.int32)]
 GROUPED = ("y", "k", "v")
 ML = "ai.onnx.ml"
 COEFFICIENTS = _f(12).tolist()
+# Entries further from each other than a finite difference reaches: which one is the maximum stays.
+APART = _RNG.permutation(np.linspace(0.2, 1.0, 12, dtype=np.float32)).reshape(3, 4)
 OPS = [
     Op("FusedMatMul", [_f(3, 4, 2), _f(3, 5, 4)], {"transA": 1, "transB": 1, "alpha": 0.3}, (0, 1)),
     Op("FusedMatMul", [_f(4, 3, 5), _f(3, 5, 2)], {"transBatchA": 1}, (0, 1), name="batch"),
@@ -76,8 +78,8 @@ OPS = [
         name="selu",
     ),
     Op(
-        "FusedGemm",
-        [_f(3, 4), _f(4, 5)],
+        "FusedGemm",  # of integers: no product comes near the threshold, at which the op jumps
+        [np.round(3 * _f(3, 4)), np.round(3 * _f(4, 5))],
         {"activation": "ThresholdedRelu", "activation_alpha": 0.5},
         (0, 1),
         name="thresholded",
@@ -165,6 +167,8 @@ OPS = [
     Op("ComplexMulConj", [_f(2, 3, 2), _f(2, 3, 2)], {}, (0, 1), runs=False),
     Op("Inverse", [_f(2, 3, 3) + 2 * np.eye(3, dtype=np.float32)], stays=True),
     Op("Inverse", [_f(2, 1, 3, 3) + 2 * np.eye(3, dtype=np.float32)], stays=True, name="rank 4"),
+    Op("CDist", [_f(3, 4), _f(5, 4)], {}, (0, 1), stays=True),
+    Op("CDist", [_f(3, 4), _f(5, 4)], {"metric": "euclidean"}, (0, 1), stays=True, name="root"),
     Op("GroupQueryAttention", [_f(2, 5, 64), _f(2, 5, 32), _f(2, 5, 32), None, None, *LENGTHS],
        {"num_heads": 4, "kv_num_heads": 2}, (0, 1, 2), GROUPED),
     Op(
@@ -189,8 +193,8 @@ OPS = [
     ),
     Op("Scaler", [_f(3, 4)], {"offset": [0.5, 1.0, -1.0, 0.0], "scale": [2.0, 0.5, 1.0, -1.0]}, domain=ML),
     Op("Scaler", [_f(3, 4)], {"offset": [0.5], "scale": [2.0]}, name="one", domain=ML),
-    *(Op("Normalizer", [_f(3, 4, low=0.2)], {"norm": norm}, name=norm, domain=ML) for norm in ("MAX", "L1", "L2")),
-    Op("Normalizer", [-_f(3, 4, low=0.2)], {"norm": "MAX"}, name="negative", domain=ML),
+    *(Op("Normalizer", [APART], {"norm": norm}, name=norm, domain=ML) for norm in ("MAX", "L1", "L2")),
+    Op("Normalizer", [-APART], {"norm": "MAX"}, name="negative", domain=ML),
     Op(
         "LinearRegressor", [_f(3, 4)], {"coefficients": COEFFICIENTS[:8], "intercepts": [0.5, -1.0], "targets": 2},
         domain=ML,
@@ -320,8 +324,9 @@ def test_every_body_has_a_case() -> None:
     [
         (Op("FusedGemm", [_f(2, 2), _f(2, 2)], {"activation": "Round"}), "the activation Round"),
         (Op("Attention", [X, _f(8, 12), _f(12)], {"num_heads": 2, "do_rotary": 1}), "rotary embeddings"),
+        (Op("CDist", [_f(2, 2), _f(2, 2)], {"metric": "cosine"}), "the metric 'cosine'"),
     ],
-    ids=["activation", "rotary"],
+    ids=["activation", "rotary", "metric"],
 )  # fmt: skip
 def test_what_is_not_written_is_a_clear_error(case: Op, message: str) -> None:
     with pytest.raises(NoGradientRule, match=message):
@@ -382,3 +387,25 @@ def test_packed_attention_is_that_of_its_parts(name: str) -> None:
     parts = [packed[:, :, :, k].reshape(*packed.shape[:2], -1) for k in range(packed.shape[3])]
     plain = Op("MultiHeadAttention", [*before, *parts], case.attrs)
     np.testing.assert_allclose(got, _run(_model(plain), _feeds(plain))["y"], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("metric", ["sqeuclidean", "euclidean"])
+def test_gradient_of_cdist_is_that_of_torch_also_between_equal_rows(metric: str) -> None:
+    a, b = _f(3, 4), _f(5, 4)
+    # Small integers: the kernel's |a|² + |b|² - 2ab is then exactly 0 between equal rows.
+    a[1] = b[2] = [1.0, -2.0, 0.0, 2.0]
+    proto = onnx.parser.parse_model(f"""
+        <ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[m, 4] a, float[k, 4] b) => (float loss, float[m, k] y) {{
+            y = com.microsoft.CDist<metric="{metric}">(a, b)
+            loss = ReduceSum<keepdims=0>(y)
+        }}""")
+    got = _run(differentiate(proto, "loss", ["a", "b"]), {"a": a, "b": b})
+    inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (a, b)]
+    distances = torch.cdist(*inputs)
+    # Not the square of `distances`, whose gradient is zero between equal rows whatever that of the root is.
+    loss = distances.sum() if metric == "euclidean" else (inputs[0][:, None] - inputs[1]).square().sum()
+    loss.backward()
+    assert got["y"][1, 2] == 0.0
+    for name, x in zip(("a_grad", "b_grad"), inputs, strict=True):
+        np.testing.assert_allclose(got[name], x.grad, rtol=2e-5, atol=2e-5)

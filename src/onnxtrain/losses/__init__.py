@@ -25,7 +25,8 @@ from onnxtrain.errors import GraphBuildError
 
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
-from ._elementwise import BCEWithLogitsLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
+from ._elementwise import BCEWithLogitsLoss, ElementwiseLoss, HuberLoss, L1Loss, MSELoss, SmoothL1Loss
+from ._focal import FocalLoss
 from ._mean import loss_mean
 
 __all__ = [
@@ -37,6 +38,8 @@ __all__ = [
     "BCEWithLogitsLoss",
     "ClassLabels",
     "CrossEntropyLoss",
+    "ElementwiseLoss",
+    "FocalLoss",
     "HuberLoss",
     "L1Loss",
     "Loss",
@@ -60,6 +63,7 @@ LOSSES: dict[str, type[Loss]] = {
     "cross_entropy": CrossEntropyLoss,
     "bce_with_logits": BCEWithLogitsLoss,
     "nll": NLLLoss,
+    "focal": FocalLoss,
 }
 """The losses by the names that :func:`make_loss` takes."""
 

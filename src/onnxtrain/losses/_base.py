@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from onnxtrain._settings import require
+from onnxtrain._settings import integers_to_floats, require
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import why_untyped
@@ -96,6 +96,7 @@ class Loss(ABC):
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
+        integers_to_floats(self)
         require(self, "reduction", lambda value: value in ("mean", "sum", "none"), "'mean', 'sum' or 'none'")
 
     @abstractmethod

@@ -15,7 +15,7 @@ from onnxtrain.emitter import Emitter, static_dims
 from ._base import Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
-class _ElementwiseLoss(Loss):
+class ElementwiseLoss(Loss):
     """A loss with one term per score, and a target of the scores' shape and dtype."""
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
@@ -34,7 +34,7 @@ class _ElementwiseLoss(Loss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MSELoss(_ElementwiseLoss):
+class MSELoss(ElementwiseLoss):
     """Squared error (scores - target)²."""
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
@@ -43,7 +43,7 @@ class MSELoss(_ElementwiseLoss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class L1Loss(_ElementwiseLoss):
+class L1Loss(ElementwiseLoss):
     """Absolute error |scores - target|."""
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
@@ -51,7 +51,7 @@ class L1Loss(_ElementwiseLoss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HuberLoss(_ElementwiseLoss):
+class HuberLoss(ElementwiseLoss):
     """With d = scores - target: d²/2 where |d| <= delta, delta·(|d| - delta/2) elsewhere.
 
     Attributes:
@@ -69,7 +69,7 @@ class HuberLoss(_ElementwiseLoss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothL1Loss(_ElementwiseLoss):
+class SmoothL1Loss(ElementwiseLoss):
     """Huber's loss divided by its threshold; beta = 0 is the absolute error.
 
     Attributes:
@@ -90,7 +90,7 @@ class SmoothL1Loss(_ElementwiseLoss):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class BCEWithLogitsLoss(_ElementwiseLoss):
+class BCEWithLogitsLoss(ElementwiseLoss):
     """Binary cross-entropy of sigmoid(scores); targets are probabilities in [0, 1].
 
     (1 - t)·x + (1 + (p - 1)·t)·softplus(-x) with p = pos_weight, which does not overflow for large |x|.
@@ -104,11 +104,11 @@ class BCEWithLogitsLoss(_ElementwiseLoss):
     pos_weight: npt.ArrayLike | None = None
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        softplus = _softplus(op, op.Neg(scores))
+        minus_log_p = softplus(op, op.Neg(scores))
         if self.pos_weight is not None:
             excess = self._weight_for("pos_weight", self.pos_weight, scores) - 1
-            softplus = op.Mul(op.Add(op.Mul(target, op.const(excess, like=scores)), 1.0), softplus)
-        terms: ir.Value = op.Add(op.Mul(op.Sub(1.0, target), scores), softplus)
+            minus_log_p = op.Mul(op.Add(op.Mul(target, op.const(excess, like=scores)), 1.0), minus_log_p)
+        terms: ir.Value = op.Add(op.Mul(op.Sub(1.0, target), scores), minus_log_p)
         if self.weight is not None:
             terms = op.Mul(terms, op.const(self._weight_for("weight", self.weight, scores), like=scores))
         return terms
@@ -127,7 +127,7 @@ class BCEWithLogitsLoss(_ElementwiseLoss):
         return array
 
 
-def _softplus(op: Emitter, x: ir.Value) -> ir.Value:
+def softplus(op: Emitter, x: ir.Value) -> ir.Value:
     """log(1 + exp(x)); ONNX Runtime's CPU has no kernel of Softplus for float64.
 
     max(x, 0) + log(1 + exp(-|x|)), whose two halves have one derivative at 0 as Max and Abs have not.

@@ -15,13 +15,14 @@ from onnxtrain.errors import GraphBuildError
 
 from ._adafactor import Adafactor
 from ._adam import Adam, AdamW, SparseAdam
-from ._base import Moment, MomentSpec, Optimizer, ParameterGroup
+from ._base import Moment, MomentSpec, Optimizer, ParameterGroup, StepInputs
 from ._build import build_optimizer_model, manifest_entry
 from ._clipping import ClipGradNorm, ClipGradValue, GradientClipping
 from ._gradient_descent import SGD, Adagrad, RMSprop
 from ._lion import Lion
 from ._muon import Muon
 from ._plan import ParameterSpec, moment_dtype
+from ._prodigy import Prodigy
 
 __all__ = [
     "OPTIMIZERS",
@@ -40,8 +41,10 @@ __all__ = [
     "Optimizer",
     "ParameterGroup",
     "ParameterSpec",
+    "Prodigy",
     "RMSprop",
     "SparseAdam",
+    "StepInputs",
     "build_optimizer_model",
     "make_optimizer",
     "manifest_entry",
@@ -57,6 +60,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "lion": Lion,
     "adafactor": Adafactor,
     "muon": Muon,
+    "prodigy": Prodigy,
     "sparse_adam": SparseAdam,
 }
 """The optimizers by the names that :func:`make_optimizer` takes."""

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 
 import onnx_ir as ir
 
-from onnxtrain._settings import require
+from onnxtrain._settings import integers_to_floats, require
 from onnxtrain.emitter import Emitter, Operand
 
 from ._clipping import GradientClipping
@@ -39,6 +39,20 @@ class Moment(NamedTuple):
     meaning: str
     initial_value: float = 0.0
     shape: tuple[int, ...] | None = None
+
+
+class StepInputs(NamedTuple):
+    """Values that the step of one parameter reads, in the dtype of the computation.
+
+    Attributes:
+        w: the parameter.
+        g: its gradient, clipped, of the same shape.
+        moments: one per entry of :meth:`Optimizer.moments`.
+    """
+
+    w: ir.Value
+    g: ir.Value
+    moments: Sequence[ir.Value]
 
 
 @dataclass(frozen=True)
@@ -98,6 +112,7 @@ class Optimizer(ABC):
     groups: Sequence[ParameterGroup] = ()
 
     def __post_init__(self) -> None:
+        integers_to_floats(self)
         require(
             self,
             "clip_grad",
@@ -146,6 +161,21 @@ class Optimizer(ABC):
             step: int64 [], 1 at the first step.
         """
 
+    def shared_scalars(
+        self, op: Emitter, scalars: Sequence[Operand], inputs: Sequence[StepInputs]
+    ) -> Sequence[Operand]:
+        """Returns the scalars for :meth:`update` if they depend on the parameters; by default those of `scalars`.
+
+        Called once for all parameters that have the same settings, learning rate and dtype, as an estimate of the step
+        size from all of them (:class:`Prodigy`) needs it.
+
+        Args:
+            op: writes into the optimizer model.
+            scalars: the result of :meth:`scalars`.
+            inputs: one entry per parameter, in graph order.
+        """
+        return scalars
+
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
         """Returns scalars with which :meth:`update` takes `g` for `factor` times `g`; None if there are none such.
 
@@ -169,7 +199,7 @@ class Optimizer(ABC):
             w: the parameter.
             g: its gradient, clipped, of the same shape and dtype.
             moments: one per entry of :meth:`state_spec`, of the same dtype.
-            scalars: what :meth:`scalars` returned.
+            scalars: the result of :meth:`shared_scalars`.
         """
 
 

@@ -13,9 +13,12 @@ from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.passes.canonical.opset import fit_ir_version
 from onnxtrain.passes.io.load import CANONICAL_OPSET, MAX_OPSET
 
-from ._base import Optimizer
+from ._base import Optimizer, StepInputs
 from ._plan import ParameterSpec, Update, moment_dtype, plan_updates
 from ._rows import Rows
+
+_Settings = tuple[Optimizer, float, ir.DataType]
+"""An optimizer, the factor of its learning rate, and the dtype of the computation."""
 
 
 def build_optimizer_model(
@@ -114,12 +117,38 @@ class _Slot:
         return cls(value(name, dtype), gradient, indices, moments, update)
 
     @property
+    def state(self) -> list[ir.Value]:
+        """The parameter and its moments: the graph inputs that a step updates."""
+        return [self.w, *self.moments]
+
+    @property
+    def dtype(self) -> ir.DataType:
+        """The dtype of the computation, e.g. float32 for a parameter of float16."""
+        assert self.w.dtype is not None
+        return moment_dtype(self.w.dtype)
+
+    @property
+    def settings(self) -> _Settings:
+        """Parameters with equal settings share their scalars."""
+        return self.update.optimizer, self.update.learning_rate_scale, self.dtype
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the step is computed on vectors instead of tensors whose last of several axes has size one.
+
+        ONNX Runtime (1.31.1) combines such a tensor, e.g. the weight of a 1x1 convolution, with a scalar element by
+        element, 60 times as slow as a vector.
+        """
+        shape = self.w.shape
+        return self.update.optimizer.elementwise and shape is not None and shape.rank() > 1 and shape[-1] == 1
+
+    @property
     def inputs(self) -> list[ir.Value]:
         return [self.w, self.g, *([] if self.indices is None else [self.indices]), *self.moments]
 
     @property
     def outputs(self) -> list[str]:
-        return [f"{value.name}_updated" for value in (self.w, *self.moments)]
+        return [f"{value.name}_updated" for value in self.state]
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -137,31 +166,40 @@ def _check_names(names: Sequence[str]) -> None:
 def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
-    gradients = [_as(op, slot.g, _working_dtype(slot)) for slot in slots]
+    gradients = [_as(op, slot.g, slot.dtype) for slot in slots]
     rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
     gradients = [g if rows is None else rows.add_up(g) for g, rows in zip(gradients, rows_of, strict=True)]
     factor = optimizer.clip_grad.factor(op, gradients) if optimizer.clip_grad is not None else None
     if optimizer.clip_grad is not None and factor is None:
         gradients = optimizer.clip_grad.apply(op, gradients)
-    known: dict[tuple[Optimizer, float, ir.DataType], tuple[Sequence[Operand], ir.Value | None]] = {}
+    own_scalars: dict[_Settings, tuple[Sequence[Operand], ir.Value | None]] = {}
+    inputs: list[StepInputs] = []
+    states: list[list[ir.Value]] = []
     for slot, rows, gradient in zip(slots, rows_of, gradients, strict=True):
-        own, scale, dtype = slot.update.optimizer, slot.update.learning_rate_scale, _working_dtype(slot)
-        if (own, scale, dtype) not in known:
+        settings = slot.settings
+        own, scale, dtype = settings
+        if settings not in own_scalars:
             rate = _as(op, learning_rate, dtype)
             scalars = own.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
-            known[own, scale, dtype] = _scaled(op, own, scalars, factor and _as(op, factor, dtype))
-        scalars, left = known[own, scale, dtype]
+            own_scalars[settings] = _scaled(op, own, scalars, factor and _as(op, factor, dtype))
+        left = own_scalars[settings][1]
         if left is not None:
             gradient = op.Mul(gradient, left)
-        state = [slot.w, *slot.moments]
-        before = state if rows is None else [rows.read(table) for table in state]
-        values = [_as(op, before[0], dtype), gradient, *before[1:]]
-        flat = own.elementwise and _ends_with_one(slot.w)
-        w, g, *moments = (op.Reshape(value, [-1]) for value in values) if flat else values
-        results = own.update(op, w, g, moments, scalars)
-        for whole, old, new, name in zip(state, before, results, slot.outputs, strict=True):
+        state = slot.state if rows is None else [rows.read(table) for table in slot.state]
+        values = [_as(op, state[0], dtype), gradient, *state[1:]]
+        w, g, *moments = (op.Reshape(value, [-1]) for value in values) if slot.is_flat else values
+        states.append(state)
+        inputs.append(StepInputs(w, g, moments))
+    # Only now are all gradients clipped, which scalars of all parameters together may depend on.
+    shared = {}
+    for settings, (scalars, _) in own_scalars.items():
+        members = [entry for slot, entry in zip(slots, inputs, strict=True) if slot.settings == settings]
+        shared[settings] = settings[0].shared_scalars(op, scalars, members)
+    for slot, rows, state, step_inputs in zip(slots, rows_of, states, inputs, strict=True):
+        results = slot.update.optimizer.update(op, *step_inputs, shared[slot.settings])
+        for whole, old, new, name in zip(slot.state, state, results, slot.outputs, strict=True):
             assert old.dtype is not None
-            output = _as(op, op.reshape_like(new, old) if flat else new, old.dtype)
+            output = _as(op, op.reshape_like(new, old) if slot.is_flat else new, old.dtype)
             if rows is not None:
                 output = rows.write(whole, output)
             output.name, output.shape = name, whole.shape
@@ -174,19 +212,6 @@ def _scaled(
     """Returns the scalars of a step of gradients times a factor, and what is left to multiply these by."""
     scaled = None if factor is None else optimizer.scaled(op, scalars, factor)
     return (scalars, factor) if scaled is None else (scaled, None)
-
-
-def _ends_with_one(value: ir.Value) -> bool:
-    """Whether the last of several axes has size one, as in the weight of a 1x1 convolution.
-
-    ONNX Runtime (1.31.1) combines such a tensor with a scalar element by element, 60 times as slow as a vector.
-    """
-    return value.shape is not None and value.shape.rank() > 1 and value.shape[-1] == 1
-
-
-def _working_dtype(slot: _Slot) -> ir.DataType:
-    assert slot.w.dtype is not None
-    return moment_dtype(slot.w.dtype)
 
 
 def _as(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from onnxtrain._settings import require
+from onnxtrain._settings import integers_to_floats, require
 from onnxtrain.emitter import Emitter
 
 
@@ -40,6 +40,7 @@ class ClipGradNorm(GradientClipping):
     max_norm: float = 1.0
 
     def __post_init__(self) -> None:
+        integers_to_floats(self)
         _require_positive(self, "max_norm")
 
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
@@ -66,6 +67,7 @@ class ClipGradValue(GradientClipping):
     value: float = 1.0
 
     def __post_init__(self) -> None:
+        integers_to_floats(self)
         _require_positive(self, "value")
 
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:

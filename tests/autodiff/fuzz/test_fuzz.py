@@ -51,7 +51,7 @@ NOT_DRAWN = {
 
 OTHER_DOMAINS = {
     "ai.onnx.ml": "of its one op with a rule, `test_contrib.py` has a case",
-    "com.microsoft": "those with a rule are quantized; of those with a body the most frequent ones are drawn",
+    "com.microsoft": "`test_contrib.py` has cases of all; of those with a body the most frequent ones are drawn",
     "onnxtrain": "functions with native kernels, of which the tests of these draw cases",
 }
 """Domains with rules that the fuzz leaves out, and why."""

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView, Signature
 from onnxtrain.autodiff._registry import defbody, nondifferentiable, vjp
-from onnxtrain.autodiff.rules._contrib import refused
+from onnxtrain.autodiff.rules.contrib._shared import refused
 from onnxtrain.emitter import Emitter
 
 _ML = "ai.onnx.ml"

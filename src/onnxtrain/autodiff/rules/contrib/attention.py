@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.autodiff._node import NodeView
 from onnxtrain.autodiff._registry import defbody
-from onnxtrain.autodiff.rules._contrib import MS, refused
+from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.emitter import Emitter
 
 

@@ -1,0 +1,16 @@
+"""Writes elementwise ops of com.microsoft in standard ops."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.autodiff._node import NodeView
+from onnxtrain.autodiff._registry import defbody
+from onnxtrain.autodiff.rules.contrib._shared import MS
+from onnxtrain.emitter import Emitter
+
+
+@defbody("BiasAdd", MS, "X bias skip", "Y")
+def bias_add(op: Emitter, n: NodeView) -> ir.Value:
+    """A sum of three."""
+    return op.Add(op.Add(n.X, n.bias), n.skip)

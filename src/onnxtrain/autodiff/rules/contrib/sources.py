@@ -1,0 +1,12 @@
+"""Declares ops of com.microsoft that no gradient can pass."""
+
+from __future__ import annotations
+
+from onnxtrain.autodiff._registry import not_yet
+from onnxtrain.autodiff.rules.contrib._shared import MS
+
+not_yet(
+    *("BeamSearch", "GreedySearch", "Sampling", "WhisperBeamSearch"),
+    reason="its result is made of the tokens that were chosen, which have no gradient; train the decoder that it calls",
+    domain=MS,
+)

@@ -1,0 +1,46 @@
+"""Defines the focal loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxtrain._settings import require
+from onnxtrain.emitter import Emitter
+
+from ._elementwise import ElementwiseLoss, softplus
+
+
+@dataclass(frozen=True, kw_only=True)
+class FocalLoss(ElementwiseLoss):
+    """Binary cross-entropy that counts easy examples less (Lin et al., 2017, equation 5); targets are 0 or 1.
+
+    With p = sigmoid(score): -alpha·(1 - p)^gamma·log(p) for target 1, -(1 - alpha)·p^gamma·log(1 - p) for target 0.
+    A target t between 0 and 1 gives t times the first plus 1 - t times the second, as in binary cross-entropy.
+
+    Attributes:
+        alpha: weight of target 1, from 0 to 1; target 0 has 1 - alpha. None gives both the weight 1.
+        gamma: how fast the weight of an example falls as it is classified better; 0 is binary cross-entropy.
+    """
+
+    alpha: float | None = 0.25
+    gamma: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self, "alpha", lambda alpha: alpha is None or 0 <= alpha <= 1, "from 0 to 1, or None")
+        require(self, "gamma", lambda gamma: 0 <= gamma < float("inf"), "zero or a positive number")
+
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        # log(p) = -softplus(-x) and log(1 - p) = -softplus(x). Powers of p as exp(gamma·log(p)) keep a finite gradient
+        # where p is rounded to 0 or 1, which Pow of a sigmoid has not for gamma below 1.
+        minus_log_p, minus_log_q = softplus(op, op.Neg(scores)), softplus(op, scores)
+
+        def term(own: ir.Value, other: ir.Value) -> ir.Value:
+            return op.Mul(op.Exp(op.Mul(other, -self.gamma)), own)
+
+        positive, negative = term(minus_log_p, minus_log_q), term(minus_log_q, minus_log_p)
+        if self.alpha is not None:
+            positive, negative = op.Mul(positive, self.alpha), op.Mul(negative, 1 - self.alpha)
+        return op.Add(op.Mul(positive, target), op.Mul(negative, op.Sub(1.0, target)))

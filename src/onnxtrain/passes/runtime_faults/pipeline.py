@@ -9,6 +9,7 @@ from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, wid
 from onnxtrain.passes.runtime_faults.packed_attention import unpack_attention
 from onnxtrain.passes.runtime_faults.reduction_axes import NoAxesPass, PositiveAxesPass
 from onnxtrain.passes.runtime_faults.running_statistics import IsolateStatisticsPass
+from onnxtrain.passes.runtime_faults.scan_outputs import ScanOutputsPass
 from onnxtrain.passes.runtime_faults.swish import SwishPass
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.constants import lift_constants
@@ -23,6 +24,7 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     an empty batch keep their shape, reductions over no axes are written elementwise, and bfloat16 is computed in
     float32, which the CPU provider has kernels for. Cross entropies are taken along the last axis. Swish, and attention
     of packed queries, keys and values, become what they are made of. Absent inputs at the end of a node are dropped.
+    Bodies of Scan return copies of their inputs, not the inputs.
     Values of subgraphs have names of their own.
     """
     model = unpack_attention(model)
@@ -37,5 +39,6 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     if PositiveAxesPass()(model).modified:
         lift_constants(model)
     AbsentInputsPass()(model)
+    ScanOutputsPass()(model)
     name_apart(model)
     return model

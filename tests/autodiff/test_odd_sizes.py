@@ -306,6 +306,22 @@ def test_second_derivative_in_running_statistics_that_are_parameters() -> None:
     np.testing.assert_allclose(got, torch.autograd.grad(slope.sum(), m)[0].numpy(), rtol=1e-9)
 
 
+def test_float64_of_older_opsets_runs_behind_an_op_that_onnx_does_not_know() -> None:
+    """Whose result has no dtype when the function bodies are looked for."""
+    text = (
+        '<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]> g (double[5] x) => (double loss) '
+        "{ h = com.microsoft.FastGelu(x) y = ThresholdedRelu<alpha = 0.25>(h) loss = ReduceSum<keepdims=0>(y) }"
+    )
+    model = onnx.parser.parse_model(text)
+    _session(model)
+    x = np.linspace(-2, 2, 5)
+    step = differentiate(model, "loss", ["x"])
+    leaf = torch.tensor(x, requires_grad=True)
+    gelu = fn.gelu(leaf, approximate="tanh")
+    (want,) = torch.autograd.grad(gelu[gelu > 0.25].sum(), leaf)
+    np.testing.assert_allclose(_session(step).run(["x_grad"], {"x": x})[0], want.numpy(), rtol=1e-6)
+
+
 @pytest.mark.parametrize("op", ["Elu", "LeakyRelu", "Selu", "Softplus"])
 def test_float64_of_older_opsets_runs_after_conversion(op: str) -> None:
     """ONNX Runtime computes these in float64 by their function bodies, at opset 18 only."""

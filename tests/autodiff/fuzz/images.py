@@ -50,6 +50,9 @@ def conv(b: Builder, d: Draw) -> None:
     w = weight(b, d, [outputs, channels // group, *kernel])
     bias = [b.like([outputs])] if d.chance(50) else []
     attrs = _geometry(b, d, "Conv", rank)
+    if 0 in b.shape(x)[2:]:
+        # The gradient of a padded one is a ConvTranspose to an image without pixels, which ONNX Runtime refuses.
+        attrs.pop("pads", None)
     b.node(
         "Conv",
         [x, w, *bias],

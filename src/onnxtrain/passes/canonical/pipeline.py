@@ -106,7 +106,8 @@ def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
     def keep(node: ir.Node) -> bool:
         if node.op_type == "GroupNormalization":
             return opset < 18
-        double = node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE
+        # Of results of ops that onnx does not know, such as those of com.microsoft, the dtype is not known either yet.
+        double = node.inputs[0] is not None and node.inputs[0].dtype in (ir.DataType.DOUBLE, None)
         return not (wide and double and opset >= _FLOAT64_BODIES.get(node.op_type, CANONICAL_OPSET))
 
     return inline_schema_functions(model, keep)

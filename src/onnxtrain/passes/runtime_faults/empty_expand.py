@@ -1,0 +1,41 @@
+"""Write broadcasts to no elements so that ONNX Runtime does not drop them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from onnxtrain.passes.tidy.replace_value import write_before
+
+
+class EmptyExpandPass(ir.passes.InPlacePass):
+    """Cut the input of an Expand to size 0 along the axes that a constant shape gives size 0.
+
+    A graph optimizer of ONNX Runtime (1.32, level basic) drops an Expand whose constant shape asks for no size above 1
+    that the input lacks. It forgets 0: an Expand of `[3, 1]` to `[3, 0]` is dropped, and its result is `[3, 1]`.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Write a Slice before such nodes, in place, also in subgraphs; the constants are Constant nodes."""
+        nodes = [
+            node
+            for node in ir.traversal.RecursiveGraphIterator(model.graph)
+            if (node.domain, node.op_type) == ("", "Expand") and _axes_to_cut(node)
+        ]
+        for node in nodes:
+            axes = write_before(node, "empty_axes", "Constant", value_ints=_axes_to_cut(node))
+            zeros = write_before(node, "zeros", "Constant", value_ints=[0] * len(_axes_to_cut(node)))
+            node.replace_input_with(0, write_before(node, "cut", "Slice", node.inputs[0], zeros, zeros, axes))
+        return ir.passes.PassResult(model, bool(nodes))
+
+
+def _axes_to_cut(node: ir.Node) -> list[int]:
+    """Return the axes of an Expand's input that a constant shape gives size 0 and that may have size 1."""
+    x, shape = node.inputs[0], node.inputs[1]
+    target = None if shape is None else ir.convenience.get_const_tensor(shape)
+    if target is None or x is None or x.shape is None:
+        return []
+    sizes = target.numpy().tolist()
+    before = len(sizes) - len(x.shape)  # axes that the Expand puts in front of those of its input
+    return [
+        axis for axis, size in enumerate(x.shape) if axis + before >= 0 and sizes[axis + before] == 0 != size
+    ]

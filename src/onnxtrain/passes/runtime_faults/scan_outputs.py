@@ -9,8 +9,8 @@ class ScanOutputsPass(ir.passes.InPlacePass):
     """Put an Identity between an input of a Scan's body and the output that is this input.
 
     ONNX Runtime (1.32) leaves such an output unset: a state that every iteration passes on as it is, and a scan
-    output that repeats a state or the rows that are scanned, hold whatever was in their memory before. No graph optimizer
-    is at fault (it happens with all of them switched off), and none removes the Identity. A Loop has no such fault.
+    output that repeats a state or the rows that are scanned, hold whatever was in their memory before. It happens with
+    all graph optimizers switched off, too, and none of them removes the Identity. A Loop has no such fault.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -10,8 +10,8 @@ from onnxtrain.passes.tidy.replace_value import write_before
 class SliceAxesPass(ir.passes.InPlacePass):
     """Write out the default axes, 0 to n - 1, of a Slice with n constant starts and steps that are no constants.
 
-    A graph optimizer of ONNX Runtime (1.32, level basic) drops a Slice from 0 to the end of each axis if its axes are left
-    out, and looks at the steps only if they are constants: `x[0::2]` with the step as an input is then `x`.
+    A graph optimizer of ONNX Runtime (1.32, level basic) drops a Slice from 0 to the end of each axis if its axes are
+    left out, and looks at the steps only if they are constants: `x[0::2]` with the step as an input is then `x`.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError, NothingToTrain
 from onnxtrain.passes import (
     TorchSignature,
@@ -152,7 +153,7 @@ def select_parameters(
         raise NothingToTrain(
             "building the training graph: no parameter is left to train; the model has "
             f"{len(floats)} floating-point initializers, of which {len(frozen_names)} are frozen{others}. "
-            "Name the parameters to train in requires_grad, or freeze fewer."
+            f"Name the parameters to train in {argument('requires_grad')}, or freeze fewer."
         )
     kept = [name for name in model.graph.initializers if name in frozen_names - set(statistics)]
     return Selection(trainable, kept, statistics)
@@ -188,10 +189,10 @@ def _check_pattern(model: ir.Model, role: str, pattern: str) -> None:
         return
     parameters = _parameter_names(model)
     if set(pattern) & set("*?["):
-        problem = f"no parameter matches {pattern!r} of {role}; the parameters are {some_names(parameters)}"
+        problem = f"no parameter matches {pattern!r} of {argument(role)}; the parameters are {some_names(parameters)}"
     else:
         known = some_names([name for name, _ in float_initializers(model)])
-        problem = f"{role} names {pattern!r}; the parameters are {known}"
+        problem = f"{argument(role)} names {pattern!r}; the parameters are {known}"
     raise GraphBuildError(f"selecting parameters: {problem}{_hint(model)}")
 
 

@@ -351,7 +351,7 @@ def test_one_schedule_over_several_commands(run: Any, mlp: Path, data: Path, tmp
     assert tensors(tmp_path / "twice") == tensors(tmp_path / "once")
     third = run("train", tmp_path / "twice", "--data", data)
     assert third.code == 1
-    assert "--schedule-epochs=4 should be the number of epochs of all fits together" in " ".join(
+    assert "--schedule-epochs 4 should be the number of epochs of all fits together" in " ".join(
         third.err.split()
     )
 

@@ -18,6 +18,7 @@ import models
 from cli.files import arrays_in
 from onnxtrain.cli._app import app
 from onnxtrain.cli._optimizer import chosen_optimizer
+from onnxtrain.cli._options import OptimizerOptions
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.optimizers import SGD, Adagrad, AdamW, Muon
 from trainer.test_resume import dropout_model
@@ -118,20 +119,20 @@ def test_training_values_are_those_of_the_weights_not_of_the_epoch(run: Any, ove
 
 
 def test_optimizer_options(run: Any, overfit: Path) -> None:
-    assert chosen_optimizer("adamw", None, None) == AdamW()
-    assert chosen_optimizer("adamw", 0.1, ["betas=0.8,0.9", "eps=1e-4"]) == AdamW(
+    assert chosen_optimizer(OptimizerOptions("adamw", None, None)) == AdamW()
+    assert chosen_optimizer(OptimizerOptions("adamw", 0.1, ["betas=0.8,0.9", "eps=1e-4"])) == AdamW(
         weight_decay=0.1, betas=(0.8, 0.9), eps=1e-4
     )
-    assert chosen_optimizer("sgd", None, ["momentum=0.9", "nesterov=true"]) == SGD(
+    assert chosen_optimizer(OptimizerOptions("sgd", None, ["momentum=0.9", "nesterov=true"])) == SGD(
         momentum=0.9, nesterov=True
     )
-    assert chosen_optimizer("muon", 0, ["ns_steps=3", "adjust_lr_fn=match_rms_adamw"]) == Muon(
-        weight_decay=0, ns_steps=3, adjust_lr_fn="match_rms_adamw"
-    )
-    assert chosen_optimizer("adagrad", None, ["initial_accumulator_value=1"]) == Adagrad(
+    assert chosen_optimizer(
+        OptimizerOptions("muon", 0, ["ns_steps=3", "adjust_lr_fn=match_rms_adamw"])
+    ) == Muon(weight_decay=0, ns_steps=3, adjust_lr_fn="match_rms_adamw")
+    assert chosen_optimizer(OptimizerOptions("adagrad", None, ["initial_accumulator_value=1"])) == Adagrad(
         initial_accumulator_value=1
     )
-    assert chosen_optimizer("adafactor", None, ["eps=none,0.1"]).eps == (None, 0.1)
+    assert chosen_optimizer(OptimizerOptions("adafactor", None, ["eps=none,0.1"])).eps == (None, 0.1)
     for arguments, message in (
         (("adamw", None, ["momentum=0.9"]), "adamw has no setting 'momentum'. Its settings and their defaults: "
          "betas=0.9,0.999, eps=1e-08, weight_decay=0.01"),
@@ -146,7 +147,7 @@ def test_optimizer_options(run: Any, overfit: Path) -> None:
         (("lamb", None, None), "choosing an optimizer: received 'lamb'"),
     ):  # fmt: skip
         with pytest.raises(OnnxTrainError) as error:
-            chosen_optimizer(*arguments)  # type: ignore[arg-type]
+            chosen_optimizer(OptimizerOptions(*arguments))  # type: ignore[arg-type]
         assert message in str(error.value)
 
 

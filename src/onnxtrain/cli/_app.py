@@ -10,26 +10,19 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.logging import RichHandler
 
-from onnxtrain.cli._app_train import train
 from onnxtrain.cli._interrupts import InterruptibleGroup
-from onnxtrain.cli._output import JsonOption, ShellHandler, guarded
-from onnxtrain.cli._shared import (
-    BatchNormOption,
+from onnxtrain.cli._options import (
+    ArtifactsOptions,
     BatchSizeOption,
-    DynamicBatchOption,
-    FreezeOption,
-    LossOption,
+    JsonOption,
     ModelArgument,
-    OnlyOption,
-    OptimizerOption,
-    OptimizerOptionOption,
-    PrecisionName,
-    PrecisionOption,
-    ReplaceHeadOption,
     RunArgument,
-    WeightDecayOption,
+    TrainOptions,
+    taking,
 )
+from onnxtrain.cli._output import guarded
 
 app = typer.Typer(
     name="onnxtrain",
@@ -64,7 +57,7 @@ def options(
     level = logging.DEBUG if debug else logging.WARNING
     logger = logging.getLogger("onnxtrain")
     logger.setLevel(level)
-    handler = ShellHandler(level, Console(stderr=True), show_time=False, show_path=False)
+    handler = RichHandler(level, Console(stderr=True), show_time=False, show_path=False)
     logger.addHandler(handler)
     context.call_on_close(lambda: logger.removeHandler(handler))
 
@@ -100,40 +93,26 @@ def demo(
 
 
 @app.command()
-def artifacts(
-    model: ModelArgument,
-    loss: LossOption = None,
-    optimizer: OptimizerOption = "adamw",
-    weight_decay: WeightDecayOption = None,
-    optimizer_option: OptimizerOptionOption = None,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Write the files to this directory, e.g. device."),
-    ] = Path("artifacts"),
-    train: OnlyOption = None,
-    freeze: FreezeOption = None,
-    batch_norm: BatchNormOption = None,
-    precision: PrecisionOption = PrecisionName.FP32,
-    dynamic_batch: DynamicBatchOption = False,
-    replace_head: ReplaceHeadOption = None,
-    nominal: Annotated[
-        bool,
-        typer.Option(
-            "--nominal", help="Also write a checkpoint with names and shapes but without data. Default: off."
-        ),
-    ] = False,
-    json: JsonOption = False,
-) -> None:
+@taking(ArtifactsOptions)
+def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
     """Write the files that a device trains from."""
-    from onnxtrain.cli._artifacts import prepared, run_command
-    from onnxtrain.cli._optimizer import chosen_optimizer
+    from onnxtrain.cli._artifacts import run_command
 
-    source = prepared(model, dynamic_batch=dynamic_batch, classes=replace_head, seed=0)
-    chosen = chosen_optimizer(optimizer, weight_decay, optimizer_option)
-    run_command(source, loss, chosen, output, train, freeze, batch_norm, precision.value, nominal, json)
+    run_command(options)
 
 
-app.command()(train)
+@app.command()
+@taking(TrainOptions)
+def train(options: TrainOptions, given: frozenset[str]) -> None:
+    """Train a model on arrays or a table; Ctrl-C saves, and training the directory goes on.
+
+    A run that goes on keeps the options that it was started with: leave
+    them out. Once it has finished, --epochs, --batch-size,
+    --learning-rate, --validation and --patience may be given anew.
+    """
+    from onnxtrain.cli._train import run_command
+
+    run_command(options, given)
 
 
 @app.command()

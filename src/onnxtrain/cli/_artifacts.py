@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._inspect import run_command as inspect
+from onnxtrain.cli._optimizer import chosen_optimizer
+from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
 from onnxtrain.cli._tables import PROPERTY as TABLE
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.losses import LOSSES
-from onnxtrain.optimizers import Optimizer
 from onnxtrain.passes import canonicalize, load_model
 from onnxtrain.surgery import replace_head
 from onnxtrain.surgery._dynamic_batch import make_batch_dynamic
 from onnxtrain.training.layer_modes import BatchNormMode
-from onnxtrain.training.training_graph import Precision
 
 _MODES = ("as_exported", "training", "inference")
 
@@ -53,7 +53,7 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
         )
 
 
-def prepared(path: Path, *, dynamic_batch: bool, classes: int | None, seed: int) -> ir.Model:
+def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
     """Returns the model of a file, with a batch of any size and a new head where they are asked for.
 
     Raises:
@@ -65,39 +65,31 @@ def prepared(path: Path, *, dynamic_batch: bool, classes: int | None, seed: int)
             f"'{path}' takes the columns of a table as they are; what is trained is the network in it. Write that "
             "alone, by onnxtrain export RUN -o network.onnx --network, or go on with the run: onnxtrain train RUN."
         )
-    if dynamic_batch:
+    if options.dynamic_batch:
         model = make_batch_dynamic(model)
-    if classes is not None:
-        model = replace_head(model, classes, seed=seed)
+    if options.replace_head is not None:
+        model = replace_head(model, options.replace_head, seed=seed)
     return model
 
 
-def run_command(
-    model: ir.Model,
-    loss: str | None,
-    optimizer: Optimizer,
-    output: Path,
-    train: Sequence[str] | None,
-    freeze: Sequence[str] | None,
-    batch_norm: Sequence[str] | None,
-    precision: str,
-    nominal: bool,
-    json: bool,
-) -> None:
+def run_command(options: ArtifactsOptions) -> None:
     """Writes the artifacts, and shows them as `onnxtrain inspect` does."""
+    asked = options.model
+    model = prepared(options.source, asked, seed=0)
+    optimizer = chosen_optimizer(options.optimizer)
     loaded = canonicalize(model)
-    check_loss(loaded, loss)
+    check_loss(loaded, asked.loss)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     generate_artifacts(
         model,
-        requires_grad=list(train) if train else None,
-        frozen_params=list(freeze) if freeze else None,
-        loss=loss,
+        requires_grad=asked.train or None,
+        frozen_params=asked.freeze or None,
+        loss=asked.loss,
         optimizer=optimizer,
-        artifact_directory=output,
-        additional_output_names=outputs if loss is not None else outputs[1:],
-        nominal_checkpoint=nominal,
-        batch_norm=batch_norm_mode(batch_norm),
-        precision=cast(Precision, precision),
+        artifact_directory=options.output,
+        additional_output_names=outputs if asked.loss is not None else outputs[1:],
+        nominal_checkpoint=options.nominal,
+        batch_norm=batch_norm_mode(asked.batch_norm),
+        precision=asked.precision,
     )
-    inspect(output, json)
+    inspect(options.output, options.json)

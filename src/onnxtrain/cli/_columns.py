@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from onnxtrain.cli._options import TableOptions
 from onnxtrain.cli._table_file import Table, Values
 from onnxtrain.errors import InputError
 from onnxtrain.selection import some_names
@@ -39,34 +40,6 @@ def likely_missing(texts: list[str]) -> list[str]:
     ['NA', 'null']
     """
     return [text for text in texts if text.strip().lower() in _LIKELY_MISSING]
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """What the options of a command say of a table."""
-
-    target: list[str] | None = None
-    inputs: list[str] | None = None
-    impute: str | None = None
-    one_hot: bool = False
-    ordinal: bool = False
-    scale: bool = False
-    missing: list[str] | None = None
-    categorical: list[str] | None = None
-    id: list[str] | None = None
-
-    def check(self) -> None:
-        """Raises InputError for options that do not go together."""
-        if self.impute not in (None, "mean", "median"):
-            raise InputError(f"--impute is {self.impute!r}; choose mean or median.")
-        if self.one_hot and self.ordinal:
-            raise InputError(
-                "--one-hot and --ordinal are two ways to encode the same columns; give one of them."
-            )
-
-    def given(self) -> list[str]:
-        """Returns the options that were given, as on the command line."""
-        return [f"--{name.replace('_', '-')}" for name, value in asdict(self).items() if value]
 
 
 @dataclass(frozen=True)

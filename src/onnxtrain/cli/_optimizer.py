@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from onnxtrain.cli._options import OptimizerOptions
 from onnxtrain.errors import InputError
 from onnxtrain.optimizers import Optimizer, make_optimizer
 
@@ -21,23 +21,19 @@ def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
     return {name: getattr(optimizer, name) for name in names}
 
 
-def chosen_optimizer(name: str, weight_decay: float | None, options: Sequence[str] | None) -> Optimizer:
-    """Returns the optimizer of a name with the settings that were given.
-
-    Args:
-        name: a key of `onnxtrain.optimizers.OPTIMIZERS`.
-        weight_decay: None for the optimizer's own.
-        options: texts such as "momentum=0.9" or "betas=0.9,0.95".
+def chosen_optimizer(options: OptimizerOptions) -> Optimizer:
+    """Makes the optimizer of a name with the settings that were given.
 
     Raises:
         GraphBuildError: there is no optimizer of that name, or it refuses a value.
         InputError: it has no such setting, or the value is of another kind.
     """
+    name, weight_decay = options.optimizer, options.weight_decay
     optimizer = make_optimizer(name)
     settings = optimizer_settings(optimizer)
     known = ", ".join(f"{key}={_shown(value)}" for key, value in settings.items()) or "none"
     given: dict[str, Any] = {}
-    for text in options or ():
+    for text in options.optimizer_option or ():
         key, equals, value = text.partition("=")
         if not equals or key in given:
             raise InputError(f"--optimizer-option '{text}' should be NAME=VALUE, each name once.")

@@ -1,73 +1,617 @@
-"""The options of `onnxtrain train`."""
+"""Options of the commands, each declared once: a field with its type, default, help text and what a run keeps of it.
+
+:func:`taking` makes the parameters of a command from the fields of a dataclass. What a run remembers (`_remember`) and
+how messages of the Python API name an option (:class:`ShellWords`) follow from the fields as well, so that a new option
+is one new field.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_type_hints
 
-from onnxtrain.cli._columns import TableOptions
+import typer
+
+from onnxtrain._words import Words
+from onnxtrain.errors import InputError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """States what a run keeps of an option, and the option's name in the Python API.
+
+    Attributes:
+        kept: "run": a run that goes on keeps the value, and another value is an error. "fit": the same until the fit
+            that was interrupted has ended; a new fit may have another value. "anew": kept, but may be changed at any
+            time. None: not kept.
+        python: argument of `Trainer` or `fit` that the option sets, e.g. "clip_grad_norm" for `--clip-norm`. Empty
+            for the name of the field.
+    """
+
+    kept: Literal["run", "fit", "anew"] | None = None
+    python: str = ""
+
+
+class Option(NamedTuple):
+    """A field of a dataclass of options, without the nesting.
+
+    Attributes:
+        annotation: type and typer's declaration, e.g. `Annotated[int, typer.Option(min=1)]`.
+        default: `inspect.Parameter.empty` for an option that must be given.
+        rule: what a run keeps.
+    """
+
+    annotation: Any
+    default: Any
+    rule: Rule
+
+
+def options_of(kind: type) -> Mapping[str, Option]:
+    """Returns the options of a dataclass by name, those of nested dataclasses in their place."""
+    found: dict[str, Option] = {}
+    hints = get_type_hints(kind, include_extras=True)
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            found |= options_of(hint)
+            continue
+        annotated, *extras = get_args(hint)
+        rule = next((extra for extra in extras if isinstance(extra, Rule)), Rule())
+        declared = copy.copy(next(extra for extra in extras if not isinstance(extra, Rule)))
+        declared.rich_help_panel = getattr(kind, "panel", None)
+        default = inspect.Parameter.empty if entry.default is MISSING else entry.default
+        found[entry.name] = Option(Annotated[annotated, declared], default, rule)
+    return found
+
+
+def build(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Returns an object of a dataclass of options, made from the values of :func:`flat`."""
+    arguments = {}
+    for name, hint in get_type_hints(kind).items():
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            arguments[name] = build(hint, values)
+        elif name in values:
+            arguments[name] = values[name]
+    return kind(**arguments)
+
+
+def flat(options: object) -> dict[str, Any]:
+    """Returns the values of options by name, those of nested dataclasses beside the others."""
+    values: dict[str, Any] = {}
+    for name, value in vars(options).items():
+        values |= flat(value) if is_dataclass(value) else {name: value}
+    return values
+
+
+def taking(
+    kind: type[T],
+) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
+    """Gives a command one parameter per option of a dataclass.
+
+    The command itself takes an object of `kind`, and the names of the options that were given on the command line.
+    """
+
+    def decorate(command: Callable[[T, frozenset[str]], None]) -> Callable[..., None]:
+        def run(context: typer.Context, **values: Any) -> None:
+            sources = {name: context.get_parameter_source(name) for name in values}
+            # Compared by name: typer 0.29 has its own copy of click, and older versions use the package.
+            given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+            command(build(kind, values), frozenset(given))
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
+        for name, option in options_of(kind).items():
+            parameters.append(
+                inspect.Parameter(name, keyword, annotation=option.annotation, default=option.default)
+            )
+        # typer reads the signature and the annotations; both say the same.
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        return run
+
+    return decorate
+
+
+def flag(name: str) -> str:
+    """Returns the option of a field as it is typed: `--batch-size` for "batch_size"."""
+    return f"--{name.replace('_', '-')}"
+
+
+class ShellWords(Words):
+    """Names arguments of the Python API by the options of `onnxtrain train`.
+
+    >>> words = ShellWords()
+    >>> words.argument("clip_grad_norm", 1.0), words.argument("batch_size"), words.argument("overwrite", True)
+    ('--clip-norm 1.0', '--batch-size', '--overwrite')
+    """
+
+    def argument(self, name: str, *value: object) -> str:
+        """Names the option that sets an argument; the argument itself where no option does."""
+        for option, (_, _, rule) in options_of(TrainOptions).items():
+            if name == (rule.python or option):
+                return " ".join([flag(option), *(str(v) for v in value if v is not True)])
+        return super().argument(name, *value)
+
+    def dynamic_batch(self, function: str = "Trainer") -> str:
+        """Names the option that makes a fixed batch dynamic."""
+        return f"pass {flag('dynamic_batch')}"
+
+    def resume(self, directory: object) -> str:
+        """Writes the command that goes on with a run."""
+        return f"Go on with: onnxtrain train {directory} --data FILE"
+
+    def drop_last(self) -> str:
+        """Offers nothing: no option leaves incomplete batches out."""
+        return ""
+
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document instead of tables. Default: tables.")
+]
+ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="Path of an .onnx file.")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Directory of a run that `onnxtrain train` has written.")
+]
+BatchSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="SAMPLES",
+        help="Process this many samples at a time, e.g. 128. Default: 32, or what the model has fixed.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Loss, and what of the model is trained in which way; of `train` and `artifacts`."""
+
+    panel: ClassVar[str] = "Model"
+
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Minimise this loss: cross_entropy or nll for classes, bce_with_logits for yes or no, mse, "
+            "l1, huber or smooth_l1 for quantities. Default: the model's first output is the loss.",
+        ),
+        Rule("run"),
+    ] = None
+    train: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Train only the parameters whose names match, e.g. 'fc.*'; repeat it for several. Default: "
+            "all that are not frozen.",
+        ),
+        Rule("run", "requires_grad"),
+    ] = None
+    freeze: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Keep the parameters whose names match as they are, e.g. 'conv?.*'; repeat it for several. "
+            "Default: none.",
+        ),
+        Rule("run", "frozen_params"),
+    ] = None
+    batch_norm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODE|PATTERN=MODE",
+            help="Train BatchNormalization and Dropout as_exported, in training mode (as PyTorch's "
+            "model.train()) or in inference mode. Repeat it for each layer, e.g. body.*=inference; the "
+            "first match decides. Default: as_exported.",
+        ),
+        Rule("run"),
+    ] = None
+    precision: Annotated[
+        Literal["fp32", "bf16"],
+        typer.Option(
+            help="Compute matrix products and convolutions of training in float32, or in bfloat16 with sums "
+            "and parameters in float32, e.g. bf16."
+        ),
+        Rule("run"),
+    ] = "fp32"
+    dynamic_batch: Annotated[
+        bool,
+        typer.Option(
+            "--dynamic-batch",
+            help="Make the batch of a model that was exported for a fixed number of samples dynamic. Default: "
+            "the model stays as it is.",
+        ),
+        Rule("run"),
+    ] = False
+    replace_head: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="CLASSES",
+            help="Replace the last linear layer by a new one with this many outputs, e.g. 3. Default: the "
+            "model's own.",
+        ),
+        Rule("run"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """The optimizer and its settings; of `train` and `artifacts`."""
+
+    panel: ClassVar[str] = "Optimizer"
+
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Update parameters by this optimizer: adamw, adam, sgd, adagrad, rmsprop, lion, adafactor or "
+            "muon, with PyTorch's defaults.",
+        ),
+        Rule("run"),
+    ] = "adamw"
+    weight_decay: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="FACTOR",
+            help="Decay weights by this factor, e.g. 0.1. Default: the optimizer's own, as in PyTorch 0.01 "
+            "for adamw, 0.1 for muon, 0 for the others.",
+        ),
+        Rule("run"),
+    ] = None
+    optimizer_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Set another setting of the optimizer, e.g. momentum=0.9, betas=0.9,0.95 or nesterov=true; "
+            "repeat it for several. Default: PyTorch's values.",
+        ),
+        Rule("run"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How columns of a .csv or .parquet file become inputs and targets; learned from the table that is trained on."""
+
+    panel: ClassVar[str] = "Tables (.csv, .parquet)"
+
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="Learn this column of a table, e.g. survived. Required for tables."
+        ),
+        Rule("run"),
+    ] = None
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Feed these columns of a table to the model, in this order, e.g. age,weight. Default: all "
+            "but the target and --id.",
+        ),
+        Rule("run"),
+    ] = None
+    id: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Keep this column of a table out of the inputs and write it beside predictions, e.g. "
+            "passenger_id. Default: none.",
+        ),
+        Rule("run"),
+    ] = None
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Read this text in a table as a missing value, e.g. NA; repeat it for several. Default: only "
+            "the empty field is missing.",
+        ),
+        Rule("run"),
+    ] = None
+    impute: Annotated[
+        str | None,
+        typer.Option(
+            metavar="mean|median",
+            help="Fill missing values of a table: numbers by the column's mean or median, categories by the "
+            "most frequent one. Default: a missing value is an error.",
+        ),
+        Rule("run"),
+    ] = None
+    categorical: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Read these columns of a table as categories although they hold numbers, e.g. zip,pclass. "
+            "Default: columns of texts only.",
+        ),
+        Rule("run"),
+    ] = None
+    one_hot: Annotated[
+        bool,
+        typer.Option(
+            "--one-hot",
+            help="One-hot encode categories of a table: one input 0 or 1 per category. Default: off.",
+        ),
+        Rule("run"),
+    ] = False
+    ordinal: Annotated[
+        bool,
+        typer.Option(
+            "--ordinal",
+            help="Encode categories of a table as numbers 0, 1, 2 ... in alphabetical order. Default: off.",
+        ),
+        Rule("run"),
+    ] = False
+    scale: Annotated[
+        bool,
+        typer.Option(
+            "--scale",
+            help="Standardise numeric columns of a table to mean 0 and standard deviation 1. Default: off.",
+        ),
+        Rule("run"),
+    ] = False
+
+    def check(self) -> None:
+        """Raises InputError for options that do not go together."""
+        if self.impute not in (None, "mean", "median"):
+            raise InputError(f"--impute is {self.impute!r}; choose mean or median.")
+        if self.one_hot and self.ordinal:
+            raise InputError(
+                "--one-hot and --ordinal are two ways to encode the same columns; give one of them."
+            )
+
+    def given(self) -> list[str]:
+        """Lists the options that were given, as on the command line, e.g. ["--target", "--one-hot"]."""
+        return [flag(name) for name, value in vars(self).items() if value]
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """The learning rate from step to step; of `train`."""
+
+    panel: ClassVar[str] = "Learning rate"
+
+    learning_rate: Annotated[
+        float,
+        typer.Option(
+            "--learning-rate",
+            "--lr",
+            metavar="RATE",
+            help="Set the learning rate, or the highest one of a schedule, e.g. 0.01.",
+        ),
+        Rule("fit"),
+    ] = 1e-3
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Change the learning rate during training: linear, cosine, cosine_with_restarts, polynomial, "
+            "one_cycle, step, multistep or exponential. Default: it stays constant.",
+        ),
+        Rule("run"),
+    ] = None
+    schedule_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Set a parameter of --schedule, e.g. step_size=5 or milestones=30,60; repeat it for several. "
+            "Default: the schedule's own values.",
+        ),
+        Rule("run"),
+    ] = None
+    schedule_epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="COUNT",
+            help="Spread one schedule over this many epochs, those of commands that go on with the run "
+            "included, e.g. 20. Default: the epochs of this command.",
+        ),
+        Rule("fit"),
+    ] = None
+    warmup: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="STEPS",
+            help="Raise the learning rate from near 0 over this many first steps, e.g. 100.",
+        ),
+        Rule("run", "warmup_steps"),
+    ] = 0
+    warmup_ratio: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="FRACTION",
+            help="Warm up the learning rate over this fraction of all steps, e.g. 0.1. Default 0: no warm-up. "
+            "Use instead of --warmup.",
+        ),
+        Rule("run"),
+    ] = 0.0
+
+
+@dataclass(frozen=True)
+class ArtifactsOptions:
+    """Options of `onnxtrain artifacts`."""
+
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help="Path of an .onnx file.")]
+    model: ModelOptions = field(default_factory=ModelOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Write the files to this directory, e.g. device."),
+    ] = Path("artifacts")
+    nominal: Annotated[
+        bool,
+        typer.Option(
+            "--nominal", help="Also write a checkpoint with names and shapes but without data. Default: off."
+        ),
+    ] = False
+    json: JsonOption = False
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The command's arguments; `onnxtrain train --help` describes them."""
+    """Options of `onnxtrain train`."""
 
-    source: Path
-    data: Path
-    validation: str | None
-    loss: str | None
-    optimizer: str
-    weight_decay: float | None
-    optimizer_option: list[str] | None
-    learning_rate: float
-    epochs: int
-    batch_size: int | None
-    accumulate: int
-    schedule: str | None
-    schedule_option: list[str] | None
-    schedule_epochs: int | None
-    warmup: int
-    warmup_ratio: float
-    metric: list[str] | None
-    positive: str | None
-    ema_decay: float | None
-    clip_norm: float | None
-    patience: int | None
-    log: Path | None
-    save_every: int | None
-    keep: int | None
-    train: list[str] | None
-    freeze: list[str] | None
-    batch_norm: list[str] | None
-    precision: str
-    dynamic_batch: bool
-    replace_head: int | None
-    seed: int
-    threads: int | None
-    overwrite: bool
-    output: Path | None
-    json: bool
-    target: list[str] | None = None
-    inputs: list[str] | None = None
-    impute: str | None = None
-    one_hot: bool = False
-    ordinal: bool = False
-    scale: bool = False
-    missing: list[str] | None = None
-    categorical: list[str] | None = None
-    id: list[str] | None = None
-
-    @property
-    def table(self) -> TableOptions:
-        """What is said of a table."""
-        return TableOptions(
-            self.target,
-            self.inputs,
-            self.impute,
-            self.one_hot,
-            self.ordinal,
-            self.scale,
-            self.missing,
-            self.categorical,
-            self.id,
-        )
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL|DIR", help="Path of an .onnx file, or directory of a run to go on with."
+        ),
+    ]
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Train on this file: .npz with arrays named as the model's inputs and targets (or x and y), "
+            "or a .csv or .parquet table.",
+            show_default=False,
+        ),
+    ]
+    table: TableOptions = field(default_factory=TableOptions)
+    validation: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FRACTION|FILE",
+            help="Measure loss and metrics after each epoch on a random fraction of the samples, which is "
+            "then not trained on, e.g. 0.1, or on another file like --data. Default: no validation.",
+        ),
+        Rule("fit"),
+    ] = None
+    model: ModelOptions = field(default_factory=ModelOptions)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+    rate: ScheduleOptions = field(default_factory=ScheduleOptions)
+    epochs: Annotated[
+        int,
+        typer.Option(min=1, metavar="COUNT", help="Pass this often over the data, e.g. 30."),
+        Rule("fit"),
+    ] = 10
+    batch_size: Annotated[BatchSizeOption, Rule("fit")] = None
+    accumulate: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="BATCHES", help="Take one optimizer step for this many batches together, e.g. 4."
+        ),
+        Rule("fit"),
+    ] = 1
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Record this metric beside the loss, e.g. f1, auroc, r2; repeat it for several. Default: "
+            "accuracy for classes, mean absolute and root mean square error for quantities.",
+        ),
+        Rule("run"),
+    ] = None
+    positive: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS",
+            help="Compute f1, precision, recall and auroc of this class, e.g. fraud or 1. Default: the mean "
+            "over classes if the target holds texts (f1_macro), else of class 1 of two.",
+        ),
+        Rule("run"),
+    ] = None
+    ema_decay: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FACTOR",
+            help="Validate and export exponential moving averages of the weights, which keep this factor in "
+            "each step, e.g. 0.999. Default: the weights themselves.",
+        ),
+        Rule("run"),
+    ] = None
+    clip_norm: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NORM",
+            help="Scale all gradients down if their common L2 norm is larger, e.g. 1.0. Default: no clipping.",
+        ),
+        Rule("run", "clip_grad_norm"),
+    ] = None
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="EPOCHS",
+            help="Stop after this many epochs without a lower validation loss (training loss without "
+            "--validation), e.g. 5, and export the weights of the best epoch. Default: train all epochs "
+            "and export the last.",
+        ),
+        Rule("fit"),
+    ] = None
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.csv",
+            help="Write a row per epoch to this file, and a row per step beside it, e.g. log.csv. Default: no "
+            "log.",
+        ),
+        Rule("anew"),
+    ] = None
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            help="Save the run to DIR/checkpoints after every so many steps, e.g. 500. Default: after each "
+            "epoch, to DIR.",
+        ),
+        Rule("anew"),
+    ] = None
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="COUNT",
+            help="Keep this many of the saves of --save-every, the newest ones, e.g. 5. Default: 3.",
+        ),
+        Rule("anew"),
+    ] = None
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            metavar="NUMBER",
+            help="Derive shuffling, the validation split, Dropout and a new head from this number, e.g. 1.",
+        ),
+        Rule("run"),
+    ] = 0
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="COUNT",
+            help="Compute each operation with this many threads, e.g. 4. Default: one per core.",
+        ),
+    ] = None
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace a run that is in the output directory already. Default: that is an error.",
+        ),
+    ] = False
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Write the run and trained.onnx here, e.g. run. Default: MODEL's name with -trained.",
+        ),
+    ] = None
+    json: JsonOption = False

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich import box
-from rich.console import Console, ConsoleRenderable
-from rich.logging import RichHandler
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from onnxtrain._words import speaking
+from onnxtrain.cli._options import ShellWords
 from onnxtrain.errors import OnnxTrainError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells report it."""
-
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document instead of tables. Default: tables.")
-]
 
 _PIPE_WIDTH = 160
 
@@ -105,66 +99,16 @@ def info_table(content: Table) -> None:
     print("\n".join(line.rstrip() for line in capture.get().splitlines()), file=sys.stderr)
 
 
-_WORDS = [
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"Go on with Trainer\.resume\('(.*?)'\)", r"Go on with: onnxtrain train \1 --data FILE"),
-        (r"make it so: \w+\(onnxtrain\.make_batch_dynamic\(model\), \.\.\.\)", "pass --dynamic-batch"),
-        (r"onnxtrain\.make_batch_dynamic\(model\)", "--dynamic-batch"),
-        (r", or leave incomplete batches out \(drop_last=True\)", ""),
-        (r"\bbatch_norm='?(\w+)'?", r"--batch-norm \1"),
-        (r"\bclip_grad_norm=([\d.]+)", r"--clip-norm \1"),
-        (r"\boverwrite=True\b", "--overwrite"),
-        (r"\bschedule_epochs\b", "--schedule-epochs"),
-        (r"\bwarmup_steps\b", "--warmup"),
-        (r"\bwarmup_ratio\b", "--warmup-ratio"),
-        (r"\bema_decay\b", "--ema-decay"),
-        (r"\baccumulate=(\d+)", r"--accumulate \1"),
-        (r"\boptimizer='(\w+)'", r"--optimizer \1"),
-        (r"\bbatch_size\b", "--batch-size"),
-        (r"\baccumulate\b(?! \d)", "--accumulate"),
-        (r"\brequires_grad\b(?!=)", "--train"),
-        (r"\bfrozen_params\b", "--freeze"),
-        (r"\blearning_rate\b", "--learning-rate"),
-        (r"\bbatch_norm\b", "--batch-norm"),
-    )
-]
-
-
-def shell_words(text: str) -> str:
-    """Returns a message of the Python API in the words of the command line.
-
-    >>> shell_words("Pass batch_norm='training', or leave batch_size out.")
-    'Pass --batch-norm training, or leave --batch-size out.'
-    """
-    for pattern, words in _WORDS:
-        text = pattern.sub(words, text)
-    return text
-
-
-class ShellHandler(RichHandler):
-    """Prints what the package logs, in the words of the command line; the records stay as they are."""
-
-    def render_message(self, record: logging.LogRecord, message: str) -> ConsoleRenderable:
-        """Returns the message of a record for the console."""
-        return super().render_message(record, shell_words(message))
-
-
-def given_options(context: typer.Context) -> frozenset[str]:
-    """Returns the names of the parameters that were given on the command line, in place of their defaults."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return frozenset(name for name, source in sources.items() if source and source.name == "COMMANDLINE")
-
-
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
     """Runs a command; a deliberate error becomes one message and exit code 1."""
     try:
-        run()
+        with speaking(ShellWords()):
+            run()
     except OnnxTrainError as error:
         if debug:
             raise
         console = _console(stderr=True)
-        console.print(f"[bold red]error:[/] {escape(shell_words(str(error)))}", soft_wrap=True)
+        console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
     except BrokenPipeError:  # the reader of the pipe (head, less) has gone
         sys.stderr.close()

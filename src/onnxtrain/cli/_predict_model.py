@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from onnxtrain.cli._columns import NUMBER, TableOptions
+from onnxtrain.cli._columns import NUMBER
 from onnxtrain.cli._data import Arrays, assign
+from onnxtrain.cli._options import TableOptions
 from onnxtrain.cli._table_file import Table
 from onnxtrain.cli._tables import PROPERTY, Encoding
 from onnxtrain.errors import InputError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Collection, Mapping
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._options import TrainOptions
+from onnxtrain.cli._options import TrainOptions, build, flag, flat, options_of
 from onnxtrain.cli._tables import PROPERTY as ENCODING
 from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import CheckpointError, InputError
@@ -21,72 +20,8 @@ from onnxtrain.trainer import Trainer
 PROPERTY = "onnxtrain.cli"
 """Name of the checkpoint property that holds the options, as JSON text."""
 
-_OF_THE_RUN = (
-    "loss",
-    "optimizer",
-    "weight_decay",
-    "optimizer_option",
-    "schedule",
-    "schedule_option",
-    "warmup",
-    "warmup_ratio",
-    "metric",
-    "positive",
-    "ema_decay",
-    "clip_norm",
-    "train",
-    "freeze",
-    "batch_norm",
-    "precision",
-    "dynamic_batch",
-    "seed",
-    "replace_head",
-    "target",
-    "inputs",
-    "impute",
-    "one_hot",
-    "ordinal",
-    "scale",
-    "missing",
-    "categorical",
-    "id",
-)
-_BESIDE = ("log", "save_every", "keep")
-"""What is written besides; it can always be given anew."""
-_OF_A_FIT = (
-    "learning_rate",
-    "epochs",
-    "batch_size",
-    "accumulate",
-    "patience",
-    "validation",
-    "schedule_epochs",
-)
-_ADDED: dict[str, Any] = {
-    "precision": "fp32",
-    "schedule_option": None,
-    "schedule_epochs": None,
-    "warmup_ratio": 0.0,
-    "metric": None,
-    "ema_decay": None,
-    "replace_head": None,
-    "target": None,
-    "inputs": None,
-    "impute": None,
-    "one_hot": False,
-    "ordinal": False,
-    "scale": False,
-    "weight_decay": None,
-    "optimizer_option": None,
-    "positive": None,
-    "missing": None,
-    "categorical": None,
-    "id": None,
-    "log": None,
-    "save_every": None,
-    "keep": None,
-}
-"""Options that records of earlier versions do not have, and what their runs were started with."""
+_OPTIONS = {name: option for name, option in options_of(TrainOptions).items() if option.rule.kept}
+"""Options that a run remembers, by name."""
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
@@ -101,7 +36,8 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
     """Puts the options into the trainer's properties; `data` is the fingerprint of what is trained on."""
-    values = {name: getattr(options, name) for name in (*_OF_THE_RUN, *_OF_A_FIT, *_BESIDE)}
+    values = {name: value for name, value in flat(options).items() if name in _OPTIONS}
+    # The command that goes on may be given in another directory, and is to write to the same file.
     values["log"] = None if options.log is None else str(options.log.resolve())
     trainer.state.properties[PROPERTY] = json.dumps({"version": 1, "options": values, "data": data})
 
@@ -125,11 +61,13 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             "train the copy."
         )
     saved, saved_data = _saved(trainer, options)
-    fixed = (*_OF_THE_RUN, *_OF_A_FIT) if trainer.resumes_fit else _OF_THE_RUN
+    values = flat(options)
+    # Other options of an interrupted fit would not give the result of the fit that did not stop.
+    fixed = ("run", "fit") if trainer.resumes_fit else ("run",)
     contradictions = [
-        f"{_flag(name)} {_show(getattr(options, name))} (it was {_show(saved[name])})"
-        for name in fixed
-        if name in given and name in saved and getattr(options, name) != saved[name]
+        f"{flag(name)} {_show(values[name])} (it was {_show(saved[name])})"
+        for name, option in _OPTIONS.items()
+        if option.rule.kept in fixed and name in given and name in saved and values[name] != saved[name]
     ]
     if contradictions:
         state = "has been interrupted and" if trainer.resumes_fit else "has"
@@ -137,7 +75,11 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             f"The run in '{options.source}' {state} been started with other options than {', '.join(contradictions)}. "
             "Leave them out to go on with it, or start a new run with --output DIR."
         )
-    unknown = [_flag(name) for name in _OF_THE_RUN if name in given and name not in saved]
+    unknown = [
+        flag(name)
+        for name, option in _OPTIONS.items()
+        if option.rule.kept == "run" and name in given and name not in saved
+    ]
     if unknown:
         raise InputError(
             f"The run in '{options.source}' was not started from the command line, so {', '.join(unknown)} cannot be "
@@ -148,7 +90,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             f"The run in '{options.source}' was interrupted while training on other data than '{options.data}' holds. "
             "Give the same data to go on with it."
         )
-    return dataclasses.replace(options, **{k: v for k, v in saved.items() if k not in given})
+    return build(TrainOptions, values | {name: value for name, value in saved.items() if name not in given})
 
 
 def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str | None]:
@@ -163,12 +105,15 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
             record = parse_json(str(text))
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
-            saved, data = _ADDED | dict(record["options"]), str(record["data"])
+            # Runs of earlier versions were started with what is now the default of an option that they lack.
+            defaults = {name: option.default for name, option in _OPTIONS.items()}
+            saved, data = defaults | dict(record["options"]), str(record["data"])
             saved["log"] = saved["log"] and Path(saved["log"])
-            if isinstance(saved.get("batch_norm"), str):  # as one mode was written before there were several
+            # One mode was written without a list before `--batch-norm` took several.
+            if isinstance(saved["batch_norm"], str):
                 saved["batch_norm"] = [saved["batch_norm"]]
-            if saved.keys() != {*_OF_THE_RUN, *_OF_A_FIT, *_BESIDE}:
-                raise ValueError(f"options {', '.join(saved)}")
+            if unknown := saved.keys() - _OPTIONS.keys():
+                raise ValueError(f"options {', '.join(sorted(unknown))}")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"Resuming from '{options.source}': its property '{PROPERTY}' is no record of options ({error}). It "
@@ -188,10 +133,6 @@ def saved_encoding(trainer: Trainer, source: Path) -> Encoding | None:
     """Returns how tables become arrays in a run; None if it was not trained on one."""
     properties = trainer.state.properties
     return Encoding.from_json(str(properties[ENCODING]), str(source)) if ENCODING in properties else None
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def _show(value: object) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from onnxtrain.cli._columns import NUMBER, ORDINAL, Column, TableOptions, is_numeric
+from onnxtrain.cli._columns import NUMBER, ORDINAL, Column, is_numeric
+from onnxtrain.cli._options import TableOptions
 from onnxtrain.cli._table_file import Table
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.json_text import parse_json

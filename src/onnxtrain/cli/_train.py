@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from onnxtrain.cli._classes import chosen_metrics, positive_remark
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
 from onnxtrain.cli._optimizer import chosen_optimizer
-from onnxtrain.cli._options import TrainOptions
+from onnxtrain.cli._options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
 from onnxtrain.cli._result import Fitted, tell_of_result
@@ -32,7 +32,6 @@ from onnxtrain.schedules import SCHEDULES, Schedule
 from onnxtrain.trainer import Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
-from onnxtrain.training.training_graph import Precision
 
 
 def run_command(options: TrainOptions, given: frozenset[str]) -> None:
@@ -74,7 +73,7 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         if remark := positive_remark(trainer, None if encoding is None else encoding.classes):
             info(remark)
         if not trainer.resumes_fit:
-            trainer.learning_rate = options.learning_rate
+            trainer.learning_rate = options.rate.learning_rate
             remember(trainer, options, digest(arrays))
             trainer.save(trainer.directory)  # should the process be killed before the first epoch has ended
     trainer.resume_hint = f"onnxtrain train {{}} --data {shlex.quote(str(options.data))} goes on."
@@ -87,7 +86,7 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         callbacks=callbacks,
         shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
         accumulate=options.accumulate,
-        schedule_epochs=options.schedule_epochs,
+        schedule_epochs=options.rate.schedule_epochs,
     )
     if history.stopped == "interrupted":
         sys.exit(INTERRUPTED)
@@ -163,27 +162,26 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
     """Begins a new run for a model."""
     classes = target_classes(data, options.table) if isinstance(data, Table) else None
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
-    optimizer = chosen_optimizer(options.optimizer, options.weight_decay, options.optimizer_option)
-    model = prepared(
-        options.source, dynamic_batch=options.dynamic_batch, classes=options.replace_head, seed=options.seed
-    )
-    check_loss(canonicalize(model), options.loss)
+    optimizer = chosen_optimizer(options.optimizer)
+    asked = options.model
+    model = prepared(options.source, asked, seed=options.seed)
+    check_loss(canonicalize(model), asked.loss)
     return Trainer(
         model,
-        options.loss,
+        asked.loss,
         optimizer,
-        options.learning_rate,
-        requires_grad=options.train or None,
-        frozen_params=options.freeze or None,
+        options.rate.learning_rate,
+        requires_grad=asked.train or None,
+        frozen_params=asked.freeze or None,
         metrics=metrics,
         positive=positive,
-        scheduler=_schedule(options),
-        warmup_steps=options.warmup,
-        warmup_ratio=options.warmup_ratio,
+        scheduler=_schedule(options.rate),
+        warmup_steps=options.rate.warmup,
+        warmup_ratio=options.rate.warmup_ratio,
         ema_decay=options.ema_decay,
         clip_grad_norm=options.clip_norm,
-        batch_norm=batch_norm_mode(options.batch_norm),
-        precision=cast(Precision, options.precision),
+        batch_norm=batch_norm_mode(asked.batch_norm),
+        precision=asked.precision,
         directory=directory,
         overwrite=options.overwrite,
         seed=options.seed,
@@ -191,7 +189,7 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
     )
 
 
-def _schedule(options: TrainOptions) -> Schedule | None:
+def _schedule(options: ScheduleOptions) -> Schedule | None:
     """Returns the schedule with its options.
 
     Raises:

@@ -7,16 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain._words import words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime import dtypes
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import ClassLabels, Dim, InputSpec
 from onnxtrain.runtime.store import alias
 
-_DYNAMIC_REMEDY = (
-    " If this is the batch: export the model with a dynamic batch axis, or make it so: "
-    "generate_artifacts(onnxtrain.make_batch_dynamic(model), ...)."
-)
+
+def _dynamic_remedy() -> str:
+    return (
+        " If this is the batch: export the model with a dynamic batch axis, or "
+        f"{words().dynamic_batch('generate_artifacts')}."
+    )
 
 
 def _show(spec: InputSpec) -> str:
@@ -43,7 +46,7 @@ def _check_shape(spec: InputSpec, shape: tuple[int, ...], symbols: dict[str, tup
     for axis, (size, expected) in enumerate(zip(shape, spec.shape, strict=True)):
         if isinstance(expected, int):
             if size != expected:
-                remedy = _DYNAMIC_REMEDY if axis == 0 else ""
+                remedy = _dynamic_remedy() if axis == 0 else ""
                 raise InputError(
                     f"{_mismatch(spec, shape)}; axis {axis} must be {expected}.{remedy}{_class_axis(spec)}"
                 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.artifacts import (
     LossSpec,
     LossType,
@@ -123,12 +124,13 @@ def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) 
     if norm is None and value is None:
         return spec
     if norm is not None and value is not None:
-        raise GraphBuildError("choosing an optimizer: pass clip_grad_norm or clip_grad_value, not both")
+        raise GraphBuildError(
+            f"choosing an optimizer: pass {argument('clip_grad_norm')} or clip_grad_value, not both"
+        )
     if not isinstance(spec, Optimizer) or spec.clip_grad is not None:
         raise GraphBuildError(
-            f"choosing an optimizer: clip_grad_norm and clip_grad_value do not go together with {spec!r}; "
-            "set its own "
-            "clip_grad"
+            f"choosing an optimizer: {argument('clip_grad_norm')} and clip_grad_value do not go together with "
+            f"{spec!r}; set its own clip_grad"
         )
     return dataclasses.replace(
         spec, clip_grad=ClipGradNorm(norm) if norm is not None else ClipGradValue(value or 0)

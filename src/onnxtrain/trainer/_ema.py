@@ -9,6 +9,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.dtypes import BY_NAME, Array, DType, narrow, widen
 from onnxtrain.runtime.store import Buffer, Store
@@ -26,7 +27,7 @@ def check_decay(decay: float | None) -> float | None:
         return None
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
         raise InputError(
-            f"ema_decay must be a number such as 0.999, at least 0 and less than 1, received {decay!r}."
+            f"{argument('ema_decay')} must be a number such as 0.999, at least 0 and less than 1, received {decay!r}."
         )
     return float(decay)
 

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, ModelLoadError
 from onnxtrain.runtime.json_text import parse_json
 
@@ -46,7 +47,7 @@ def find_files(directory: Path) -> Files:
     if "optimizer_model" not in files:
         raise CheckpointError(
             f"Opening the training run in '{directory}': it has no optimizer model. Generate the artifacts with "
-            "optimizer='adamw'."
+            f"{argument('optimizer', 'adamw')}."
         )
     if not (directory / files["checkpoint"]).is_file():
         inside = sorted(path.parent for path in directory.glob(f"*/{files['checkpoint']}"))

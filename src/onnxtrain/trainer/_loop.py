@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from onnxtrain._words import argument, words
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.lock import ProcessLock
@@ -30,11 +31,6 @@ from onnxtrain.trainer._snapshot import (
 )
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import Pass, Source
-
-_REMEDY = (
-    "Lower the learning rate, clip gradients (clip_grad_norm=1.0), or scale the inputs and targets to about "
-    "-1 .. 1."
-)
 
 _SNAPSHOT_STEPS = 100
 """Steps between two snapshots: copying the state costs about as much as one step of a small model."""
@@ -94,7 +90,8 @@ class FitLoop:
             b.dtype.name == "bfloat16" for b in self._run.store.gradients.values()
         ):
             raise InputError(
-                "accumulate > 1 is not supported for bfloat16 parameters; use a larger batch_size."
+                f"{argument('accumulate')} > 1 is not supported for bfloat16 parameters; use a larger "
+                f"{argument('batch_size')}."
             )
 
     def run(self) -> None:
@@ -303,8 +300,8 @@ class FitLoop:
             self._diverge(
                 "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
                 "(PyTorch refuses such batches, too)",
-                "Begin anew with another batch_size, so that no sample is left alone, or leave incomplete batches out "
-                "(drop_last=True).",
+                f"Begin anew with another {argument('batch_size')}, so that no sample is left alone"
+                f"{words().drop_last()}.",
             )
         self._diverge(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
 
@@ -335,7 +332,7 @@ class FitLoop:
             self._diverge("the parameters hold NaN or infinity")
         self._snapshot = self._state.snapshot()
 
-    def _diverge(self, what: str, remedy: str = _REMEDY) -> None:
+    def _diverge(self, what: str, remedy: str | None = None) -> None:
         """Goes back to the last good state, saves it and raises."""
         state, position, store = self._state, self._state.position, self._run.store
         epoch, step = position.epoch + 1, position.batch // self._plan.accumulate + 1
@@ -349,5 +346,10 @@ class FitLoop:
         where = state.save_and_keep()
         raise DivergenceError(
             f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The "
-            f"parameters are those of {kept}, saved in '{where}'. {remedy}"
+            f"parameters are those of {kept}, saved in '{where}'. {remedy or _remedy()}"
         )
+
+
+def _remedy() -> str:
+    clipping = argument("clip_grad_norm", 1.0)
+    return f"Lower the learning rate, clip gradients ({clipping}), or scale the inputs and targets to about -1 .. 1."

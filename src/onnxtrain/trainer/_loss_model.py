@@ -22,7 +22,7 @@ from onnxtrain.runtime.inputs import check_arguments
 from onnxtrain.runtime.manifest import InputSpec, Manifest
 from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Buffer
-from onnxtrain.trainer.data import DYNAMIC_REMEDY
+from onnxtrain.trainer.data import dynamic_remedy
 
 _TOLERANCE = 1e-3
 """Of the loss of all samples against the sum over two parts: float16 losses have three digits."""
@@ -63,9 +63,7 @@ class LossModel:
         batches = {spec.shape[0] for spec in manifest.arguments if spec.shape}
         shapes = [inputs[name].shape for name in outputs.values() if name in inputs]
         if foreign or any(shape is None or not shape or shape[0] not in batches for shape in shapes):
-            raise InputError(
-                _REFUSAL.format("it is not computed from outputs of the model, sample by sample")
-            )
+            raise _refusal("it is not computed from outputs of the model, sample by sample")
         _forget_batch(model, {*outputs.values(), *(spec.name for _, spec in self._specs)})
         self._outputs = [
             (index, outputs[name])
@@ -105,7 +103,7 @@ class LossModel:
         sums = [self._sum(value, part[1]) for value, part in zip(losses, parts, strict=True)]
         whole, size = self._sum(loss, arrays), sum(map(abs, sums))
         if np.isfinite([whole, size]).all() and abs(whole - sum(sums)) > _TOLERANCE * max(size, 1e-6):
-            raise InputError(_REFUSAL.format("it is no mean or sum over samples"))
+            raise _refusal("it is no mean or sum over samples")
         return losses[0]
 
     def _run(self, outputs: Sequence[Array], arrays: Sequence[Array]) -> float:
@@ -115,7 +113,7 @@ class LossModel:
         try:
             return float(np.asarray(self._binding.run([*values, *targets])[0].numpy()))
         except InputError as error:
-            raise InputError(_REFUSAL.format(f"it cannot be run on {len(arrays[0])} samples")) from error
+            raise _refusal(f"it cannot be run on {len(arrays[0])} samples") from error
 
     def _sum(self, loss: float, arrays: Sequence[Array]) -> float:
         """The loss times what it is the mean over."""
@@ -123,10 +121,11 @@ class LossModel:
         return loss * count if count else 0.0
 
 
-_REFUSAL = (
-    "The model takes batches of one size, and the loss of an incomplete last batch cannot be computed: {}. "
-    f"Pass samples that fill all batches. {DYNAMIC_REMEDY}"
-)
+def _refusal(reason: str) -> InputError:
+    return InputError(
+        "The model takes batches of one size, and the loss of an incomplete last batch cannot be computed: "
+        f"{reason}. Pass samples that fill all batches. {dynamic_remedy()}"
+    )
 
 
 def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.schedules import SCHEDULES, Constant, Schedule
 
@@ -80,14 +81,16 @@ def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio
     """
     if isinstance(warmup_steps, bool) or not isinstance(warmup_steps, int) or warmup_steps < 0:
         raise InputError(
-            f"Choosing a schedule: warmup_steps must be an integer >= 0, received {warmup_steps!r}."
+            f"Choosing a schedule: {argument('warmup_steps')} must be an integer >= 0, received {warmup_steps!r}."
         )
     if not isinstance(warmup_ratio, int | float) or not 0 <= warmup_ratio <= 1:
         raise InputError(
-            f"Choosing a schedule: warmup_ratio must be a number from 0 to 1, received {warmup_ratio!r}."
+            f"Choosing a schedule: {argument('warmup_ratio')} must be a number from 0 to 1, received {warmup_ratio!r}."
         )
     if warmup_steps and warmup_ratio:
-        raise InputError("Choosing a schedule: pass warmup_steps or warmup_ratio, not both.")
+        raise InputError(
+            f"Choosing a schedule: pass {argument('warmup_steps')} or {argument('warmup_ratio')}, not both."
+        )
     if isinstance(spec, str):
         spec = named_schedule(spec)
     if isinstance(spec, type) or (spec is not None and not callable(spec)):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onnxtrain._words import argument
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.runtime.atomic import FileSet
 from onnxtrain.runtime.dtypes import Array
@@ -243,7 +244,9 @@ class TrainingState:
         asked, total, position = plan.schedule_epochs, self.settings.total_steps, self.position
         if total is not None:
             if asked is not None:
-                raise InputError("The trainer has total_steps already; leave schedule_epochs out.")
+                raise InputError(
+                    f"The trainer has total_steps already; leave {argument('schedule_epochs')} out."
+                )
             start = position.fit_start_step if position.unfinished else position.step
             last = start + plan.epochs * (per_epoch or 0)
             if last > total:
@@ -259,8 +262,8 @@ class TrainingState:
         last = start + plan.epochs
         if isinstance(asked, bool) or not isinstance(asked, int) or asked < last:
             raise InputError(
-                f"schedule_epochs={asked!r} should be the number of epochs of all fits together that share the "
-                f"schedule, counted from the trainer's first: at least {last}, which this fit ends with."
+                f"{argument('schedule_epochs', asked)} should be the number of epochs of all fits together that share "
+                f"the schedule, counted from the trainer's first: at least {last}, which this fit ends with."
             )
 
     def loss_count(self, arrays: Sequence[Array]) -> float | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.optimizer import check_learning_rate
 from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
@@ -367,5 +368,5 @@ def _threads(threads: int | None) -> int | None:
 
 def _positive(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name} must be a positive integer, received {value!r}.")
+        raise InputError(f"{argument(name)} must be a positive integer, received {value!r}.")
     return int(value)

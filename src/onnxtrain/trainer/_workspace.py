@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from onnxtrain._words import argument, words
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.trainer._directory_lock import DirectoryLock
@@ -50,8 +51,8 @@ class Workspace:
             raise CheckpointError(f"Beginning a training run in '{path}': {error}.") from error
         if (path / CHECKPOINT).exists() and not overwrite:
             raise CheckpointError(
-                f"The directory '{path}' holds a training run already. Go on with Trainer.resume('{path}'), "
-                "choose another directory, or replace the run with overwrite=True."
+                f"The directory '{path}' holds a training run already. {words().resume(path)}, choose another "
+                f"directory, or replace the run with {argument('overwrite', True)}."
             )
         return cls(path)
 
@@ -93,8 +94,8 @@ class Workspace:
         if not self.temporary and None not in (found, self._seen) and found != self._seen:
             raise CheckpointError(
                 f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and what it "
-                f"has saved would be lost. Go on from there with Trainer.resume('{self.path}'), or save this one to "
-                "another directory first."
+                f"has saved would be lost. {words().resume(self.path)} from there, or save this "
+                "one to another directory first."
             )
 
     def _stamp(self) -> tuple[int, int, int] | None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 
+from onnxtrain._words import argument, words
 from onnxtrain.emitter import static_dims
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import TorchSignature, is_training_batch_norm, lost_detaches
@@ -51,16 +52,17 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
     dropouts = any(node.op_type == "Dropout" and node.domain == "" for node in nodes)
     if asked and not norms and not dropouts:
         raise GraphBuildError(
-            "building the training graph: batch_norm='training' has nothing to switch, as the model has no "
-            "BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
+            f"building the training graph: {argument('batch_norm', 'training')} has nothing to switch, as the model has "
+            "no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
             "dropped them: export it in training mode (torch.onnx.export(..., "
             "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Dropout can be put "
-            "back by onnxtrain.restore_dropout(model, p). Else leave batch_norm out"
+            f"back by onnxtrain.restore_dropout(model, p). Else leave {argument('batch_norm')} out"
         )
     if asked and not norms:
         _log.warning(
-            "batch_norm='training' trains with Dropout, but the model has no BatchNormalization node. If the network "
+            "%s trains with Dropout, but the model has no BatchNormalization node. If the network "
             "has such layers, its exporter has folded them into others; export it in training mode.",
+            argument("batch_norm", "training"),
         )
     for node in norms:
         batch = node.inputs[0] and (static_dims(node.inputs[0]) or (None,))[0]
@@ -68,8 +70,8 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
             raise GraphBuildError(
                 f"building the training graph: the BatchNormalization {node.name or node.outputs[0].name!r} is to "
                 "normalise by the statistics of the batch, but the model was exported for a batch of 1. Make the batch "
-                "dynamic, by the exporter's dynamic_shapes or onnxtrain.make_batch_dynamic(model), or pass "
-                "batch_norm='inference'"
+                f"dynamic: export it with dynamic_shapes, or {words().dynamic_batch('generate_artifacts')}. Or pass "
+                f"{argument('batch_norm', 'inference')}"
             )
 
 
@@ -78,16 +80,20 @@ def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
     if norms:
         _log.warning(
             "%d BatchNormalization node(s) were exported in inference mode: their running statistics stay "
-            "as they are and normalise every training batch. Pass batch_norm='training' to train with batch "
-            "statistics, or batch_norm='inference' to confirm.",
+            "as they are and normalise every training batch. Pass %s to train with batch "
+            "statistics, or %s to confirm.",
             norms,
+            argument("batch_norm", "training"),
+            argument("batch_norm", "inference"),
         )
     dropouts = sum(node.op_type == "Dropout" and len(node.inputs) < 3 for node in nodes)
     if dropouts:
         _log.warning(
             "%d Dropout node(s) were exported in inference mode and drop nothing. Pass "
-            "batch_norm='training' to train with dropout, or batch_norm='inference' to confirm.",
+            "%s to train with dropout, or %s to confirm.",
             dropouts,
+            argument("batch_norm", "training"),
+            argument("batch_norm", "inference"),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import Mode, TrainingModePass
 from onnxtrain.selection import match_names, some_names
@@ -47,8 +48,8 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
         if not matched:
             shown = [own[0] for own in names.values() if own]
             raise GraphBuildError(
-                f"building the training graph: no BatchNormalization or Dropout matches {pattern!r} of batch_norm; "
-                f"there are {some_names(shown)}"
+                f"building the training graph: no BatchNormalization or Dropout matches {pattern!r} of "
+                f"{argument('batch_norm')}; there are {some_names(shown)}"
             )
         for node in nodes:
             if not set(matched).isdisjoint(names[node]):

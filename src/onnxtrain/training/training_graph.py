@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import onnx_ir as ir
 
+from onnxtrain._words import argument
 from onnxtrain.autodiff import active_values, add_gradients, append_outputs
 from onnxtrain.emitter import Emitter, find_value, static_dims, values_by_name
 from onnxtrain.errors import GraphBuildError, NothingToTrain
@@ -262,7 +263,8 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
         raise NothingToTrain(
             f"building the training graph: no gradient flows from the loss {loss.name!r} to any of the parameters to "
             f"train ({shown}): it does not depend on them, or through ops without a gradient only. Choose "
-            "another value of the model in loss_input_names, or other parameters in requires_grad."
+            "another value of the model in loss_input_names, or other parameters in "
+            f"{argument('requires_grad')}."
         )
     return active
 

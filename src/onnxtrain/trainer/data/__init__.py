@@ -1,19 +1,19 @@
 """Data to train, evaluate and predict on: arrays, tables, data sets and streams, behind one `Source`."""
 
-from onnxtrain.trainer.data._batch_size import DYNAMIC_REMEDY, static_batch, warn_of_fixed_batch
+from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch, warn_of_fixed_batch
 from onnxtrain.trainer.data._convert import ArrayLike, fill
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._open import TransformFunction, open_source, split
 from onnxtrain.trainer.data._source import Options, Pass, Source
 
 __all__ = [
-    "DYNAMIC_REMEDY",
     "ArrayLike",
     "Layout",
     "Options",
     "Pass",
     "Source",
     "TransformFunction",
+    "dynamic_remedy",
     "fill",
     "open_source",
     "split",

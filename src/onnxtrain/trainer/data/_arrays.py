@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.trainer.data._batch_size import DYNAMIC_REMEDY, check_batch_size
+from onnxtrain.trainer.data._batch_size import check_batch_size, dynamic_remedy
 from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._source import SPLIT, Options, Pass, count_batches, order_of
 from onnxtrain.trainer.data._transform import Transform
@@ -152,10 +153,11 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
         return
     if fixed:
         raise InputError(
-            f"The model takes exactly {size} samples at a time, received {samples} to train on. {DYNAMIC_REMEDY}"
+            f"The model takes exactly {size} samples at a time, received {samples} to train on. {dynamic_remedy()}"
         )
     raise InputError(
-        f"drop_last=True leaves nothing of {samples} samples, which do not fill a batch of {size}. Lower batch_size."
+        f"drop_last=True leaves nothing of {samples} samples, which do not fill a batch of {size}. Lower "
+        f"{argument('batch_size')}."
     )
 
 

@@ -7,16 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from onnxtrain._words import argument, words
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer.data._convert import names_of
 
 _log = logging.getLogger("onnxtrain")
 
-DYNAMIC_REMEDY = (
-    "Export it with a dynamic batch axis, or make it so: Trainer(onnxtrain.make_batch_dynamic(model), ...)."
-)
-"""What to do about a fixed batch."""
+
+def dynamic_remedy() -> str:
+    """Says what to do about a fixed batch."""
+    return f"Export it with a dynamic batch axis, or {words().dynamic_batch()}."
 
 
 def static_batch(specs: Sequence[InputSpec]) -> int | None:
@@ -39,14 +40,14 @@ def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int
     if asked is not None and (
         isinstance(asked, bool) or not isinstance(asked, int | np.integer) or asked < 1
     ):
-        raise InputError(f"batch_size must be a positive integer, received {asked!r}.")
+        raise InputError(f"{argument('batch_size')} must be a positive integer, received {asked!r}.")
     fixed = static_batch(specs)
     if fixed is None:
         return int(asked or 32), False
     if asked is not None and asked != fixed:
         raise InputError(
-            f"batch_size is {asked}, but the model was exported with a fixed batch of {fixed}. "
-            f"{DYNAMIC_REMEDY} Or leave batch_size out."
+            f"{argument('batch_size')} is {asked}, but the model was exported with a fixed batch of {fixed}. "
+            f"{dynamic_remedy()} Or leave {argument('batch_size')} out."
         )
     return fixed, True
 
@@ -56,8 +57,9 @@ def warn_of_fixed_batch(size: int | None, samples: int | None) -> None:
     if size == 1 and samples != 1:
         _log.warning(
             "The model was exported for one sample at a time: each step of the optimizer sees a single one. %s Or pass "
-            "accumulate=32.",
-            DYNAMIC_REMEDY,
+            "%s.",
+            dynamic_remedy(),
+            argument("accumulate", 32),
         )
     if size is not None and samples is not None and samples % size:
         _log.warning(
@@ -65,5 +67,5 @@ def warn_of_fixed_batch(size: int | None, samples: int | None) -> None:
             samples % size,
             samples,
             size,
-            DYNAMIC_REMEDY,
+            dynamic_remedy(),
         )

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
-from onnxtrain.trainer.data._batch_size import DYNAMIC_REMEDY, static_batch
+from onnxtrain.trainer.data._batch_size import dynamic_remedy, static_batch
 from onnxtrain.trainer.data._layout import Layout, Raw
 from onnxtrain.trainer.data._random import OwnNumbers
 from onnxtrain.trainer.data._source import STREAM, Options, Pass
@@ -87,8 +88,8 @@ class StreamSource:
     def __init__(self, layout: Layout, stream: Any, options: Options, transform: Transform | None) -> None:
         if options.training and options.batch_size is not None:
             raise InputError(
-                "batch_size is given, but the data comes in batches already. Leave it out, and set it where they are "
-                "made (DataLoader(..., batch_size=...))."
+                f"{argument('batch_size')} is given, but the data comes in batches already. Leave it out, and set it "
+                "where they are made (DataLoader(..., batch_size=...))."
             )
         self.layout = layout
         self._stream = stream
@@ -260,7 +261,9 @@ class StreamSource:
     def _require_size(self, arrays: list[Array]) -> None:
         size, count = self._size, len(arrays[0])
         if size is not None and (count > size or (count < size and self._options.training)):
-            raise InputError(f"it has {count} samples, and the model takes exactly {size}. {DYNAMIC_REMEDY}")
+            raise InputError(
+                f"it has {count} samples, and the model takes exactly {size}. {dynamic_remedy()}"
+            )
 
     def _convert(self, raw: Raw, epoch: Pass, index: int) -> list[Array]:
         try:

@@ -1,0 +1,63 @@
+"""Words of messages that depend on the caller: Python code passes `batch_size=32`, a shell `--batch-size 32`.
+
+A message names an argument by :func:`argument` and a remedy by a method of :func:`words`, so that the text is right for
+whoever reads it. The command line replaces the words of Python by its own for as long as a command runs.
+
+>>> f"Pass {argument('batch_norm', 'training')}, or leave {argument('batch_size')} out."
+"Pass batch_norm='training', or leave batch_size out."
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_MISSING = object()
+
+
+class Words:
+    """Names of arguments and remedies as Python code writes them; `onnxtrain.cli` overrides them for shells."""
+
+    def argument(self, name: str, value: object = _MISSING) -> str:
+        """Names an argument, with a value where one is given: `batch_norm='training'`."""
+        return name if value is _MISSING else f"{name}={value!r}"
+
+    def dynamic_batch(self, function: str = "Trainer") -> str:
+        """Says how to make a fixed batch dynamic; `function` is the function that takes the model."""
+        return f"make it so: {function}(onnxtrain.make_batch_dynamic(model), ...)"
+
+    def resume(self, directory: object) -> str:
+        """Says how to go on with the run in a directory."""
+        return f"Go on with Trainer.resume('{directory}')"
+
+    def drop_last(self) -> str:
+        """Offers to leave the incomplete last batch out, as the end of a sentence."""
+        return ", or leave incomplete batches out (drop_last=True)"
+
+
+# A context variable, not a global: of two threads one may serve a shell while the other runs Python code.
+_words: ContextVar[Words] = ContextVar("onnxtrain_words")
+
+
+def words() -> Words:
+    """Returns the words of the caller: those of Python unless :func:`speaking` has set others."""
+    return _words.get(_PYTHON)
+
+
+def argument(name: str, value: object = _MISSING) -> str:
+    """Names an argument of the Python API in the caller's words: see :meth:`Words.argument`."""
+    return words().argument(name) if value is _MISSING else words().argument(name, value)
+
+
+@contextmanager
+def speaking(own: Words) -> Iterator[None]:
+    """Writes the messages of the block in the caller's own words."""
+    token = _words.set(own)
+    try:
+        yield
+    finally:
+        _words.reset(token)
+
+
+_PYTHON = Words()

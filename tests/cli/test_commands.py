@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import subprocess
@@ -17,7 +18,10 @@ import pytest
 import models
 from cli.files import arrays_in
 from cli.processes import environment
+from onnxtrain import Trainer
+from onnxtrain.cli._options import TrainOptions, options_of
 from onnxtrain.losses import LOSSES
+from onnxtrain.trainer import SAM
 
 NAMES_OF_LOSSES = ", ".join(sorted(LOSSES))
 
@@ -479,3 +483,23 @@ def test_artifacts_of_a_prepared_model(run: Any, tmp_path: Path) -> None:
     assert shown.code == 0, shown.err
     session = ort.InferenceSession(tmp_path / "a" / "inference_model.onnx")
     assert [value.shape for value in session.get_outputs()] == [["batch", 5]]
+
+
+def test_sam_of_the_shell_is_that_of_python(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
+    options = ["--loss", "cross_entropy", "--epochs", 2, "--sam", 0.2, "--lr", 0.01]
+    shown = run("train", mlp, "--data", data, *options, "-o", tmp_path / "run", "--json")
+    assert shown.code == 0, shown.err
+    arrays = np.load(data)
+    trainer = Trainer(mlp, "cross_entropy", learning_rate=0.01)
+    history = trainer.fit(arrays["x"], arrays["y"], epochs=2, callbacks=[SAM(0.2)], verbose=False)
+    assert shown.json()["epochs"] == history.epochs
+    refused = run("train", tmp_path / "run", "--data", data, "--sam", 0.1)
+    assert "--sam 0.1 (it was 0.2)" in " ".join(refused.err.split())
+
+
+def test_options_name_arguments_of_python() -> None:
+    """An option whose rule names no argument would be called by a name that nobody knows."""
+    arguments = {*inspect.signature(Trainer).parameters, *inspect.signature(Trainer.fit).parameters}
+    named = {option.rule.python for option in options_of(TrainOptions).values() if option.rule.python}
+    assert named
+    assert named <= arguments

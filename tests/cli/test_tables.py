@@ -18,8 +18,9 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 import models
 from onnxtrain import Trainer
-from onnxtrain.cli._table_file import read_table
-from onnxtrain.cli._tables import Encoding, Table, TableOptions
+from onnxtrain.cli._options import TableOptions
+from onnxtrain.cli._table_file import Table, read_table
+from onnxtrain.cli._tables import Encoding
 from onnxtrain.runtime.dtypes import BY_NAME
 from onnxtrain.runtime.manifest import ClassLabels, InputSpec
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from onnxtrain.cli._table_report import share
 from onnxtrain.errors import InputError
+from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer import Trainer
 
@@ -69,7 +70,7 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
         return None
     labels = targets[0].class_labels
     if labels is None:
-        return ["0", "1"] if trainer.loss_name == "BCEWithLogitsLoss" else None
+        return ["0", "1"] if loss_class(trainer.loss_name).activation == "sigmoid" else None
     named = list(classes or ())
     if labels.count is None or len(named) > labels.count:
         return None
@@ -170,13 +171,14 @@ def judged_matrix(
 def probabilities(loss: str, scores: Array) -> Array | None:
     """Returns the probabilities that scores stand for under a loss, float64 of their shape; None if it has none."""
     exact = scores.astype(np.float64)
-    if loss == "BCEWithLogitsLoss":
+    activation = loss_class(loss).activation
+    if activation == "sigmoid":
         # Of both signs the exponential is at most 1, so that none overflows.
         small = np.exp(-np.abs(exact))
         return np.where(exact >= 0, 1 / (1 + small), small / (1 + small))
-    if loss == "NLLLoss":
+    if activation == "exp":
         return np.asarray(np.exp(exact))
-    if loss != "CrossEntropyLoss" or scores.ndim < 2:
+    if activation != "softmax" or scores.ndim < 2:
         return None
     exponentials = np.exp(exact - exact.max(axis=1, keepdims=True))
     return np.asarray(exponentials / exponentials.sum(axis=1, keepdims=True))

@@ -542,6 +542,16 @@ class TrainOptions:
         ),
         Rule("run", "clip_grad_norm"),
     ] = None
+    sam: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="RADIUS",
+            help="Seek flat minima (SAM): step with the gradient at the worst weights within this L2 distance, e.g. "
+            "0.05. Each step takes two passes. Default: off.",
+        ),
+        Rule("run"),
+    ] = None
     patience: Annotated[
         int | None,
         typer.Option(

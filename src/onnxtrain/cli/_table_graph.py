@@ -18,6 +18,7 @@ from onnxtrain.cli._classes import class_names
 from onnxtrain.cli._columns import NUMBER, ONE_HOT, Column
 from onnxtrain.cli._tables import PROPERTY, Encoding
 from onnxtrain.emitter import Emitter, find_value
+from onnxtrain.losses import loss_class
 from onnxtrain.passes import load_model, save_model
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Trainer
@@ -186,15 +187,16 @@ def _write_classes(model: ir.Model, trainer: Trainer, encoding: Encoding) -> Non
     names = class_names(trainer, encoding.classes)
     probability: ir.Value | None = None
     chosen: ir.Value | None = None
-    if trainer.loss_name == "BCEWithLogitsLoss":
+    activation = loss_class(trainer.loss_name).activation
+    if activation == "sigmoid":
         probability = op.Sigmoid(scores)
         if rank == 1 or (rank == 2 and scores.shape[1] == 1):
             yes = op.Cast(op.Greater(scores, 0.0), to=ir.DataType.INT64)
             chosen = yes if rank == 1 else op.Squeeze(yes, [1])
     elif targets[0].class_labels is not None and rank == 2:
-        if trainer.loss_name == "CrossEntropyLoss":
+        if activation == "softmax":
             probability = op.Softmax(scores, axis=1)
-        elif trainer.loss_name == "NLLLoss":
+        elif activation == "exp":
             probability = op.Exp(scores)
         chosen = op.ArgMax(scores, axis=1, keepdims=0)
         if encoding.classes is not None and names is not None:

@@ -29,7 +29,7 @@ from onnxtrain.cli._tables import Encoding, target_classes
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.passes import canonicalize
 from onnxtrain.schedules import SCHEDULES, Schedule
-from onnxtrain.trainer import Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
+from onnxtrain.trainer import SAM, Callback, CSVLogger, EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.trainer._run import CHECKPOINT
 from onnxtrain.trainer._schedule import named_schedule
 
@@ -99,7 +99,7 @@ def _assign(trainer: Trainer, arrays: Arrays, path: Path) -> tuple[Any, Any]:
 
 
 def _callbacks(options: TrainOptions) -> list[Callback]:
-    callbacks: list[Callback] = []
+    callbacks: list[Callback] = [] if options.sam is None else [SAM(options.sam)]
     if options.patience is not None:
         monitor = "loss" if options.validation is None else "val_loss"
         callbacks.append(EarlyStopping(monitor, options.patience, restore_best=True))

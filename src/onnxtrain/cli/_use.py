@@ -25,6 +25,7 @@ from onnxtrain.cli._table_file import TABLE_SUFFIXES, Table
 from onnxtrain.cli._table_graph import export_table_model
 from onnxtrain.cli._tables import Encoding
 from onnxtrain.errors import InputError, ModelError
+from onnxtrain.losses import loss_class
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Trainer
 
@@ -162,7 +163,7 @@ def _run_predictions(
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
     """Returns the number of the class of each sample; None where there is not one right class for each."""
     labels = trainer.manifest.targets[0].class_labels
-    if trainer.loss_name == "BCEWithLogitsLoss":
+    if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)
         return (scores.reshape(-1) > 0).astype(np.int64) if single else None
     if labels is None or scores.ndim != 2 or labels.count not in (None, scores.shape[1]):

@@ -49,6 +49,7 @@ __all__ = [
     "SmoothL1Loss",
     "TargetSpec",
     "attach_loss",
+    "loss_class",
     "loss_mean",
     "make_loss",
     "mark_labels",
@@ -66,6 +67,12 @@ LOSSES: dict[str, type[Loss]] = {
     "focal": FocalLoss,
 }
 """The losses by the names that :func:`make_loss` takes."""
+
+
+def loss_class(name: str) -> type[Loss]:
+    """Finds a loss by the name of its class, e.g. "MSELoss"; gives :class:`Loss` itself for names of other packages."""
+    return next((kind for kind in LOSSES.values() if kind.__name__ == name), Loss)
+
 
 # Their output has the elements of their first input, at other positions at most; labels keep their range.
 _SAME_ELEMENTS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ WEIGHT_NAME = "sample_weight"
 """Suggested name of the graph input with a weight for each sample."""
 
 Reduction = Literal["mean", "sum", "none"]
+Activation = Literal["softmax", "exp", "sigmoid"]
 
 _HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 _LABEL_DTYPES = (ir.DataType.INT64, ir.DataType.INT32)
@@ -91,9 +92,14 @@ class Loss(ABC):
 
     Attributes:
         reduction: "mean" or "sum" for a scalar of shape [], "none" for one number per position.
+        activation: function that makes probabilities of the scores, e.g. "softmax" along the axis of the classes; None
+            for scores that stand for no probabilities.
+        default_metrics: names of the metrics that `Trainer` records for targets without class labels, e.g. ("mae",).
     """
 
     reduction: Reduction = "mean"
+    activation: ClassVar[Activation | None] = None
+    default_metrics: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         integers_to_floats(self)

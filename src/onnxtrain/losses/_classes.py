@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy.typing as npt
 import onnx_ir as ir
@@ -13,7 +13,7 @@ from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import GraphBuildError
 
-from ._base import ClassLabels, Loss, TargetSpec, narrow, numbers, reduce, widen
+from ._base import Activation, ClassLabels, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,6 +187,8 @@ class _ClassLoss(Loss):
 class NLLLoss(_ClassLoss):
     """Negative log-likelihood: -weight[label]·scores[label], with scores that are log-probabilities."""
 
+    activation: ClassVar[Activation | None] = "exp"
+
     def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         spec = self.targets(scores)[0]
         wide = widen(op, scores)
@@ -211,6 +213,8 @@ class CrossEntropyLoss(_ClassLoss):
         probabilities: targets are class probabilities instead of labels.
     """
 
+    activation: ClassVar[Activation | None] = "softmax"
+    default_metrics: ClassVar[tuple[str, ...]] = ("probability_accuracy",)
     label_smoothing: float = 0.0
     probabilities: bool = False
 

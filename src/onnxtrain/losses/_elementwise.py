@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +13,13 @@ import onnx_ir as ir
 from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter, static_dims
 
-from ._base import Loss, TargetSpec, narrow, numbers, reduce, widen
+from ._base import Activation, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
 class ElementwiseLoss(Loss):
     """A loss with one term per score, and a target of the scores' shape and dtype."""
+
+    default_metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse")
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
         dims = self._scores_dims(scores)
@@ -100,6 +103,8 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         pos_weight: multiplies the terms of positive targets; array that broadcasts to the scores.
     """
 
+    activation: ClassVar[Activation | None] = "sigmoid"
+    default_metrics: ClassVar[tuple[str, ...]] = ("binary_accuracy",)
     weight: npt.ArrayLike | None = None
     pos_weight: npt.ArrayLike | None = None
 

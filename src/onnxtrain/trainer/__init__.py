@@ -6,12 +6,14 @@ import onnxtrain._desk  # noqa: F401  # isort: skip
 
 from onnxtrain.schedules import SCHEDULES
 from onnxtrain.trainer._callbacks import (
+    SAM,
     Callback,
     CSVLogger,
     EarlyStopping,
     Logger,
     ModelCheckpoint,
     ReduceLROnPlateau,
+    StepGradients,
     TensorBoardLogger,
     WandbLogger,
 )
@@ -22,6 +24,7 @@ from onnxtrain.trainer._trainer import Trainer
 
 __all__ = [
     "METRICS",
+    "SAM",
     "SCHEDULES",
     "CSVLogger",
     "Callback",
@@ -32,6 +35,7 @@ __all__ = [
     "Metric",
     "ModelCheckpoint",
     "ReduceLROnPlateau",
+    "StepGradients",
     "TensorBoardLogger",
     "Trainer",
     "WandbLogger",

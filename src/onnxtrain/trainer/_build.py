@@ -1,9 +1,10 @@
-"""From a model to an opened training run."""
+"""Builds the models of a training run and opens them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -25,67 +26,82 @@ from onnxtrain.trainer._run import Run
 from onnxtrain.training.layer_modes import BatchNormMode
 from onnxtrain.training.training_graph import Precision
 
+# Ops that keep the state of their generator in the session. ONNX Runtime offers no way to read or set the state, so a
+# resumed run draws other numbers than an uninterrupted one.
 _STATEFUL = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Arguments of `Trainer` that decide how its models are built; :class:`Trainer` describes each.
+
+    The fields from `requires_grad` on have the names of the arguments of `generate_artifacts` that they set.
+    """
+
+    loss: LossSpec
+    optimizer: OptimizerSpec
+    clip_grad_norm: float | None
+    clip_grad_value: float | None
+    requires_grad: Sequence[str] | str | None
+    frozen_params: Sequence[str] | str | None
+    batch_norm: BatchNormMode
+    straight_through: bool
+    precision: Precision
+    recompute: bool
+    sparse_gradients: Sequence[str] | str | None
+    loss_input_names: Sequence[str] | str | None
+
+    def __post_init__(self) -> None:
+        for name in ("requires_grad", "frozen_params", "sparse_gradients", "loss_input_names"):
+            object.__setattr__(self, name, name_list(getattr(self, name)))
+
+    def write(self, model: ModelSource, directory: Path, *, sample_weight: bool) -> None:
+        """Writes the artifacts of a model to `directory`; the model's own outputs come after the loss.
+
+        Raises:
+            OnnxTrainError: as `generate_artifacts`.
+        """
+        loaded = load_model(model)
+        _forget_seeds(loaded)
+        outputs = [str(value.name) for value in loaded.graph.outputs]
+        # Without a loss to append, one of the outputs is the loss itself and comes first already.
+        if self.loss is None:
+            outputs.remove((self.loss_input_names or outputs)[0])
+        passed = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        clipping = passed.pop("clip_grad_norm"), passed.pop("clip_grad_value")
+        passed["optimizer"] = with_clipping(self.optimizer, *clipping)
+        generate_artifacts(
+            loaded,
+            artifact_directory=directory,
+            additional_output_names=outputs,
+            sample_weight=sample_weight,
+            **passed,
+        )
+
+
 def build_run(
-    model: ModelSource,
-    directory: Path,
-    device: str,
-    threads: int | None,
-    *,
-    loss: LossSpec,
-    optimizer: OptimizerSpec,
-    requires_grad: Sequence[str] | None,
-    frozen_params: Sequence[str] | None,
-    clip_grad_norm: float | None,
-    clip_grad_value: float | None,
-    batch_norm: BatchNormMode,
-    straight_through: bool,
-    precision: Precision,
-    recompute: bool,
-    sparse_gradients: Sequence[str] | None,
-    loss_input_names: Sequence[str] | None,
+    model: ModelSource, directory: Path, device: str, threads: int | None, settings: ModelSettings
 ) -> Run:
-    """Writes the artifacts of a model to `directory` and opens them; its own outputs come after the loss.
+    """Writes the artifacts of a model to `directory` and opens them.
 
     Raises:
         OnnxTrainError: as `generate_artifacts`.
     """
 
     def write(directory: Path, *, sample_weight: bool) -> None:
-        loaded = load_model(model)
-        _forget_seeds(loaded)
-        outputs = [str(value.name) for value in loaded.graph.outputs]
-        if loss is None:  # the first output is the loss itself
-            outputs.remove((loss_input_names or outputs)[0])
-        generate_artifacts(
-            loaded,
-            requires_grad=None if requires_grad is None else list(requires_grad),
-            frozen_params=None if frozen_params is None else list(frozen_params),
-            loss=loss,
-            optimizer=with_clipping(optimizer, clip_grad_norm, clip_grad_value),
-            artifact_directory=directory,
-            additional_output_names=outputs,
-            loss_input_names=None if loss_input_names is None else list(loss_input_names),
-            batch_norm=batch_norm,
-            straight_through=straight_through,
-            precision=precision,
-            recompute=recompute,
-            sparse_gradients=None if sparse_gradients is None else list(sparse_gradients),
-            sample_weight=sample_weight,
-        )
+        settings.write(model, directory, sample_weight=sample_weight)
 
     write(directory, sample_weight=False)
+    # The run keeps the function: a later fit with sample weights needs models that take them.
     return Run(directory, device, threads, write)
 
 
 def _forget_seeds(model: ir.Model) -> None:
     """Makes Dropout draw from ONNX Runtime's generator, which the trainer seeds for each step.
 
-    With a seed of its own a node has a state of its own, which no checkpoint can hold.
+    A node with a seed of its own has a generator of its own, whose state no checkpoint can hold.
     """
     for node in _all_nodes(model):
         if node.op_type == "Dropout" and node.domain == "":
@@ -93,7 +109,7 @@ def _forget_seeds(model: ir.Model) -> None:
 
 
 def random_ops(path: Path) -> list[str]:
-    """Returns the ops of a model whose random numbers have a state in the session, which no checkpoint can hold."""
+    """Lists the ops of a model whose random numbers have a state in the session, which no checkpoint can hold."""
     return sorted({node.op_type for node in _all_nodes(load_model(path))} & _STATEFUL)
 
 
@@ -104,21 +120,23 @@ def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
         yield from ir.traversal.RecursiveGraphIterator(function)
 
 
-def name_list(given: Sequence[str] | str | None) -> Sequence[str] | None:
-    """Returns a single name as a list of one: a string is a sequence of names too, of one letter each."""
-    return [given] if isinstance(given, str) else given
+def name_list(names: Sequence[str] | str | None) -> list[str] | None:
+    """Wraps a single name in a list; None stays None."""
+    # A string is a sequence of names, too, of one letter each.
+    return [names] if isinstance(names, str) else None if names is None else list(names)
 
 
 def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) -> OptimizerSpec:
-    """Returns the optimizer of a name with PyTorch's defaults, or an object as it is, with gradient clipping.
+    """Makes the optimizer of a name, with PyTorch's defaults, and adds gradient clipping to it.
 
-    An `OptimType`, a name of onnxruntime-training, has the defaults of that package.
+    An optimizer object stays as it is but for the clipping.
 
     Raises:
         GraphBuildError: Both ways of clipping are asked for, or the optimizer clips already, or is a block.
     """
     if isinstance(spec, str):
         spec = make_optimizer(spec)
+    # An OptimType is a name of onnxruntime-training and has the defaults of that package, not PyTorch's.
     if isinstance(spec, OptimType):
         spec = optimizer_for(spec)
     if norm is None and value is None:
@@ -138,7 +156,9 @@ def with_clipping(spec: OptimizerSpec, norm: float | None, value: float | None) 
 
 
 def loss_name(spec: LossSpec) -> str:
-    """Returns the class name of a loss, by which suitable metrics are found."""
+    """Names the class of a loss, by which suitable metrics are found; empty for the model's own loss."""
+    if spec is None:
+        return ""
     if isinstance(spec, LossType):
         return spec.name
     return type(make_loss(spec) if isinstance(spec, str) else spec).__name__

@@ -7,18 +7,18 @@ import hashlib
 import math
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnxruntime as ort
 
 from onnxtrain._words import argument, words
 from onnxtrain.errors import DivergenceError, InputError
-from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.dtypes import Array, narrow, widen
 from onnxtrain.runtime.lock import ProcessLock
-from onnxtrain.trainer._callbacks import Events
+from onnxtrain.trainer._callbacks import Events, StepGradients
 from onnxtrain.trainer._interrupt import InterruptGuard
 from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._position import Plan
@@ -214,7 +214,10 @@ class FitLoop:
         """Runs one step on a group of batches and returns its number of samples."""
         # Callbacks are called without the lock: they may wait for a thread that needs it.
         with self._state.lock:
-            mean = self._update(batches)
+            try:
+                mean = self._update(batches)
+            except _Diverged as reason:
+                self._restore_and_raise(str(reason), reason.remedy)
         if mean is not None:
             self._events.step_end(mean)
         return sum(len(arrays[0]) for arrays in batches)
@@ -229,6 +232,8 @@ class FitLoop:
         done, mean = self._accumulate(batches)
         if done:
             self._require_finite_results([step for step, _ in done])
+            if self._events.wants_gradients:
+                self._events.gradients(_StepGradients(self, batches))
             self._run.optimizer.step()
             state.update_average()
         for step, count in done:
@@ -264,7 +269,7 @@ class FitLoop:
                 loss, outputs = self._run.step(arrays, training=True)
             if not math.isfinite(loss):
                 self._require_labels(arrays)
-                self._diverge(f"the loss is {loss}")
+                raise _Diverged(f"the loss is {loss}")
             losses += loss if count is None else loss * count
             done.append((Step(arrays, loss, outputs), count))
         if last != total:
@@ -283,7 +288,7 @@ class FitLoop:
         for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
             ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
             if ignored is not None and (array == ignored).all():
-                self._diverge(
+                raise _Diverged(
                     f"all labels '{spec.name}' of a batch are {ignored}, so that there is nothing to average",
                     "Leave such samples out, use larger batches, or let onnxtrain append the loss, which then "
                     "leaves such batches out.",
@@ -295,15 +300,15 @@ class FitLoop:
             return
         loss = steps[-1].loss
         if not self._finite_gradients():
-            self._diverge(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
+            raise _Diverged(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
         if any(len(step.arrays[0]) == 1 for step in steps):
-            self._diverge(
+            raise _Diverged(
                 "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
                 "(PyTorch refuses such batches, too)",
                 f"Begin anew with another {argument('batch_size')}, so that no sample is left alone"
                 f"{words().drop_last()}.",
             )
-        self._diverge(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
+        raise _Diverged(f"the loss is {loss:g}, but its BatchNormalization statistics hold NaN or infinity")
 
     def _set_learning_rate(self) -> None:
         state, position, batches = self._state, self._state.position, self._data.batches
@@ -329,11 +334,32 @@ class FitLoop:
             return
         self._since_snapshot = 0
         if not finite_parameters(self._run.store):
-            self._diverge("the parameters hold NaN or infinity")
+            raise _Diverged("the parameters hold NaN or infinity")
         self._snapshot = self._state.snapshot()
 
-    def _diverge(self, what: str, remedy: str | None = None) -> None:
-        """Goes back to the last good state, saves it and raises."""
+    def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
+        """Replaces the gradients of a step by those of the same batches at other parameters.
+
+        Parameters and BatchNorm statistics are afterwards what they were before, also if the loss there is NaN.
+        """
+        store = self._run.store
+        kept = {name: store.parameters[name].read().copy() for name in parameters}
+        statistics = StatisticsBackup(store)
+        statistics.take()
+        self._run.module.lazy_reset_grad()
+        try:
+            for name, value in parameters.items():
+                store.parameters[name].write(narrow(value, store.parameters[name].dtype))
+            done, _ = self._accumulate(batches)
+            self._require_finite_results([step for step, _ in done])
+        finally:
+            for name, value in kept.items():
+                store.parameters[name].write(value)
+            # One step updates running statistics once, from the activations of the parameters that are trained.
+            statistics.restore()
+
+    def _restore_and_raise(self, what: str, remedy: str | None) -> NoReturn:
+        """Goes back to the last good state, saves it and raises DivergenceError."""
         state, position, store = self._state, self._state.position, self._run.store
         epoch, step = position.epoch + 1, position.batch // self._plan.accumulate + 1
         rate = self._run.optimizer.get_learning_rate()
@@ -347,7 +373,49 @@ class FitLoop:
         raise DivergenceError(
             f"Training stopped in epoch {epoch}, step {step}: {what} (learning rate {rate:g}). The "
             f"parameters are those of {kept}, saved in '{where}'. {remedy or _remedy()}"
-        )
+        ) from None
+
+
+class _Diverged(Exception):
+    """Stops a step whose numbers are not finite; parameters are put back while it passes.
+
+    Args:
+        reason: what is not finite, for the message.
+        remedy: what to do about it; None for the usual advice.
+    """
+
+    def __init__(self, reason: str, remedy: str | None = None) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+class _StepGradients(StepGradients):
+    """Gradients of a step of a fit that is under way.
+
+    Args:
+        loop: the fit.
+        batches: arrays of the step's batches.
+    """
+
+    def __init__(self, loop: FitLoop, batches: Sequence[list[Array]]) -> None:
+        self._loop = loop
+        self._batches = batches
+
+    def values(self) -> dict[str, Array]:
+        store = self._loop._run.store
+        if store.row_gradients:
+            raise InputError(
+                f"A callback reads the gradients of a step, and those of {', '.join(store.row_gradients)} are sparse. "
+                "Leave sparse_gradients out."
+            )
+        # Copies: recompute_at writes its gradients to the same memory.
+        return {
+            name: np.array(widen(gradient.read(), gradient.dtype))
+            for name, gradient in store.gradients.items()
+        }
+
+    def recompute_at(self, parameters: Mapping[str, Array]) -> None:
+        self._loop.recompute_gradients(self._batches, parameters)
 
 
 def _remedy() -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.errors import InputError
+from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._whole_metrics import WHOLE_METRICS, Task, measure_of
@@ -130,26 +131,14 @@ METRICS: dict[str, Metric] = {
 }
 """The metrics by the names that the trainer takes; "top5_accuracy" and the like, for any number, beside these."""
 
-_OF_CROSS_ENTROPY = ("", "NoneType", "CrossEntropyLoss", "NLLLoss")
-"""Losses whose exponential is a perplexity; nothing is known of a loss in the model."""
-
-_BY_LOSS = {
-    "CrossEntropyLoss": ["probability_accuracy"],
-    "BCEWithLogitsLoss": ["binary_accuracy"],
-    "MSELoss": ["mae", "rmse"],
-    "L1Loss": ["mae", "rmse"],
-    "HuberLoss": ["mae", "rmse"],
-    "SmoothL1Loss": ["mae", "rmse"],
-}
-
 
 def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
-    """Returns the metrics that suit a target and the class name of a loss; none for unknown losses."""
+    """Names the metrics that suit a target and the class name of a loss; none for unknown losses."""
     if target is None:
         return []
     if target.class_labels is not None:
         return ["accuracy"]
-    return list(_BY_LOSS.get(loss, []))
+    return list(loss_class(loss).default_metrics)
 
 
 def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metric]:  # noqa: B008 it is frozen
@@ -198,7 +187,9 @@ def _named(name: str, task: Task) -> Metric:
             f"Choosing metrics: {name!r} is unknown; choose from {', '.join(METRICS)}, top5_accuracy (any number), or "
             "pass a function."
         )
-    if name == "perplexity" and task.loss not in _OF_CROSS_ENTROPY:
+    # The model's own loss may be a cross-entropy: its name is empty, and "NoneType" in earlier runs.
+    named = task.loss not in ("", "NoneType")
+    if name == "perplexity" and named and loss_class(task.loss).activation not in ("softmax", "exp"):
         raise InputError(
             f"Choosing metrics: the perplexity is the exponential of a mean cross-entropy; the loss is {task.loss}."
         )

@@ -1,10 +1,15 @@
-"""`Trainer`: from a model and data to a trained model."""
+"""Defines `Trainer`, the class by which Python code trains, evaluates and exports an ONNX model.
+
+The class is the public door: it checks arguments and hands them to the objects that do the work. `_state` holds what is
+trained, `_loop` takes the steps, `_run` runs the models, `data` reads what the user passes.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,21 +17,25 @@ import numpy as np
 
 from onnxtrain._words import argument
 from onnxtrain.errors import InputError
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.runtime.lock import StateLock
+from onnxtrain.runtime.manifest import Manifest
 from onnxtrain.runtime.optimizer import check_learning_rate
-from onnxtrain.trainer._build import build_run, loss_name, name_list, random_ops
+from onnxtrain.runtime.state import CheckpointState, Parameters
+from onnxtrain.trainer._build import ModelSettings, build_run, loss_name, name_list, random_ops
 from onnxtrain.trainer._callbacks import Callback, Events, callback_list
 from onnxtrain.trainer._ema import check_decay
+from onnxtrain.trainer._finder import LearningRateRange, find_range
 from onnxtrain.trainer._history import History
 from onnxtrain.trainer._loop import FitLoop
-from onnxtrain.trainer._metrics import MetricSpec, make_metrics
+from onnxtrain.trainer._metrics import Metric, MetricSpec, make_metrics
 from onnxtrain.trainer._position import CUSTOM, MOST_THREADS, Plan, Position, Settings
 from onnxtrain.trainer._report import make_report
-from onnxtrain.trainer._results import TrainerResults
 from onnxtrain.trainer._schedule import ScheduleSpec, make_schedule
 from onnxtrain.trainer._state import Data, TrainingState, Validation, scheduler_settings
-from onnxtrain.trainer._whole_metrics import check_positive
+from onnxtrain.trainer._whole_metrics import check_positive, confusion_matrix
 from onnxtrain.trainer._workspace import Workspace
-from onnxtrain.trainer.data import Source, TransformFunction, warn_of_fixed_batch
+from onnxtrain.trainer.data import Options, Pass, TransformFunction, warn_of_fixed_batch
 
 if TYPE_CHECKING:
     from onnxtrain.artifacts import LossSpec, OptimizerSpec
@@ -35,7 +44,7 @@ if TYPE_CHECKING:
     from onnxtrain.training.training_graph import Precision
 
 
-class Trainer(TrainerResults):
+class Trainer:
     """Trains an ONNX model on numpy arrays, with stock ONNX Runtime.
 
     Args:
@@ -44,45 +53,46 @@ class Trainer(TrainerResults):
             onnxblock block; None when the model's first output is the loss.
         optimizer: an optimizer of `onnxtrain.optimizers` or its name ("adamw", "sgd", ...), with PyTorch's defaults:
             "adamw" is `torch.optim.AdamW`, weight decay 0.01 and eps 1e-8.
-        learning_rate: the rate, or the highest one of a schedule.
-        requires_grad: names of the parameters to train, or patterns such as "fc.*"; None trains all that are not
-            frozen.
-        frozen_params: names or patterns of parameters that stay as they are; here and above a single one may stand
-            alone.
+        learning_rate: learning rate, e.g. 1e-3; with a schedule its highest value.
+        requires_grad: names of the parameters to train, or patterns such as "fc.*"; one name may stand without a list.
+            None trains all parameters that are not frozen.
+        frozen_params: names or patterns of parameters that are not trained. A parameter that patterns of both
+            arguments match is frozen; an exact name wins over a pattern.
         metrics: names ("accuracy", "f1", "auroc", "mae", "r2", "top5_accuracy", "perplexity", ...) or functions
             `(prediction, target) -> float` of the arrays of a whole data set; None chooses what suits the loss, `[]`
             means none.
-        positive: number of the class that "f1", "precision", "recall" and "auroc" are of, such as 0. Default: class 1
-            where there are two, else the mean over classes.
+        positive: number of the class that "f1", "precision", "recall" and "auroc" measure, e.g. 0. Default: class 1
+            of two classes, the mean over classes if there are more.
         scheduler: a schedule of `onnxtrain.schedules` or its name ("linear" and "cosine" fall to zero at the end of
             a fit; "one_cycle", "step", "polynomial", ...), or a function `(step, total_steps) -> factor` of the
             learning rate.
-        warmup_steps: optimizer steps over which the rate first rises to its full value.
-        warmup_ratio: the same as a part of all steps.
-        total_steps: optimizer steps of one schedule over all calls of :meth:`fit`, which then does not begin anew
-            with each; see also its `schedule_epochs`.
-        ema_decay: train as ever, but evaluate, predict with and export exponential moving averages of parameters and
-            BatchNorm statistics, of which each step keeps this part, such as 0.999; see :meth:`averaged`.
-        clip_grad_norm: scale all gradients down together when their common L2 norm is larger.
+        warmup_steps: warm up the learning rate linearly over this many optimizer steps, e.g. 100.
+        warmup_ratio: warm up the learning rate over this fraction of all steps, e.g. 0.1; use instead of
+            `warmup_steps`.
+        total_steps: optimizer steps of one schedule over all calls of :meth:`fit`. Default: each call runs the
+            schedule from start to end; see also `schedule_epochs` of :meth:`fit`.
+        ema_decay: keep exponential moving averages of parameters and BatchNorm statistics with this decay, e.g. 0.999,
+            and evaluate, predict with and export the averages; see :meth:`averaged`. Training itself does not change.
+        clip_grad_norm: scale all gradients down together if their common L2 norm is larger, e.g. 1.0.
         clip_grad_value: clip each element of the gradients to plus or minus this value.
         batch_norm: "training" trains BatchNormalization and Dropout as such even if the model was exported
-            for inference (an error where the exporter has left none of them), "inference" keeps the statistics
-            fixed, "as_exported" does what the model says. For each layer by patterns, of which the first that matches
-            decides: `{"backbone.*": "inference", "*": "training"}`.
-        straight_through: whether gradients pass through rounding and quantisation as if these did nothing.
-        precision: "bf16" trains with products and convolutions in bfloat16; see :func:`generate_artifacts`.
-        recompute: whether to take less memory for some more time; see :func:`generate_artifacts`.
-        sparse_gradients: embeddings of which only the rows that a batch reads are updated; see
+            for inference (an error if the exporter left none in the model), "inference" keeps the statistics
+            fixed, "as_exported" keeps the modes of the model. For each layer by patterns, of which the first that
+            matches decides: `{"backbone.*": "inference", "*": "training"}`.
+        straight_through: pass gradients through rounding and quantisation unchanged (straight-through estimator).
+        precision: "bf16" computes products and convolutions in bfloat16; see :func:`generate_artifacts`.
+        recompute: recompute activations in the backward pass to take less memory; see :func:`generate_artifacts`.
+        sparse_gradients: embeddings of which a step updates only the rows that its batch reads; see
             :func:`generate_artifacts`.
-        loss_input_names: the output that is the prediction, where the model has several.
-        directory: where the files of the run live; the state is saved there after every epoch. Default: a
+        loss_input_names: the output that the loss compares with the target, if the model has several outputs.
+        directory: directory of the run's files; the state is saved there after every epoch. Default: a
             temporary directory, which is removed at the end unless an interrupted run was saved there.
         overwrite: replace a run that is in the directory already, once the new models are built; otherwise it is an
             error.
-        seed: what shuffling, splitting and Dropout derive from.
+        seed: shuffling, the validation split and Dropout derive from this number.
         device: "cpu", "cuda" or "cuda:<index>".
-        threads: how many threads each operation is computed with; None is onnxruntime's default, all cores. The last
-            digits of results depend on it, so that it is saved with the run.
+        threads: number of threads that compute each operation; None is onnxruntime's default, all cores. The last
+            digits of results depend on the number, so it is saved with the run.
 
     Raises:
         OnnxTrainError: the model cannot be trained as asked for; the message says why.
@@ -99,6 +109,8 @@ class Trainer(TrainerResults):
         >>> trainer.predict(np.array([[0.5]], np.float32)).round(2)
         array([[2.]], dtype=float32)
     """
+
+    _state: TrainingState
 
     def __init__(
         self,
@@ -130,13 +142,17 @@ class Trainer(TrainerResults):
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
+        # The arguments that decide how the models are built, by name: an argument of the signature reaches them by
+        # being a field of ModelSettings, without further mention here.
+        given = locals()
+        asked = ModelSettings(**{entry.name: given[entry.name] for entry in fields(ModelSettings)})
+        # Everything that can be wrong is checked before a file is written: a refused Trainer leaves no directory.
         schedule = make_schedule(scheduler, warmup_steps, warmup_ratio)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         make_metrics(metrics or [])
         check_positive(positive)
-        inputs_of_loss = name_list(loss_input_names)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-            raise InputError(f"seed must be an integer >= 0, received {seed!r}.")
+            raise InputError(f"{argument('seed')} must be an integer >= 0, received {seed!r}.")
         position = Position(seed=int(seed), learning_rate=check_learning_rate(learning_rate))
         settings = Settings(
             loss=loss_name(loss),
@@ -151,27 +167,12 @@ class Trainer(TrainerResults):
         )
         workspace = Workspace.for_new_run(directory, overwrite=overwrite)
         with workspace.locked():
-            run = build_run(
-                model,
-                workspace.path,
-                device,
-                settings.threads,
-                loss=loss,
-                optimizer=optimizer,
-                requires_grad=name_list(requires_grad),
-                frozen_params=name_list(frozen_params),
-                clip_grad_norm=clip_grad_norm,
-                clip_grad_value=clip_grad_value,
-                batch_norm=batch_norm,
-                straight_through=straight_through,
-                precision=precision,
-                recompute=recompute,
-                sparse_gradients=name_list(sparse_gradients),
-                loss_input_names=inputs_of_loss,
-            )
+            run = build_run(model, workspace.path, device, settings.threads, asked)
+            # An earlier run is replaced only now: until the new models are built the old run can be resumed.
             workspace.remove_earlier()
             workspace.note()
-        prediction = inputs_of_loss[0] if inputs_of_loss else next(iter(run.outputs), None)
+        judged = name_list(loss_input_names)
+        prediction = judged[0] if judged else next(iter(run.outputs), None)
         settings = replace(
             settings,
             prediction=prediction if prediction in run.outputs else None,
@@ -190,22 +191,22 @@ class Trainer(TrainerResults):
         device: str = "cpu",
         threads: int | None = None,
     ) -> Trainer:
-        """Returns the trainer that :meth:`save` wrote, or an interrupted fit, in the state it was in.
+        """Opens a run that :meth:`save` or an interrupted fit wrote, in the state it was in.
 
         The same call of :meth:`fit` then finishes an interrupted fit, bit for bit as if it had not been
-        interrupted. (Where the model draws random numbers otherwise than by Dropout, a warning says that it is not
-        so.)
+        interrupted. If the model draws random numbers by other ops than Dropout, the result differs, and a warning
+        says so.
 
         Args:
-            path: the directory; it becomes the trainer's directory. Artifacts of `generate_artifacts` work
+            path: directory of the run; the trainer goes on saving there. Artifacts of `generate_artifacts` work
                 too, also with a prefix.
             metrics: metrics to go on with; needed if the run had functions as metrics, which are not saved.
             scheduler: needed if the run had a function as schedule.
-            device: where to train.
-            threads: with how many threads; None for as many as it was begun with.
+            device: "cpu", "cuda" or "cuda:<index>".
+            threads: number of threads per operation; None for the number that the run was begun with.
 
         Raises:
-            CheckpointError: the directory does not hold a training run, or it is corrupt.
+            CheckpointError: the directory does not hold a training run, or the run is damaged.
             InputError: functions that the run needs are missing, or other metrics are given in the middle of an
                 epoch.
         """
@@ -218,7 +219,7 @@ class Trainer(TrainerResults):
         self._state.position.history.stopped = "early"
 
     def abandon_fit(self) -> None:
-        """Makes the next fit a new one, which need not be what an interrupted one was.
+        """Forgets that a fit was interrupted: the next fit is a new one and may have other arguments.
 
         Raises:
             TrainingStateError: a fit is under way in another thread.
@@ -246,7 +247,7 @@ class Trainer(TrainerResults):
         """Trains, and returns the record of all epochs so far.
 
         Ctrl-C finishes the step, saves the state and returns with `history.stopped == "interrupted"`; the
-        same call, also after :meth:`resume`, then does what is left. A second Ctrl-C raises KeyboardInterrupt
+        same call, also after :meth:`resume`, then does the rest. A second Ctrl-C raises KeyboardInterrupt
         at once.
 
         Args:
@@ -256,25 +257,25 @@ class Trainer(TrainerResults):
                 `(inputs, targets)`, `(inputs, targets, sample_weight)` or dicts by name; a function that returns one.
             targets: as many samples; integers for class labels. None if the model needs none, or the data brings them.
                 Of a frame also names of columns.
-            epochs: passes over the data, further ones if the trainer has been fitted before.
+            epochs: passes over the data, in addition to the epochs of earlier fits.
             batch_size: samples per batch, 32 by default; the last batch may be smaller. A model that was
-                exported with a fixed batch takes that, and the samples beyond the last full batch are left
-                out of an epoch, with a warning; they are others in each epoch if shuffled.
-            validation: `(inputs, targets)` to evaluate after each epoch, with weights as a third entry if there are
-                some, other data that brings its targets, or the fraction of the samples to split off, at random.
+                exported with a fixed batch takes that size, and the samples beyond the last full batch are left
+                out of an epoch, with a warning; with shuffling other samples are left out in each epoch.
+            validation: `(inputs, targets)` or `(inputs, targets, sample_weight)` to evaluate after each epoch, other
+                data that brings its targets, or the fraction of the samples to split off at random, e.g. 0.1.
             callbacks: see :class:`Callback`.
-            shuffle: whether to take the samples in a new random order in each epoch.
-            accumulate: batches per optimizer step; the gradient is that of the loss of all their samples
-                together.
-            schedule_epochs: how many epochs the schedule is of, counted from the trainer's first one, where several
-                fits share one: two of 5 epochs with `schedule_epochs=10` are one of 10. Default: those of this fit.
-            verbose: whether to show a progress bar (or a line per epoch where standard error is no terminal).
-            sample_weight: a weight for each sample: the loss is sum(w·l) / sum(w), over all batches of a step. Metrics
-                count each sample once.
+            shuffle: take the samples in a new random order in each epoch.
+            accumulate: batches per optimizer step; the gradient is that of the mean loss over all their samples.
+            schedule_epochs: spread one schedule over several calls of `fit`: total epochs of these calls, counted from
+                the trainer's first epoch, e.g. 10 for two fits of 5 epochs. Default: each call runs the schedule from
+                start to end.
+            verbose: show a progress bar (or a line per epoch if standard error is no terminal).
+            sample_weight: a weight w for each sample: the loss is sum(w·l) / sum(w), over all batches of a step.
+                Metrics count each sample once.
             transform: augmentation, a function `(inputs, targets) -> (inputs, targets)` of the arrays of a batch,
-                which is called in training only; a third argument, or one named `rng`, is a numpy Generator.
-            steps_per_epoch: optimizer steps that make an epoch; needed where a stream does not end.
-            drop_last: whether to leave out an incomplete last batch of each epoch.
+                called in training only; a third argument, or one named `rng`, is a numpy Generator.
+            steps_per_epoch: optimizer steps that make an epoch; required for a stream that does not end.
+            drop_last: leave out an incomplete last batch of each epoch.
 
         Raises:
             InputError: data or arguments do not fit; nothing has been trained.
@@ -289,42 +290,38 @@ class Trainer(TrainerResults):
         given = Data(
             inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
         )
-        with self._state.fitting():
-            data, held_out = self._state.datasets(given)
-            of_validation = None
+        state = self._state
+        with state.fitting():
+            data, held_out = state.datasets(given)
+            held_out_size = None
             if held_out is not None:
-                of_validation = validation if isinstance(validation, float) else held_out.samples or 0
+                held_out_size = validation if isinstance(validation, float) else held_out.samples or 0
             plan = Plan(
-                data.samples,
-                data.batch_size,
-                accumulate,
-                bool(shuffle),
-                epochs,
-                of_validation,
-                schedule_epochs,
-                steps_per_epoch,
-                bool(drop_last),
+                samples=data.samples,
+                batch_size=data.batch_size,
+                accumulate=accumulate,
+                shuffle=bool(shuffle),
+                epochs=epochs,
+                validation=held_out_size,
+                schedule_epochs=schedule_epochs,
+                steps_per_epoch=steps_per_epoch,
+                drop_last=bool(drop_last),
                 weighted=data.weighted,
                 transform=transform is not None,
             )
-            self._carry_out(plan, data, held_out, Events(called, self), verbose)
+            state.position.check(plan)
+            state.check_schedule(plan, None if data.batches is None else -(-data.batches // accumulate))
+            state.weigh(data, held_out, for_fit=True)
+            state.validating = held_out is not None
+            warn_of_fixed_batch(state.run.batch_size, data.samples)
+            events = Events(called, self)
+            try:
+                FitLoop(state, data, held_out, plan, events, make_report(verbose)).run()
+            except BaseException as error:
+                # Loggers close their files for KeyboardInterrupt and SystemExit, too.
+                events.exception(error)
+                raise
         return self.history
-
-    def _carry_out(
-        self, plan: Plan, data: Source, held_out: Source | None, events: Events, verbose: bool
-    ) -> None:
-        """Trains as a plan says, on `data`, and evaluates on `held_out`."""
-        state = self._state
-        state.position.check(plan)
-        state.check_schedule(plan, None if data.batches is None else -(-data.batches // plan.accumulate))
-        state.weigh(data, held_out, for_fit=True)
-        state.validating = held_out is not None
-        warn_of_fixed_batch(state.run.batch_size, data.samples)
-        try:
-            FitLoop(state, data, held_out, plan, events, make_report(verbose)).run()
-        except BaseException as error:
-            events.exception(error)
-            raise
 
     def check_data(
         self,
@@ -339,7 +336,7 @@ class Trainer(TrainerResults):
     ) -> None:
         """Raises the InputError that :meth:`fit` would raise for this data; changes nothing.
 
-        Of streams the first batch is looked at; of an iterator, which can be read once, nothing.
+        Of a stream the first batch is checked. An iterator is not read, as it can be read once.
         """
         if isinstance(inputs, Iterator):
             return
@@ -347,26 +344,261 @@ class Trainer(TrainerResults):
             Data(inputs, targets, sample_weight, batch_size, validation, transform, drop_last)
         )
 
+    def find_learning_rate(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        start: float = 1e-7,
+        stop: float = 10.0,
+        steps: int = 100,
+        batch_size: int | None = None,
+    ) -> LearningRateRange:
+        """Measures the loss over rising learning rates and suggests a rate to train with (Smith's range test).
+
+        One step is taken with each rate, from `start` to `stop` in equal ratios, until the loss is four times its
+        lowest value. The trainer is then put back to the state before the test: set `trainer.learning_rate` to the
+        rate of your choice.
+
+        Args:
+            inputs: as for :meth:`fit`.
+            targets: as for :meth:`fit`.
+            start: lowest rate.
+            stop: highest rate.
+            steps: number of rates.
+            batch_size: samples per step, as for :meth:`fit`.
+
+        Raises:
+            InputError: the data or the rates do not fit.
+        """
+        data = self._state.source(inputs, targets, None, Options(batch_size, training=True))
+        self._state.weigh(data)
+        return find_range(self._state, data, start, stop, steps)
+
+    def evaluate(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+    ) -> dict[str, float]:
+        """Computes the loss and the metrics over a data set, in inference mode.
+
+        The result does not depend on the batch size, also for a model with a fixed batch: it is that of the outputs of
+        :meth:`predict`. Only a loss that is an onnxblock block or the model's own is averaged over batches, weighted
+        by their sizes. Arguments and errors as in :meth:`fit`.
+
+        Raises:
+            InputError: the data does not fit, or does not fill the batches of a model with a fixed batch whose loss
+                cannot be computed for some of its samples.
+        """
+        data = self._state.source(inputs, targets, sample_weight, Options(batch_size))
+        self._state.weigh(data)
+        return self._state.evaluate(data)
+
+    def predict(self, inputs: Any, *, batch_size: int | None = None) -> Array | dict[str, Array]:
+        """Computes the model's output for each sample, in inference mode; several outputs as a dict by name.
+
+        For a model with a fixed batch the last batch is padded, and the results of the padding are dropped. Targets
+        that the data brings are ignored.
+
+        Raises:
+            InputError: the inputs do not fit, or an output has no axis for the samples.
+        """
+        data = self._state.inputs(inputs, batch_size)
+        with self.averaged():
+            result = self._state.run.predict(data.read(Pass()))
+        return result if len(result) > 1 else next(iter(result.values()))
+
+    def confusion_matrix(self, inputs: Any, targets: Any = None, *, batch_size: int | None = None) -> Array:
+        """Counts how often each class (rows) is predicted as each class (columns): integers [classes, classes].
+
+        `sklearn.metrics.ConfusionMatrixDisplay(matrix).plot()` draws it.
+
+        Raises:
+            InputError: the data does not fit, or it is no classification with one right class.
+        """
+        state = self._state
+        data = state.source(inputs, targets, None, Options(batch_size))
+        state.weigh(data)
+        with self.averaged():
+            steps = state.run.evaluate(data.read(Pass()))
+            # ONNX Runtime writes the outputs of the next batch to the same memory.
+            parts = [tuple(array.copy() for array in state.judged(step)) for step in steps]
+        prediction, target = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return confusion_matrix(state.task, prediction, target)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes everything that :meth:`resume` needs to a directory, which is made if missing.
 
         The models are copied there once, with the files of their external data. All files change together: if the
-        process is killed, the directory holds what it held before, or this run, complete.
+        process is killed, the directory holds the files it held before, or this run, complete.
 
         Raises:
             CheckpointError: a file cannot be written.
         """
         self._state.save(path)
 
+    def save_parameters(self, path: str | os.PathLike[str]) -> None:
+        """Writes parameters and statistics alone to a checkpoint file; of a run with `ema_decay` their averages."""
+        with self.averaged():
+            self._state.run.save_checkpoint(path, optimizer=False)
+
+    def load_parameters(self, path: str | os.PathLike[str]) -> None:
+        """Reads parameters and statistics from a checkpoint file of the same model; nothing else changes.
+
+        Moving averages begin anew with the new parameters.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or of another model.
+        """
+        with self._state.lock:
+            self._state.run.load_parameters(path)
+            self._state.position.averaged = 0
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Makes :attr:`parameters` the averages of `ema_decay` inside of a `with` statement.
+
+        :meth:`evaluate`, :meth:`predict`, :meth:`export`, :meth:`save_parameters`, validation and `restore_best` do so
+        themselves. Without `ema_decay`, or before the first step, nothing changes. Other threads wait for the end of
+        the block before they use the trainer.
+        """
+        return self._state.averaged()
+
+    def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None = None) -> None:
+        """Writes the trained model as an ordinary `.onnx` file for inference.
+
+        The file has the inputs and outputs of the original model; BatchNormalization and Dropout are in inference
+        mode, and loss, targets and gradients are gone.
+
+        Args:
+            path: file to write.
+            outputs: names of other values to return; by default the original model's outputs.
+        """
+        with self.averaged():
+            self._state.run.export(
+                path, outputs if outputs is None or isinstance(outputs, str) else list(outputs)
+            )
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the run's files."""
+        return self._state.directory
+
+    @property
+    def state(self) -> CheckpointState:
+        """Parameters, statistics and properties, for `onnxtrain.api`."""
+        return self._state.run.state
+
+    @property
+    def lock(self) -> StateLock:
+        """Lock that keeps other threads from using the trainer, and a fit from going on, while a thread holds it.
+
+        Hold it (`with trainer.lock:`) to read several of :attr:`parameters`, which are live views, while another
+        thread fits.
+        """
+        return self._state.lock
+
+    @property
+    def parameters(self) -> Parameters:
+        """Parameters by name; `.data` is a live view."""
+        return self._state.run.state.parameters
+
+    @property
+    def manifest(self) -> Manifest:
+        """Inputs, targets and outputs of the training model, and its optimizer."""
+        return self._state.run.manifest
+
+    @property
+    def history(self) -> History:
+        """Record of all epochs so far."""
+        return self._state.position.history
+
+    @property
+    def outputs(self) -> list[str]:
+        """Names of the model's own outputs, which :meth:`predict` returns and :meth:`export` keeps."""
+        return list(self._state.run.predicted)
+
+    @property
+    def resumes_fit(self) -> bool:
+        """True if the next fit goes on with one that was interrupted."""
+        return self._state.position.unfinished
+
+    @property
+    def last_fit(self) -> Plan | None:
+        """Arguments of the last fit, or of the one that was interrupted; None before the first one."""
+        return self._state.position.plan
+
+    @property
+    def resume_hint(self) -> str:
+        """Sentence about going on, shown after Ctrl-C; `{}` stands for the directory."""
+        return self._state.resume_hint
+
+    @resume_hint.setter
+    def resume_hint(self, text: str) -> None:
+        self._state.resume_hint = text
+
+    @property
+    def metrics(self) -> list[Metric]:
+        """Metrics that are recorded beside the loss."""
+        return self._state.metrics
+
+    @property
+    def positive(self) -> int | None:
+        """Class that f1, precision, recall and auroc measure; None for the default of :class:`Trainer`."""
+        return self._state.settings.positive
+
+    @property
+    def loss_name(self) -> str:
+        """Name of the loss's class, e.g. "CrossEntropyLoss"; empty for the model's own loss."""
+        return self._state.settings.loss
+
+    @property
+    def prediction(self) -> str | None:
+        """Name of the output that metrics compare with the target; None if there is none."""
+        return self._state.settings.prediction
+
+    @property
+    def fit_start(self) -> int:
+        """Number of epochs that were finished when the fit under way, or the last one, began."""
+        return self._state.position.fit_start
+
+    @property
+    def recorded_keys(self) -> list[str]:
+        """Keys that the fit under way records for each epoch, e.g. ["loss", "accuracy", "val_loss"]."""
+        return self._state.recorded_keys
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate before the schedule's factor; setting it takes effect at the next step."""
+        return self._state.position.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._state.position.learning_rate = check_learning_rate(value)
+
+    @property
+    def current_learning_rate(self) -> float:
+        """Learning rate of the last step, with the schedule's factor."""
+        return self._state.run.optimizer.get_learning_rate()
+
+    @property
+    def global_step(self) -> int:
+        """Number of optimizer steps that all fits together have taken."""
+        return self._state.position.step
+
 
 def _threads(threads: int | None) -> int | None:
-    """Returns a number of threads, None for the default; raises InputError unless it is one."""
+    """Checks a number of threads; None is onnxruntime's default."""
     if threads is not None and _positive("threads", threads) > MOST_THREADS:
-        raise InputError(f"threads must be {MOST_THREADS} at most, received {threads!r}.")
+        raise InputError(f"{argument('threads')} must be {MOST_THREADS} at most, received {threads!r}.")
     return None if threads is None else int(threads)
 
 
 def _positive(name: str, value: int) -> int:
+    """Checks that the argument of a name is a positive integer."""
+    # bool is an int in Python: True would train for one epoch.
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise InputError(f"{argument(name)} must be a positive integer, received {value!r}.")
     return int(value)

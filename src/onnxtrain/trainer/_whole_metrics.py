@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from onnxtrain.errors import InputError
+from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._optional import optional
@@ -43,13 +44,19 @@ class Task:
         labels = self.target.class_labels if self.target is not None else None
         return labels.count if labels is not None else None
 
+    @property
+    def has_softmax(self) -> bool:
+        """Whether the loss compares a softmax of the scores, of which one class is right."""
+        return loss_class(self.loss).activation == "softmax"
+
     def check(self) -> None:
         """Raises InputError unless `positive` is a class."""
         if self.positive is None:
             return
         check_positive(self.positive)
         labels = self.target.class_labels if self.target is not None else None
-        of_probabilities = labels is None and self.loss == "CrossEntropyLoss"  # as many as the model has
+        # Targets that are probabilities of classes have as many classes as the model: the manifest does not tell.
+        of_probabilities = labels is None and self.has_softmax
         count = labels.count if labels is not None else None if of_probabilities else 2
         if count is not None and self.positive >= count:
             raise InputError(f"positive is {self.positive}, but the classes are 0 .. {count - 1}.")
@@ -105,7 +112,8 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
             rows, truth = rows[counted], truth[counted]
         return _Scores(rows, truth, rows.shape[1])
     _require(name, prediction, target, prediction.shape)
-    if task.loss == "CrossEntropyLoss":  # of class probabilities
+    # Of targets without labels only a cross-entropy of class probabilities has one right class.
+    if task.has_softmax:
         return _Scores(_rows(prediction), _rows(target).argmax(axis=1), prediction.shape[1])
     one = prediction.ndim != 2 or prediction.shape[1] == 1
     shape = (-1,) if one else prediction.shape

@@ -52,8 +52,8 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
     dropouts = any(node.op_type == "Dropout" and node.domain == "" for node in nodes)
     if asked and not norms and not dropouts:
         raise GraphBuildError(
-            f"building the training graph: {argument('batch_norm', 'training')} has nothing to switch, as the model has "
-            "no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
+            f"building the training graph: {argument('batch_norm', 'training')} has nothing to switch, as the model "
+            "has no BatchNormalization and no Dropout node. If the network has such layers, its exporter has folded or "
             "dropped them: export it in training mode (torch.onnx.export(..., "
             "training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False, dynamo=False)). Dropout can be put "
             f"back by onnxtrain.restore_dropout(model, p). Else leave {argument('batch_norm')} out"

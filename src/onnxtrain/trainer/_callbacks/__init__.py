@@ -1,18 +1,20 @@
-"""Callbacks: what to do between the steps and epochs of a training run, one file each."""
+"""Callbacks: code of the user that a fit calls between its steps and epochs, one callback per file."""
 
 from __future__ import annotations
 
-from onnxtrain.trainer._callbacks._base import Callback
+from onnxtrain.trainer._callbacks._base import Callback, StepGradients
 from onnxtrain.trainer._callbacks._checkpoint import ModelCheckpoint
 from onnxtrain.trainer._callbacks._csv import CSVLogger
 from onnxtrain.trainer._callbacks._early_stopping import EarlyStopping
 from onnxtrain.trainer._callbacks._events import Events, callback_list
 from onnxtrain.trainer._callbacks._logger import Logger
 from onnxtrain.trainer._callbacks._plateau import ReduceLROnPlateau
+from onnxtrain.trainer._callbacks._sam import SAM
 from onnxtrain.trainer._callbacks._tensorboard import TensorBoardLogger
 from onnxtrain.trainer._callbacks._wandb import WandbLogger
 
 __all__ = [
+    "SAM",
     "CSVLogger",
     "Callback",
     "EarlyStopping",
@@ -20,6 +22,7 @@ __all__ = [
     "Logger",
     "ModelCheckpoint",
     "ReduceLROnPlateau",
+    "StepGradients",
     "TensorBoardLogger",
     "WandbLogger",
     "callback_list",

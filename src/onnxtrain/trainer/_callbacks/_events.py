@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from onnxtrain.errors import InputError
-from onnxtrain.trainer._callbacks._base import Callback
+from onnxtrain.trainer._callbacks._base import Callback, StepGradients
 from onnxtrain.trainer._callbacks._early_stopping import EarlyStopping
 from onnxtrain.trainer._history import History
 
@@ -20,6 +20,18 @@ class Events:
     def __init__(self, callbacks: Sequence[Callback], trainer: Trainer) -> None:
         self._callbacks = callbacks
         self._trainer = trainer
+        # Without such a callback a step does not wait for copies of its gradients.
+        self._with_gradients = [c for c in callbacks if type(c).on_gradients is not Callback.on_gradients]
+
+    @property
+    def wants_gradients(self) -> bool:
+        """True if a callback overrides :meth:`Callback.on_gradients`."""
+        return bool(self._with_gradients)
+
+    def gradients(self, gradients: StepGradients) -> None:
+        """Calls :meth:`Callback.on_gradients`."""
+        for callback in self._with_gradients:
+            callback.on_gradients(self._trainer, gradients)
 
     def fit_begin(self) -> None:
         """Calls :meth:`Callback.on_fit_begin`."""

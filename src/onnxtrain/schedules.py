@@ -1,8 +1,8 @@
-"""Learning rate schedules: what the learning rate is multiplied by in each optimizer step.
+"""Learning rate schedules: factors of the learning rate for each optimizer step.
 
-A schedule is a function of how far a fit has come, so that a resumed run follows the same curve. Those here are
-dataclasses: their parameters are saved with the run. :data:`SCHEDULES` names them for `Trainer(scheduler="cosine")`,
-which takes their default parameters.
+A schedule is a function of the position in a fit, so a resumed run follows the same curve. The schedules of this
+module are dataclasses: their parameters are saved with the run. :data:`SCHEDULES` names them for
+`Trainer(scheduler="cosine")`, which uses their default parameters.
 
 >>> from onnxtrain.schedules import Step
 >>> [Step(step_size=2, gamma=0.5)(step=10 * epoch, total=60, epoch=epoch) for epoch in range(6)]
@@ -40,9 +40,9 @@ class Schedule:
     """Base class of schedules: subclass it, as a frozen dataclass, for one of your own with parameters.
 
     Attributes:
-        after_warmup: whether the curve begins when the warm-up has ended. Curves that do not are counted from the
-            first step, and the rise of the warm-up multiplies them.
-        needs_total: whether the curve depends on the number of all steps.
+        after_warmup: True if the curve begins after the warm-up. Other curves are counted from the
+            first step and multiplied by the rise of the warm-up.
+        needs_total: True if the curve depends on the number of all steps.
     """
 
     after_warmup: ClassVar[bool] = True

@@ -79,7 +79,7 @@ def test_encoding_is_scikit_learns(impute: str, one_hot: bool, tmp_path: Path) -
     """Learned from one table, applied to another: the arrays of scikit-learn's transformers."""
     first, second = passengers(), passengers(seed=1)
     options = TableOptions(
-        ["fate"], [",".join(NUMBERS + TEXTS)], impute, one_hot=one_hot, ordinal=not one_hot, scale=True
+        ["fate"], [",".join(NUMBERS + TEXTS)], impute=impute, one_hot=one_hot, ordinal=not one_hot, scale=True
     )
     encoding = Encoding.learn(Table(tmp_path / "a.csv", first), options, y_spec())
     encoding = Encoding.from_json(encoding.to_json(), "run")

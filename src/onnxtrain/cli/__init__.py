@@ -1,4 +1,4 @@
-"""The command `onnxtrain`."""
+"""Runs the command `onnxtrain`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command line; without the extra `build` it says what to install."""
+    """Runs the command line; without the packages of the extra `build` prints how to install them."""
     try:
         try:
             from onnxtrain.cli._app import run
@@ -20,6 +20,7 @@ def main() -> None:
             )
             sys.exit(1)
         run()
-    except KeyboardInterrupt:  # while modules are imported, which takes a second, or while options are read
+    except KeyboardInterrupt:
+        # Ctrl-C while modules are imported, which takes a second, or while options are read.
         print("Interrupted. No file was written.", file=sys.stderr)
         sys.exit(130)

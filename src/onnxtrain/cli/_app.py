@@ -1,4 +1,4 @@
-"""The commands and their options; each command's work is in a module of its own."""
+"""Declares the commands; each command's work is in a module of its own."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def options(
     level = logging.DEBUG if debug else logging.WARNING
     logger = logging.getLogger("onnxtrain")
     logger.setLevel(level)
+    # Added per command and removed at its end: tests and programs run several commands in one process.
     handler = RichHandler(level, Console(stderr=True), show_time=False, show_path=False)
     logger.addHandler(handler)
     context.call_on_close(lambda: logger.removeHandler(handler))
@@ -87,6 +88,7 @@ def demo(
     json: JsonOption = False,
 ) -> None:
     """Train a convolutional network on handwritten digits and prove the exported file."""
+    # Commands import their work when they run: importing all of it would delay `--help` by a second.
     from onnxtrain.cli._demo import run_command
 
     run_command(output, epochs, seed, json)

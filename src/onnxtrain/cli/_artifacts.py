@@ -1,4 +1,4 @@
-"""`onnxtrain artifacts`."""
+"""Runs `onnxtrain artifacts`, and prepares models for it and for `onnxtrain train`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _MODES = ("as_exported", "training", "inference")
 
 
 def batch_norm_mode(texts: Sequence[str] | None) -> BatchNormMode:
-    """Returns the mode that is given alone, or a mapping for `PATTERN=MODE`.
+    """Parses `--batch-norm`: one mode alone, or a mapping made of `PATTERN=MODE`.
 
     Raises:
-        GraphBuildError: it is neither.
+        GraphBuildError: a text is neither a mode nor PATTERN=MODE.
     """
     modes: dict[str, Any] = {}
     for text in texts or ():
+        # Split at the last "=": names of parameters may contain it, modes do not.
         pattern, equals, mode = text.rpartition("=")
         if mode not in _MODES or (equals and not pattern):
             raise GraphBuildError(
@@ -44,7 +45,7 @@ def batch_norm_mode(texts: Sequence[str] | None) -> BatchNormMode:
 
 
 def check_loss(model: ir.Model, loss: str | None) -> None:
-    """Raises GraphBuildError if no loss is named and the first output cannot be one."""
+    """Raises GraphBuildError if no loss is named and the first output is no scalar."""
     output = model.graph.outputs[0]
     if loss is None and any(dim != 1 for dim in output.shape or ()):
         raise GraphBuildError(
@@ -54,10 +55,10 @@ def check_loss(model: ir.Model, loss: str | None) -> None:
 
 
 def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
-    """Returns the model of a file, with a batch of any size and a new head where they are asked for.
+    """Loads a model, and makes its batch dynamic and replaces its head if the options ask for it.
 
     Raises:
-        InputError: the file is that of a run on a table, with texts as inputs.
+        InputError: the file was exported from a run on a table: its inputs are columns, partly texts.
     """
     model = load_model(path)
     if TABLE in model.metadata_props:

@@ -1,4 +1,4 @@
-"""`onnxtrain check`."""
+"""Runs `onnxtrain check`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def run_command(
     seed: int,
     json: bool,
 ) -> None:
-    """Checks the gradients and prints one row per parameter; exit code 1 if any differs from settled differences."""
+    """Checks the gradients and prints one row per parameter; exit code 1 if a gradient is wrong."""
     loaded = canonicalize(load_model(model))
+    # Dropout would draw another mask for each evaluation, and differences would measure the masks.
     TrainingModePass(dropout="inference")(loaded)
     names = select_parameters(loaded, only or None, None).trainable
     inputs = _inputs(loaded, data) if data is not None else None
@@ -43,7 +44,7 @@ def run_command(
 
 
 def _inputs(model: ir.Model, path: Path) -> Arrays:
-    """Returns the arrays that have the names of inputs, or `x` for the only input; the others are targets."""
+    """Loads the arrays that have the names of inputs, or `x` for a single input; targets in the file are ignored."""
     arrays = load_arrays(path)
     names = [str(value.name) for value in model.graph.inputs]
     if len(names) == 1 and names[0] not in arrays and "x" in arrays:

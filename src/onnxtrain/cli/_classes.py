@@ -1,4 +1,4 @@
-"""Classes in the shell: their names, the one that F1 is of, and how each of them is told from the others."""
+"""Names classes in tables of the command line, and reports how each class is predicted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from onnxtrain.losses import loss_class
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer import Trainer
 
+# Metrics of a positive class: each of two classes has its own value.
 _OF_ONE_CLASS = ("f1", "precision", "recall")
-"""Metrics that are of a positive class: of two classes each has its own."""
 
+# Confusion matrices of more classes do not fit on a terminal and are not shown.
 _SHOWN = 20
-"""A confusion matrix of more classes is not shown."""
 
 
 class MetricChoice(NamedTuple):
-    """Names of metrics as the trainer takes them, None for those that suit the loss, and the positive class."""
+    """Metrics for `Trainer` (None for those that suit the loss) and the number of the positive class."""
 
     metrics: list[str] | None
     positive: int | None
@@ -30,18 +30,18 @@ class MetricChoice(NamedTuple):
 def chosen_metrics(
     metrics: Sequence[str] | None, positive: str | None, classes: Sequence[str] | None
 ) -> MetricChoice:
-    """Returns what `--metric` and `--positive` mean for the classes of a target.
+    """Translates `--metric` and `--positive` for the classes of a target.
 
-    Of texts the alphabet says nothing about which class matters: without `positive`, f1, precision and recall are means
-    over the classes, recorded as f1_macro and so on. `positive` alone asks for f1, precision and recall of this class.
+    The alphabetical order of texts does not tell which class matters. Without `positive`, f1, precision and recall are
+    therefore means over the classes, recorded as f1_macro and so on. `positive` alone asks for all three of this class.
 
     Args:
-        metrics: names as they were given.
-        positive: name or number of a class as it was given.
-        classes: names of the classes in the order of their numbers; None where the target holds numbers.
+        metrics: values of `--metric`.
+        positive: value of `--positive`: name or number of a class.
+        classes: names of the classes in the order of their numbers; None for a target of numbers.
 
     Raises:
-        InputError: `positive` is none of the classes.
+        InputError: there is no class `positive`.
     """
     chosen = list(metrics) if metrics else None
     if positive is None:
@@ -64,7 +64,7 @@ def chosen_metrics(
 
 
 def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | None:
-    """Returns the name of each class, numbers where there is no name; None where the model has no known classes."""
+    """Lists the name of each class, its number if it has no name; None if the number of classes is unknown."""
     targets = trainer.manifest.targets
     if not targets:
         return None
@@ -78,7 +78,7 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
 
 
 def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
-    """Returns the name of the class that f1, precision and recall are of; None where they are means over classes."""
+    """Names the class that f1, precision and recall measure; None if they are means over classes."""
     number = trainer.positive
     if number is None:
         number = 1 if names is not None and len(names) == 2 else None
@@ -88,12 +88,12 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
 
 
 def _of_one_class(trainer: Trainer, metric: str) -> bool:
-    """Returns whether a metric is of the positive class; AUROC is where one was named, as of two both have the same."""
+    """Checks if a metric measures one class; AUROC does if a class was named, as two classes have the same AUROC."""
     return metric in _OF_ONE_CLASS or (metric == "auroc" and trainer.positive is not None)
 
 
 def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequence[str]) -> dict[str, str]:
-    """Returns how recorded keys are shown: with the class that a metric is of, such as "val_f1 of 'fraud'"."""
+    """Labels recorded keys with the class that they measure, e.g. "val_f1 of 'fraud'"."""
     name = _positive(trainer, class_names(trainer, classes))
     return {
         key: f"{key} of '{name}'"
@@ -104,7 +104,7 @@ def metric_labels(trainer: Trainer, classes: Sequence[str] | None, keys: Sequenc
 
 
 def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | None:
-    """Returns a sentence that says which class the metrics of a run are of; None where they are of none."""
+    """Writes a sentence about the class that the metrics measure; None if there is nothing to say."""
     names = [metric.name for metric in trainer.metrics]
     of_one = [name for name in names if _of_one_class(trainer, name)]
     of_all = [name for name in names if name.endswith("_macro")]
@@ -119,9 +119,9 @@ def positive_remark(trainer: Trainer, classes: Sequence[str] | None) -> str | No
 
 
 def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns for each class its samples, their share, and precision, recall and F1, as scikit-learn counts them.
+    """Counts for each class its samples, their share, and precision, recall and F1 as scikit-learn does.
 
-    Precision is 0 where nothing is taken for the class, recall is 0 where it does not occur.
+    Precision is 0 if no sample is predicted as the class, recall is 0 if no sample has it.
 
     >>> class_report(np.array([[8, 0], [1, 1]]), ["fine", "fraud"])[1]
     {'class': 'fraud', 'samples': 2, 'share': 0.2, 'precision': 1.0, 'recall': 0.5, 'f1': 0.6666666666666666}
@@ -142,7 +142,7 @@ def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Returns the rows of a table of :func:`class_report`."""
+    """Formats :func:`class_report` as rows of a table."""
     total = sum(row["samples"] for row in report)
     return [
         (
@@ -158,22 +158,23 @@ def report_rows(report: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
 def judged_matrix(
     trainer: Trainer, x: Any, y: Any, names: Sequence[str] | None, batch_size: int | None
 ) -> Any:
-    """Returns the confusion matrix where there is one right class of a few for each sample, else None."""
+    """Computes the confusion matrix if each sample has one right class of a few; None otherwise."""
     targets = trainer.manifest.targets
     if names is None or len(names) > _SHOWN or not targets or trainer.prediction is None:
         return None
     shape = targets[0].shape
     if shape is None or not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
-        return None  # a class for each position of a sample, or several labels
+        # Targets of other shapes hold a class per position of a sample, or several labels.
+        return None
     return trainer.confusion_matrix(x, y, batch_size=batch_size)
 
 
 def probabilities(loss: str, scores: Array) -> Array | None:
-    """Returns the probabilities that scores stand for under a loss, float64 of their shape; None if it has none."""
+    """Computes probabilities from the scores of a loss, float64 of their shape; None if the loss has none."""
     exact = scores.astype(np.float64)
     activation = loss_class(loss).activation
     if activation == "sigmoid":
-        # Of both signs the exponential is at most 1, so that none overflows.
+        # exp(-|x|) is at most 1 for both signs of x and does not overflow.
         small = np.exp(-np.abs(exact))
         return np.where(exact >= 0, 1 / (1 + small), small / (1 + small))
     if activation == "exp":

@@ -1,4 +1,4 @@
-"""How one column of a table becomes numbers, learned from the table that is trained on."""
+"""Encodes one column of a table as numbers, as learned from the table that is trained on."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from onnxtrain.selection import some_names
 
 NUMBER, ONE_HOT, ORDINAL = "number", "one-hot", "ordinal"
 
+# Texts, in lower case, that often stand for a missing value. The command only mentions them: "NA" may be a country.
 _LIKELY_MISSING = {
     "na",
     "n/a",
@@ -30,11 +31,10 @@ _LIKELY_MISSING = {
     "<na>",
     ".",
 }
-"""Texts, in lower case, that often stand for a missing value; a remark says so, nothing is taken for missing."""
 
 
 def likely_missing(texts: list[str]) -> list[str]:
-    """Returns those of some texts that often stand for a missing value.
+    """Finds texts that often stand for a missing value.
 
     >>> likely_missing(["NA", "S", "null"])
     ['NA', 'null']
@@ -44,14 +44,14 @@ def likely_missing(texts: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Column:
-    """How one column becomes numbers.
+    """Encoding of one column.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         kind: "number", "one-hot" or "ordinal".
-        categories: in the order of their numbers.
-        fill: what stands for a missing value; None if there must be none.
-        mean, deviation: what is subtracted from a number, and what it is then divided by.
+        categories: categories in the order of their numbers, e.g. ["female", "male"]; None for numbers.
+        fill: value that replaces a missing one, e.g. 29.5 or "male"; None if missing values are an error.
+        mean, deviation: a number x becomes (x - mean) / deviation.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Column:
 
     @classmethod
     def learn(cls, table: Table, name: str, options: TableOptions, *, categorical: bool) -> Column:
-        """Returns how a column of training data is to be encoded.
+        """Learns the encoding of a column from training data.
 
         Raises:
-            InputError: it holds what the options do not say how to encode.
+            InputError: the column holds values that the options do not encode.
         """
         values = table.values(name)
         if values.missing.all():
@@ -75,12 +75,14 @@ class Column:
             )
         if is_numeric(table, name, values, categorical=categorical):
             _require_finite(table, name, values)
+            # Mean and deviation are those of the filled column, as after scikit-learn's SimpleImputer.
             known = values.numbers[~values.missing]
             fill = None if options.impute is None else float(getattr(np, options.impute)(known))
             if fill is not None:
                 known = np.where(values.missing, fill, values.numbers)
             column = cls(name, NUMBER, fill=fill)
             if options.scale:
+                # A constant column has deviation 0, and dividing by it gives NaN; scikit-learn divides by 1, too.
                 column = replace(column, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
             return column
         present = [text for text in values.texts() if text is not None]
@@ -90,6 +92,7 @@ class Column:
                 f"{table.at(name, row)}: {values.raw[row]!r} is no number. Encode columns of texts by --one-hot or "
                 "--ordinal, or name the columns to take: --inputs."
             )
+        # Of equally frequent categories the alphabetically first one fills gaps, as in scikit-learn.
         counts = Counter(present)
         categories = sorted(counts)
         fill_text = max(categories, key=counts.__getitem__) if options.impute else None
@@ -97,14 +100,14 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Number of numbers that the column becomes."""
+        """Number of inputs that the column becomes: the categories of a one-hot column, else 1."""
         return len(self.categories or ()) if self.kind == ONE_HOT else 1
 
     def numbers(self, table: Table) -> np.ndarray[Any, Any]:
-        """Returns the numbers of the column, float64 [rows, width].
+        """Encodes the column, float64 [rows, width].
 
         Raises:
-            InputError: a value is missing, infinite, or none that was there in training.
+            InputError: a value is missing or infinite, or a category did not occur in training.
         """
         values = table.values(self.name)
         if values.missing.any() and self.fill is None:
@@ -138,10 +141,10 @@ class Column:
 
 
 def is_numeric(table: Table, name: str, values: Values, *, categorical: bool) -> bool:
-    """Returns whether a column holds numbers, and not categories.
+    """Checks if a column holds numbers and no categories.
 
     Raises:
-        InputError: it is a column of a .csv file with numbers and texts, so that the file does not tell.
+        InputError: a .csv column holds both numbers and texts, so the file does not tell.
     """
     present = ~values.missing
     if categorical or values.text_type or not values.is_number.any():

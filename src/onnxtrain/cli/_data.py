@@ -1,4 +1,4 @@
-"""Data that commands are given: arrays of an .npz file, or tables, as arrays by the names of inputs and targets."""
+"""Loads data for the commands: arrays of an .npz file, or tables, as arrays by the names of inputs and targets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 def load_data(path: Path) -> Arrays | Table:
-    """Returns the arrays of an .npz file, or the table of a .csv or .parquet file.
+    """Loads the arrays of an .npz file, or the table of a .csv or .parquet file.
 
     Raises:
-        InputError: it is missing or damaged.
+        InputError: the file is missing or damaged.
     """
     if path.is_file() and path.suffix.lower() in TABLE_SUFFIXES:
         return read_table(path)
@@ -30,10 +30,10 @@ def load_data(path: Path) -> Arrays | Table:
 
 
 def load_arrays(path: Path) -> Arrays:
-    """Returns the arrays of an .npz file.
+    """Loads the arrays of an .npz file.
 
     Raises:
-        InputError: it is missing, no .npz file, or holds Python objects, which are not loaded.
+        InputError: the file is missing, no .npz file, or holds Python objects, which are not loaded.
     """
     if not path.is_file():
         raise InputError(f"Reading the data '{path}': there is no such file.")
@@ -43,9 +43,11 @@ def load_arrays(path: Path) -> Arrays:
             f"Reading the data '{path}': it is no .npz file. {remedy} Tables are .csv or .parquet files."
         )
     try:
+        # Unpickling a file from elsewhere can run any code.
         with np.load(path, allow_pickle=False) as content:
             return {name: content[name] for name in content.files}
-    except Exception as error:  # numpy lets errors of zipfile and of its own parsers through
+    except Exception as error:
+        # numpy passes on the errors of zipfile, zlib and its own parsers, of many types.
         objects = "allow_pickle" in str(error)
         problem = "an array holds Python objects instead of numbers" if objects else error
         raise InputError(f"Reading the data '{path}': {problem}. {remedy}") from error
@@ -54,10 +56,10 @@ def load_arrays(path: Path) -> Arrays:
 def to_arrays(
     data: Arrays | Table, encoding: Encoding | None, manifest: Manifest, *, targets: bool = True
 ) -> Arrays:
-    """Returns arrays as they are, and a table as the encoding of the run makes arrays of it.
+    """Encodes a table as arrays; arrays stay as they are.
 
     Raises:
-        InputError: the table does not fit the encoding, or there is none.
+        InputError: the table does not fit the encoding, or the run has no encoding.
     """
     if not isinstance(data, Table):
         return data
@@ -72,7 +74,7 @@ def to_arrays(
 def assign(
     inputs: Sequence[InputSpec], targets: Sequence[InputSpec], arrays: Arrays, path: Path
 ) -> tuple[Any, Any]:
-    """Returns inputs and targets of the model from arrays that have their names, or `x` and `y`."""
+    """Picks inputs and targets of the model from arrays of their names, or `x` and `y`."""
     names = {spec.name for spec in (*inputs, *targets)}
     if unused := sorted(set(arrays) - names - {"x", "y"}):
         info(f"Not used from '{path}': {', '.join(unused)}")

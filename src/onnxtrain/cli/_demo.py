@@ -1,4 +1,4 @@
-"""`onnxtrain demo`."""
+"""Runs `onnxtrain demo`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run_command(output: Path, epochs: int, seed: int, json: bool) -> None:
     """Runs the demo and prints its result.
 
     Raises:
-        OnnxTrainError: the exported file does not classify as the trainer does.
+        OnnxTrainError: the exported file classifies otherwise than the trainer.
     """
     info("Training a convolutional network on scikit-learn's handwritten digits with ONNX Runtime alone.")
     result = run_demo(output, epochs, seed=seed)

@@ -1,4 +1,4 @@
-"""`onnxtrain inspect`."""
+"""Runs `onnxtrain inspect`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from onnxtrain.trainer._position import PROPERTY, Position
 
 
 def run_command(path: Path, json: bool) -> None:
-    """Prints what is in a directory of artifacts, in a checkpoint file, or in an ONNX file.
+    """Prints the content of a directory of artifacts, of a checkpoint file, or of an ONNX file.
 
     Raises:
-        ModelLoadError, CheckpointError: there is nothing of that kind, or it is corrupt.
+        ModelLoadError, CheckpointError: the path holds none of these, or it is damaged.
     """
     if path.is_file() and path.suffix == ".onnx":
         _inspect_model(path, json)
@@ -99,7 +99,7 @@ def _inspect_model(path: Path, json: bool) -> None:
 
 
 def _trained_by_default(model: ir.Model) -> set[str]:
-    """Returns the initializers that are trained where none is named; none of a model that cannot be trained."""
+    """Finds the initializers that train by default; none for a model that cannot be trained."""
     try:
         return set(select_parameters(canonicalize(model), None, None).trainable)
     except OnnxTrainError:
@@ -141,6 +141,7 @@ def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dic
         "trainable_elements": sum(store.parameters[name].size for name in store.trainable),
         "step": progress.step if progress else None,
         "learning_rate": progress.learning_rate if progress else None,
+        # The trainer's own property is JSON text of thousands of characters; its content is shown below.
         "properties": {k: v for k, v in store.properties.items() if k != PROPERTY},
         "parameters": [
             *(
@@ -161,6 +162,7 @@ def _document(path: Path, manifest: Manifest | None, store: Store | None) -> dic
 
 
 def _row(name: str, buffer: Buffer, role: str) -> dict[str, Any]:
+    # bfloat16 is stored as raw bits, and nominal checkpoints have no values.
     values = buffer.read() if buffer.defined and buffer.dtype.name != "bfloat16" and buffer.size else None
     numbers = {"mean": "", "std": "", "largest": ""}
     if values is not None:

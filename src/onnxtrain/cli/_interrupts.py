@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: one line that says what was saved, and exit code 130."""
+"""Turns Ctrl-C at any moment into one line about what was saved, and exit code 130."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from onnxtrain.trainer._run import CHECKPOINT
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C, with a sentence that says what was saved."""
+    """Ctrl-C, with a sentence about what was saved."""
 
 
 class InterruptibleGroup(TyperGroup):
-    """The commands; Ctrl-C in any of them, or while its modules are imported, is one line."""
+    """Group of the commands; Ctrl-C in any command, or while its modules are imported, prints one line."""
 
     def invoke(self, context: Any) -> Any:
-        """Runs a command; typer (0.29) would end it with exit code 130 and say nothing."""
+        """Runs a command and handles Ctrl-C."""
         try:
             return super().invoke(context)
         except KeyboardInterrupt as interrupt:
@@ -44,7 +44,7 @@ class InterruptibleGroup(TyperGroup):
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Makes Ctrl-C wait for nothing and do nothing until the block ends, which tidies up after another one."""
+    """Ignores Ctrl-C until the block ends, which tidies up after an earlier one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -57,11 +57,11 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def told_what_is_saved(directory: Path, data: Path) -> Iterator[None]:
-    """Makes Ctrl-C in the block an :class:`Interrupted` that says what the directory of a run holds.
+    """Turns Ctrl-C in the block into :class:`Interrupted`, with a sentence about the run's directory.
 
     Args:
-        directory: of the run.
-        data: what it is trained on, for the command that goes on with it.
+        directory: directory of the run.
+        data: file that the run is trained on, for the command that goes on with it.
     """
     try:
         yield
@@ -78,7 +78,8 @@ def _saved(directory: Path, data: Path) -> str:
         if not path.exists():
             return "Nothing was saved: training had not begun."
         properties = CheckpointState(read_checkpoint(path)).properties
-        if PROPERTY not in properties:  # artifacts, which have not been trained yet
+        # Artifacts without a trainer's position have not been trained yet.
+        if PROPERTY not in properties:
             return f"'{directory}' holds the model as it was: training had not begun."
         position, _, _ = Position.from_json(str(properties[PROPERTY]), f"'{directory}'")
     except (OnnxTrainError, OSError) as error:

@@ -1,4 +1,4 @@
-"""`onnxtrain ops`."""
+"""Runs `onnxtrain ops`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def list_ops(status: str | None, json: bool) -> None:
     """Prints one row per op of the standard domain.
 
     Raises:
-        InputError: there is no such status.
+        InputError: there is no status of this name.
     """
     if status is not None and status not in _MEANING:
         raise InputError(f"--status is {status!r}; choose from {', '.join(_MEANING)}")
@@ -44,7 +44,7 @@ def list_ops(status: str | None, json: bool) -> None:
 
 
 def model_ops(path: Path, json: bool) -> None:
-    """Prints the ops of a model, and whether a loss on its first output can train it; exit code 1 if not."""
+    """Prints the ops of a model, and if a loss on its first output can train it; exit code 1 if not."""
     model = canonicalize(load_model(path))
     counts = Counter((node.domain, node.op_type) for node in model.graph)
     problem = _problem(model)
@@ -73,7 +73,7 @@ def _describe(row: OpCoverage, domain: str) -> dict[str, str]:
 
 
 def _problem(model: ir.Model) -> str | None:
-    """Returns why the gradients of the first floating-point output cannot be built, or None."""
+    """Builds the gradients of the first floating-point output; returns the reason if that fails, else None."""
     outputs = [v for v in model.graph.outputs if v.dtype is not None and v.dtype.is_floating_point()]
     if not outputs:
         return "it has no floating-point output"

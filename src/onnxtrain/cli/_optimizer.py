@@ -1,4 +1,4 @@
-"""The optimizer that `--optimizer`, `--weight-decay` and `--optimizer-option` name, with PyTorch's defaults."""
+"""Makes the optimizer of `--optimizer`, `--weight-decay` and `--optimizer-option`, with PyTorch's defaults."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from onnxtrain.cli._options import OptimizerOptions
 from onnxtrain.errors import InputError
 from onnxtrain.optimizers import Optimizer, make_optimizer
 
+# Settings that are objects and cannot be typed in a shell; gradient clipping has an option of its own.
 _IN_PYTHON = ("clip_grad", "groups")
-"""Settings that are no number or text: gradient clipping has an option of its own."""
 
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 
 def optimizer_settings(optimizer: Optimizer) -> dict[str, Any]:
-    """Returns the settings that can be given in the shell, by name, with their values."""
+    """Lists the settings that can be given in the shell, by name, with their values."""
     names = [field.name for field in fields(optimizer) if field.name not in _IN_PYTHON]
     return {name: getattr(optimizer, name) for name in names}
 
@@ -26,7 +26,7 @@ def chosen_optimizer(options: OptimizerOptions) -> Optimizer:
 
     Raises:
         GraphBuildError: there is no optimizer of that name, or it refuses a value.
-        InputError: it has no such setting, or the value is of another kind.
+        InputError: the optimizer has no such setting, or the value has another type.
     """
     name, weight_decay = options.optimizer, options.weight_decay
     optimizer = make_optimizer(name)
@@ -51,10 +51,10 @@ def chosen_optimizer(options: OptimizerOptions) -> Optimizer:
 
 
 def _parsed(option: str, text: str, default: Any) -> Any:
-    """Returns the value of a setting, of the kind of its default.
+    """Parses the value of a setting; it must have the type of the default.
 
     Raises:
-        InputError: it is of another kind.
+        InputError: the value has another type.
     """
     values = [_value(part.strip()) for part in text.split(",")]
     if isinstance(default, tuple):
@@ -66,6 +66,7 @@ def _parsed(option: str, text: str, default: Any) -> Any:
         raise InputError(
             f"--optimizer-option '{option}' should be {len(default)} numbers, such as {_shown(default)}."
         )
+    # A comma in the value of a setting that is no tuple belongs to its text.
     value = values[0] if len(values) == 1 else text
     if isinstance(default, bool | str) or (isinstance(default, int) and isinstance(value, int)):
         fits = type(value) is type(default)

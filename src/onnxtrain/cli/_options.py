@@ -173,7 +173,7 @@ BatchSizeOption = Annotated[
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Loss, and what of the model is trained in which way; of `train` and `artifacts`."""
+    """Loss, trained parameters, modes and precision of a model; of `train` and `artifacts`."""
 
     panel: ClassVar[str] = "Model"
 
@@ -281,7 +281,7 @@ class OptimizerOptions:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How columns of a .csv or .parquet file become inputs and targets; learned from the table that is trained on."""
+    """Encoding of the columns of a .csv or .parquet file, learned from the table that is trained on."""
 
     panel: ClassVar[str] = "Tables (.csv, .parquet)"
 

@@ -1,4 +1,4 @@
-"""What the commands print: tables for people, JSON for pipes, errors as one message."""
+"""Prints the results of commands: tables for people, JSON for pipes, errors as one message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxtrain.cli._options import ShellWords
 from onnxtrain.errors import OnnxTrainError
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells report it."""
+"""Exit code after Ctrl-C: 128 + SIGINT, as shells report it."""
 
 _PIPE_WIDTH = 160
 
@@ -25,14 +25,15 @@ _PIPE_WIDTH = 160
 def _console(*, stderr: bool = False) -> Console:
     console = Console(stderr=stderr, highlight=False)
     if not console.is_terminal and not stderr:
-        console = Console(highlight=False, width=_PIPE_WIDTH)  # a pipe has no width that could be asked for
+        # A pipe has no width; rich would wrap at 80 columns and break the rows of wide tables.
+        console = Console(highlight=False, width=_PIPE_WIDTH)
     return console
 
 
 def table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()
 ) -> Table:
-    """Returns a table; `right` are the indices of columns to align right."""
+    """Makes a table; `right` are the indices of columns to align right."""
     result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for index, column in enumerate(columns):
         result.add_column(column, justify="right" if index in right else "left", overflow="fold")
@@ -42,12 +43,12 @@ def table(
 
 
 def heading(text: str) -> str:
-    """Returns a line to print before a table without a title: a title would be broken at the table's width."""
+    """Formats a title to print before a table: rich would wrap a title at the table's width."""
     return f"[bold]{escape(text)}[/]"
 
 
 def summary_table(title: str | None, rows: Iterable[tuple[str, object]]) -> Table:
-    """Returns a table of names and values without a header."""
+    """Makes a table of names and values without a header."""
     result = Table(title=title, box=box.ROUNDED, show_header=False, title_justify="left", title_style="bold")
     result.add_column(style="dim")
     result.add_column(justify="right")
@@ -57,7 +58,7 @@ def summary_table(title: str | None, rows: Iterable[tuple[str, object]]) -> Tabl
 
 
 def print_table(*tables: Table | str) -> None:
-    """Prints tables and lines to standard output, in a pipe without trailing blanks."""
+    """Prints tables and lines to standard output; in a pipe without trailing blanks."""
     console = _console()
     if console.is_terminal:
         console.print(*tables, sep="\n")
@@ -83,7 +84,7 @@ def _jsonable(value: Any) -> Any:
 
 
 def info(text: str) -> None:
-    """Prints a remark to standard error, so that it does not get into a pipe."""
+    """Prints a remark to standard error, so that pipes get results alone."""
     _console(stderr=True).print(text, soft_wrap=True, markup=False)
 
 
@@ -110,6 +111,7 @@ def guarded(run: Callable[[], None], *, debug: bool) -> None:
         console = _console(stderr=True)
         console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
-    except BrokenPipeError:  # the reader of the pipe (head, less) has gone
+    except BrokenPipeError:
+        # The reader of the pipe (head, less) has ended. Closing standard error keeps Python from reporting it at exit.
         sys.stderr.close()
         sys.exit(1)

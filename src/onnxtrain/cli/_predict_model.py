@@ -1,4 +1,4 @@
-"""The outputs of an ONNX file for data: of any model, and of one that takes the columns of a table."""
+"""Runs an ONNX file on data: any model, or one that takes the columns of a table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BATCH = 32
 def model_predictions(
     path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> tuple[Arrays, Encoding | None]:
-    """Returns the outputs of an ONNX model, and the encoding of the table that it was trained on, if it has one.
+    """Computes the outputs of an ONNX model; the second result is the encoding of its table, if it has one.
 
     Raises:
         InputError: the data does not fit, or an output has no axis for the samples.
@@ -57,17 +57,18 @@ def _fixed(size: object) -> int | None:
 
 
 def raw_columns(data: Table, encoding: Encoding) -> Arrays:
-    """Returns the columns of a table as a model takes that was exported with its encoding, by name.
+    """Converts a table to the columns that a model exported with its encoding takes, by name.
 
-    Numbers are float64 [rows], NaN where a value is missing; categories are texts [rows], empty where one is missing.
+    Numbers are float64 [rows], NaN for a missing value; categories are texts [rows], empty for a missing value.
 
     Raises:
-        InputError: a column or a value is missing, or a value is none that training has seen.
+        InputError: a column or a value is missing, or a category did not occur in training.
     """
     table = Table(data.path, data.frame, tuple(encoding.missing))
     columns: Arrays = {}
     for column in encoding.columns:
-        column.numbers(table)  # tells the place of a value that does not fit, which the model cannot
+        # Encodes the column for its errors alone, which name column and row; the model cannot.
+        column.numbers(table)
         values = table.values(column.name)
         if column.kind == NUMBER:
             columns[column.name] = np.where(values.missing, np.nan, values.numbers)
@@ -79,7 +80,7 @@ def raw_columns(data: Table, encoding: Encoding) -> Arrays:
 def _plain_predictions(
     session: ort.InferenceSession, path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> Arrays:
-    """Returns the outputs of a model that takes numbers.
+    """Computes the outputs of a model that takes numbers.
 
     Raises:
         InputError: the data does not fit, or an output has no axis for the samples.
@@ -113,10 +114,10 @@ def _run(
     *,
     check: bool,
 ) -> Arrays:
-    """Returns the outputs of a session for all samples, batch by batch.
+    """Runs a session on all samples, batch by batch; returns the outputs by name.
 
     Raises:
-        InputError: an output has no value per sample, or `check` is set and an input does not fit.
+        InputError: an output has no value per sample, or an input does not fit (if `check` is set).
     """
     parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in outputs}
     for batch, count in _batches(feeds, specs, batch_size):
@@ -129,12 +130,12 @@ def _run(
                 raise InputError(f"Predicting: the output '{name}' of '{path}' has no value per sample.")
             parts[name].append(np.asarray(value)[:count])
     whole = {name: np.concatenate(values) for name, values in parts.items()}
-    # Texts come as Python objects, which .npz files do not hold.
+    # ONNX Runtime returns texts as Python objects, which .npz files do not hold.
     return {name: array.astype(str) if array.dtype == object else array for name, array in whole.items()}
 
 
 def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
-    """Returns floats in the type of a float input, and integers in that of an integer input."""
+    """Casts floats to the type of a float input, and integers to that of an integer input."""
     wanted = spec.dtype.storage
     if array.dtype.kind == wanted.kind == "f" or (array.dtype.kind in "iu" and wanted.kind in "iu"):
         return array.astype(wanted)
@@ -144,10 +145,10 @@ def _cast(array: np.ndarray[Any, Any], spec: InputSpec) -> np.ndarray[Any, Any]:
 def _batches(
     arrays: Sequence[np.ndarray[Any, Any]], specs: Sequence[InputSpec], asked: int | None
 ) -> Iterator[tuple[list[np.ndarray[Any, Any]], int]]:
-    """Yields batches, and how many samples of each count: a fixed batch is filled up with the last one.
+    """Yields batches with their number of real samples: a fixed batch is padded with the last sample.
 
     Raises:
-        InputError: the arrays do not have as many samples each, or none, or the batch is fixed otherwise.
+        InputError: the arrays have different numbers of samples, or none, or the batch is fixed to another size.
     """
     lengths = {len(array) if array.ndim else 0 for array in arrays}
     fixed = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}

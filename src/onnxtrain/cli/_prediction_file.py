@@ -1,4 +1,4 @@
-"""The file that `onnxtrain predict` writes."""
+"""Writes the file of `onnxtrain predict`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from onnxtrain.runtime.atomic import replace_file
 def write_file(
     output: Path, ids: Mapping[str, np.ndarray[Any, Any]], arrays: Arrays, classes: Sequence[str] | None
 ) -> None:
-    """Writes predictions as .npz, .csv or .parquet; in a table an output of several columns has one for each class.
+    """Writes predictions as .npz, .csv or .parquet; a table gets one column per class of an output.
 
     Args:
-        output: the file.
-        ids: columns that stand first, as they were in the data.
+        output: file to write; its suffix chooses the format.
+        ids: columns of the data that come first, unchanged.
         arrays: outputs by name, [samples, ...].
-        classes: names of the classes, for the names of columns; None for numbers.
+        classes: names of the classes, for names of columns such as "probability_fraud"; None for numbers.
 
     Raises:
-        InputError: an output fits into no table, a name is there twice, or pyarrow is missing.
+        InputError: an output has more than two axes, a name occurs twice, or pyarrow is missing.
     """
     if twice := sorted(set(ids) & set(arrays)):
         raise InputError(f"--id {twice[0]}: an output has this name, too. Rename the column.")

@@ -1,4 +1,4 @@
-"""What a run was started with, kept in its checkpoint: it goes on with that, and with nothing that contradicts it."""
+"""Remembers the options of a run in its checkpoint, and refuses others when the run goes on."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from onnxtrain.trainer import Trainer
 PROPERTY = "onnxtrain.cli"
 """Name of the checkpoint property that holds the options, as JSON text."""
 
+# Options that a run remembers, by name.
 _OPTIONS = {name: option for name, option in options_of(TrainOptions).items() if option.rule.kept}
-"""Options that a run remembers, by name."""
 
 
 def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
-    """Returns a fingerprint of named arrays: names, dtypes, shapes and values."""
+    """Hashes named arrays: names, dtypes, shapes and values."""
     content = hashlib.sha256()
     for name in sorted(arrays):
+        # The hash reads memory, and a slice or a transposed array has gaps or another order there.
         array = np.ascontiguousarray(arrays[name])
         content.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         content.update(array.reshape(-1).view(np.uint8).data)
@@ -35,7 +36,7 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 
 def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
-    """Puts the options into the trainer's properties; `data` is the fingerprint of what is trained on."""
+    """Stores the options in the trainer's properties; `data` is the fingerprint of the training data."""
     values = {name: value for name, value in flat(options).items() if name in _OPTIONS}
     # The command that goes on may be given in another directory, and is to write to the same file.
     values["log"] = None if options.log is None else str(options.log.resolve())
@@ -43,16 +44,16 @@ def remember(trainer: Trainer, options: TrainOptions, data: str) -> None:
 
 
 def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data: str) -> TrainOptions:
-    """Returns the options to go on with: those that were given, else those that the run was started with.
+    """Merges the options of this command with those of the run; options that were given win.
 
     Args:
         trainer: the resumed run.
-        options: of this command.
-        given: names of those that were given in it.
+        options: options of this command.
+        given: names of the options that were given on the command line.
         data: fingerprint of the arrays to train on.
 
     Raises:
-        InputError: a given option contradicts what the run was started with.
+        InputError: a given option differs from the run's and may not be changed.
         CheckpointError: the record in the checkpoint is damaged.
     """
     if options.output is not None and options.output.resolve() != options.source.resolve():
@@ -94,7 +95,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
 
 
 def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str | None]:
-    """Returns the options of the run, and the fingerprint of its data; of one that Python began what is known."""
+    """Reads the options of the run and the fingerprint of its data; fewer options for a run begun in Python."""
     properties = trainer.state.properties
     text = properties[PROPERTY] if PROPERTY in properties else None  # noqa: SIM401 it is no dict
     fit = trainer.last_fit
@@ -124,13 +125,14 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
         if not isinstance(fit.validation, int):
             saved["validation"] = None if fit.validation is None else str(fit.validation)
     if fit is not None and trainer.resumes_fit:
+        # Recorded as the fit used it: a model with a fixed batch chooses the size itself.
         saved["batch_size"] = fit.batch_size
     saved["learning_rate"] = trainer.learning_rate
     return saved, data
 
 
 def saved_encoding(trainer: Trainer, source: Path) -> Encoding | None:
-    """Returns how tables become arrays in a run; None if it was not trained on one."""
+    """Reads the encoding of the table that a run was trained on; None for a run on arrays."""
     properties = trainer.state.properties
     return Encoding.from_json(str(properties[ENCODING]), str(source)) if ENCODING in properties else None
 

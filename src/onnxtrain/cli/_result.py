@@ -1,4 +1,4 @@
-"""What `onnxtrain train` says at its end: the numbers of the weights that it has exported."""
+"""Prints the result of `onnxtrain train`: loss and metrics of the exported weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxtrain.trainer._state import Data
 
 
 class Fitted(NamedTuple):
-    """A fit that has ended, the data that it was given, and what has stopped it early."""
+    """Finished fit: the trainer, its data, the table's encoding, and the callback that may have stopped it early."""
 
     trainer: Trainer
     x: Any
@@ -29,8 +29,8 @@ class Fitted(NamedTuple):
 def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
     """Writes the trained model, and prints its numbers.
 
-    The loss and the metrics of the training data are computed anew with the exported weights, once over the data: those
-    of the history are means over an epoch in which the weights moved and Dropout drew.
+    Loss and metrics of the training data are computed again with the exported weights. Those of the history are means
+    over an epoch during which the weights moved and Dropout was active.
     """
     trainer, encoding = fitted.trainer, fitted.encoding
     model = None
@@ -75,7 +75,7 @@ def _title(fitted: Fitted, epoch: int) -> str:
 
 
 def _training_values(fitted: Fitted, options: TrainOptions) -> dict[str, float]:
-    """Returns loss and metrics over the training data, without what was split off for validation."""
+    """Computes loss and metrics over the training data, without the part that was split off for validation."""
     trainer = fitted.trainer
     data = Data(fitted.x, fitted.y, batch_size=options.batch_size, validation=fitted.validation)
     source, _ = trainer._state.datasets(data)
@@ -83,7 +83,7 @@ def _training_values(fitted: Fitted, options: TrainOptions) -> dict[str, float]:
 
 
 def _best_epoch(trainer: Trainer) -> int | None:
-    """Returns the epoch of the last fit with the lowest loss on validation data; None without validation."""
+    """Finds the epoch of the last fit with the lowest validation loss; None without validation."""
     epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
     if not epochs:
         return None

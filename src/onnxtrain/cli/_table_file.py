@@ -1,4 +1,4 @@
-"""Tables as they stand in files: .csv fields are texts until a column is read as numbers; .parquet has types."""
+"""Reads tables from files: .csv fields are texts until a column is read as numbers; .parquet has types."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onnxtrain.selection import some_names
 
 TABLE_SUFFIXES = (".csv", ".parquet")
 
+# Fields of a .csv file that are truth values, in lower case: pandas writes True, R writes TRUE.
 _TRUTH = {"true": 1.0, "false": 0.0}
-"""Fields of a .csv file that are truth values, in lower case."""
 
 
 def frame_library() -> Any:
-    """Returns pandas.
+    """Imports pandas.
 
     Raises:
-        InputError: it is not installed.
+        InputError: pandas is not installed.
     """
     try:
         import pandas
@@ -34,14 +34,14 @@ def frame_library() -> Any:
 
 @dataclass(frozen=True)
 class Values:
-    """The values of a column.
+    """Values of a column.
 
     Attributes:
-        missing: bool [rows], whether a row has no value.
+        missing: bool [rows], True for a row without a value.
         numbers: float64 [rows]; NaN where `is_number` is False.
-        is_number: bool [rows], whether a value is a number or a truth value (0 and 1); False where it is missing.
-        raw: the values as they stand, object [rows]; texts of a .csv file.
-        text_type: whether the file says that the column holds texts, as .parquet files do.
+        is_number: bool [rows], True for a number or a truth value (0 and 1); False for a missing value.
+        raw: values as the file holds them, object [rows]; texts for a .csv file.
+        text_type: True if the file declares a column of texts, as .parquet files can.
     """
 
     missing: np.ndarray[Any, Any]
@@ -51,7 +51,7 @@ class Values:
     text_type: bool
 
     def texts(self) -> list[str | None]:
-        """Returns the values as texts, None for missing ones; 3.0 of a .parquet file is "3", as in a .csv file."""
+        """Converts the values to texts, None for missing ones; 3.0 of a .parquet file is "3", as in a .csv file."""
         return [None if gone else _as_text(value) for value, gone in zip(self.raw, self.missing, strict=True)]
 
 
@@ -63,19 +63,19 @@ def _as_text(value: object) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A pandas frame, the file that it is from, and the texts that stand for a missing value in it.
+    """Pandas frame, the file it was read from, and the texts that count as missing values.
 
     Attributes:
-        path: of the file.
-        frame: the columns; of a .csv file all are texts.
-        missing: texts that count as missing, beside the empty one, e.g. {"NA", "null"}.
+        path: path of the file.
+        frame: columns; those of a .csv file are all texts.
+        missing: texts that count as missing, besides the empty one, e.g. {"NA", "null"}.
     """
 
     path: Path
     frame: Any
     missing: Collection[str] = ()
     _read: dict[tuple[str, frozenset[str]], Values] = field(default_factory=dict, repr=False, compare=False)
-    """Columns that were read before, by name and by what was missing then; shared by copies with other texts for it."""
+    """Cache of :meth:`values` by name and missing texts; copies of the table with other missing texts share it."""
 
     @property
     def columns(self) -> list[str]:
@@ -83,10 +83,10 @@ class Table:
         return [str(name) for name in self.frame.columns]
 
     def column(self, name: str) -> Any:
-        """Returns a column as a pandas series.
+        """Finds a column, as a pandas series.
 
         Raises:
-            InputError: there is none of this name.
+            InputError: the table has no column of this name.
         """
         if name not in self.columns:
             raise InputError(
@@ -95,14 +95,14 @@ class Table:
         return self.frame.iloc[:, self.columns.index(name)]
 
     def at(self, name: str, row: int) -> str:
-        """Returns how messages call a place."""
+        """Names a place in the table for messages."""
         return f"The table '{self.path}', column '{name}', row {row + 1} (without the header)"
 
     def values(self, name: str) -> Values:
-        """Returns the values of a column.
+        """Reads the values of a column.
 
         Raises:
-            InputError: there is no such column, or it holds dates or other objects.
+            InputError: the column does not exist, or holds dates or other objects.
         """
         key = (name, frozenset(self.missing))
         if key not in self._read:
@@ -115,6 +115,7 @@ class Table:
         raw = series.to_numpy(dtype=object)
         missing = np.array(series.isna(), bool)
         if kinds.is_numeric_dtype(series.dtype) and not kinds.is_complex_dtype(series.dtype):
+            # Nullable integers of pandas become objects without na_value.
             numbers = np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
             return Values(missing, numbers, ~missing, raw, text_type=False)
         of_objects = kinds.is_object_dtype(series.dtype)
@@ -147,10 +148,10 @@ class Table:
 def _read_numbers(
     raw: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Returns the numbers among objects and texts, and which rows have one.
+    """Parses numbers among objects and texts; the second result is True for rows with a number.
 
-    "inf" is a number, which is refused later by its place; "nan" is none: only `--missing nan` makes it missing.
-    Truth values are numbers where the column has nothing else, so that a category "true" among others stays a text.
+    "inf" is a number, refused later with its place; "nan" is a text unless `--missing nan` makes it missing.
+    Truth values are numbers if the column has nothing else: a category "true" among others stays a text.
     """
     present = ~missing
     numbers = np.full(len(raw), np.nan)
@@ -166,17 +167,18 @@ def _read_numbers(
 
 
 def read_table(path: Path) -> Table:
-    """Returns the table of a .csv or .parquet file.
+    """Reads a .csv or .parquet file.
 
-    Of a .csv file nothing is converted here: an empty field is the empty text, and "NA", "None" and "null" are texts.
+    Fields of a .csv file are not converted here: an empty field is the empty text, "NA" and "null" are texts.
 
     Raises:
-        InputError: it cannot be read, has no rows, or two columns of one name.
+        InputError: the file cannot be read, has no rows, or two columns of one name.
     """
     pandas = frame_library()
     try:
         frame = _read_csv(pandas, path) if path.suffix.lower() == ".csv" else pandas.read_parquet(path)
-    except Exception as error:  # pandas lets errors of its parsers and of pyarrow through
+    except Exception as error:
+        # pandas passes on the errors of its parsers and of pyarrow, of many types.
         raise InputError(f"Reading the table '{path}': {error}") from error
     table = Table(path, frame)
     twice = {name for name in table.columns if table.columns.count(name) > 1}
@@ -189,7 +191,7 @@ def read_table(path: Path) -> Table:
 
 
 def _read_csv(pandas: Any, path: Path) -> Any:
-    """Returns all fields as texts; a byte order mark, as Excel writes it, is left out."""
+    """Reads all fields as texts; a byte order mark, as Excel writes it, is skipped."""
     encoding = "utf-8-sig"
     with path.open(encoding=encoding, newline="") as file:
         header = next(csv.reader(file), [])
@@ -199,12 +201,14 @@ def _read_csv(pandas: Any, path: Path) -> Any:
         keep_default_na=False,
         na_filter=False,
         encoding=encoding,
-        # The only field of a row may be empty: such a line is a row, not a gap between rows.
+        # In a table of one column an empty line is a row with an empty field, not a gap between rows.
         skip_blank_lines=len(header) > 1,
     )
     if frame.shape[1] != len(header) or not isinstance(frame.index, pandas.RangeIndex):
         raise ValueError(
             f"rows have more fields than the header, which has {len(header)}"
-        )  # pandas: an index
-    frame.columns = header  # pandas (3.1) renames the second of two equal names
+            # Rows with more fields than the header: pandas would make an index of the first fields, without an error.
+        )
+    # pandas (3.1) renames the second of two equal names, which would hide that there are two.
+    frame.columns = header
     return frame

@@ -1,7 +1,7 @@
-"""A trained network with the encoding of its table in front of it, and the names of the classes behind it.
+"""Exports a trained network with the encoding of its table in front of it, and the names of the classes behind it.
 
-The file takes the columns of a table as they are, one input of shape [rows] for each: double for numbers (NaN where a
-value is missing) and string for categories (empty where a value is missing). Any stock ONNX Runtime runs it.
+The file has one input of shape [rows] per column: double for numbers (NaN for a missing value) and string for
+categories (empty for a missing value). Any stock ONNX Runtime runs it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer import Trainer
 
 _ML = "ai.onnx.ml"
+# Opset of LabelEncoder; every version from 2 on has the attributes used here.
 _ML_VERSION = 3
-"""Opset of LabelEncoder; any from 2 on has the attributes that are used."""
 
 
 def export_table_model(
@@ -33,7 +33,7 @@ def export_table_model(
 ) -> list[str]:
     """Writes the trained network with the encoding of its table; returns the names of its outputs.
 
-    They are those of the network, then `probability` and `class` where the loss says what the scores mean: see
+    The names are those of the network's outputs, then `probability` and `class` if the loss has them: see
     :func:`_write_classes`.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -50,11 +50,11 @@ def export_table_model(
 
 
 class _Writer:
-    """Writes the nodes that make the inputs of a network from columns.
+    """Writes the nodes that encode columns as inputs of a network.
 
     Args:
-        model: the network, which is changed in place.
-        encoding: what makes numbers of columns.
+        model: network; it is changed in place.
+        encoding: encoding of the columns.
     """
 
     def __init__(self, model: ir.Model, encoding: Encoding) -> None:
@@ -70,6 +70,7 @@ class _Writer:
         replaced = {str(value.name): value for value in graph.inputs}
         rows = next((value.shape[0] for value in graph.inputs if value.shape), "rows")
         for name, value in replaced.items():
+            # A column may have the name of the input that it replaces.
             value.name = op.unique_name(f"{name}_encoded")
         graph.inputs.clear()
         blocks = {column.name: self._column(column, rows) for column in self._encoding.columns}
@@ -83,6 +84,7 @@ class _Writer:
             encoded = op.Cast(whole, to=old.dtype)
             encoded.shape = old.shape
             old.replace_all_uses_with(encoded, replace_graph_outputs=True)
+        # The emitter appends nodes at the end, but ONNX requires a node to stand after the nodes that it reads.
         written = [node for node in graph if node not in network_nodes]
         for node in written:
             graph.remove(node)
@@ -93,7 +95,7 @@ class _Writer:
             graph.insert_before(first, written)
 
     def _column(self, column: Column, rows: Any) -> ir.Value:
-        """Writes the numbers of a column, double [rows, width]; its input is new."""
+        """Writes the encoding of a column, double [rows, width], and appends its input."""
         is_number = column.kind == NUMBER
         value = ir.Value(
             name=self._free(column.name),
@@ -104,7 +106,7 @@ class _Writer:
         return self._number(column, value) if is_number else self._category(column, value)
 
     def _free(self, name: str) -> str:
-        """Gives a name to a column: values inside of the network that have it get another one."""
+        """Frees the name of a column: values inside of the network that have it are renamed."""
         if any(output.name == name for output in self._graph.outputs):
             return self._op.unique_name(f"{name}_column")
         holder = self._graph.initializers.get(name)
@@ -132,9 +134,10 @@ class _Writer:
         return op.Unsqueeze(scaled, [1])
 
     def _refuse(self, condition: ir.Value, message: str, like: ir.Value) -> ir.Value:
-        """Returns zeros, and makes a run fail where `condition` holds: ONNX has no other way to raise an error.
+        """Writes zeros that make a run fail if `condition` holds: ONNX has no other way to raise an error.
 
-        ONNX Runtime's Gather refuses an index that is out of range and names the node, so its name is the message.
+        Gather reads from one element: index 1 is out of range, and ONNX Runtime's error names the node, whose name is
+        the message.
         """
         op = self._op
         zeros: ir.Value = op.Gather(
@@ -174,10 +177,10 @@ class _Writer:
 
 
 def _write_classes(model: ir.Model, trainer: Trainer, encoding: Encoding) -> None:
-    """Appends the outputs `probability` and `class`, where the loss and the shape of the scores say what they are.
+    """Appends the outputs `probability` and `class` if the loss and the shape of the scores define them.
 
-    Of scores [rows, classes] `probability` has this shape and `class` [rows] holds names where the target had texts,
-    numbers otherwise. Of one yes-or-no score per row `probability` is that of yes, and `class` is 0 or 1.
+    For scores [rows, classes] `probability` has this shape and `class` [rows] holds names for a target of texts, else
+    numbers. For one yes-or-no score per row `probability` is that of yes, and `class` is 0 or 1.
     """
     scores = next((value for value in model.graph.outputs if value.name == trainer.prediction), None)
     targets = trainer.manifest.targets
@@ -214,7 +217,7 @@ def _write_classes(model: ir.Model, trainer: Trainer, encoding: Encoding) -> Non
 
 
 def _texts(model: ir.Model, op: Emitter, texts: Sequence[str]) -> ir.Value:
-    """Adds a constant string [n]."""
+    """Adds an initializer of strings [n]."""
     name = op.unique_name("class_names")
     tensor = ir.StringTensor([text.encode() for text in texts], shape=ir.Shape([len(texts)]), name=name)
     value = ir.Value(

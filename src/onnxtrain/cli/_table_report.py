@@ -1,4 +1,4 @@
-"""What commands say of a table: what each column becomes, what is missing, and the shares of the classes."""
+"""Prints how a table is read: the encoding of each column, missing values, and the shares of the classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxtrain.cli._tables import Encoding
 
 
 def share(count: int, total: int) -> str:
-    """Returns a share in per cent.
+    """Formats a share in per cent.
 
     >>> share(28, 400)
     '7.0 %'
@@ -25,7 +25,7 @@ def share(count: int, total: int) -> str:
 
 
 def column_rows(data: Table, encoding: Encoding) -> list[dict[str, Any]]:
-    """Returns for each input column its name, what it becomes, and how many missing values are filled by what."""
+    """Describes each input column: its name, its encoding, and how many missing values are filled by which value."""
     data = replace(data, missing=encoding.missing)
     return [
         {
@@ -51,12 +51,12 @@ def _becomes(column: Column) -> str:
 
 
 def tell_of_table(data: Table, encoding: Encoding, labels: np.ndarray[Any, Any] | None) -> None:
-    """Prints, to standard error, what a table becomes, and how many samples each class has.
+    """Prints to standard error how a table is encoded, and how many samples each class has.
 
     Args:
-        data: the table that is trained on.
-        encoding: what was learned of it.
-        labels: class numbers; None where the target holds none.
+        data: table that is trained on.
+        encoding: encoding learned from the table.
+        labels: class numbers of the rows; None for a target without classes.
     """
     rows = [
         (

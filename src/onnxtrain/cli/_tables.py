@@ -1,7 +1,7 @@
-"""Tables as arrays: which columns, and how texts and missing values become numbers.
+"""Encodes tables as arrays: chooses the columns, and turns texts and missing values into numbers.
 
-What training has learned of a table (categories, means, names of the classes) is kept in the run, so that evaluation,
-prediction and the exported model do the same with theirs.
+The encoding (categories, means, names of the classes) is learned in training and kept in the run, so that
+evaluation, prediction and the exported model encode their tables in the same way.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.selection import some_names
 
 PROPERTY = "onnxtrain.cli.table"
-"""Name of the checkpoint property that holds the encoding, as JSON text."""
+"""Checkpoint property that holds the encoding, as JSON text."""
 
+# Texts that pandas.read_csv takes for missing by default, as onnxtrain did before it had `--missing`.
 _EARLIER_MISSING = (
     *(
         "#N/A",
@@ -41,19 +42,18 @@ _EARLIER_MISSING = (
     ),
     *("NULL", "NaN", "None", "n/a", "nan", "null"),
 )
-"""What pandas.read_csv takes for missing by default, as runs of onnxtrain did before `--missing` was there."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a table becomes arrays.
+    """Encoding of a table as arrays.
 
     Attributes:
-        columns: of the inputs, in their order.
-        targets: names of the columns of the target.
-        classes: the names of the classes, where the target has texts; their numbers are their places.
-        missing: texts that stand for a missing value, beside the empty one.
-        id: names of the columns that are no inputs and stand beside the predictions.
+        columns: encodings of the input columns, in the model's order.
+        targets: names of the target's columns.
+        classes: names of the classes in the order of their numbers, for a target of texts; None for numbers.
+        missing: texts that count as missing, besides the empty one, e.g. ("NA",).
+        id: names of columns that are no inputs and are written beside the predictions.
     """
 
     columns: list[Column]
@@ -64,10 +64,10 @@ class Encoding:
 
     @classmethod
     def learn(cls, table: Table, options: TableOptions, targets: Sequence[InputSpec]) -> Encoding:
-        """Returns the encoding for a table to train on.
+        """Learns the encoding from a table to train on.
 
         Raises:
-            InputError: a column is missing, or holds what the options do not say how to encode.
+            InputError: a column is missing, or holds values that the options do not encode.
         """
         options.check()
         table = replace(table, missing=tuple(options.missing or ()))
@@ -94,10 +94,10 @@ class Encoding:
 
     @classmethod
     def from_json(cls, text: str, source: str) -> Encoding:
-        """Returns what :meth:`to_json` gave.
+        """Reads the text of :meth:`to_json`.
 
         Raises:
-            CheckpointError: it is damaged; `source` names the run.
+            CheckpointError: the text is damaged; `source` names the run in the message.
         """
         try:
             content = parse_json(text)
@@ -116,7 +116,7 @@ class Encoding:
             ) from error
 
     def output_name(self, name: str) -> str:
-        """Returns what an output beside those of the network is called: a column may have its name already.
+        """Names an output besides those of the network; a column may have its name already.
 
         >>> Encoding([Column("class", "number")], ["fate"]).output_name("class")
         'predicted_class'
@@ -124,16 +124,16 @@ class Encoding:
         return f"predicted_{name}" if any(column.name == name for column in self.columns) else name
 
     def to_json(self) -> str:
-        """Returns JSON text; floats are kept exactly."""
+        """Writes the encoding as JSON text; floats are kept exactly."""
         return json.dumps({"version": 1, **asdict(self)})
 
     def arrays(
         self, table: Table, inputs: Sequence[InputSpec], targets: Sequence[InputSpec]
     ) -> dict[str, np.ndarray[Any, Any]]:
-        """Returns the arrays for a model's inputs and targets.
+        """Encodes a table as arrays for a model's inputs and targets.
 
         Raises:
-            InputError: the table does not fit.
+            InputError: the table does not fit the encoding or the model.
         """
         table = replace(table, missing=self.missing)
         blocks = [column.numbers(table) for column in self.columns]
@@ -167,6 +167,7 @@ class Encoding:
                 columns.append(column.numbers(table)[:, 0].astype(np.int64))
                 continue
             values = Column(name, NUMBER).numbers(table)[:, 0]
+            # Class labels in a column of floats are the rule in .csv files with gaps; quantities stay floats.
             whole = spec.class_labels is not None and (values == np.floor(values)).all()
             columns.append(values.astype(np.int64) if whole else values)
         array = np.stack(columns, axis=1)
@@ -175,10 +176,10 @@ class Encoding:
 
 
 def target_classes(table: Table, options: TableOptions) -> list[str] | None:
-    """Returns the names of the classes, sorted, where the target is one column of texts; None for numbers.
+    """Lists the names of the classes, sorted, if the target is one column of texts; None for numbers.
 
     Raises:
-        InputError: there is no such column, or it holds numbers and texts.
+        InputError: the column does not exist, or holds numbers and texts.
     """
     table = replace(table, missing=tuple(options.missing or ()))
     wanted = _names(options.target, table)
@@ -193,7 +194,7 @@ def target_classes(table: Table, options: TableOptions) -> list[str] | None:
 def _fitted(
     block: np.ndarray[Any, Any], spec: InputSpec, columns: Sequence[Column], table: Table
 ) -> np.ndarray[Any, Any]:
-    """Returns the numbers of some columns in the shape and type of an input."""
+    """Shapes and casts encoded columns for an input of the model."""
     shape = spec.shape
     if shape is not None and len(shape) == 1 and block.shape[1] == 1:
         block = block[:, 0]
@@ -209,10 +210,11 @@ def _fitted(
 
 
 def _names(given: list[str] | None, table: Table) -> list[str]:
-    """Returns the columns that options name: each is a column, or several with commas between."""
+    """Lists the columns that an option names; a value is the name of a column, or several separated by commas."""
     names: list[str] = []
     for text in given or ():
         names += (
+            # A name of a column may itself contain a comma.
             [text] if text in table.columns else [name.strip() for name in text.split(",") if name.strip()]
         )
     for name in names:

@@ -1,4 +1,4 @@
-"""`onnxtrain train`."""
+"""Runs `onnxtrain train`: begins a run or goes on with one, trains, and exports the model."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def run_command(options: TrainOptions, given: frozenset[str]) -> None:
     """Trains, writes the trained model beside the run's files, and prints the result.
 
     Args:
-        options: what to do; of a run that goes on, what it was started with takes the place of defaults.
-        given: names of the options that were given.
+        options: options of the command; a run that goes on replaces defaults by the options it was started with.
+        given: names of the options that were given on the command line.
     """
     with told_what_is_saved(_directory(options), options.data):
         _train(options, given)
@@ -56,7 +56,8 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
             arrays = to_arrays(data, encoding, trainer.manifest)
             options = recall(trainer, options, given, digest(arrays))
         callbacks = _callbacks(options)
-        held_out = _held_out(options.validation)  # before the models are built, which takes longer
+        # Loaded before the models are built, so that a wrong file is reported at once.
+        held_out = _held_out(options.validation)
         if not resuming:
             options.table.check()
             trainer = _begin(options, data, directory)
@@ -75,7 +76,8 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         if not trainer.resumes_fit:
             trainer.learning_rate = options.rate.learning_rate
             remember(trainer, options, digest(arrays))
-            trainer.save(trainer.directory)  # should the process be killed before the first epoch has ended
+            # If the process is killed before the first epoch has ended, the run can still be resumed.
+            trainer.save(trainer.directory)
     trainer.resume_hint = f"onnxtrain train {{}} --data {shlex.quote(str(options.data))} goes on."
     history = trainer.fit(
         x,
@@ -114,17 +116,17 @@ def _callbacks(options: TrainOptions) -> list[Callback]:
 
 
 def _directory(options: TrainOptions) -> Path:
-    """Returns the directory of the run."""
+    """Chooses the directory of the run."""
     if options.source.is_dir():
         return options.source
     return options.output or options.source.with_name(f"{options.source.stem}-trained")
 
 
 def _new_directory(options: TrainOptions) -> Path:
-    """Returns the directory of a new run.
+    """Chooses the directory of a new run.
 
     Raises:
-        CheckpointError: There is a run in it already.
+        CheckpointError: The directory holds a run already.
     """
     directory = _directory(options)
     if (directory / CHECKPOINT).exists() and not options.overwrite:
@@ -138,11 +140,12 @@ def _new_directory(options: TrainOptions) -> Path:
 
 @contextmanager
 def _removed_on_failure(directory: Path) -> Iterator[None]:
-    """Removes what was written to `directory` if the run cannot begin: the command can then be given again."""
+    """Removes files that were written to `directory` if the run cannot begin: the command can then be given again."""
     before = set(directory.iterdir()) if directory.is_dir() else None
     try:
         yield
     except BaseException:
+        # A second Ctrl-C would leave half of the files behind.
         with uninterrupted():
             if before is None:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -153,13 +156,13 @@ def _removed_on_failure(directory: Path) -> Iterator[None]:
 
 
 def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
-    """Returns the class numbers of the target; None where it holds none."""
+    """Picks the class numbers of the target; None if it holds no classes."""
     targets = trainer.manifest.targets
     return arrays[targets[0].name] if targets and targets[0].class_labels is not None else None
 
 
 def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trainer:
-    """Begins a new run for a model."""
+    """Builds the models of a new run."""
     classes = target_classes(data, options.table) if isinstance(data, Table) else None
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
     optimizer = chosen_optimizer(options.optimizer)
@@ -190,16 +193,17 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
 
 
 def _schedule(options: ScheduleOptions) -> Schedule | None:
-    """Returns the schedule with its options.
+    """Makes the schedule of `--schedule` and `--schedule-option`.
 
     Raises:
-        InputError: there is none, or it has no such options.
+        InputError: the schedule or one of its options does not exist.
     """
     if options.schedule is None:
         if options.schedule_option:
             raise InputError("--schedule-option is given without --schedule.")
         return None
     schedule = SCHEDULES.get(options.schedule)
+    # milestones=30 is a list of one number.
     lists = (
         {entry.name for entry in fields(schedule) if str(entry.type).startswith("list")}
         if schedule
@@ -234,7 +238,7 @@ def _held_out(text: str | None) -> float | Arrays | Table | None:
 
 
 def _encoding(trainer: Trainer, data: Arrays | Table, options: TrainOptions) -> Encoding | None:
-    """Returns how tables become arrays in a new run, which keeps it."""
+    """Learns the encoding of a table for a new run, and stores it there; None for arrays."""
     if not isinstance(data, Table):
         if given := options.table.given():
             raise InputError(f"{', '.join(given)} are for tables (.csv, .parquet); '{options.data}' is none.")

@@ -1,4 +1,4 @@
-"""`onnxtrain evaluate`, `predict` and `export`: what a run, or a model, is used for."""
+"""Runs `onnxtrain evaluate`, `predict` and `export`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from onnxtrain.trainer import Trainer
 
 
 def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool) -> None:
-    """Prints what `Trainer.evaluate` returns, and how well each class is told from the others."""
+    """Prints loss and metrics over a data set, and how well each class is predicted."""
     trainer, encoding = _open(directory)
     arrays = to_arrays(load_data(path), encoding, trainer.manifest)
     x, y = assign(trainer.manifest.inputs, trainer.manifest.targets, arrays, path)
@@ -64,7 +64,7 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
 def export_run(
     directory: Path, output: Path, outputs: Sequence[str] | None, network: bool, json: bool
 ) -> None:
-    """Writes the trained model; of a run on a table with its encoding, unless the network alone is asked for."""
+    """Writes the trained model, with the encoding of its table unless the network alone is asked for."""
     trainer, encoding = _open(directory)
     chosen = list(outputs) if outputs else None
     if encoding is None or network:
@@ -81,10 +81,10 @@ def export_run(
 def write_predictions(
     source: Path, path: Path, output: Path, ids: Sequence[str] | None, batch_size: int | None, json: bool
 ) -> None:
-    """Writes the outputs for each sample of the data.
+    """Writes the outputs for each sample of the data to a file.
 
     Raises:
-        InputError: the kind of file is not known, or an output does not fit into a table.
+        InputError: the suffix of the file is unknown, or an output does not fit into a table.
     """
     suffix = output.suffix.lower()
     if suffix not in (".npz", *TABLE_SUFFIXES):
@@ -111,7 +111,7 @@ def write_predictions(
 
 
 def _ids(data: Table, asked: Sequence[str] | None, encoding: Encoding | None) -> Arrays:
-    """Returns the columns to write beside the predictions: those asked for, else those of the run that are there."""
+    """Picks the columns to write beside the predictions: those of `--id`, else those of the run that exist."""
     if asked:
         names = [name for text in asked for name in ([text] if text in data.columns else text.split(","))]
     else:
@@ -120,13 +120,13 @@ def _ids(data: Table, asked: Sequence[str] | None, encoding: Encoding | None) ->
 
 
 def _open(directory: Path) -> tuple[Trainer, Encoding | None]:
-    """Returns a run and how its tables become arrays."""
+    """Opens a run; the second result is the encoding of its table."""
     trainer = Trainer.resume(directory)
     return trainer, saved_encoding(trainer, directory)
 
 
 class _Predictions(NamedTuple):
-    """The outputs for each sample, the names of the classes in the order of their numbers, and a table's encoding."""
+    """Outputs for each sample, names of the classes in the order of their numbers, and the encoding of a table."""
 
     outputs: Arrays
     classes: list[str] | None
@@ -136,7 +136,7 @@ class _Predictions(NamedTuple):
 def _run_predictions(
     directory: Path, data: Arrays | Table, path: Path, batch_size: int | None
 ) -> _Predictions:
-    """Returns the outputs of a run, with `probability` and `class` where the loss says what the scores mean."""
+    """Computes the outputs of a run, with `probability` and `class` if the loss defines them."""
     trainer, encoding = _open(directory)
     manifest = trainer.manifest
     arrays = to_arrays(data, encoding, manifest, targets=False)
@@ -161,7 +161,7 @@ def _run_predictions(
 
 
 def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Returns the number of the class of each sample; None where there is not one right class for each."""
+    """Chooses the class of each sample, as its number; None if a sample has not exactly one right class."""
     labels = trainer.manifest.targets[0].class_labels
     if loss_class(trainer.loss_name).activation == "sigmoid":
         single = scores.ndim == 1 or (scores.ndim == 2 and scores.shape[1] == 1)
@@ -178,6 +178,6 @@ def _without_targets(arrays: Arrays, targets: Sequence[InputSpec]) -> Arrays:
 def _model_predictions(
     path: Path, data: Arrays | Table, source: Path, batch_size: int | None
 ) -> _Predictions:
-    """Returns the outputs of an ONNX file."""
+    """Computes the outputs of an ONNX file."""
     outputs, encoding = model_predictions(path, data, source, batch_size)
     return _Predictions(outputs, None if encoding is None else encoding.classes, encoding)

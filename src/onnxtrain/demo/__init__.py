@@ -1,4 +1,4 @@
-"""The main job on real data: train a convolutional network on handwritten digits."""
+"""Trains a convolutional network on handwritten digits and proves the exported file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's job: from an `.onnx` file and real data to a trained, proven `.onnx` file."""
+"""Runs the demo: trains an `.onnx` file on real data and checks the exported `.onnx` file."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ _BATCH_SIZE, _LEARNING_RATE, _TEST_SHARE = 32, 4e-3, 0.2
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the demo achieved.
+    """Result of the demo.
 
     Attributes:
-        test_accuracy: on the held-out images, by the trainer.
-        exported_accuracy: on the same images, by a plain `InferenceSession` of the exported file.
-        largest_difference: between the logits of the two, absolute.
+        test_accuracy: accuracy on the held-out images, by the trainer.
+        exported_accuracy: accuracy on the same images, by a plain `InferenceSession` of the exported file.
+        largest_difference: largest absolute difference between the logits of the two.
         test_loss: mean cross-entropy on the held-out images.
-        parameters: number of trained numbers.
-        epochs: epochs trained.
-        seconds: time spent in training.
-        samples_per_second: median over the epochs, without validation.
-        training_samples: images trained on; `validation_samples` and `test_samples` are apart.
-        torch_imported: whether anything imported PyTorch.
-        files: what was written.
+        parameters: number of trained elements.
+        epochs: number of epochs.
+        seconds: duration of the training, in seconds.
+        samples_per_second: median rate of the epochs, without validation.
+        training_samples: number of images trained on; `validation_samples` and `test_samples` are other images.
+        torch_imported: True if something imported PyTorch.
+        files: files that were written.
     """
 
     test_accuracy: float
@@ -60,10 +60,10 @@ class DemoResult:
 
 
 def load_digits_data() -> tuple[Array, Array, Array, Array]:
-    """Returns training images, test images, training labels, test labels: scikit-learn's handwritten digits.
+    """Loads scikit-learn's handwritten digits: training images, test images, training labels, test labels.
 
-    Images are float32 [n, 1, 8, 8] from 0 to 1, labels int64 [n]; a fifth of the 1797 images, in equal shares
-    of all digits and always the same ones, is for the test.
+    Images are float32 [n, 1, 8, 8] from 0 to 1, labels int64 [n]. A fifth of the 1797 images, in equal shares of all
+    digits and always the same ones, is for the test.
 
     Raises:
         OnnxTrainError: scikit-learn is not installed.
@@ -92,16 +92,17 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
     """Trains the digits network, writes model and figures to `output`, and proves the exported file.
 
     Args:
-        output: directory, made if missing.
+        output: directory to write to; made if missing.
         epochs: passes over the training images.
-        seed: of initial weights, shuffling and the validation split.
+        seed: number from which initial weights, shuffling and the validation split derive.
         verbose: show progress on standard error.
 
     Raises:
         OnnxTrainError: a package of the extra `demo` is missing, or training failed.
     """
     try:
-        import matplotlib  # noqa: F401  # before training, not after
+        # A missing package is reported before training, not after.
+        import matplotlib  # noqa: F401
     except ImportError as error:
         raise _missing(error) from error
     if epochs < 1:
@@ -152,7 +153,7 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
 
 
 def _run_exported(path: Path, images: Array) -> Array:
-    """Runs the exported file as anyone would who has never heard of onnxtrain."""
+    """Runs the exported file in a plain session, as a host without onnxtrain does."""
     session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
     return np.asarray(session.run(["logits"], {"image": images})[0])
 

@@ -1,4 +1,4 @@
-"""The network of the demo, written with plain `onnx.helper`."""
+"""Writes the network of the demo with plain `onnx.helper`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPSET, _IR_VERSION = 21, 10
 
 
 class _Builder:
-    """Collects nodes and initializers."""
+    """Collects the nodes and initializers of a graph."""
 
     def __init__(self, seed: int) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -25,7 +25,7 @@ class _Builder:
         return name
 
     def random(self, name: str, shape: tuple[int, ...], fan_in: int) -> str:
-        """Weights of the variance that keeps that of ReLU activations (He et al., 2015)."""
+        """Draws weights whose variance keeps that of ReLU activations (He et al., 2015)."""
         return self.parameter(name, self._rng.standard_normal(shape) * math.sqrt(2 / fan_in))
 
     def node(self, op_type: str, inputs: list[str], outputs: list[str], **attributes: Any) -> str:
@@ -33,7 +33,7 @@ class _Builder:
         return outputs[0]
 
     def block(self, x: str, name: str, channels: tuple[int, int]) -> str:
-        """3x3 convolution, BatchNormalization in training mode, ReLU."""
+        """Appends a 3x3 convolution, BatchNormalization in training mode and ReLU."""
         before, after = channels
         weight = self.random(f"{name}.weight", (after, before, 3, 3), 9 * before)
         x = self.node("Conv", [x, weight], [f"{name}.conv"], pads=[1, 1, 1, 1], kernel_shape=[3, 3])
@@ -49,7 +49,7 @@ class _Builder:
 
 
 def digits_network(seed: int = 0) -> onnx.ModelProto:
-    """Returns an untrained convolutional network for 8x8 grey images.
+    """Builds an untrained convolutional network for 8x8 grey images.
 
     Input `image`: float32 [batch, 1, 8, 8]; output `logits`: float32 [batch, 10].
     """

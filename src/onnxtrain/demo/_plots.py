@@ -1,4 +1,4 @@
-"""The demo's figures."""
+"""Draws the demo's figures."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def plot_history(history: History, path: Path) -> None:
         percent = [[100 * value for value in history[key]] for key in ("accuracy", "val_accuracy")]
         lines = {"training": (epochs, percent[0]), "validation": (epochs, percent[1])}
         curves(accuracy_axes, "Accuracy (%)", lines)
+        # The first tenth of the epochs is left out: its accuracy would make the rest a flat line.
         low = min(percent[1][len(epochs) // 10 :])
         accuracy_axes.set_ylim(max(0.0, min(90.0, low) - 2), 100.5)
         accuracy_axes.legend(loc="lower right", frameon=False, labelcolor=INK)
@@ -54,6 +55,7 @@ def plot_confusion(matrix: npt.NDArray[np.int64], labels: Sequence[str], path: P
     with mpl.rc_context({**STYLE, "axes.grid": False}):
         figure = Figure(figsize=(6.2, 6.0), dpi=160, layout="constrained")
         axes = figure.subplots()
+        # The square root makes the few wrong predictions visible beside the diagonal.
         axes.imshow(np.sqrt(shares), cmap=colors, vmin=0, vmax=1)
         for row, column in np.argwhere(matrix > 0):
             on_diagonal = row == column

@@ -1,4 +1,4 @@
-"""Fine-tuning an ONNX model on numpy arrays: `Trainer` and its callbacks."""
+"""Fine-tunes an ONNX model on numpy arrays: `Trainer` and its callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lock of a directory that a process holds while it trains there."""
+"""Locks a directory against other processes and trainers while a trainer works there."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from types import TracebackType
 from onnxtrain.errors import CheckpointError
 
 _NAME = ".onnxtrain-lock"
+# Offset of the locked byte on Windows, behind the text: other processes cannot read a locked byte.
 _WINDOWS_OFFSET = 2**20
-"""Byte that is locked on Windows, behind the text: what is locked there cannot be read."""
 
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 def _forget() -> None:
-    """Closes the copies of open files that a forked process has: they would hold the locks longer than its parent."""
+    """Closes the copies of lock files in a forked process: they would hold the locks longer than the parent."""
     for lock in list(_held):
         lock.forget()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+# Windows has no fork.
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
 class DirectoryLock:
-    """Keeps other trainers, of this process and of others, from training and saving in a directory.
+    """Keeps other trainers, in this process and in others, from training and saving in a directory.
 
-    Use it in a `with` statement, also inside of another one of the same object. The operating system drops the lock
-    when the process ends, however it ends. Where the file cannot be made, or the file system has no locks, nothing is
+    Use it in a `with` statement, which may be nested. The operating system drops the lock when the process ends,
+    however it ends. Without a file (read-only directory) or without locks (some network file systems) nothing is
     locked.
 
     Args:
-        directory: the directory.
+        directory: directory to lock.
 
     Raises:
-        CheckpointError: somebody else holds the lock.
+        CheckpointError: another trainer holds the lock.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -64,7 +65,9 @@ class DirectoryLock:
             return
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
-        if sys.platform == "win32":  # which removes no open files
+        # Windows does not remove open files. Elsewhere the file goes while the lock is held: nobody locks a dead file.
+        # dead file.
+        if sys.platform == "win32":
             os.close(descriptor)
         with contextlib.suppress(OSError):
             os.unlink(self._path)
@@ -72,17 +75,18 @@ class DirectoryLock:
             os.close(descriptor)
 
     def forget(self) -> None:
-        """Closes the file without giving up the lock of the process that this one was forked from."""
+        """Closes the file in a forked process; the parent keeps its lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
     def _open(self) -> int | None:
-        """Returns the descriptor of the locked file; None where there can be none."""
+        """Opens and locks the file; returns its descriptor, None if there can be no file."""
         while True:
             try:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            except OSError:  # whoever trains or saves here will be told why
+            except OSError:
+                # Training or saving here fails with a better message of its own.
                 return None
             if not _lock(descriptor):
                 owner = os.read(descriptor, 100).decode(errors="replace")
@@ -91,19 +95,20 @@ class DirectoryLock:
                     f"Another Trainer{f' (process {owner})' if owner else ''} is training or saving in the directory "
                     f"'{self._directory}'. Wait until it has ended, or use another directory."
                 )
-            # Whoever held the lock before removes the file: then it is that of nobody.
+            # The previous holder may have removed the file between open and lock: then a new file is locked instead.
             with contextlib.suppress(FileNotFoundError):
                 if sys.platform == "win32" or os.path.samestat(os.fstat(descriptor), os.stat(self._path)):
                     break
             os.close(descriptor)
-        with contextlib.suppress(OSError):  # a full disk
+        # Without the process id, on a full disk, only the error message is poorer.
+        with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
         return descriptor
 
 
 def _lock(descriptor: int) -> bool:
-    """Locks an open file; returns False if it is locked already."""
+    """Locks an open file; returns False if another process has locked it."""
     if sys.platform == "win32":
         import msvcrt
 
@@ -121,6 +126,7 @@ def _lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks
+    except OSError:
+        # NFS without a lock daemon, for example.
         return True
     return True

@@ -1,4 +1,4 @@
-"""Exponential moving averages of what is trained."""
+"""Keeps exponential moving averages of trained parameters and BatchNorm statistics (`ema_decay`)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from onnxtrain.runtime.tensor_file import read_tensors, verification, write_tens
 AVERAGE = "average"
 """File of a run's directory with the averages: safetensors, keys as in a checkpoint."""
 
+# Marks the file: a checkpoint, which is a safetensors file as well, is not read as averages.
 _FORMAT = {"format": "onnxtrain-average", "version": "1"}
 
 
 def check_decay(decay: float | None) -> float | None:
-    """Returns the decay; raises InputError unless it is a number from 0 up to and without 1, or None."""
+    """Checks a decay: a number in [0, 1), or None for no averages."""
     if decay is None:
         return None
     if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay < 1:
@@ -33,14 +34,14 @@ def check_decay(decay: float | None) -> float | None:
 
 
 class MovingAverage:
-    """Averages of the trained parameters and of BatchNorm's statistics: `decay * average + (1 - decay) * value`.
+    """Averages of trained parameters and BatchNorm statistics: `decay * average + (1 - decay) * value`.
 
-    The first update makes them what the values are, as `torch.optim.swa_utils.AveragedModel` does. Averages of
-    float16 and bfloat16 are float32, which small changes do not get lost in.
+    The first update copies the values, as `torch.optim.swa_utils.AveragedModel` does. Averages of
+    float16 and bfloat16 are float32: a change of (1 - 0.999) of a value would be rounded away in half precision.
 
     Args:
-        store: the values.
-        decay: what remains of an average in an update.
+        store: tensors of the run.
+        decay: fraction of the average that an update keeps, e.g. 0.999.
     """
 
     def __init__(self, store: Store, decay: float) -> None:
@@ -60,24 +61,27 @@ class MovingAverage:
 
     @property
     def is_applied(self) -> bool:
-        """Whether the averages are in the place of the values."""
+        """True while the averages have replaced the values."""
         return self._applied
 
     def update(self, *, first: bool) -> None:
-        """Takes up the values of now; `first` forgets the averages so far."""
+        """Updates the averages by the current values; `first` starts from the values alone."""
         for key, average in self.buffers.items():
             value = widen(self._values[key].read(), self._values[key].dtype)
             if first:
                 average.write(value)
                 continue
             array = average.read()
+            # In this form an average of equal values stays exactly equal; the weighted sum of the class docstring
+            # would round.
             change = value - array
             change *= array.dtype.type(1.0 - self.decay)
             np.add(array, change, out=array)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Puts the averages in the place of the values until the block ends."""
+        """Replaces the values by the averages until the block ends."""
+        # Nested use, e.g. evaluate inside of `with trainer.averaged():`, must not store the averages as the values.
         if self._applied:
             yield
             return
@@ -97,7 +101,7 @@ class MovingAverage:
         write_tensors(file, self.buffers, _FORMAT)
 
     def read(self, path: Path) -> None:
-        """Reads what :meth:`write` has written.
+        """Reads the averages from a file of :meth:`write`.
 
         Raises:
             CheckpointError: The file is missing, damaged, or of another model.

@@ -1,4 +1,4 @@
-"""The files of a training run, as its manifest names them."""
+"""Finds the files of a training run by its manifest."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _DEFAULTS = {
     "checkpoint": "checkpoint",
     "inference_model": "inference_model.onnx",
 }
-_OPTIONAL = {"optimizer_model", "inference_model"}  # artifacts may be older than the second
+# Artifacts of earlier versions have no inference model.
+_OPTIONAL = {"optimizer_model", "inference_model"}
 
 
 @dataclass(frozen=True)
 class Files:
-    """Names of the files of a run in its directory."""
+    """Names of a run's files, relative to its directory."""
 
     manifest: str
     training_model: str
@@ -34,12 +35,12 @@ class Files:
 
 
 def find_files(directory: Path) -> Files:
-    """Returns the names of the files of the run in a directory.
+    """Reads the names of a run's files from its manifest.
 
-    They are those that its manifest gives; without one beside the models, which hold it as well, the usual ones.
+    Without a manifest beside the models, which contain it as well, the files have the usual names.
 
     Raises:
-        CheckpointError: There is no run in it, or there are several, or it has no optimizer.
+        CheckpointError: The directory holds no run, several runs, or one without an optimizer.
         ModelLoadError: The manifest is damaged.
     """
     manifest = find_manifest(directory)
@@ -50,6 +51,7 @@ def find_files(directory: Path) -> Files:
             f"{argument('optimizer', 'adamw')}."
         )
     if not (directory / files["checkpoint"]).is_file():
+        # ModelCheckpoint saves to directories inside of the one that users pass.
         inside = sorted(path.parent for path in directory.glob(f"*/{files['checkpoint']}"))
         example = f", such as '{inside[-1]}'" if inside else ""
         raise CheckpointError(
@@ -60,10 +62,10 @@ def find_files(directory: Path) -> Files:
 
 
 def find_manifest(directory: Path) -> str | None:
-    """Returns the name of the manifest in a directory: `manifest.json`, or with a prefix the only other one.
+    """Finds the manifest in a directory: `manifest.json`, else the only file with a prefix before that name.
 
     Raises:
-        CheckpointError: There are several with a prefix.
+        CheckpointError: Several files have a prefix.
     """
     names = sorted(path.name for path in directory.glob(f"*{_MANIFEST}"))
     if _MANIFEST in names:
@@ -77,13 +79,15 @@ def find_manifest(directory: Path) -> str | None:
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Returns the names of the files by their roles."""
+    """Reads the names of the files by their roles, e.g. {"checkpoint": "checkpoint"}."""
     try:
         files = parse_json(path.read_bytes())["files"]
         named = {role: files[role] for role in _DEFAULTS if files.get(role) is not None}
+        # A name with directories could make a run read, or later replace, files outside of its directory.
         wrong = [name for name in named.values() if name in (".", "..") or Path(name).name != name]
         for name in named.values():
-            os.fsencode(name)  # a ValueError for what can be no name of a file
+            # Raises ValueError for text that no file system can encode.
+            os.fsencode(name)
         if wrong or not _DEFAULTS.keys() - _OPTIONAL <= named.keys():
             raise ValueError(f"files {files}")
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:

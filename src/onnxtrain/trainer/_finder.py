@@ -1,4 +1,4 @@
-"""The learning rate range test: which rate to train with."""
+"""Runs the learning rate range test (Smith 2017): the loss over rising learning rates."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SMOOTHING = 0.98
+# The test ends when the loss is this many times its lowest value.
 _DIVERGED = 4.0
-"""How many times its lowest value the loss reaches when the test ends."""
 
+# Losses that the suggestion ignores: the first ones follow hardly any training, the last one is diverging.
 _SKIP_FIRST, _SKIP_LAST = 10, 1
-"""Values that the suggestion does not look at: the first ones are of hardly any training, the last one is diverging."""
 
 
 @dataclass(frozen=True)
 class LearningRateRange:
-    """What the range test has found.
+    """Result of the range test.
 
     Attributes:
-        rates: the rate of each step that was taken.
-        losses: the loss before it, smoothed: a moving average that keeps 0.98, corrected for its start.
-        suggestion: the rate at which the smoothed loss fell fastest; None where too few steps were taken.
+        rates: learning rate of each step that was taken.
+        losses: loss before each step, smoothed by a moving average with decay 0.98, corrected for its start.
+        suggestion: rate at which the smoothed loss fell fastest; None if too few steps were taken.
     """
 
     rates: list[float]
@@ -41,7 +41,7 @@ class LearningRateRange:
     suggestion: float | None
 
     def plot(self) -> Figure:
-        """Returns a figure of matplotlib: the smoothed loss over the rates, and the suggestion.
+        """Draws the smoothed loss over the rates, and the suggestion, with matplotlib.
 
         Raises:
             MissingPackageError: matplotlib is not installed.
@@ -54,7 +54,7 @@ class LearningRateRange:
 def find_range(
     state: TrainingState, data: Source, start: float, stop: float, steps: int
 ) -> LearningRateRange:
-    """Trains with rates that rise, and puts everything back as it was.
+    """Trains with rising rates, then restores the state.
 
     Raises:
         InputError: The rates do not rise, or there are too few steps.
@@ -65,7 +65,8 @@ def find_range(
             f"stop={stop!r}, steps={steps!r}."
         )
     rates = np.geomspace(start, stop, steps).tolist()
-    with state.lock:  # no other thread sees what is tried
+    # No other thread sees the parameters of the test.
+    with state.lock:
         snapshot = state.snapshot()
         try:
             losses = _losses(state, data, rates)
@@ -77,7 +78,7 @@ def find_range(
 
 
 def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[float]:
-    """Returns the smoothed losses up to where they diverge; they are of the parameters before each step."""
+    """Computes the smoothed losses until they diverge; each belongs to the parameters before its step."""
     smoothed: list[float] = []
     average, lowest = 0.0, math.inf
     batches, finite = _batches(state, data), FiniteCheck(state.run.store.all_gradients())
@@ -86,6 +87,7 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
         state.run.module.lazy_reset_grad()
         loss, _ = state.run.step(arrays, training=True)
         average = _SMOOTHING * average + (1.0 - _SMOOTHING) * loss
+        # The average starts at 0; the division corrects for that, as in Adam.
         value = average / (1.0 - _SMOOTHING ** (len(smoothed) + 1))
         if not math.isfinite(value) or (len(smoothed) > 1 and value > _DIVERGED * lowest > 0):
             break
@@ -99,7 +101,7 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
 
 
 def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
-    """Yields batches in random orders without end, leaving out those whose loss is a mean over nothing."""
+    """Yields batches in random orders without end, without those in which no label counts."""
     epoch = 0
     while True:
         counted = 0
@@ -113,7 +115,7 @@ def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
 
 
 def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
-    """Returns the rate at which the losses fall fastest, over the logarithm of the rate; None if they never do.
+    """Finds the rate at which the losses fall fastest over the logarithm of the rate; None if they never fall.
 
     >>> suggest([10.0**k for k in range(-15, 1)], [1.0] * 12 + [0.9, 0.5, 0.4, 0.9])
     0.001
@@ -121,6 +123,7 @@ def suggest(rates: Sequence[float], losses: Sequence[float]) -> float | None:
     inner = slice(_SKIP_FIRST, len(losses) - _SKIP_LAST)
     if len(losses[inner]) < 2:
         return None
+    # The rates rise in equal ratios, so differences over the index are slopes over the logarithm.
     slopes = np.gradient(np.asarray(losses)[inner])
     steepest = int(slopes.argmin())
     return float(rates[_SKIP_FIRST + steepest]) if slopes[steepest] < 0 else None

@@ -1,4 +1,4 @@
-"""What a training run has recorded, epoch by epoch."""
+"""Records loss, metrics and duration of each epoch of a training run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class History:
-    """The record of a training run: one entry per finished epoch.
+    """Record of a training run: one entry per finished epoch.
 
     Attributes:
-        epochs: for each epoch its `epoch` (counted from 1), `loss`, metrics, their validation values with the
-            prefix `val_`, and the `learning_rate` of its last step.
-        stopped: why training ended before its last epoch: "early" (a callback), "interrupted" (Ctrl-C) or
+        epochs: one dict per epoch: `epoch` (counted from 1), `loss`, metrics, their validation values with the
+            prefix `val_`, and the `learning_rate` of the epoch's last step.
+        stopped: reason for an end before the last epoch: "early" (a callback), "interrupted" (Ctrl-C) or
             None.
-        seconds: duration of each epoch, validation included; not compared, as no two runs take the same time.
-        samples_per_second: training rate of each epoch, without validation; not compared.
+        seconds: duration of each epoch in seconds, with validation.
+        samples_per_second: training rate of each epoch, without validation.
 
     >>> history = History([{"epoch": 1, "loss": 0.7}, {"epoch": 2, "loss": 0.4}])
     >>> history["loss"], history.last["loss"], len(history)
@@ -33,14 +33,16 @@ class History:
 
     epochs: list[dict[str, float]] = field(default_factory=list)
     stopped: str | None = None
+    # Durations are not compared: a resumed run has the same history as one that never stopped, but not the same
+    # clock.
     seconds: list[float] = field(default_factory=list, compare=False)
     samples_per_second: list[float] = field(default_factory=list, compare=False)
 
     def __getitem__(self, key: str) -> list[float]:
-        """Returns the values of one key, one per epoch.
+        """Lists the values of one key, one per epoch.
 
         Raises:
-            KeyError: no epoch has recorded it.
+            KeyError: no epoch has recorded the key.
         """
         values = [epoch[key] for epoch in self.epochs if key in epoch]
         if not values:
@@ -57,21 +59,21 @@ class History:
         return len(self.epochs)
 
     def keys(self) -> list[str]:
-        """Returns the recorded keys, in the order in which they appeared."""
+        """Lists the recorded keys in the order in which they first appeared."""
         return list(dict.fromkeys(key for epoch in self.epochs for key in epoch))
 
     @property
     def last(self) -> dict[str, float]:
-        """The entry of the last finished epoch; empty before the first one."""
+        """Entry of the last finished epoch; empty before the first one."""
         return self.epochs[-1] if self.epochs else {}
 
     def plot(self, keys: Sequence[str] | None = None) -> Figure:
-        """Returns a figure of matplotlib: loss, metrics and learning rate over the epochs, beside validation.
+        """Draws loss, metrics and learning rate over the epochs, beside their validation values, with matplotlib.
 
-        A notebook shows it; elsewhere `.savefig("history.png")` writes it.
+        A notebook shows the figure; elsewhere `.savefig("history.png")` writes it.
 
         Args:
-            keys: what to show, without `val_`; None shows all.
+            keys: keys to draw, without `val_`, e.g. ["loss"]; None draws all.
 
         Raises:
             InputError: there are no epochs, or a key was not recorded.
@@ -87,7 +89,7 @@ class History:
         return plot_epochs(self.epochs, list(keys) if keys else shown)
 
     def to_frame(self) -> DataFrame:
-        """Returns a pandas frame with a row per epoch, indexed by its number, and a column per key.
+        """Makes a pandas frame with a row per epoch, indexed by its number, and a column per key.
 
         Raises:
             MissingPackageError: pandas is not installed.

@@ -1,4 +1,4 @@
-"""Ctrl-C during training: finish the step, save, return."""
+"""Handles Ctrl-C during training: the first one finishes the step, the second one interrupts at once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import FrameType, TracebackType
 
 
 class InterruptGuard:
-    """While entered, the first Ctrl-C sets :attr:`requested`, and a second one interrupts as usual.
+    """While entered, turns the first Ctrl-C into :attr:`requested`; a second one raises KeyboardInterrupt.
 
-    Signals reach Python in the main thread only; entered in another thread it does nothing.
+    Python handles signals in the main thread only; in another thread the guard does nothing.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class InterruptGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._installed:
-            # None: the previous handler was not installed from Python and cannot be put back from here.
+            # None stands for a handler that was not installed from Python, which Python cannot install again.
             signal.signal(
                 signal.SIGINT, signal.default_int_handler if self._previous is None else self._previous
             )

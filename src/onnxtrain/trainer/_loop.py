@@ -1,4 +1,4 @@
-"""The training loop."""
+"""Runs the epochs and steps of a fit, and ends it cleanly on Ctrl-C, divergence and bad data."""
 
 from __future__ import annotations
 
@@ -32,29 +32,30 @@ from onnxtrain.trainer._snapshot import (
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import Pass, Source
 
+# Steps between two snapshots: copying the state costs about as much as one step of a small model.
 _SNAPSHOT_STEPS = 100
-"""Steps between two snapshots: copying the state costs about as much as one step of a small model."""
 
 
+# A process has one generator of ONNX Runtime, and fits of other trainers in other threads draw from it, too. The
+# lock is held from seeding it to the end of the run that draws from it: otherwise Dropout would depend on the other
+# thread.
 _generator = ProcessLock()
-"""Held from seeding ONNX Runtime's generator to the end of the run that draws from it: fits of other trainers, in other
-threads, share the generator."""
 
+# Seconds between two updates of a progress bar, each of which costs as much as a step of a small model.
 _SHOW_SECONDS = 0.05
-"""Between two updates of a progress bar, each of which costs as much as a step of a small model."""
 
 
 class FitLoop:
-    """Trains from the state's position to the end of an epoch, then saves what it says it saves.
+    """Trains from the state's position to the last epoch of a plan and saves the state after each epoch.
 
-    A step is `accumulate` batches followed by one update. Its loss and gradients are looked at before the
-    update, so that a step that diverges changes nothing. Batches without a label that counts are left out.
+    A step is `accumulate` batches followed by one update. Loss and gradients are checked before the
+    update, so a step that diverges changes nothing. Batches without a label that counts are left out.
 
     Args:
-        state: what is trained; its position moves along.
-        data: training data.
-        validation: data to evaluate on after each epoch.
-        plan: how an epoch is cut into steps, and how many epochs there are.
+        state: models, tensors and position; the position moves along.
+        data: batches to train on.
+        validation: batches to evaluate on after each epoch; None for no validation.
+        plan: number of epochs, and of batches per step.
         events: the callbacks.
         report: shows the progress.
     """
@@ -85,7 +86,10 @@ class FitLoop:
         self._drawing = _generator if self._run.draws else contextlib.nullcontext()
         self._since_snapshot = 0
         self._stepped = False
-        self._unshown = 0  # batches
+        # Batches since the progress bar was last updated.
+        self._unshown = 0
+        # The training model adds up gradients in the dtype of the parameter. Sums of bfloat16, which has 8 bits,
+        # would lose the later batches.
         if plan.accumulate > 1 and any(
             b.dtype.name == "bfloat16" for b in self._run.store.gradients.values()
         ):
@@ -112,9 +116,12 @@ class FitLoop:
             except DivergenceError:
                 raise
             except Exception:
-                if not self._stepped:  # the data is bad from the first batch on
+                # The data is bad from the first batch on. The fit has not begun, so the next call may have other
+                # arguments.
+                if not self._stepped:
                     position.undo(before)
                 raise
+            # Callbacks may save the run at the end of the fit, so the position has to say first if the fit is over.
             position.unfinished = position.history.stopped == "interrupted"
             self._events.fit_end(position.history)
             if position.unfinished:
@@ -125,10 +132,11 @@ class FitLoop:
                     f"in '{where}': {state.resume_hint.format(where)}"
                 )
             elif not state.workspace.temporary:
-                state.save(state.directory)  # callbacks may have put back the best parameters
+                # Saved after the callbacks: EarlyStopping may have put the best parameters back.
+                state.save(state.directory)
 
     def _begin(self) -> dict[str, Any]:
-        """Takes up the plan; where a callback or the model does not fit, the position is what it was.
+        """Enters the plan into the position; if a callback or the model refuses, the position is restored.
 
         Returns:
             What takes the plan back.
@@ -154,7 +162,7 @@ class FitLoop:
             )
 
     def _epoch(self, guard: InterruptGuard) -> bool:
-        """Finishes the current epoch; returns False if it was interrupted."""
+        """Runs the rest of the current epoch; returns False if Ctrl-C came before its end."""
         position, plan = self._state.position, self._plan
         epoch = Pass(position.seed, position.epoch, position.fit_start, plan.shuffle, True)
         batches = self._data.read(epoch, position.batch)
@@ -176,7 +184,7 @@ class FitLoop:
         return not (guard.requested and position.epoch < self._last_epoch)
 
     def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
-        """Reports the progress where it was last shown long enough ago for eyes; returns when that was."""
+        """Updates the progress bar if the last update is long enough ago; returns the time of the last update."""
         if not self._report.shows_steps:
             return shown
         self._unshown += len(group)
@@ -195,24 +203,28 @@ class FitLoop:
             record |= state.evaluate(self._validation, "val_")
         record["learning_rate"] = self._run.optimizer.get_learning_rate()
         history = position.history
-        with state.lock:  # another thread may save
+        # Another thread may call Trainer.save: it must not see the new epoch number with the old history.
+        with state.lock:
             position.epoch, position.batch, position.averages = position.epoch + 1, 0, Averages()
             position.stream = self._data.mark()
             history.epochs.append(record)
             history.seconds.append(time.perf_counter() - start)
             history.samples_per_second.append(rate)
-            position.unfinished = position.epoch < self._last_epoch  # before callbacks, which may save
+            # Set before the callbacks, which may save: ModelCheckpoint's last save is that of a finished fit.
+            position.unfinished = position.epoch < self._last_epoch
         self._report.end_epoch(position.epoch, self._last_epoch, record, rate)
         self._events.epoch_end(history)
-        # Until callbacks have had their say at the end of the fit, a process that is killed has not finished it.
+        # A process that is killed between here and the callbacks' on_fit_end has not finished the fit: resuming runs
+        # on_fit_end again, which puts the best parameters back.
         position.unfinished = True
         ended = position.epoch == self._last_epoch or history.stopped is not None
-        if not ended and not state.workspace.temporary:  # else it is saved when callbacks have ended, too
+        # After the last epoch `run` saves, when the callbacks have ended, too.
+        if not ended and not state.workspace.temporary:
             state.save(state.directory)
 
     def _step(self, batches: Sequence[list[Array]]) -> int:
-        """Runs one step on a group of batches and returns its number of samples."""
-        # Callbacks are called without the lock: they may wait for a thread that needs it.
+        """Runs one step on a group of batches and calls the callbacks; returns the number of samples."""
+        # on_step_end is called without the lock: a callback may wait for a thread that needs it.
         with self._state.lock:
             try:
                 mean = self._update(batches)
@@ -223,11 +235,13 @@ class FitLoop:
         return sum(len(arrays[0]) for arrays in batches)
 
     def _update(self, batches: Sequence[list[Array]]) -> float | None:
-        """Runs one step on a group of batches; returns the loss of all together, None where none has a label."""
+        """Updates the parameters once; returns the mean loss of the batches, None if no label counts."""
         state, position = self._state, self._state.position
+        # A resumed fit reads the pass under way from its beginning, with the stream's generators as they were then.
         position.stream = self._data.mark()
         self._set_learning_rate()
         self._statistics.take()
+        # Without a reset the training model adds the new gradients to those of the last step.
         self._run.module.lazy_reset_grad()
         done, mean = self._accumulate(batches)
         if done:
@@ -238,6 +252,7 @@ class FitLoop:
             state.update_average()
         for step, count in done:
             state.add(position.averages, step, count)
+        # Skipped batches add a key with count 0: an epoch without any label records NaN instead of no value.
         for _ in range(len(batches) - len(done)):
             position.averages.add_skipped(state.metrics)
         position.batch, position.step = position.batch + len(batches), position.step + 1
@@ -248,19 +263,24 @@ class FitLoop:
         return mean
 
     def _accumulate(self, batches: Sequence[list[Array]]) -> tuple[list[tuple[Step, float | None]], float]:
-        """Leaves the gradient of the loss of all batches together in the store.
+        """Computes the gradient of the mean loss over all batches; leaves it in the store.
 
         Returns:
-            The results of the batches that have a loss, with what each counts, and the loss of all together.
+            Results of the batches that have a loss, each with its count in the mean, and the mean loss.
         """
         done: list[tuple[Step, float | None]] = []
         losses = 0.0
-        last = total = 0.0  # what the gradients of the last batch, and of all so far, count in the mean
+        # Counts of the last batch and of all batches so far; the gradients in the store are sums weighted by `last`.
+        last = total = 0.0
         for index, arrays in enumerate(batches):
             count = self._state.loss_count(arrays)
-            if count == 0:  # the mean over nothing
+            # The mean over no labels is NaN in ONNX and PyTorch; leaving the batch out is the mean over the others.
+            if count == 0:
                 continue
             if count is not None:
+                # The training model adds the mean gradient of each batch with weight 1. Rescaling the sum before each
+                # batch and once at the end makes it the gradient of the mean over all samples, also when batches have
+                # different sizes.
                 if last not in (0, count):
                     self._scale_gradients(last / count)
                 last, total = count, total + count
@@ -277,14 +297,14 @@ class FitLoop:
         return done, losses / total if total else losses if done else math.nan
 
     def _seed(self, index: int) -> None:
-        """Makes the random numbers of the next batch, those of Dropout, depend on seed and position alone."""
+        """Seeds ONNX Runtime's generator by the trainer's seed and the position, so that Dropout resumes exactly."""
         position = self._state.position
         numbers = struct.pack("<4q", position.seed, position.epoch, position.batch, index)
-        # onnxruntime's generators have 31 bits of state.
+        # ONNX Runtime keeps 31 bits of the seed.
         ort.set_seed(int.from_bytes(hashlib.blake2b(numbers, digest_size=4).digest(), "little") >> 1)
 
     def _require_labels(self, arrays: Sequence[Array]) -> None:
-        """Tells a batch without a label that counts, which the loss of the model itself does not leave out."""
+        """Raises _Diverged with a clear reason if all labels of a batch are ignored."""
         for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
             ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
             if ignored is not None and (array == ignored).all():
@@ -295,12 +315,13 @@ class FitLoop:
                 )
 
     def _require_finite_results(self, steps: Sequence[Step]) -> None:
-        """Looks at what the step has computed beside its loss."""
+        """Raises _Diverged if gradients or BatchNorm statistics of a step are not finite."""
         if self._finite():
             return
         loss = steps[-1].loss
         if not self._finite_gradients():
             raise _Diverged(f"the loss is {loss:g}, but its gradients hold NaN or infinity")
+        # The unbiased variance of one value divides by 0; PyTorch raises "Expected more than 1 value per channel".
         if any(len(step.arrays[0]) == 1 for step in steps):
             raise _Diverged(
                 "a batch has one sample, and BatchNormalization cannot take a variance of one value per channel "
@@ -317,7 +338,7 @@ class FitLoop:
         self._run.optimizer.set_learning_rate(position.learning_rate * state.schedule(*progress))
 
     def _scale_gradients(self, factor: float) -> None:
-        """Multiplies the accumulated gradients, to make their sum the gradient of a mean over all batches."""
+        """Multiplies the accumulated gradients by a factor."""
         for gradient in self._run.store.gradients.values():
             value = gradient.read()
             value = np.multiply(
@@ -338,7 +359,7 @@ class FitLoop:
         self._snapshot = self._state.snapshot()
 
     def recompute_gradients(self, batches: Sequence[list[Array]], parameters: Mapping[str, Array]) -> None:
-        """Replaces the gradients of a step by those of the same batches at other parameters.
+        """Recomputes the gradients of a step at other parameters, from the same batches.
 
         Parameters and BatchNorm statistics are afterwards what they were before, also if the loss there is NaN.
         """
@@ -359,12 +380,14 @@ class FitLoop:
             statistics.restore()
 
     def _restore_and_raise(self, what: str, remedy: str | None) -> NoReturn:
-        """Goes back to the last good state, saves it and raises DivergenceError."""
+        """Restores and saves the last good state, then raises DivergenceError."""
         state, position, store = self._state, self._state.position, self._run.store
         epoch, step = position.epoch + 1, position.batch // self._plan.accumulate + 1
         rate = self._run.optimizer.get_learning_rate()
         self._statistics.restore()
         store.gradients_valid = False
+        # Usually the step was refused before its update and the parameters are good. An update can still overflow
+        # them, which the check of a later snapshot finds.
         if not finite_parameters(store):
             state.position = position = self._snapshot.restore(store)
         kept = f"epoch {position.epoch + 1}, before step {position.batch // self._plan.accumulate + 1}"

@@ -1,7 +1,7 @@
-"""The loss alone, cut out of the eval model: from its outputs and the targets, for any number of samples.
+"""Computes the loss of some samples of a batch from the model's outputs and the targets.
 
-A model whose batch is fixed can be run on a batch that is filled up, but the loss that it then returns is one of the
-filling as well. The loss of the samples alone is computed here from the outputs that belong to them.
+A model with a fixed batch can run on an incomplete batch that is padded, but the loss it returns includes the padding.
+Here the nodes of the loss are cut out of the eval model and run on the outputs of the real samples.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from onnxtrain.runtime.session import open_session
 from onnxtrain.runtime.store import Buffer
 from onnxtrain.trainer.data import dynamic_remedy
 
+# Relative tolerance between the loss of all samples and the sum over two parts: float16 losses have three digits.
 _TOLERANCE = 1e-3
-"""Of the loss of all samples against the sum over two parts: float16 losses have three digits."""
 
 
 class LossModel:
-    """The part of an eval model between its outputs and its loss.
+    """Part of an eval model between its outputs and its loss.
 
     Args:
         path: file of the eval model.
-        manifest: of the run.
-        buffers: parameters and statistics by name, should the loss read any.
-        device: where to compute.
-        options: of the session.
+        manifest: manifest of the run.
+        buffers: parameters and statistics by name, in case the loss reads any (weight decay, for example).
+        device: device of the run.
+        options: session options of the run.
 
     Raises:
         InputError: the loss is not computed from outputs that have the samples along axis 0 and from targets.
@@ -59,6 +59,8 @@ class LossModel:
         allowed = {spec.name for spec in manifest.targets} | {
             spec.name for spec in manifest.inputs if spec.class_labels is not None
         }
+        # An input of the model that reaches the loss by another way than the outputs would have to be cut, too:
+        # refused.
         foreign = [spec.name for _, spec in self._specs if spec.name not in allowed]
         batches = {spec.shape[0] for spec in manifest.arguments if spec.shape}
         shapes = [inputs[name].shape for name in outputs.values() if name in inputs]
@@ -86,17 +88,18 @@ class LossModel:
     def loss_of_first(
         self, count: int, loss: float, outputs: Sequence[Array], arrays: Sequence[Array]
     ) -> float:
-        """Returns the loss of the first samples of a batch.
+        """Computes the loss of the first samples of a batch.
 
         Args:
-            count: how many.
-            loss: what the eval model has returned for the whole batch; the parts have to add up to it.
-            outputs: the other outputs of the eval model for the whole batch.
-            arrays: its arguments.
+            count: number of samples.
+            loss: loss that the eval model returned for the whole batch; the losses of the parts must add up to it.
+            outputs: other outputs of the eval model for the whole batch.
+            arrays: arguments of the eval model.
 
         Raises:
-            InputError: the loss is no sum or mean over samples, so that it is not defined for a part of them.
+            InputError: the loss is no sum or mean over samples, so a part of the samples has no loss.
         """
+        # Only a sum or mean over samples adds up from two parts. A loss over pairs of samples, for example, does not.
         cuts = (slice(None, count), slice(count, None))
         parts = [[[array[cut] for array in group] for group in (outputs, arrays)] for cut in cuts]
         losses = [self._run(*part) for part in parts]
@@ -116,7 +119,7 @@ class LossModel:
             raise _refusal(f"it cannot be run on {len(arrays[0])} samples") from error
 
     def _sum(self, loss: float, arrays: Sequence[Array]) -> float:
-        """The loss times what it is the mean over."""
+        """Multiplies a mean loss by its count."""
         count = 1.0 if self._mean is None else self._mean.count(self._arguments, arrays)
         return loss * count if count else 0.0
 
@@ -129,7 +132,7 @@ def _refusal(reason: str) -> InputError:
 
 
 def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
-    """Makes inputs of the outputs `names`, and the loss the only output; returns the names of these inputs."""
+    """Turns the outputs `names` into inputs, with the loss as the only output; returns the inputs' names by output."""
     graph = model.graph
     values = {str(value.name): value for value in graph.outputs}
     loss = graph.outputs[0]
@@ -149,7 +152,7 @@ def _cut(model: ir.Model, names: set[str]) -> dict[str, str]:
 
 
 def _forget_batch(model: ir.Model, inputs: set[str]) -> None:
-    """Makes the first dimension of `inputs` symbolic, and forgets all shapes that follow from it."""
+    """Makes the first dimension of `inputs` symbolic and removes all shapes that depend on it."""
     for node in model.graph:
         for output in node.outputs:
             output.shape = None

@@ -1,4 +1,4 @@
-"""Metrics: figures of merit beside the loss, over a whole data set whatever the batches."""
+"""Computes metrics over a whole data set, independent of how it is cut into batches."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from onnxtrain.runtime.dtypes import Array
 from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._whole_metrics import WHOLE_METRICS, Task, measure_of
 
+# `Measure` returns sums instead of a mean: means of batches of different sizes cannot be averaged.
 Measure = Callable[[Array, Array, InputSpec], tuple[float, float]]
 MetricFunction = Callable[[Array, Array], float]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a data set: as sums over its batches, or as a function of all of it.
+    """Metric of a data set, computed from sums over its batches, from all predictions at once, or from the loss.
 
     Attributes:
-        name: its key in the history.
-        measure: (prediction, target, target's specification) -> (total, count) of one batch, for a metric that
-            is a mean. None for one that is not.
-        finish: from the mean over all batches, total / count, to the value.
-        higher_is_better: for callbacks that compare values; None where that is not known.
-        function: (predictions, targets) of the whole data set -> value, for a metric without `measure`.
-        of_loss: from the loss over the whole set to the value, for a metric that follows from it.
+        name: key in the history, e.g. "accuracy".
+        measure: `(prediction, target, spec) -> (total, count)` of one batch, for a metric that
+                is a mean; `spec` describes the target. None for other metrics.
+        finish: turns the mean over all batches into the value, e.g. `math.sqrt` for "rmse".
+        higher_is_better: True for "accuracy", False for "mae"; None if unknown. Callbacks compare epochs by it.
+        function: `(predictions, targets) -> value` of the whole data set, for a metric without `measure`.
+        of_loss: computes the value from the loss over the whole set, e.g. the perplexity.
 
     Raises:
         InputError: none or several of `measure`, `function` and `of_loss` are given.
@@ -51,20 +52,21 @@ class Metric:
 
     @property
     def looks_at_predictions(self) -> bool:
-        """Whether it needs predictions and targets."""
+        """True if the metric needs predictions and targets."""
         return self.of_loss is None
 
 
 MetricSpec = str | Metric | MetricFunction
 
 
-_NEED_CLASSES = ("accuracy", "probability_accuracy")  # along axis 1 of the prediction
+# These need scores of several classes along axis 1.
+_NEED_CLASSES = ("accuracy", "probability_accuracy")
 
 
 def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Scores [N, C, d1, ...] against labels [N, d1, ...]; labels equal to `ignore_index` do not count.
+    """Counts correct labels: scores [N, C, d1, ...] against labels [N, d1, ...], without those equal to `ignore_index`.
 
-    The classes of the scores lie along the axis that the loss takes them from.
+    The classes lie along the axis of the scores that the loss uses.
     """
     if spec.class_labels is not None and prediction.ndim > spec.class_labels.axis > 1:
         prediction = np.moveaxis(prediction, spec.class_labels.axis, 1)
@@ -78,14 +80,14 @@ def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float,
 
 
 def _probability_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Scores and class probabilities, both [N, C, d1, ...]."""
+    """Counts where scores and class probabilities, both [N, C, d1, ...], have their maximum in the same class."""
     _require_shape("probability_accuracy", prediction, target, prediction.shape)
     hits = prediction.argmax(axis=1) == target.argmax(axis=1)
     return float(np.count_nonzero(hits)), float(hits.size)
 
 
 def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
-    """Logits (positive means yes) against 0 and 1."""
+    """Counts correct logits (positive means yes) against targets 0 and 1."""
     _require_shape("binary_accuracy", prediction, target, prediction.shape)
     hits = (prediction > 0) == (target > 0.5)
     return float(np.count_nonzero(hits)), float(hits.size)
@@ -93,6 +95,7 @@ def _binary_accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple
 
 def _absolute_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[float, float]:
     _require_shape("mae", prediction, target, prediction.shape)
+    # Summed in float64: a float32 sum over a large data set loses digits of the last batches.
     return float(np.abs(prediction.astype(np.float64) - target).sum()), float(prediction.size)
 
 
@@ -102,7 +105,8 @@ def _squared_error(prediction: Array, target: Array, spec: InputSpec) -> tuple[f
 
 
 def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[int, ...]) -> None:
-    """Raises InputError for a target that numpy would broadcast against the prediction."""
+    """Raises InputError if numpy would broadcast the target against the prediction."""
+    # Shapes [N, 1] and [N] broadcast to [N, N]: the metric would compare every sample with every other one.
     if target.shape != expected or (name in _NEED_CLASSES and prediction.ndim < 2):
         raise InputError(
             f"The metric '{name}' does not fit a prediction of shape {list(prediction.shape)} and a target of "
@@ -111,6 +115,7 @@ def _require_shape(name: str, prediction: Array, target: Array, expected: tuple[
 
 
 def _exponential(loss: float) -> float:
+    # math.exp raises OverflowError from 710 on.
     return math.inf if loss > 700 else math.exp(loss)
 
 
@@ -118,6 +123,7 @@ _ACCURACY = Metric("accuracy", _accuracy, higher_is_better=True)
 
 METRICS: dict[str, Metric] = {
     "accuracy": _ACCURACY,
+    # All kinds of accuracy are recorded as "accuracy": a history is read without knowing the form of the target.
     "probability_accuracy": Metric("accuracy", _probability_accuracy, higher_is_better=True),
     "binary_accuracy": Metric("accuracy", _binary_accuracy, higher_is_better=True),
     "mae": Metric("mae", _absolute_error, higher_is_better=False),
@@ -142,10 +148,10 @@ def default_metrics(target: InputSpec | None, loss: str) -> list[str]:
 
 
 def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metric]:  # noqa: B008 it is frozen
-    """Returns metrics for names, :class:`Metric` objects and functions `(prediction, target) -> float`.
+    """Makes metrics of names, :class:`Metric` objects and functions `(prediction, target) -> float`.
 
-    A function is called once with all predictions and targets of a data set; its key is its `__name__`. `task` says
-    what named metrics judge.
+    A function is called once with all predictions and targets of a data set; its key is its `__name__`. `task` tells
+    named metrics the meaning of predictions and targets.
 
     Raises:
         InputError: A name is unknown or does not suit the task, a key comes twice, or something is none of these.
@@ -155,6 +161,7 @@ def make_metrics(specs: Iterable[MetricSpec], task: Task = Task()) -> list[Metri
         specs = [specs]
     metrics = [_make(spec, task) for spec in specs]
     names = [metric.name for metric in metrics]
+    # These keys of the history have another meaning.
     reserved = {"epoch", "loss", "learning_rate"}
     wrong = sorted(
         {name for name in names if names.count(name) > 1 or name in reserved or name.startswith("val_")}
@@ -198,19 +205,19 @@ def _named(name: str, task: Task) -> Metric:
 
 @dataclass
 class Averages:
-    """The loss and the metrics of a data set, batch by batch.
+    """Sums of loss and metrics over a data set, batch by batch.
 
     Attributes:
-        sums: key -> [total, count]. Python floats, which JSON text keeps exactly.
-        parts: (prediction, target) of each batch, kept for metrics that are functions of the whole; empty if there
-            are none.
+        sums: [total, count] by key. Python floats, which JSON text keeps exactly.
+        parts: (prediction, target) of each batch, kept for metrics that are functions of the whole data set; empty
+            without such metrics.
     """
 
     sums: dict[str, list[float]] = field(default_factory=dict)
     parts: list[tuple[Array, Array]] = field(default_factory=list)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Averages:
-        # The arrays are never written to.
+        # Arrays of predictions are never written to, so a snapshot may share them.
         return Averages({key: list(entry) for key, entry in self.sums.items()}, list(self.parts))
 
     def add(self, key: str, total: float, count: float) -> None:
@@ -223,12 +230,13 @@ class Averages:
         """Adds the loss of a batch.
 
         Args:
-            loss: of the batch.
-            count: what the batch counts in the mean of the loss; None to sum the losses.
+            loss: loss of the batch.
+            count: weight of the batch in the mean loss; None to sum the losses.
         """
         if count is None:
             self.sums.setdefault("loss", [0.0, 1.0])[0] += loss
         else:
+            # A batch without labels has the loss NaN, and NaN * 0 is NaN.
             self.add("loss", loss * count if count else 0.0, count)
 
     def add_metrics(
@@ -239,15 +247,16 @@ class Averages:
             if metric.measure is not None:
                 self.add(metric.name, *metric.measure(prediction, target, spec))
         if any(metric.function is not None for metric in metrics):
+            # Copies: ONNX Runtime writes the next batch's outputs to the same memory.
             self.parts.append((prediction.copy(), target.copy()))
 
     def add_skipped(self, metrics: Sequence[Metric]) -> None:
-        """Adds a batch that counts nothing."""
+        """Adds a batch in which no label counts."""
         for key in ("loss", *(metric.name for metric in metrics if metric.measure is not None)):
             self.add(key, 0.0, 0.0)
 
     def running(self, metrics: Sequence[Metric]) -> dict[str, float]:
-        """Returns the averages so far by key, without metrics that are functions of the whole."""
+        """Computes the averages so far by key, without metrics that are functions of the whole data set."""
         finish: Mapping[str, Callable[[float], float]] = {metric.name: metric.finish for metric in metrics}
         return {
             key: finish.get(key, float)(total / count) if count else math.nan
@@ -255,10 +264,10 @@ class Averages:
         }
 
     def values(self, metrics: Sequence[Metric], prefix: str = "") -> dict[str, float]:
-        """Returns loss and metrics of the whole by key; NaN where nothing counted.
+        """Computes loss and metrics of the whole data set by key; NaN where nothing counted.
 
         Raises:
-            InputError: A metric function gives no number.
+            InputError: A metric function does not return a number.
         """
         values = self.running(metrics)
         whole = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
@@ -272,6 +281,7 @@ class Averages:
 
 
 def _number(metric: Metric, value: object) -> float:
+    # A function that computes with numpy often returns an array of one element.
     if isinstance(value, np.ndarray) and value.size == 1:
         value = value.item()
     if not isinstance(value, numbers.Real):

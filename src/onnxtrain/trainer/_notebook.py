@@ -1,4 +1,4 @@
-"""What a notebook shows of a running fit: a progress bar over a table of the epochs."""
+"""Shows a fit in a notebook: a progress bar over a table of the epochs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from typing import Any
 
 from onnxtrain.trainer._report import Report, format_value
 
+# Seconds between two updates: each is a message to the browser.
 _SECONDS = 0.1
-"""Between two updates of what is shown."""
 
+# Rows of the table; it shows the last epochs, as each update sends all rows again.
 _ROWS = 50
-"""Epochs in the table, the last ones."""
 
 
 def in_notebook() -> bool:
-    """Returns whether this process runs the cells of a notebook."""
+    """Checks if this process runs the cells of a notebook."""
+    # A notebook's kernel has imported IPython already; importing it here would slow down every script.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     kind = type(shell)
@@ -27,7 +28,7 @@ def in_notebook() -> bool:
 
 
 class NotebookReport(Report):
-    """One output of the cell, which changes while the fit runs; it needs nothing but IPython."""
+    """Output of one cell that changes while the fit runs. It needs IPython alone, no widgets."""
 
     shows_steps = True
 

@@ -1,4 +1,4 @@
-"""Packages that only some of what the trainer offers needs."""
+"""Imports optional packages, with an error that says how to install them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from onnxtrain.errors import MissingPackageError
 
 
 def optional(module: str, what: str, install: str) -> Any:
-    """Returns a module of an optional package, imported now.
+    """Imports a module of an optional package.
 
     Args:
-        module: its name.
-        what: what needs it, for the message.
-        install: what to give to pip.
+        module: name, e.g. "sklearn.metrics".
+        what: feature that needs the package, for the message.
+        install: arguments of `pip install`, e.g. "'onnxtrain[plots]'".
 
     Raises:
-        MissingPackageError: It is not installed.
+        MissingPackageError: The package is not installed.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         package = module.split(".")[0]
         if (error.name or "").split(".")[0] != package:
-            raise  # something that the package itself lacks
+            # The package is installed but lacks one of its own dependencies: its message names the right package.
+            raise
         raise MissingPackageError(
             f"{what} needs {package}, which is not installed: pip install {install}"
         ) from error

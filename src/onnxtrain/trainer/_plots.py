@@ -1,4 +1,4 @@
-"""Figures of a training run."""
+"""Draws the figures of a training run with matplotlib."""
 
 from __future__ import annotations
 
@@ -39,28 +39,31 @@ STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.8,
     "axes.axisbelow": True,
 }
-"""Settings of matplotlib for all figures."""
+"""matplotlib's rcParams for all figures."""
 
 _COLUMNS = 3
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Returns an empty figure, which belongs to no window and is shown by notebooks.
+    """Makes an empty figure that belongs to no window and is shown by notebooks.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
     figures = optional("matplotlib.figure", "A figure", "matplotlib, or 'onnxtrain[plots]'")
 
+    # pyplot would register the figure with a window system and keep it in memory; without pyplot notebooks have no
+    # way to show it but this method.
     class Shown(figures.Figure):  # type: ignore[misc, name-defined]
-        """A figure that notebooks show also where pyplot has not been imported."""
+        """Figure with a PNG representation for notebooks."""
 
         def _repr_png_(self) -> bytes:
             image = io.BytesIO()
             self.savefig(image, format="png")
             return image.getvalue()
 
-    Shown.__name__ = "Figure"  # as it calls itself
+    # repr() and error messages name the class of matplotlib.
+    Shown.__name__ = "Figure"
     return Shown(figsize=(width, height), dpi=110, layout="constrained")
 
 
@@ -68,24 +71,26 @@ def curves(axes: Any, title: str, lines: Mapping[str, tuple[Sequence[float], Seq
     """Draws values over the epochs.
 
     Args:
-        axes: of matplotlib.
-        title: above.
-        lines: label -> (epochs, values); the one labelled "validation" stands out.
+        axes: axes of matplotlib to draw on.
+        title: text above the axes.
+        lines: (epochs, values) by label; the line labelled "validation" stands out.
     """
     for label, (epochs, values) in lines.items():
         color = VALIDATION if label == "validation" or len(lines) == 1 else TRAIN
+        # A line through one point is invisible.
         marker = "o" if len(epochs) == 1 else ""
         axes.plot(epochs, values, color=color, linewidth=2, marker=marker, label=label)
     epochs = [epoch for some, _ in lines.values() for epoch in some]
     axes.set_title(title)
     axes.set_xlabel("epoch")
+    # Equal limits make matplotlib warn.
     axes.set_xlim(min(epochs), max(max(epochs), min(epochs) + 1))
     axes.grid(axis="x", visible=False)
     axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 def plot_epochs(epochs: Sequence[Mapping[str, float]], keys: Sequence[str]) -> Figure:
-    """Returns a figure with one panel per key: its values over the epochs, beside those of validation.
+    """Draws one panel per key: its values over the epochs, beside those of validation.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -111,7 +116,7 @@ def plot_epochs(epochs: Sequence[Mapping[str, float]], keys: Sequence[str]) -> F
 
 
 def plot_range(rates: Sequence[float], losses: Sequence[float], suggestion: float | None) -> Figure:
-    """Returns a figure of the loss over learning rates on a logarithmic axis.
+    """Draws the loss over learning rates on a logarithmic axis.
 
     Raises:
         MissingPackageError: matplotlib is not installed.

@@ -1,4 +1,4 @@
-"""Where a training run stands: everything beside parameters and optimizer state that resuming needs."""
+"""Keeps the position of a training run: everything except tensors that resuming needs, saved as JSON text."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ PROPERTY = "onnxtrain.trainer"
 
 
 MOST_THREADS = 4096
-"""Threads that a session may be asked for: a number beyond is a mistake, and each of them is made at once."""
+"""Upper limit of `threads`: ONNX Runtime starts all threads at once, and a larger number is a typing error."""
 
 CUSTOM = "custom"
-"""What stands for a function in settings, which do not hold functions."""
+"""Placeholder of a function in settings: code is not saved."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a trainer was asked to do, as far as resuming needs it.
+    """Arguments of `Trainer` that resuming needs, saved in the checkpoint.
 
     Attributes:
         loss: class name of the loss.
-        prediction: the output that metrics look at, None for none.
-        metrics: names of the metrics, None when they are the default for the loss, :data:`CUSTOM` for
-            functions.
+        prediction: name of the output that metrics compare with the target; None for none.
+        metrics: names of the metrics, :data:`CUSTOM` for functions; None for the default of the loss.
         scheduler: name of the schedule, None for none, :data:`CUSTOM` for a function.
-        scheduler_parameters: of the schedule.
-        warmup_steps: steps over which the learning rate first rises.
-        warmup_ratio: part of all steps over which it does.
-        total_steps: steps of the schedule over all fits; None for a schedule per fit.
-        ema_decay: of the averages of what is trained; None for none.
-        threads: that each session computes with; None for onnxruntime's default.
-        positive: class that f1, precision, recall and auroc are of; None for the default.
-        random: ops whose random numbers do not follow the trainer's seed from step to step.
+        scheduler_parameters: parameters of the schedule by name, e.g. {"end_factor": 0.1}.
+        warmup_steps: steps of the warm-up.
+        warmup_ratio: fraction of all steps that is warm-up.
+        total_steps: steps of one schedule over all fits; None for a schedule per fit.
+        ema_decay: decay of the moving averages; None for none.
+        threads: threads per operation; None for onnxruntime's default.
+        positive: class that f1, precision, recall and auroc measure; None for the default.
+        random: ops whose random numbers start anew after a resume, e.g. ["RandomNormal"].
     """
 
+    # Each field has a default: checkpoints of earlier versions lack the fields that came later.
     loss: str = ""
     prediction: str | None = None
     metrics: list[str] | None = None
@@ -61,31 +61,31 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a fit was asked to do; a fit that was cut off means something for the same plan only."""
+    """Arguments of a call of `fit`; an interrupted fit goes on only with an equal plan."""
 
     samples: int | None
-    """None for a stream, whose batches are its own."""
+    """Number of samples; None for a stream, which comes in batches."""
     batch_size: int | None
     accumulate: int
     shuffle: bool
     epochs: int
     validation: float | int | None
-    """The fraction that was split off, or the number of samples (0 if unknown); None for no validation."""
+    """Fraction that was split off, or number of validation samples (0 if unknown); None for no validation."""
     schedule_epochs: int | None = None
-    """Epochs of the schedule, counted from the trainer's first; None for a schedule of this fit alone."""
+    """Epochs of a schedule over several fits, counted from the trainer's first; None for a schedule of this fit."""
     steps_per_epoch: int | None = None
     drop_last: bool = False
     weighted: bool = False
     transform: bool = False
 
     def differences(self, other: Plan) -> str:
-        """Returns what `other` has in place of what this one has, for messages; empty if they are equal."""
+        """Describes the differences between two plans for a message, e.g. "epochs 6, now 7"."""
         ours, theirs = asdict(self), asdict(other)
         return ", ".join(f"{key} {ours[key]}, now {theirs[key]}" for key in ours if ours[key] != theirs[key])
 
 
 class Progress(NamedTuple):
-    """How far a schedule has come; `total` is None where the number of all steps is not known."""
+    """Progress of a schedule: step and epoch reached, and the number of all steps (None if unknown)."""
 
     step: int
     total: int | None
@@ -94,22 +94,22 @@ class Progress(NamedTuple):
 
 @dataclass
 class Position:
-    """Where a training run stands.
+    """Position of a training run.
 
     Attributes:
-        seed: what shuffling and splitting derive from.
+        seed: number from which shuffling and splitting derive.
         learning_rate: the rate that schedules multiply.
         epoch: finished epochs, over the whole life of the trainer.
         batch: batches done in the current epoch.
         step: optimizer steps, over the whole life of the trainer.
-        averaged: optimizer steps that are in the averages of what is trained.
+        averaged: optimizer steps that the moving averages contain.
         fit_start: value of `epoch` when the fit under way, or the last one, began.
-        fit_start_step: value of `step` then.
-        unfinished: whether that fit was cut off.
-        plan: of that fit.
-        stream: where the generators of a stream were when what is being read began, as its source gives it.
-        averages: sums over the current epoch.
-        history: of all epochs.
+        fit_start_step: value of `step` at that time.
+        unfinished: True if that fit was interrupted.
+        plan: arguments of that fit.
+        stream: states of a stream's generators at the start of the pass under way, as text of the source.
+        averages: sums of loss and metrics over the current epoch.
+        history: record of all epochs.
     """
 
     seed: int
@@ -127,7 +127,7 @@ class Position:
     history: History = field(default_factory=History)
 
     def check(self, plan: Plan) -> None:
-        """Raises InputError if a fit was cut off that was asked to do something else than `plan`."""
+        """Raises InputError if an interrupted fit had another plan."""
         if self.unfinished and self.plan is not None and self.plan != plan:
             where = f"in the middle of epoch {self.epoch + 1}" if self.batch else f"after epoch {self.epoch}"
             raise InputError(
@@ -137,13 +137,13 @@ class Position:
             )
 
     def begin(self, plan: Plan) -> dict[str, Any]:
-        """Starts a new fit, or goes on with one that was cut off; returns what :meth:`undo` needs."""
+        """Starts a new fit, or goes on with an interrupted one; returns the argument of :meth:`undo`."""
         names = ("fit_start", "fit_start_step", "unfinished", "plan")
         before = {name: getattr(self, name) for name in names} | {"stopped": self.history.stopped}
         if not self.unfinished:
             self.fit_start, self.fit_start_step = self.epoch, self.step
         if not self.unfinished or self.history.stopped == "interrupted":
-            self.history.stopped = None  # "early" stays where only the end of the fit was cut off
+            self.history.stopped = None
         self.plan, self.unfinished = plan, True
         return before
 
@@ -154,12 +154,12 @@ class Position:
             setattr(self, name, value)
 
     def progress(self, plan: Plan, per_epoch: int | None, total_steps: int | None) -> Progress:
-        """Returns how far the schedule has come.
+        """Computes the progress of the schedule.
 
         Args:
             plan: of the fit under way.
-            per_epoch: optimizer steps of an epoch; None if that is not known.
-            total_steps: steps of a schedule over all fits.
+            per_epoch: optimizer steps per epoch; None if unknown.
+            total_steps: steps of one schedule over all fits; None for a schedule per fit.
         """
         if total_steps is not None:
             return Progress(self.step, total_steps, self.epoch)
@@ -171,13 +171,13 @@ class Position:
         return Progress(self.step - self.fit_start_step, total, self.epoch - self.fit_start)
 
     def abandon(self) -> None:
-        """Makes the next fit a new one, from the last whole epoch's count on."""
+        """Forgets the interrupted fit; its unfinished epoch does not count."""
         self.unfinished, self.batch, self.averages = False, 0, Averages()
 
     def to_json(self, settings: Settings) -> str:
-        """Returns JSON text of the position and of the trainer's settings; floats are kept exactly.
+        """Writes position and settings as JSON text; floats are kept exactly.
 
-        The predictions that metric functions wait for are not in it.
+        Predictions that metric functions need are not in the text; they have a file of their own.
         """
         position = asdict(replace(self, averages=Averages(self.averages.sums)))
         position["averages"]["parts"] = bool(self.averages.parts)
@@ -185,13 +185,13 @@ class Position:
 
     @classmethod
     def from_json(cls, text: str, source: str) -> tuple[Position, Settings, bool]:
-        """Returns what `text` holds; `source` names the checkpoint, for messages.
+        """Reads the text of :meth:`to_json`; `source` names the checkpoint in messages.
 
         Returns:
-            The position, the settings, and whether predictions belong to the position that the text does not hold.
+            Position, settings, and True if the epoch's predictions are in a file beside the checkpoint.
 
         Raises:
-            CheckpointError: The text is not what :meth:`to_json` writes.
+            CheckpointError: The text is damaged or of a newer version.
         """
         try:
             content = parse_json(text)
@@ -218,9 +218,9 @@ class Position:
 
 
 def saved_threads(properties: Properties) -> int | None:
-    """Returns the number of threads in a checkpoint's properties; None for none, or where they are damaged.
+    """Reads the number of threads from a checkpoint's properties; None if there is none or it is damaged.
 
-    Sessions are made with it before the rest is read, which is what tells of damage.
+    Sessions are opened before the rest is read; damage is reported then.
     """
     try:
         threads = parse_json(str(properties[PROPERTY]))["settings"]["threads"]
@@ -230,7 +230,7 @@ def saved_threads(properties: Properties) -> int | None:
 
 
 def _check(position: Position, settings: Settings) -> None:
-    """Raises ValueError unless the two, which were read from a file, hang together."""
+    """Raises ValueError if position and settings that were read from a file are inconsistent."""
     for name, kind in (
         *((n, k) for n, k in get_type_hints(Position).items() if n != "averages"),
         ("sums", dict[str, list[float]]),

@@ -1,4 +1,4 @@
-"""The predictions of an unfinished epoch in a file of their own, which metric functions wait for."""
+"""Saves the predictions of an unfinished epoch, which metric functions need when the epoch ends."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PATTERN = "predictions-*.npz"
 
 
 def _name(position: Position) -> str:
-    """One name per position: a file never belongs to another checkpoint than the one that was written with it."""
+    """Names the file after the position, so that it never belongs to another checkpoint."""
     return f"predictions-{position.epoch}-{position.batch}.npz"
 
 
 def write_predictions(files: FileSet, position: Position) -> None:
-    """Writes the predictions and targets of the current epoch, if there are any, in one set with the checkpoint."""
+    """Writes predictions and targets of the current epoch, if any, in one set with the checkpoint."""
     if not position.averages.parts:
         return
     prediction, target = (np.concatenate(arrays) for arrays in zip(*position.averages.parts, strict=True))
@@ -29,7 +29,7 @@ def write_predictions(files: FileSet, position: Position) -> None:
 
 
 def remove_other_predictions(directory: Path, position: Position) -> None:
-    """Removes files of other positions; to be done after the checkpoint."""
+    """Removes files of other positions; call it after the checkpoint has been written."""
     kept = directory / _name(position)
     for path in directory.glob(_PATTERN):
         if path != kept or not position.averages.parts:
@@ -37,7 +37,7 @@ def remove_other_predictions(directory: Path, position: Position) -> None:
 
 
 def read_predictions(directory: Path, position: Position) -> None:
-    """Puts back what :func:`write_predictions` has written.
+    """Reads the file of :func:`write_predictions` into a position.
 
     Raises:
         CheckpointError: The file is missing or damaged.

@@ -1,4 +1,4 @@
-"""What a user sees of a running fit: a bar on a terminal or in a notebook, one line per epoch elsewhere."""
+"""Shows the progress of a fit: a bar on a terminal or in a notebook, one line per epoch elsewhere."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rich.progress import (
 
 
 class Report:
-    """Receives the progress of a fit; this base class shows nothing.
+    """Receives the progress of a fit. This base class shows nothing.
 
     Attributes:
-        shows_steps: whether :meth:`step` is to be called.
+        shows_steps: True if the fit shall call :meth:`step`.
     """
 
     shows_steps = False
@@ -33,32 +33,33 @@ class Report:
         pass
 
     def begin_epoch(self, epoch: int, epochs: int, batches: int | None, done: int) -> None:
-        """An epoch of so many batches, if that is known, begins; `done` of them were run before an interruption."""
+        """Called when an epoch begins: number of batches (None if unknown), `done` of them before an interruption."""
 
     def step(self, batches: int, values: dict[str, float], rate: float) -> None:
-        """`batches` further batches are done; running averages, and samples per second so far."""
+        """Called after `batches` further batches with the running averages, and samples per second so far."""
 
     def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:
-        """An epoch has been recorded."""
+        """Called when an epoch has been recorded."""
 
     def note(self, text: str) -> None:
-        """Something has happened that the user should know."""
+        """Called with a sentence for the user, e.g. after Ctrl-C."""
 
 
 def make_report(verbose: bool) -> Report:
-    """Returns the report that suits: of a notebook, a bar on a terminal, plain lines; nothing if not `verbose`."""
+    """Chooses the report: of a notebook, a bar on a terminal, plain lines elsewhere; nothing if not `verbose`."""
     if not verbose:
         return Report()
     from onnxtrain.trainer._notebook import NotebookReport, in_notebook
 
     if in_notebook():
         return NotebookReport()
+    # Standard error: a program may print its results to standard output.
     console = Console(stderr=True, highlight=False)
     return BarReport(console) if console.is_terminal else PlainReport(console)
 
 
 def format_value(value: float) -> str:
-    """Returns a value with four significant digits or decimals: 0.0412, 12.34, 3.1e-05.
+    """Formats a value with four significant digits or decimals: 0.0412, 12.34, 3.1e-05.
 
     >>> [format_value(v) for v in (0.98611, 0.0412, 12.3456, 3.1e-5, 0.0)]
     ['0.9861', '0.0412', '12.35', '3.1e-05', '0.0000']
@@ -69,7 +70,7 @@ def format_value(value: float) -> str:
 
 
 def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: float) -> str:
-    """Returns the line that sums up an epoch."""
+    """Formats the line of an epoch, e.g. "epoch 3/20  loss 0.4120  42,000 samples/s"."""
     width = len(str(epochs))
     parts = [f"epoch {epoch:>{width}}/{epochs}"]
     parts += [
@@ -81,7 +82,7 @@ def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: floa
 
 
 class PlainReport(Report):
-    """One line per epoch."""
+    """Prints one line per epoch."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -99,7 +100,7 @@ class PlainReport(Report):
 
 
 class BarReport(PlainReport):
-    """A progress bar for the epoch under way below one line for each epoch before it."""
+    """Shows a progress bar for the epoch under way, below one line for each epoch before it."""
 
     shows_steps = True
 

@@ -1,4 +1,7 @@
-"""The files of a training run, opened: state, sessions, and a predictor that shares the parameters."""
+"""Opens the files of a training run: checkpoint, training and evaluation sessions, optimizer, and a predictor.
+
+All sessions share the parameters in memory, so a prediction sees the last step without copying.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ CHECKPOINT = "checkpoint"
 
 
 class Step(NamedTuple):
-    """A batch, its loss, and the model's outputs for it."""
+    """Result of one batch: its arrays, its loss, and the model's outputs."""
 
     arrays: list[Array]
     loss: float
@@ -52,8 +55,9 @@ class WriteArtifacts(Protocol):
     def __call__(self, directory: Path, *, sample_weight: bool) -> None: ...
 
 
+# Inode, size and modification time: a file with the same three is not read again.
 Stamp = tuple[int, int, int]
-"""What of a file changes with its content: inode, size, time."""
+"""Identity and version of a file on disk: inode, size in bytes, modification time in nanoseconds."""
 
 
 def _stamp(path: Path) -> Stamp:
@@ -62,27 +66,28 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _session_options(threads: int | None) -> ort.SessionOptions | None:
-    """Returns options for sessions that compute with so many threads; None for the default."""
+    """Makes session options for a number of threads; None for onnxruntime's default."""
     return None if threads is None else SessionSettings(threads=threads).options()
 
 
 class Run:
-    """A training run in a directory of artifacts, opened on a device, with as many threads as told or as saved.
+    """Training run in a directory of artifacts, opened on a device.
 
     Attributes:
-        directory: where the artifacts are.
-        files: their names.
+        directory: directory of the artifacts.
+        files: names of the artifacts in it.
         training_model, eval_model: paths of the models.
         state: parameters, statistics and optimizer state.
         module: training and evaluation steps.
         optimizer: parameter updates.
-        outputs: the model's own outputs that the training and eval models return after the loss.
-        predicted: those that :meth:`predict` returns.
+        outputs: names of the model's own outputs, which training and eval models return after the loss.
+        predicted: names of the outputs that :meth:`predict` returns.
 
     Args:
-        directory: where the artifacts are.
-        device: where to open them.
-        write: writes them again, with weights for the samples; None for a run whose model is not at hand.
+        directory: directory of the artifacts.
+        device: "cpu", "cuda" or "cuda:<index>".
+        threads: threads per operation; None for the number saved in the checkpoint.
+        write: writes the artifacts again, with sample weights; None if the original model is not at hand.
 
     Raises:
         CheckpointError: The checkpoint is missing, corrupt, or of another model.
@@ -112,7 +117,7 @@ class Run:
         self._open()
 
     def _open(self) -> None:
-        """Opens the models over the state."""
+        """Opens sessions that share the tensors of the state."""
         self.module = Module(
             self.training_model,
             self.state,
@@ -128,14 +133,14 @@ class Run:
 
     @property
     def weighted(self) -> bool:
-        """Whether the models take a weight for each sample."""
+        """True if the models take a weight for each sample."""
         return self.manifest.sample_weight is not None
 
     def weigh(self) -> None:
-        """Makes the models take a weight for each sample, if they do not yet; parameters stay as they are.
+        """Rebuilds the models so that they take a weight for each sample; parameters stay as they are.
 
         Raises:
-            InputError: The loss cannot weigh samples, or the model is not at hand any more.
+            InputError: The loss cannot weigh samples, or the original model is not at hand any more.
         """
         if self.weighted:
             return
@@ -144,6 +149,8 @@ class Run:
                 "The models of this run, which was begun without sample weights, take none. Begin it with them: "
                 "Trainer(model, ...).fit(..., sample_weight=...)."
             )
+        # The new models are written elsewhere first: if the loss cannot weigh samples, the directory is left as it
+        # was.
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             source = Path(folder)
             try:
@@ -162,32 +169,33 @@ class Run:
                 for path in source.iterdir():
                     if path.name != self.files.checkpoint:
                         files.copy(path, path.name)
+        # Both are opened anew from the new files when they are used next.
         for name in ("loss_model", "_predictor"):
             self.__dict__.pop(name, None)
         self._open()
 
     @property
     def manifest(self) -> Manifest:
-        """The manifest of the models."""
+        """Manifest of the models."""
         return self.module.manifest
 
     @property
     def store(self) -> Store:
-        """The tensors behind the state."""
+        """Tensors of the state."""
         return self.state._store
 
     @property
     def lock(self) -> StateLock:
-        """The lock of the state."""
+        """Lock of the state."""
         return self.state.lock
 
     @cached_property
     def draws(self) -> bool:
-        """Whether a training step may draw from ONNX Runtime's generator, of which a process has one."""
+        """True if a training step may draw from ONNX Runtime's generator, of which a process has one."""
         return b"Dropout" in self.training_model.read_bytes()
 
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
-        """Returns the loss and the model's outputs of a training or an evaluation step."""
+        """Runs a training or an evaluation step; returns the loss and the model's outputs."""
         with self.lock:
             self.module.train(training)
             results = self.module(*arrays)
@@ -196,19 +204,19 @@ class Run:
 
     @cached_property
     def batch_size(self) -> int | None:
-        """Samples that the models take at a time; None if any."""
+        """Number of samples that the models take at a time; None for any number."""
         return static_batch(self.manifest.arguments)
 
     def _filled(self, arrays: Sequence[Array]) -> tuple[list[Array], int]:
-        """Returns a batch, filled up where the model's batch is fixed, and the number of samples that are its own."""
+        """Pads a batch with copies of its last sample to a fixed size; returns it with the number of real samples."""
         count = len(arrays[0])
         missing = 0 if self.batch_size is None else self.batch_size - count
         return (list(arrays) if missing <= 0 else [fill(array, missing) for array in arrays]), count
 
     def evaluate(self, batches: Iterable[Sequence[Array]]) -> Iterator[Step]:
-        """Yields batches with loss and outputs, in inference mode.
+        """Yields the results of batches in inference mode.
 
-        An incomplete batch of a model with a fixed batch is filled up; what belongs to the filling is dropped.
+        An incomplete batch of a model with a fixed batch is padded, and the results of the padding are dropped.
 
         Raises:
             InputError: The loss of an incomplete batch cannot be computed.
@@ -225,18 +233,18 @@ class Run:
 
     @cached_property
     def loss_model(self) -> LossModel:
-        """The loss for batches of any size.
+        """Model of the loss alone, for batches of any size.
 
         Raises:
-            InputError: It cannot be cut out of the eval model.
+            InputError: The loss cannot be cut out of the eval model.
         """
         buffers = {**self.store.parameters, **self.store.statistics}
         return LossModel(self.eval_model, self.manifest, buffers, self._device, self._options)
 
     def predict(self, batches: Iterable[Sequence[Array]]) -> dict[str, Array]:
-        """Returns each of the model's outputs, in inference mode, for all samples of batches of its inputs.
+        """Computes each of the model's outputs for all samples, in inference mode, by name.
 
-        The caller holds :attr:`lock`.
+        The caller holds :attr:`lock`: the predictor reads the parameters that a training step writes.
 
         Raises:
             InputError: An output has no axis for the samples.
@@ -260,7 +268,8 @@ class Run:
 
     @cached_property
     def _predictor(self) -> tuple[list[InputSpec], Binding]:
-        """The inference model, or in older artifacts that part of the eval model, bound to the parameters."""
+        """Inputs and binding of the inference model, whose parameters are those of the state."""
+        # Artifacts of earlier versions have no inference model: the same part is cut out of the eval model then.
         outputs = self.require_outputs()
         if self._inference is not None:
             session = open_session(self._inference, "inference model", self._device, self._options)
@@ -300,7 +309,7 @@ class Run:
         return self.predicted
 
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None) -> None:
-        """Writes a model with the parameters inside that computes outputs; by default :attr:`predicted`."""
+        """Writes a model that contains the parameters and computes outputs; by default :attr:`predicted`."""
         names = self.require_outputs() if outputs is None else outputs
         if self._inference is None or not set(names) <= set(self.predicted):
             self.module.export_model_for_inferencing(path, names)
@@ -316,15 +325,15 @@ class Run:
         companions: Sequence[str] = (),
         write_more: Callable[[FileSet], None] | None = None,
     ) -> None:
-        """Writes the run to a directory, which is made if missing: all of it, or nothing.
+        """Writes the run to a directory, which is made if missing: all files together, or none.
 
-        In a directory of their own the models are written once; in another one those that differ are replaced.
+        Models are written once; in another directory those that differ are replaced.
 
         Args:
-            target: the directory.
-            companions: names of further files of :attr:`directory`, which are copied if they are there and
+            target: directory to write to.
+            companions: names of further files of :attr:`directory`, copied if they exist and
                 removed from `target` if they are not.
-            write_more: writes further files to the same set.
+            write_more: adds further files to the set that changes together.
 
         Raises:
             OSError: A file cannot be written.
@@ -348,7 +357,7 @@ class Run:
         write_more: Callable[[FileSet], None] | None,
         encode: Callable[[BinaryIO], None],
     ) -> None:
-        """Writes what :meth:`save` writes to a directory; `encode` writes the checkpoint."""
+        """Writes the files of :meth:`save`; `encode` writes the checkpoint."""
         with FileSet(target) as files:
             if target.resolve() != self.directory.resolve():
                 for group in self._model_files():
@@ -362,11 +371,13 @@ class Run:
                         files.copy(self.directory / name, name)
             if write_more is not None:
                 write_more(files)
+            # The checkpoint comes last: a host without journals that reads the directory meanwhile finds older files
+            # whole.
             with files.open(self.files.checkpoint) as file:
                 encode(file)
 
     def _model_files(self) -> list[list[Path]]:
-        """The manifest, and each model with the files of its external data."""
+        """Groups of files that belong together: each model with its external data, and the manifest."""
         names = (self.files.training_model, self.files.eval_model, self.files.optimizer_model)
         models = [*(self.directory / name for name in names), *([self._inference] if self._inference else [])]
         groups = [[*external_files(path), path] for path in models]
@@ -374,7 +385,7 @@ class Run:
         return [*groups, *([[manifest]] if manifest.is_file() else [])]
 
     def _same(self, source: Path, target: Path) -> bool:
-        """Returns whether two files have the same content; of those seen before, whether they have changed."""
+        """Compares the contents of two files; files that were equal before are read again only if one has changed."""
         if not target.is_file():
             return False
         seen = (_stamp(source), _stamp(target))

@@ -1,4 +1,4 @@
-"""The learning rate over a fit: a schedule behind its warm-up."""
+"""Computes the factor of the learning rate for each step: a warm-up followed by a schedule."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onnxtrain.errors import InputError
 from onnxtrain.schedules import SCHEDULES, Constant, Schedule
 
 ScheduleFunction = Callable[[int, int], float]
-"""(optimizer steps taken in this fit, steps of the whole fit) -> factor of the learning rate."""
+"""`(step, total_steps) -> factor` of the learning rate; both count optimizer steps of the fit."""
 
 ScheduleSpec = str | Schedule | ScheduleFunction
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A schedule, preceded by a linear rise over `warmup_steps` steps, or over `warmup_ratio` of all."""
+    """Schedule with a linear warm-up over `warmup_steps` steps, or over the fraction `warmup_ratio` of all steps."""
 
     schedule: Schedule | ScheduleFunction
     warmup_steps: int = 0
@@ -32,11 +32,11 @@ class Curve:
 
         Args:
             step: optimizer steps taken before this one.
-            total: steps of the whole schedule; None if that is not known.
+            total: steps of the whole schedule; None if unknown.
             epoch: epochs finished before this step.
 
         Raises:
-            InputError: The schedule gives no factor, or needs to know the number of all steps.
+            InputError: The schedule returns no valid factor, or needs the unknown number of all steps.
         """
         if total is None and (self.warmup_ratio or self._needs_total):
             raise InputError(
@@ -45,7 +45,10 @@ class Curve:
                 "'step', 'exponential')."
             )
         warmup = self.warmup_steps or math.ceil(self.warmup_ratio * (total or 0))
+        # The rise begins at 1 / warmup, not at 0: a first step with rate 0 would be a step for nothing.
         rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        # Curves to the end of the fit begin after the warm-up. Those that count epochs would be late by the warm-up
+        # if they did; the rise multiplies them instead.
         if not isinstance(self.schedule, Schedule) or self.schedule.after_warmup:
             if step < warmup:
                 return rise
@@ -70,7 +73,7 @@ class Curve:
 
 
 def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio: float = 0.0) -> Curve:
-    """Returns a schedule, preceded by a linear rise from 1 / warmup_steps over `warmup_steps` steps.
+    """Makes a schedule with a linear warm-up from 1 / warmup_steps over `warmup_steps` steps.
 
     >>> schedule = make_schedule("linear", warmup_steps=2)
     >>> [schedule(step, 6) for step in range(6)]
@@ -102,7 +105,7 @@ def make_schedule(spec: ScheduleSpec | None, warmup_steps: int = 0, warmup_ratio
 
 
 def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Schedule:
-    """Returns the schedule of a name, with parameters or the default ones.
+    """Makes the schedule of a name, with the given parameters or its defaults.
 
     Raises:
         InputError: The name or a parameter is unknown, or a value is not allowed.
@@ -121,12 +124,13 @@ def named_schedule(name: str, parameters: Mapping[str, Any] | None = None) -> Sc
         )
     try:
         return kind(**given)
-    except TypeError as error:  # a text where a number belongs
+    except TypeError as error:
+        # Comparisons in __post_init__ raise TypeError for a text where a number belongs.
         raise InputError(f"Choosing a schedule: {name!r} with {given}: {error}.") from error
 
 
 def describe_schedule(spec: ScheduleSpec | None) -> tuple[str | None, dict[str, Any]] | None:
-    """Returns name and parameters, by which a schedule can be made again; None for a function."""
+    """Describes a schedule by name and parameters, from which it can be made again; None for a function."""
     if spec is None:
         return None, {}
     schedule = named_schedule(spec) if isinstance(spec, str) else spec

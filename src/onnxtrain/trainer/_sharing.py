@@ -1,4 +1,4 @@
-"""One fit of a trainer at a time."""
+"""Allows one fit of a trainer at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onnxtrain.runtime.lock import StateLock
 
 
 class FitGuard:
-    """Knows which thread fits a trainer, and refuses what must not happen until the fit has ended.
+    """Records the thread that fits a trainer and refuses other uses that would disturb the fit.
 
     Args:
-        lock: the trainer's lock.
+        lock: lock of the trainer.
     """
 
     def __init__(self, lock: StateLock) -> None:
@@ -26,10 +26,10 @@ class FitGuard:
         """Marks a fit as under way until the block ends.
 
         Args:
-            averages_are_applied: whether the moving averages are in the place of what is trained.
+            averages_are_applied: True if the moving averages have replaced the trained values.
 
         Raises:
-            TrainingStateError: Another fit is under way, or the averages are in the place of what is trained.
+            TrainingStateError: Another fit is under way, or the averages have replaced the trained values.
         """
         with self._lock:
             self.require_none("Trainer.fit()")
@@ -48,8 +48,8 @@ class FitGuard:
         """Raises TrainingStateError while a fit is under way.
 
         Args:
-            doing: what is about to be done, for the message.
-            elsewhere: whether a fit of this thread is no reason, so that callbacks may go on.
+            doing: name of the refused call, for the message, e.g. "Trainer.fit()".
+            elsewhere: allow the call in the thread of the fit, for callbacks.
         """
         thread = self._thread
         if thread is None or (elsewhere and thread is threading.current_thread()):

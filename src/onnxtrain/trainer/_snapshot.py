@@ -1,4 +1,4 @@
-"""Copies of the training state in memory, to go back to when training diverges."""
+"""Copies the training state in memory, so that training can go back when it diverges."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from onnxtrain.trainer._position import Position
 
 _BFLOAT16_EXPONENT = np.uint16(0x7F80)
 
+# Elements per block of a sum: for longer vectors BLAS wakes threads of its own, which compete with ONNX Runtime's.
 _BLOCK = 8192
-"""Elements that are summed at once: of more BLAS would wake threads of its own."""
 
 
 def all_finite(buffer: Buffer | RowGradient) -> bool:
-    """Returns whether a floating-point buffer holds neither NaN nor infinity."""
+    """Checks that a floating-point buffer holds neither NaN nor infinity."""
     flat = buffer.read().reshape(-1)
-    if buffer.dtype.name == "bfloat16":  # raw bits; an exponent of all ones is NaN or infinity
+    # The buffer holds raw bits; an exponent of all ones is NaN or infinity.
+    if buffer.dtype.name == "bfloat16":
         return not ((flat & _BFLOAT16_EXPONENT) == _BFLOAT16_EXPONENT).any()
     # One pass without a temporary array settles nearly every case; an overflowing sum settles nothing.
     with np.errstate(over="ignore", invalid="ignore"):
@@ -33,19 +34,21 @@ def all_finite(buffer: Buffer | RowGradient) -> bool:
 
 
 def finite_parameters(store: Store) -> bool:
-    """Returns whether all trainable parameters are finite."""
+    """Checks that all trainable parameters are finite."""
     return all(all_finite(store.parameters[name]) for name in store.trainable)
 
 
 class FiniteCheck:
-    """Tells whether tensors are finite, step after step: most are bound to memory that does not move.
+    """Checks tensors for NaN and infinity, step after step.
 
     Args:
-        buffers: floating-point tensors.
+        buffers: floating-point tensors. Views of those on the CPU are made once, as their memory does not move.
     """
 
     def __init__(self, buffers: Iterable[Buffer | RowGradient]) -> None:
         given = list(buffers)
+        # Half precision overflows in sums of squares, device memory has to be copied, and rows change their size:
+        # those are checked one by one.
         direct = {"float32", "float64"}
         self._others = [
             b
@@ -67,17 +70,21 @@ class FiniteCheck:
         ]
 
     def __call__(self) -> bool:
-        """Returns whether all of them are."""
+        """Returns True if all tensors are finite."""
         for group, gathered in zip(self._small, self._gathered, strict=True):
             np.concatenate(group, out=gathered)
-        # Of NaN or infinity a sum of squares stays so; one that overflows settles nothing.
+        # A sum of squares is NaN or infinite if an element is; finite elements can overflow it, which the second
+        # check tells.
         total = sum(float(np.vdot(block, block)) for block in self._blocks)
         finite = math.isfinite(total) or all(np.isfinite(array).all() for array in self._flat)
         return finite and all(map(all_finite, self._others))
 
 
 class StatisticsBackup:
-    """The BatchNorm statistics before a step, which has changed them when its loss can be looked at."""
+    """Keeps the BatchNorm statistics of before a step.
+
+    The training model updates them together with the loss, so they have changed before the loss can be checked.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -96,7 +103,7 @@ class StatisticsBackup:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A copy of everything that a training step changes, and the position it belongs to."""
+    """Copy of everything that a training step changes, and the position it belongs to."""
 
     tensors: list[tuple[Buffer, Array]]
     optimizer: dict[str, Any]
@@ -104,9 +111,9 @@ class Snapshot:
 
     @classmethod
     def take(cls, store: Store, position: Position, more: Iterable[Buffer] = ()) -> Snapshot:
-        """Returns a copy of trainable parameters, statistics, moments, optimizer progress and position.
+        """Copies trainable parameters, statistics, moments, optimizer progress and position.
 
-        `more` are further buffers that change with them.
+        `more` are further buffers that change with them, e.g. moving averages.
         """
         buffers = [
             *more,
@@ -130,7 +137,7 @@ class Snapshot:
 
 
 def _copied(position: Position) -> Position:
-    """A copy that further steps and epochs do not change; entries of the history are never changed."""
+    """Copies a position so that further steps do not change the copy; entries of the history are never changed."""
     history = position.history
     return replace(
         position,

@@ -1,4 +1,7 @@
-"""What a trainer trains and where it stands: one object that `Trainer` shows and the training loop moves along."""
+"""Holds what a trainer trains: models and tensors, the position in the training, metrics and moving averages.
+
+`Trainer` shows the state to the user, and the training loop (`_loop`) moves it along.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ from onnxtrain.trainer.data import (
 )
 
 Validation = Any
-"""`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or what :meth:`Trainer.fit` takes as data."""
+"""`(inputs, targets)`, `(inputs, targets, sample_weight)`, a fraction, or data that :meth:`Trainer.fit` accepts."""
 
 BEST = "best"
 """File of the trainer's directory with the parameters of the best epoch."""
@@ -45,7 +48,7 @@ _log = logging.getLogger("onnxtrain")
 
 
 class Data(NamedTuple):
-    """What a fit is given: see :meth:`Trainer.fit`."""
+    """Data arguments of :meth:`Trainer.fit`, under the names used there; `limit` is the number of batches per epoch."""
 
     inputs: Any
     targets: Any = None
@@ -58,16 +61,16 @@ class Data(NamedTuple):
 
 
 def scheduler_settings(spec: ScheduleSpec | None) -> dict[str, Any]:
-    """Returns what :class:`Settings` keep of a schedule."""
+    """Describes a schedule by name and parameters, as fields of :class:`Settings`."""
     name, parameters = describe_schedule(spec) or (CUSTOM, {})
     return {"scheduler": name, "scheduler_parameters": parameters}
 
 
 def _saved_schedule(directory: Path, settings: Settings, given: ScheduleSpec | None) -> Curve:
-    """Returns the schedule that was saved, or a given one, with the warm-up that was saved.
+    """Makes the schedule that was saved, or a given one, with the warm-up that was saved.
 
     Raises:
-        CheckpointError: What was saved is no schedule.
+        CheckpointError: no schedule of this version has the saved name or parameters.
     """
     warmup = settings.warmup_steps, settings.warmup_ratio
     if given is not None:
@@ -83,20 +86,20 @@ def _saved_schedule(directory: Path, settings: Settings, given: ScheduleSpec | N
 
 
 class TrainingState:
-    """A run, the position in it, and how it is measured.
+    """State of a trainer: its run, the position in the training, and the metrics.
 
     Attributes:
-        run: the models and tensors.
-        workspace: the directory.
-        position: where training stands.
-        settings: what the trainer was asked to do.
-        schedule: factor of the learning rate.
-        average: moving averages of what is trained, None for none.
-        task: what predictions and targets mean.
-        metrics: what is recorded beside the loss.
-        validating: whether the fit under way validates.
-        guard: knows whether a fit is under way.
-        resume_hint: what is said of going on after Ctrl-C; `{}` stands for the directory.
+        run: models, sessions and tensors.
+        workspace: directory of the run's files.
+        position: epoch, batch and step that training has reached, and the history.
+        settings: arguments of the trainer that are saved with the run.
+        schedule: gives the factor of the learning rate for each step.
+        average: moving averages of parameters and statistics; None without `ema_decay`.
+        task: meaning of predictions and targets, for the metrics.
+        metrics: metrics that are recorded beside the loss.
+        validating: True while a fit with validation data is under way.
+        guard: allows one fit at a time.
+        resume_hint: sentence shown after Ctrl-C; `{}` stands for the directory.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class TrainingState:
         self.validating = False
         self.guard = FitGuard(run.lock)
         self.resume_hint = "Trainer.resume('{}') and the same fit go on."
+        # A model that computes its loss from its inputs alone has nothing to compare a prediction with.
         measurable = bool(run.manifest.targets) and settings.prediction is not None
         target = run.manifest.targets[0] if run.manifest.targets else None
         self.task = Task(target, settings.loss, settings.positive)
@@ -142,7 +146,7 @@ class TrainingState:
         device: str,
         threads: int | None,
     ) -> TrainingState:
-        """Returns the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
+        """Reads the state that :meth:`save` wrote; see :meth:`Trainer.resume`."""
         run = Run(directory, device, threads)
         predictions = False
         if PROPERTY in run.state.properties:
@@ -155,10 +159,12 @@ class TrainingState:
                     f"Resuming from '{directory}': its metrics look at '{settings.prediction[:60]}', which the models "
                     f"do not return (outputs: {', '.join(run.outputs)}). The checkpoint is of another run, or corrupt."
                 )
-        else:  # artifacts that no trainer has touched
+        else:
+            # Artifacts of generate_artifacts have no position and no settings: training begins at step 0.
             rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
             position = Position(seed=0, learning_rate=rate)
             settings = Settings(prediction=next(iter(run.outputs), None))
+        # Code is not saved: a function in a file would be run by whoever opens it.
         for name, given, saved in (
             ("metrics", metrics, settings.metrics or ()),
             ("scheduler", scheduler, (settings.scheduler,)),
@@ -183,7 +189,7 @@ class TrainingState:
         return state
 
     def _check_metrics(self, predictions: bool) -> None:
-        """Raises InputError where the sums of an unfinished epoch are those of other metrics."""
+        """Raises InputError if the sums of an unfinished epoch belong to other metrics."""
         sums = set(self.position.averages.sums) - {"loss"}
         wanted = {metric.name for metric in self.metrics if metric.measure is not None}
         whole = any(metric.function is not None for metric in self.metrics)
@@ -203,7 +209,7 @@ class TrainingState:
 
     @property
     def lock(self) -> StateLock:
-        """Held while anything here is read or changed, but not while a fit reads its data or calls callbacks."""
+        """Lock held while anything here is read or changed, but not while a fit reads its data or calls callbacks."""
         return self.run.lock
 
     @contextlib.contextmanager
@@ -227,17 +233,17 @@ class TrainingState:
 
     @property
     def directory(self) -> Path:
-        """Where the files of the run are."""
+        """Directory of the run's files."""
         return self.workspace.path
 
     @property
     def recorded_keys(self) -> list[str]:
-        """What the fit under way records for each epoch."""
+        """Keys that the fit under way records for each epoch."""
         keys = ["loss", *(metric.name for metric in self.metrics)]
         return [*keys, *(f"val_{key}" for key in keys if self.validating)]
 
     def check_schedule(self, plan: Plan, per_epoch: int | None) -> None:
-        """Raises InputError, or warns, if the schedule over several fits is not long enough for a plan.
+        """Checks that a schedule over several fits is long enough for a plan; raises InputError or warns.
 
         `per_epoch` are the optimizer steps of an epoch, None if that is not known.
         """
@@ -267,18 +273,18 @@ class TrainingState:
             )
 
     def loss_count(self, arrays: Sequence[Array]) -> float | None:
-        """What the loss of a batch counts in the mean over batches; None where losses are summed."""
+        """Returns the weight of a batch in the mean loss, e.g. its number of labels; None where losses are summed."""
         mean = self.run.manifest.loss_mean
         return None if mean is None else mean.count(self.run.manifest.arguments, arrays)
 
     def add(self, averages: Averages, step: Step, count: float | None) -> None:
-        """Adds loss and metrics of one batch to averages; `count` is what :meth:`loss_count` gives for it."""
+        """Adds loss and metrics of one batch to averages; `count` is the result of :meth:`loss_count`."""
         averages.add_loss(step.loss, count)
         if any(metric.looks_at_predictions for metric in self.metrics):
             averages.add_metrics(self.metrics, *self.judged(step), self.run.manifest.targets[0])
 
     def judged(self, step: Step) -> tuple[Array, Array]:
-        """Returns the prediction and the target of a batch that metrics look at.
+        """Picks the prediction and the target of a batch that metrics compare.
 
         Raises:
             InputError: There are none.
@@ -289,7 +295,7 @@ class TrainingState:
         return prediction, step.arrays[len(self.run.manifest.inputs)]
 
     def datasets(self, data: Data) -> tuple[Source, Source | None]:
-        """Returns the checked data to train on and to validate with; see :meth:`Trainer.fit`."""
+        """Checks the data of a fit; returns the source to train on and the one to validate with."""
         options = Options(data.batch_size, True, data.drop_last, data.limit)
         source = self.source(data.inputs, data.targets, data.weights, options, data.transform)
         validation = data.validation
@@ -306,6 +312,8 @@ class TrainingState:
         return source, held_out
 
     def _validation_source(self, validation: Any, batch_size: int | None) -> Source:
+        # A tuple is (inputs, targets), but a list of tuples or dicts is a list of batches. A list of two arrays could
+        # be either: it is taken as inputs and targets.
         pair = isinstance(validation, tuple) or (isinstance(validation, list) and len(validation) == 2)
         if isinstance(validation, list) and all(isinstance(entry, tuple | dict) for entry in validation):
             pair = False
@@ -322,7 +330,10 @@ class TrainingState:
         return self.source(inputs, targets, weights, Options(batch_size))
 
     def _require_loss_of_incomplete(self, held_out: Source) -> None:
-        """Raises InputError where the model's batch is fixed and the loss of an incomplete one cannot be computed."""
+        """Raises InputError if the loss of an incomplete batch cannot be computed by a model with a fixed batch.
+
+        Called before the fit: otherwise the error would come after the first epoch of training.
+        """
         arrays = held_out.last() if self.run.batch_size is not None else None
         if arrays is not None and (self.run.weighted or not held_out.weighted):
             try:
@@ -338,7 +349,7 @@ class TrainingState:
         options: Options,
         transform: TransformFunction | None = None,
     ) -> Source:
-        """Returns what reads the checked data."""
+        """Opens data as a source of checked batches."""
         layout, position = Layout.of(self.run.manifest), self.position
         if targets is not None and not layout.targets:
             raise InputError("The model computes its loss from its inputs alone; leave the targets out.")
@@ -347,11 +358,11 @@ class TrainingState:
         return open_source(layout, inputs, targets, weights, options, transform, at)
 
     def weigh(self, *sources: Source | None, for_fit: bool = False) -> None:
-        """Makes the models take weights for the samples if any of the sources has some, and all of them give some.
+        """Rebuilds the models to take sample weights if one of the sources has weights; all sources then give some.
 
         Args:
             *sources: data, None for none.
-            for_fit: whether it is the data of the fit that is about to begin.
+            for_fit: True for the data of the fit that is about to begin.
 
         Raises:
             InputError: the loss cannot weigh samples.
@@ -360,7 +371,8 @@ class TrainingState:
         given = [source for source in sources if source is not None]
         with self.lock:
             if not self.run.weighted and any(source.weighted for source in given):
-                if not for_fit:  # the fit under way reads batches without weights
+                # The fit under way reads batches without weights, which the new models would refuse.
+                if not for_fit:
                     self.guard.require_none("Using sample weights for the first time")
                 self.run.weigh()
             if self.run.weighted:
@@ -368,19 +380,19 @@ class TrainingState:
                     source.layout = source.layout.with_weights()
 
     def inputs(self, data: Any, batch_size: int | None) -> Source:
-        """Returns what reads the checked inputs for a prediction."""
+        """Opens inputs for a prediction as a source of checked batches."""
         layout = Layout.of(self.run.manifest, predicting=True)
         return open_source(layout, data, options=Options(batch_size))
 
     def update_average(self) -> None:
-        """Takes up what a step has trained in the moving averages, if there are any."""
+        """Updates the moving averages after a step, if there are any."""
         if self.average is not None:
             self.average.update(first=self.position.averaged == 0)
             self.position.averaged += 1
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Puts the moving averages, if there are any, in the place of what is trained until the block ends.
+        """Replaces the trained values by their moving averages, if there are any, until the block ends.
 
         No other thread uses the trainer in the meantime.
         """
@@ -392,13 +404,13 @@ class TrainingState:
                 yield
 
     def snapshot(self) -> Snapshot:
-        """Returns a copy of everything that training changes."""
+        """Copies everything that training changes."""
         averages = self.average.buffers.values() if self.average is not None else ()
         with self.lock:
             return Snapshot.take(self.run.store, self.position, averages)
 
     def evaluate(self, data: Source, prefix: str = "") -> dict[str, float]:
-        """Returns the loss and the metrics over a data set, in inference mode."""
+        """Computes the loss and the metrics over a data set, in inference mode."""
         averages = Averages()
         with self.averaged():
             for step in self.run.evaluate(data.read(Pass())):

@@ -1,4 +1,4 @@
-"""Check that an object made from JSON is what its type hints say."""
+"""Checks that an object made from JSON has the types of its annotations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 def check_types(value: Any, kind: Any, what: str) -> None:
-    """Raises ValueError, which names `what`, unless a value from JSON is of a kind; sizes are not negative.
+    """Raises ValueError unless a value from JSON has a type; integers must not be negative.
 
     Args:
-        value: what to check.
+        value: value to check.
         kind: a dataclass, `int`, `float`, `str`, `bool`, None, lists, dicts and unions of these.
-        what: name of the value.
+        what: name of the value, for the message.
 
     >>> check_types({"a": [1, 2.0]}, dict[str, list[float]], "sums")
     >>> check_types({"a": [1, "x"]}, dict[str, list[float]], "sums")
@@ -36,6 +36,7 @@ def check_types(value: Any, kind: Any, what: str) -> None:
         hints = get_type_hints(kind)
         for entry in fields(kind):
             check_types(getattr(value, entry.name), hints[entry.name], entry.name)
+    # JSON text of a whole float is often an integer.
     elif kind is float and type(value) is int and -(2**63) <= value < 2**63:
         pass
     elif type(value) is not kind and not (kind in (None, types.NoneType) and value is None):

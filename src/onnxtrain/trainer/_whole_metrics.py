@@ -1,4 +1,4 @@
-"""Metrics that are no means over batches, of a whole data set: scikit-learn's."""
+"""Computes metrics that are no means over batches, by scikit-learn on the whole data set."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from onnxtrain.runtime.manifest import InputSpec
 from onnxtrain.trainer._optional import optional
 
 TOP_K = 5
-"""The k of "top_k_accuracy"."""
+"""Value of k in "top_k_accuracy"."""
 
 _TOP_K = re.compile(r"top_?([1-9]\d*|k)_accuracy")
 
 
 @dataclass(frozen=True)
 class Task:
-    """What predictions and targets mean.
+    """Meaning of predictions and targets, for metrics.
 
     Attributes:
-        target: what the model says of the target; None if nothing is known.
-        loss: class name of the loss.
-        positive: the class that f1, precision, recall and auroc are of; None for class 1 where there are two, and the
-            mean over classes where there are more.
+        target: description of the target; None if nothing is known.
+        loss: class name of the loss, e.g. "CrossEntropyLoss".
+        positive: class that f1, precision, recall and auroc measure; None for class 1 of two classes, and the
+            mean over classes if there are more.
     """
 
     target: InputSpec | None = None
@@ -40,13 +40,13 @@ class Task:
 
     @property
     def classes(self) -> int | None:
-        """The number of classes, where the target holds labels and it is known."""
+        """Number of classes if the target holds labels; None if unknown."""
         labels = self.target.class_labels if self.target is not None else None
         return labels.count if labels is not None else None
 
     @property
     def has_softmax(self) -> bool:
-        """Whether the loss compares a softmax of the scores, of which one class is right."""
+        """True if the loss is a cross-entropy of softmax(scores), with one right class per position."""
         return loss_class(self.loss).activation == "softmax"
 
     def check(self) -> None:
@@ -63,7 +63,7 @@ class Task:
 
 
 def check_positive(number: int | None) -> None:
-    """Raises InputError unless a positive class is None or a number that a class can have."""
+    """Raises InputError unless a positive class is None or an integer >= 0."""
     valid = isinstance(number, int | np.integer) and not isinstance(number, bool) and number >= 0
     if number is not None and not valid:
         raise InputError(
@@ -74,12 +74,13 @@ def check_positive(number: int | None) -> None:
 
 @dataclass(frozen=True)
 class _Scores:
-    """Predictions beside the truth, positions with labels that do not count left out.
+    """Predictions and true values; positions with ignored labels are left out.
 
     Attributes:
-        scores: [n, classes] of one class per position; [n] of yes or no; [n, labels] of several of these.
-        truth: [n] labels, or 0 and 1 of the shape of `scores`.
-        one_of: number of classes of which one is right; 0 where each score is a yes or no of its own.
+        scores: [n, classes] for one class per position; [n] for one yes-or-no question; [n, labels] for several such
+            questions.
+        truth: labels [n], or 0 and 1 in the shape of `scores`.
+        one_of: number of classes of which one is right; 0 if each score answers a question of its own.
     """
 
     scores: Array
@@ -88,20 +89,20 @@ class _Scores:
 
     @property
     def guess(self) -> Array:
-        """What is predicted, in the form of the truth."""
+        """Predicted labels, or 0 and 1, in the shape of `truth`."""
         return self.scores.argmax(axis=1) if self.one_of else (self.scores > 0).astype(np.int64)
 
     @property
     def two_classes(self) -> bool:
-        """Whether there is one question, of yes or no."""
+        """True for one yes-or-no question, also if it is asked as two classes."""
         return self.one_of == 2 or (not self.one_of and self.truth.ndim == 1)
 
 
 def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
-    """Returns the scores that a classification is judged by.
+    """Extracts scores and true values of a classification.
 
     Raises:
-        InputError: The shapes are those of something else.
+        InputError: The shapes are not those of a classification.
     """
     if target.dtype.kind in "iu" and prediction.ndim >= 2:
         _require(name, prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
@@ -115,13 +116,14 @@ def _scores(name: str, task: Task, prediction: Array, target: Array) -> _Scores:
     # Of targets without labels only a cross-entropy of class probabilities has one right class.
     if task.has_softmax:
         return _Scores(_rows(prediction), _rows(target).argmax(axis=1), prediction.shape[1])
+    # Several columns are several questions per sample; any other shape is one question, asked at each position.
     one = prediction.ndim != 2 or prediction.shape[1] == 1
     shape = (-1,) if one else prediction.shape
     return _Scores(prediction.reshape(shape), (target.reshape(shape) > 0.5).astype(np.int64), 0)
 
 
 def _rows(array: Array) -> Array:
-    """Returns [N, C, d1, ...] as [N d1 ..., C]."""
+    """Reshapes [N, C, d1, ...] to [N d1 ..., C]."""
     return np.moveaxis(array, 1, -1).reshape(-1, array.shape[1])
 
 
@@ -140,7 +142,7 @@ def _sklearn(name: str) -> Any:
 def _decided(
     name: str, task: Task, prediction: Array, target: Array, *, function: str, average: str | None
 ) -> float:
-    """Returns f1, precision or recall: of the positive class, or a mean over classes; see :class:`Task`."""
+    """Computes f1, precision or recall: of the positive class, or a mean over classes; see :class:`Task`."""
     data = _scores(name, task, prediction, target)
     if not len(data.truth):
         return math.nan
@@ -162,15 +164,17 @@ def _require_one_right(name: str, data: _Scores) -> None:
 
 
 def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Returns the area under the ROC curve: of the positive class, or the mean over classes, each against the rest.
+    """Computes the area under the ROC curve: of the positive class, or the mean of each class against the rest.
 
-    Of two classes both have the same. NaN where a class, or its opposite, does not occur.
+    Both of two classes have the same area. NaN if a class, or its opposite, does not occur.
     """
     data = _scores(name, task, prediction, target)
     scores = data.scores.astype(np.float64)
     if task.positive is not None and not data.two_classes:
         _require_one_right(name, data)
         truth = data.truth == task.positive
+        # scikit-learn raises or warns here, depending on its version; a missing class in one epoch is no reason to
+        # stop.
         if not 0 < truth.sum() < len(truth):
             return math.nan
         return float(_sklearn(name).roc_auc_score(truth, _probabilities(scores)[:, task.positive]))
@@ -180,12 +184,14 @@ def _auroc(name: str, task: Task, prediction: Array, target: Array) -> float:
     if len(np.unique(data.truth)) < max(2, data.one_of):
         return math.nan
     if data.two_classes:
+        # The difference orders samples as the softmax does and does not round to 1.0 for certain ones.
         return float(_sklearn(name).roc_auc_score(data.truth, scores[:, 1] - scores[:, 0]))
     return float(_sklearn(name).roc_auc_score(data.truth, _probabilities(scores), multi_class="ovr"))
 
 
 def _probabilities(scores: Array) -> Array:
-    """Returns the softmax of scores along axis 1, or rows that are probabilities already."""
+    """Computes the softmax of scores along axis 1; rows that are probabilities already are only normalised."""
+    # A model may end in Softmax. scikit-learn requires rows that add up to 1, which those of half precision do not.
     if (scores >= 0).all() and np.allclose(scores.sum(axis=1), 1.0, atol=1e-3):
         return np.asarray(scores / scores.sum(axis=1, keepdims=True))
     exponentials = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -193,7 +199,7 @@ def _probabilities(scores: Array) -> Array:
 
 
 def _r2(name: str, task: Task, prediction: Array, target: Array) -> float:
-    """Returns the coefficient of determination, the mean over outputs."""
+    """Computes the coefficient of determination, the mean over outputs."""
     _require(name, prediction, target, prediction.shape)
     if len(target) < 2:
         return math.nan
@@ -202,7 +208,7 @@ def _r2(name: str, task: Task, prediction: Array, target: Array) -> float:
 
 
 def _top_k(name: str, k: int, task: Task, prediction: Array, target: Array) -> float:
-    """Returns how often the right class is among the k highest scores."""
+    """Computes how often the right class is among the k highest scores."""
     data = _scores(name, task, prediction, target)
     _require_classes(name, k, data.one_of)
     if not len(data.truth):
@@ -222,7 +228,7 @@ def _require_classes(name: str, k: int, classes: int) -> None:
 
 
 def top_k_of(name: str) -> int | None:
-    """Returns the k of "top5_accuracy", "top_k_accuracy" and the like; None for other names.
+    """Reads k from "top5_accuracy", "top_k_accuracy" and the like; None for other names.
 
     >>> top_k_of("top3_accuracy"), top_k_of("top_k_accuracy"), top_k_of("accuracy")
     (3, 5, None)
@@ -247,11 +253,11 @@ WHOLE_METRICS: dict[str, Callable[[str, Task, Array, Array], float]] = {
     "auroc": _auroc,
     "r2": _r2,
 }
-"""(name, task, predictions, targets) of a whole data set -> value; of all of them more is better."""
+"""Functions `(name, task, predictions, targets) -> value` of a whole data set; higher is better for all of them."""
 
 
 def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
-    """Returns the metric of a name as a function of all predictions and targets; None for an unknown name.
+    """Makes the metric of a name, a function of all predictions and targets; None for an unknown name.
 
     Raises:
         InputError: There are not enough classes for it.
@@ -260,7 +266,8 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
     k = top_k_of(name)
     if k is None and name not in WHOLE_METRICS:
         return None
-    _sklearn(name)  # before training, not after the first epoch
+    # A missing package is reported before training, not after the first epoch.
+    _sklearn(name)
     if k is None:
         return partial(WHOLE_METRICS[name], name, task)
     if task.classes is not None:
@@ -269,7 +276,7 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
 
 
 def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
-    """Returns how often each class (rows) is taken for each (columns): [classes, classes] integers.
+    """Counts how often each class (rows) is predicted as each class (columns): integers [classes, classes].
 
     Raises:
         InputError: It is no classification with one right class.

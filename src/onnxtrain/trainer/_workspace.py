@@ -1,4 +1,4 @@
-"""The directory of a training run."""
+"""Manages the directory of a training run: temporary or the user's, locked, and checked for other trainers' saves."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.trainer._directory_lock import DirectoryLock
 from onnxtrain.trainer._run import CHECKPOINT
 
+# Files that only some runs have: a new run without them must not inherit those of an earlier one.
 _OF_A_RUN = ("best", "average", "predictions-*.npz")
-"""Files that not every run has."""
 
 
 class Workspace:
-    """A directory that is the user's, or a temporary one that goes with this object unless it is kept.
+    """Directory of a run: the user's, or a temporary one that disappears with this object unless it is kept.
 
     Attributes:
-        path: the directory.
+        path: path of the directory.
     """
 
     def __init__(self, path: Path, *, temporary: bool = False) -> None:
         self.path = path
         self._lock = DirectoryLock(path)
         self._seen: tuple[int, int, int] | None = (
-            None  # the checkpoint, as this object has read or written it
+            # Identity of the checkpoint when this object last read or wrote it.
+            None
         )
+        # A finalizer also runs when the interpreter exits, which `__del__` need not.
         self._cleanup = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True) if temporary else None
 
     @classmethod
     def for_new_run(cls, directory: str | os.PathLike[str] | None, *, overwrite: bool = False) -> Workspace:
-        """Returns a directory for a new run, which need not be there yet; a temporary one for None.
+        """Prepares the directory for a new run, which need not exist; a temporary one for None.
 
         Raises:
-            CheckpointError: There is a run in it already, which is not to be overwritten.
+            CheckpointError: The directory holds a run, and `overwrite` is not set.
         """
         if directory is None:
             return cls(Path(tempfile.mkdtemp(prefix="onnxtrain-")), temporary=True)
@@ -57,19 +59,19 @@ class Workspace:
         return cls(path)
 
     def locked(self) -> contextlib.AbstractContextManager[object]:
-        """Keeps other trainers from training and saving in the directory until the block ends.
+        """Locks the directory against other trainers until the block ends.
 
         Raises:
-            CheckpointError: One of them is.
+            CheckpointError: Another trainer holds the lock.
         """
         return contextlib.nullcontext() if self.temporary else self._lock
 
     @contextlib.contextmanager
     def saving(self, target: Path) -> Iterator[None]:
-        """Keeps other trainers out of `target`, this directory or another one, until the block ends.
+        """Locks `target`, this directory or another one, against other trainers until the block ends.
 
         Raises:
-            CheckpointError: One of them is at work there, or has saved to this directory since :meth:`note`.
+            CheckpointError: Another trainer holds the lock, or has saved to this directory since :meth:`note`.
         """
         if target.resolve() != self.path.resolve():
             with DirectoryLock(target):
@@ -81,14 +83,14 @@ class Workspace:
             self.note()
 
     def note(self) -> None:
-        """Remembers the checkpoint in the directory, which this trainer has just read or written."""
+        """Records the checkpoint that this trainer has just read or written, for :meth:`require_own`."""
         self._seen = self._stamp()
 
     def require_own(self, doing: str) -> None:
         """Raises CheckpointError if another trainer has saved in the directory since :meth:`note`.
 
         Args:
-            doing: what is about to be done, for the message.
+            doing: refused action, for the message.
         """
         found = self._stamp()
         if not self.temporary and None not in (found, self._seen) and found != self._seen:
@@ -99,7 +101,7 @@ class Workspace:
             )
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """Returns what of the checkpoint changes with each save; None where there is none."""
+        """Reads inode, size and modification time of the checkpoint; None if there is none."""
         try:
             status = (self.path / CHECKPOINT).stat()
         except OSError:
@@ -107,18 +109,18 @@ class Workspace:
         return status.st_ino, status.st_size, status.st_mtime_ns
 
     def remove_earlier(self) -> None:
-        """Removes what an earlier run has left beside the files that a new one has replaced."""
+        """Removes files of an earlier run that a new run has not replaced."""
         for pattern in _OF_A_RUN:
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
 
     @property
     def temporary(self) -> bool:
-        """Whether the directory will be removed."""
+        """True if the directory will be removed."""
         return self._cleanup is not None
 
     def keep(self) -> None:
-        """Makes a temporary directory stay."""
+        """Keeps a temporary directory."""
         if self._cleanup is not None:
             self._cleanup.detach()
             self._cleanup = None

@@ -1,4 +1,4 @@
-"""Callbacks: what to do between the steps and epochs of a training run."""
+"""Defines the interface of callbacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ModelCheckpoint`."""
+"""Saves a run during training, and keeps the best or the newest saves."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from onnxtrain.trainer._run import CHECKPOINT
 if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
+# Prefix of directories that are being written or removed.
 _UNFINISHED = ".onnxtrain-unfinished-"
-"""Beginning of the names of directories that are being written or removed."""
 
 
 class ModelCheckpoint(Monitor):
     """Saves the trainer after each epoch that is better than all before it, for :meth:`Trainer.resume`.
 
     Args:
-        path: directory to save to; with `keep` it holds a directory for each save.
-        monitor: recorded value to compare; None saves after every epoch. The default is "val_loss", with
+        path: directory to save to; with `keep` it holds one directory per save.
+        monitor: recorded value to compare, e.g. "val_loss"; None saves after every epoch. Default: "val_loss", with
+            `every_n_steps` None.
             `every_n_steps` None.
         mode: as for :class:`EarlyStopping`.
-        every_n_steps: save after so many optimizer steps, in the middle of epochs, in place of after epochs.
-        keep: how many saves to keep, in directories of their own, `epoch-00003` or `step-00001200`: those of the best
-            epochs, or the newest where nothing is monitored. None keeps one, in `path` itself.
+        every_n_steps: save after every so many optimizer steps, in the middle of epochs, instead of after epochs.
+        keep: number of saves to keep, in directories of their own, `epoch-00000003` or `step-00001200`: the best
+                epochs, or the newest saves if nothing is monitored. None keeps one, in `path` itself.
 
-    A save is there whole or not at all, and the one that it takes the place of is removed after it.
+    A save appears when it is complete; the save that it replaces is removed afterwards.
     """
 
     def __init__(
@@ -89,14 +90,15 @@ class ModelCheckpoint(Monitor):
                 self._save(trainer, "epoch", number, lambda numbers: best)
 
     def saved(self) -> list[Path]:
-        """Returns the directories of the saves that `keep` has kept, in the order in which they were made."""
+        """Lists the directories of the kept saves, the oldest first."""
         return [self.path / name for _, _, name in sorted(self._directories())]
 
     def _best_epochs(self, trainer: Trainer) -> set[int]:
-        """Returns the numbers of the best epochs of all that have recorded the value, earlier ones first."""
+        """Finds the numbers of the best epochs that recorded the value; of equal ones the earlier are better."""
         sign = -1 if self._rises(trainer) else 1
         recorded = [
             (
+                # NaN compares with nothing: it counts as the worst value.
                 float("inf") if epoch[self.monitor] != epoch[self.monitor] else sign * epoch[self.monitor],
                 number,
             )
@@ -111,9 +113,10 @@ class ModelCheckpoint(Monitor):
     def _save(
         self, trainer: Trainer, kind: str, number: int, choose: Callable[[list[int]], set[int]]
     ) -> None:
-        """Saves, then removes what is not to be kept.
+        """Saves, then removes the saves that are not to be kept.
 
-        Later numbers, of a run that was taken back, stay, and so does the directory that the trainer works in.
+        Saves with later numbers stay: they belong to a run from which an earlier save was resumed. So does the
+        directory that the trainer works in.
         """
         if self.keep is None:
             trainer.save(self.path)
@@ -129,7 +132,7 @@ class ModelCheckpoint(Monitor):
             raise CheckpointError(f"Saving the run to '{self.path}' failed: {error}.") from error
 
     def _directories(self) -> list[tuple[str, int, str]]:
-        """Returns kind, number and name of the saves in the directory."""
+        """Lists kind, number and name of the saves in the directory, e.g. ("epoch", 3, "epoch-00000003")."""
         names = [entry.name for entry in self.path.iterdir()] if self.path.is_dir() else []
         found = [(re.fullmatch(r"(epoch|step)-(\d{8,})", name), name) for name in names]
         return [
@@ -140,9 +143,10 @@ class ModelCheckpoint(Monitor):
 
 
 def _save_whole(trainer: Trainer, target: Path) -> None:
-    """Saves to a directory that appears when all of it is there; one that is there already changes as a whole."""
+    """Saves to a directory that appears when it is complete; an existing directory changes as a whole."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in target.parent.glob(f"{_UNFINISHED}*"):  # of a process that was killed
+    # Leftovers of a process that was killed.
+    for leftover in target.parent.glob(f"{_UNFINISHED}*"):
         shutil.rmtree(leftover)
     if target.is_dir():
         trainer.save(target)
@@ -151,13 +155,14 @@ def _save_whole(trainer: Trainer, target: Path) -> None:
     try:
         trainer.save(unfinished)
         rename_directory(unfinished, target)
-    except BaseException:  # a full disk
+    except BaseException:
+        # On a full disk the incomplete save would only take up room.
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
 
 
 def _remove_whole(directory: Path) -> None:
-    """Removes a directory, which disappears before the first of its files does."""
+    """Removes a directory; it disappears under its name before its files are deleted."""
     gone = directory.with_name(_UNFINISHED + directory.name)
     rename_directory(directory, gone)
     shutil.rmtree(gone)

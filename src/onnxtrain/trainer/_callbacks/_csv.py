@@ -1,4 +1,4 @@
-"""`CSVLogger`."""
+"""Logs a run to CSV files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _STEP_COLUMNS = ("epoch", "step", "loss", "learning_rate")
 class CSVLogger(Logger):
     """Writes the history to a CSV file, one row per epoch, and steps to another one beside it.
 
-    The file of epochs is the trainer's whole history, also of earlier fits; it is replaced after each epoch, whole or
-    not at all. Steps are appended; `log.csv` has them in `log.steps.csv`. Numbers are written so that they are read as
-    the same.
+    The file of epochs holds the trainer's whole history, also of earlier fits, and is replaced after each epoch.
+    Steps are appended to a second file, `log.steps.csv` for `log.csv`. Numbers are written with all digits, so that
+    reading gives the same numbers.
 
     Args:
-        path: file of the epochs.
-        every_n_steps: how often a step is logged; None logs epochs alone.
+        path: file of the epochs, e.g. "log.csv".
+        every_n_steps: log every so many steps; None logs epochs alone.
     """
 
     def __init__(self, path: str | os.PathLike[str], every_n_steps: int | None = 1) -> None:
@@ -42,13 +42,14 @@ class CSVLogger(Logger):
         return self.path.with_name(f"{self.path.stem}.steps{self.path.suffix}")
 
     def open(self, trainer: Trainer) -> None:
-        """Writes the history so far, and drops rows of steps that the run has not taken."""
+        """Writes the history so far, and removes rows of steps after the run's last save."""
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._write_epochs(trainer)
         if self.every_n_steps is not None:
             kept = self._steps_until(trainer.global_step)
             _replace(self.steps_path, [_STEP_COLUMNS, *kept])
+            # Line buffering: after a kill the file holds every complete row.
             self._file = open(self.steps_path, "a", encoding="utf-8", newline="", buffering=1)  # noqa: SIM115
 
     def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
@@ -72,7 +73,7 @@ class CSVLogger(Logger):
         _replace(self.path, [keys, *([epoch.get(key, "") for key in keys] for epoch in trainer.history)])
 
     def _steps_until(self, step: int) -> list[list[str]]:
-        """Returns the rows of the steps that were taken, of a file that is there."""
+        """Reads the rows of steps up to `step` from an existing file."""
         if step == 0 or not self.steps_path.is_file():
             return []
         with open(self.steps_path, encoding="utf-8", newline="") as file:
@@ -82,7 +83,8 @@ class CSVLogger(Logger):
                 f"CSVLogger: '{self.steps_path}' has the columns {', '.join(rows[0])} in place of "
                 f"{', '.join(_STEP_COLUMNS)}; move it away, or log to another path."
             )
-        whole = [row for row in rows[1:] if len(row) == len(_STEP_COLUMNS)]  # the last one may be cut off
+        # The last row may be incomplete if the process was killed.
+        whole = [row for row in rows[1:] if len(row) == len(_STEP_COLUMNS)]
         return [row for row in whole if int(row[1]) <= step]
 
 

@@ -1,4 +1,4 @@
-"""`EarlyStopping`."""
+"""Stops training when a value no longer improves."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class EarlyStopping(Monitor):
     """Ends a fit when the monitored value has not improved for `patience` epochs.
 
     Args:
-        monitor: recorded value to watch.
-        patience: epochs without improvement to wait for.
-        min_delta: by how much a value must be better to count.
-        mode: whether less ("min") or more ("max") is better; "auto" knows the loss and the named metrics, but not
-            metrics that are functions.
-        restore_best: put the parameters of the best epoch back at the end, also in what is saved. Until then they
-            are kept in the file `best` of the trainer's directory.
+        monitor: recorded value to watch, e.g. "val_loss".
+        patience: number of epochs without improvement after which the fit ends.
+        min_delta: smallest improvement that counts.
+        mode: "min" if lower values are better, "max" if higher ones are; "auto" knows the loss and the named metrics,
+            not metrics that are functions.
+        restore_best: restore the parameters of the best epoch at the end, also in the saved run. Until then they are in
+            the file `best` of the trainer's directory.
     """
 
     def __init__(
@@ -41,20 +41,21 @@ class EarlyStopping(Monitor):
         self.restore_best = restore_best
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Forgets the best parameters of an earlier fit."""
+        """Removes the best parameters of an earlier fit."""
         super().on_fit_begin(trainer)
+        # A fit that goes on may have its best epoch behind it, and needs the file.
         if len(trainer.history) == trainer.fit_start:
             (trainer.directory / BEST).unlink(missing_ok=True)
 
     def best_epoch(self, trainer: Trainer) -> int:
-        """Returns the number of the best epoch of the last fit, counted from the trainer's first as 1.
+        """Finds the number of the best epoch of the last fit, counted from the trainer's first epoch as 1.
 
         With `restore_best` its parameters are the trainer's once the fit has ended.
         """
         return trainer.fit_start + self._best(self._scores(trainer)) + 1
 
     def on_epoch_end(self, trainer: Trainer, history: History) -> None:
-        """Keeps the best parameters, and stops when patience is at its end."""
+        """Saves the best parameters, and stops after `patience` epochs without improvement."""
         scores = self._scores(trainer)
         best = self._best(scores)
         if self.restore_best and best == len(scores) - 1:
@@ -63,6 +64,6 @@ class EarlyStopping(Monitor):
             trainer.stop_training()
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
-        """Puts the best parameters back, unless the fit is to be continued."""
+        """Restores the best parameters, unless the fit was interrupted and will go on."""
         if self.restore_best and history.stopped != "interrupted" and (trainer.directory / BEST).is_file():
             trainer.load_parameters(trainer.directory / BEST)

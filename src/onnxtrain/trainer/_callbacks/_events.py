@@ -1,4 +1,4 @@
-"""All callbacks of a fit."""
+"""Calls all callbacks of a fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Events:
-    """Tells all callbacks of a fit what happens to its trainer."""
+    """Calls the callbacks of a fit in their order."""
 
     def __init__(self, callbacks: Sequence[Callback], trainer: Trainer) -> None:
         self._callbacks = callbacks
@@ -60,13 +60,14 @@ class Events:
 
 
 def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
-    """Returns the callbacks that were given to a fit as a list; raises InputError for anything else."""
+    """Checks the callbacks of a fit; returns them as a list."""
     if callbacks is None:
         return []
     given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     if not all(isinstance(entry, Callback) for entry in given) or isinstance(callbacks, Callback):
         received = ", ".join(type(entry).__name__ for entry in given)
         raise InputError(f"callbacks must be a list of callbacks, received {received}.")
+    # Both would write the file `best`, and both would restore its parameters.
     if sum(isinstance(entry, EarlyStopping) and entry.restore_best for entry in given) > 1:
         raise InputError("Only one EarlyStopping can have restore_best=True: there is one set of parameters.")
     return given

@@ -1,4 +1,4 @@
-"""What callbacks that write down the progress of a fit have in common."""
+"""Defines the base class of loggers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Logger(Callback):
-    """Base class of loggers: a subclass opens, writes steps and epochs, and closes.
+    """Base class of loggers: a subclass overrides `open`, `log_step`, `log_epoch` and `close`.
 
-    A run that is resumed takes steps again that it had taken after its last save. They are logged once: what was
-    logged of steps that the run has not taken is taken back, or not written again.
+    A resumed run repeats the steps after its last save. Loggers log such steps once: they remove the old entries, or
+    do not write them again.
 
     Args:
-        every_n_steps: how often the loss and the learning rate of a step are logged; None logs epochs alone.
+        every_n_steps: log loss and learning rate of every so many steps; None logs epochs alone.
     """
 
     def __init__(self, every_n_steps: int | None = 1) -> None:
@@ -32,27 +32,27 @@ class Logger(Callback):
         self.every_n_steps = every_n_steps
 
     def open(self, trainer: Trainer) -> None:
-        """Begins to log; what was logged of steps after `trainer.global_step` does not count."""
+        """Starts logging; entries of steps after `trainer.global_step` are obsolete."""
         raise NotImplementedError
 
     def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Logs what is known of the step `trainer.global_step`."""
+        """Logs values of the step `trainer.global_step`."""
         raise NotImplementedError
 
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
-        """Logs an entry of the history, which ends with the step `trainer.global_step`."""
+        """Logs an entry of the history; the epoch ended with the step `trainer.global_step`."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Ends logging; what was logged is there for whoever reads it."""
+        """Ends logging and flushes all entries."""
         raise NotImplementedError
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Opens."""
+        """Opens the log."""
         self.open(trainer)
 
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        """Logs a step."""
+        """Logs a step if its number is a multiple of `every_n_steps`."""
         if self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0:
             self.log_step(trainer, {"loss": loss, "learning_rate": trainer.current_learning_rate})
 
@@ -61,9 +61,9 @@ class Logger(Callback):
         self.log_epoch(trainer, history.last)
 
     def on_fit_end(self, trainer: Trainer, history: History) -> None:
-        """Closes."""
+        """Closes the log."""
         self.close()
 
     def on_exception(self, trainer: Trainer, error: BaseException) -> None:
-        """Closes."""
+        """Closes the log."""
         self.close()

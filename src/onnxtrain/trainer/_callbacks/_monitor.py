@@ -1,4 +1,4 @@
-"""What callbacks that compare epochs have in common."""
+"""Defines the base class of callbacks that compare epochs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Monitor(Callback):
         self.min_delta = min_delta
 
     def on_fit_begin(self, trainer: Trainer) -> None:
-        """Checks that the value will be recorded, and that it is known what is better."""
+        """Checks that the value will be recorded, and if higher or lower values are better."""
+        # Reported before the first step instead of after the first epoch.
         if self.monitor not in trainer.recorded_keys:
             raise InputError(
                 f"{type(self).__name__}: '{self.monitor}' will not be recorded in this fit, which records "
@@ -37,10 +38,10 @@ class Monitor(Callback):
         self._rises(trainer)
 
     def _rises(self, trainer: Trainer) -> bool:
-        """Returns whether more is better.
+        """Returns True if higher values are better.
 
         Raises:
-            InputError: The value is that of a function, of which nothing is known.
+            InputError: The value is a metric that is a function, and no mode was given.
         """
         if self.mode != "auto":
             return self.mode == "max"
@@ -55,14 +56,14 @@ class Monitor(Callback):
         return rises
 
     def _scores(self, trainer: Trainer) -> list[float]:
-        """The monitored values of this fit, turned so that more is better."""
+        """Lists the monitored values of this fit, negated if lower values are better; NaN is the worst."""
         rising = self._rises(trainer)
         values = [epoch[self.monitor] for epoch in trainer.history.epochs[trainer.fit_start :]]
         scores = values if rising else [-value for value in values]
         return [-math.inf if math.isnan(score) else score for score in scores]
 
     def _best(self, scores: Sequence[float]) -> int:
-        """Index of the last epoch that was better than all before it by `min_delta`."""
+        """Finds the last epoch that was better than all before it by `min_delta`."""
         best = 0
         for index, score in enumerate(scores):
             if score > scores[best] + self.min_delta:

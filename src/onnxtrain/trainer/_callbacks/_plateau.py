@@ -1,4 +1,4 @@
-"""`ReduceLROnPlateau`."""
+"""Lowers the learning rate when a value no longer improves."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class ReduceLROnPlateau(Monitor):
-    """Multiplies the learning rate by `factor` each time the value has not improved for `patience` epochs.
+    """Multiplies the learning rate by `factor` whenever a value has not improved for `patience` epochs.
 
     Args:
-        monitor: recorded value to watch.
-        factor: what to multiply by, between 0 and 1.
-        patience: epochs without improvement to wait for.
-        min_lr: the lowest rate.
-        min_delta: by how much a value must be better to count.
+        monitor: recorded value to watch, e.g. "val_loss".
+        factor: factor of the learning rate, between 0 and 1, e.g. 0.5.
+        patience: number of epochs without improvement after which the rate is lowered.
+        min_lr: lowest learning rate.
+        min_delta: smallest improvement that counts.
         mode: as for :class:`EarlyStopping`.
     """
 
@@ -47,5 +47,6 @@ class ReduceLROnPlateau(Monitor):
         """Lowers the rate after every `patience` epochs since the best one."""
         scores = self._scores(trainer)
         waited = len(scores) - 1 - self._best(scores)
+        # Decided from the history, not from a counter of its own: a resumed run lowers the rate at the same epochs.
         if waited and waited % self.patience == 0:
             trainer.learning_rate = max(self.min_lr, trainer.learning_rate * self.factor)

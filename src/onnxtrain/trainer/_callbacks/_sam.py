@@ -45,6 +45,7 @@ class SAM(Callback):
 
     def on_gradients(self, trainer: Trainer, gradients: StepGradients) -> None:
         """Replaces the gradients by those at the worst parameters nearby."""
+        # Through the store, not `trainer.parameters`: those of bfloat16 are raw bits there.
         store = trainer.state._store
         values = {
             name: widen(store.parameters[name].read(), store.parameters[name].dtype)

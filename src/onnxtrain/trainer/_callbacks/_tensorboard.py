@@ -1,4 +1,4 @@
-"""`TensorBoardLogger`."""
+"""Logs a run for TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(Logger):
-    """Writes what TensorBoard shows: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
+    """Writes event files for TensorBoard: `step/loss`, `step/learning_rate`, and `epoch/...` for the history's keys.
 
-    All are over the number of optimizer steps. It is written with tensorboardX, or with PyTorch and tensorboard where
-    that is not installed. A run that goes on writes a further file, which makes TensorBoard forget what was logged of
+    The x axis is the number of optimizer steps. The files are written with tensorboardX, or with PyTorch and
+    tensorboard if that is missing. A resumed run writes a further file, which makes TensorBoard discard entries of
     steps that the run has not taken.
 
     Args:
-        directory: what to give to `tensorboard --logdir`.
-        every_n_steps: how often a step is logged; None logs epochs alone.
+        directory: directory of the event files, for `tensorboard --logdir`.
+        every_n_steps: log every so many steps; None logs epochs alone.
 
     Raises:
-        MissingPackageError: neither is installed.
+        MissingPackageError: neither package is installed.
     """
 
     def __init__(self, directory: str | os.PathLike[str], every_n_steps: int | None = 1) -> None:
@@ -37,10 +37,11 @@ class TensorBoardLogger(Logger):
         self._writer: Any = None
 
     def open(self, trainer: Trainer) -> None:
-        """Begins a file of events."""
+        """Opens a new event file."""
         self.close()
         step = trainer.global_step
-        # Names are made of the second: two files of one second would be one without a suffix, and are read in order.
+        # File names contain the time in seconds. TensorBoard reads files in the order of their names: the step and
+        # random digits keep two files of the same second apart and in order.
         suffix = f".{step:012d}.{os.urandom(4).hex()}"
         self._writer = self._make(str(self.directory), purge_step=step + 1, filename_suffix=suffix)
 
@@ -58,7 +59,7 @@ class TensorBoardLogger(Logger):
             self._writer.add_scalar(f"{prefix}/{key}", value, trainer.global_step)
 
     def close(self) -> None:
-        """Closes the file of events."""
+        """Closes the event file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -1,4 +1,4 @@
-"""`WandbLogger`."""
+"""Logs a run to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from onnxtrain.trainer._trainer import Trainer
 
 PROPERTY = "onnxtrain.wandb"
-"""Name of the checkpoint property that holds the run's id, so that a resumed run goes on with it."""
+"""Checkpoint property with the id of the Weights & Biases run, which a resumed run goes on with."""
 
 
 class WandbLogger(Logger):
     """Logs to Weights & Biases: `step/loss`, `step/learning_rate`, and `epoch/...` for the keys of the history.
 
-    The step of Weights & Biases is the number of optimizer steps. Settings of trainer and fit become the run's config.
-    The run's id is saved with the trainer: one that is resumed goes on with the same run, in which steps that were
-    logged before are not logged again. Where `wandb.init` has been called already that run is used, and left open.
+    The step of Weights & Biases is the number of optimizer steps; settings of trainer and fit become the run's config.
+    The run's id is saved with the trainer: a resumed trainer goes on with the same run and does not log a step twice.
+    If `wandb.init` has been called already, that run is used and left open.
 
     Args:
-        project: of Weights & Biases.
-        name: of the run.
-        every_n_steps: how often a step is logged; None logs epochs alone.
-        config: further settings to show.
+        project: project of Weights & Biases.
+        name: name of the run.
+        every_n_steps: log every so many steps; None logs epochs alone.
+        config: further entries of the run's config.
         options: further arguments of `wandb.init`: `entity`, `tags`, `mode="offline"`, ...
 
     Raises:
@@ -52,7 +52,7 @@ class WandbLogger(Logger):
         self._first = 0
 
     def open(self, trainer: Trainer) -> None:
-        """Begins a run, or goes on with that of the trainer."""
+        """Starts a run, or resumes the one whose id is saved with the trainer."""
         self.close()
         properties = trainer.state.properties
         self._run, self._own = self._wandb.run, self._wandb.run is None
@@ -62,6 +62,7 @@ class WandbLogger(Logger):
                 options |= {"id": str(properties[PROPERTY]), "resume": "allow"}
             self._run = self._wandb.init(config={**_settings(trainer), **self._config}, **options)
         properties[PROPERTY] = str(self._run.id)
+        # Weights & Biases ignores values of steps that it has already, with a warning for each.
         self._first = int(self._run.starting_step)
 
     def log_step(self, trainer: Trainer, values: Mapping[str, float]) -> None:
@@ -78,14 +79,14 @@ class WandbLogger(Logger):
             self._run.log(named, step=trainer.global_step)
 
     def close(self) -> None:
-        """Finishes a run that this logger has begun."""
+        """Finishes the run if this logger started it."""
         if self._run is not None and self._own:
             self._run.finish()
         self._run = None
 
 
 def _settings(trainer: Trainer) -> dict[str, Any]:
-    """Returns what the trainer and the fit under way were asked to do."""
+    """Collects the settings of the trainer and of the fit under way."""
     state = trainer._state
     plan = {} if trainer.last_fit is None else dataclasses.asdict(trainer.last_fit)
     optimizer = trainer.manifest.optimizer

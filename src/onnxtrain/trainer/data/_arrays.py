@@ -1,4 +1,4 @@
-"""Arrays to train on: looked at as a whole before training starts, then cut into batches and cast batch by batch."""
+"""Reads arrays: checks them as a whole before training, then cuts and casts them batch by batch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass
 class ArraySource:
-    """Arrays, one per argument of the model, all with the samples along axis 0. They are never copied as a whole.
+    """Arrays with the samples along axis 0, one per argument of the model. They are never copied as a whole.
 
-    The values of arrays in memory are looked at once, before training. Those of a file (`np.memmap`), and what a
-    transform makes, are looked at batch by batch.
+    Values of arrays in memory are checked once, before training. Values of a file (`np.memmap`) and results of a
+    transform are checked batch by batch.
 
     Attributes:
-        layout: what the arrays are.
-        arrays: as they were given.
+        layout: names, dtypes and shapes of the arrays.
+        arrays: the arrays as they were passed.
         batch_size: samples per step.
-        drop: whether an incomplete last batch is left out.
-        trusted: whether the values have been looked at.
-        weighted: whether the user gave weights.
-        limit: batches of an epoch; None for all there are.
-        transform: augmentation.
-        chosen: the samples that belong to the data set; None for all.
+        drop: True to leave out an incomplete last batch.
+        trusted: True if the values have been checked.
+        weighted: True if the user passed sample weights.
+        limit: number of batches per epoch; None for all.
+        transform: augmentation of batches; None for none.
+        chosen: indices of the samples that belong to the data set; None for all.
     """
 
     layout: Layout
@@ -48,11 +48,12 @@ class ArraySource:
 
     @classmethod
     def open(cls, layout: Layout, raw: Raw, options: Options, transform: Transform | None) -> ArraySource:
-        """Returns the checked data.
+        """Checks the data and opens it.
 
         Raises:
-            InputError: It does not fit.
+            InputError: The data does not fit the model.
         """
+        # Checking the values of a file would read all of it before training begins.
         on_disk = any(isinstance(entry, np.memmap) for entry in (*raw.inputs, *raw.targets, raw.weights))
         weighted = raw.weights is not None
         if weighted:
@@ -61,7 +62,8 @@ class ArraySource:
         size, fixed = check_batch_size(layout.specs, options.batch_size)
         if transform is None:
             layout.check(arrays, values=not on_disk)
-        else:  # the transform's results have to fit, not what goes in
+        else:
+            # The results of the transform have to fit the model, not its arguments: images may be uint8 before it.
             _require_samples(arrays)
         if weighted and not arrays[-1].any():
             raise InputError("All sample weights are 0: there is nothing to train on.")
@@ -70,7 +72,8 @@ class ArraySource:
         source = cls(layout, tuple(arrays), size, drop, trusted, weighted, options.limit, transform)
         if options.training:
             require_batch(source.samples, size, drop=drop, fixed=fixed)
-        _ = source.batches  # refuses a limit that is too high
+        # Raises InputError now, not at the end of the epoch, if the limit is too high.
+        _ = source.batches
         return source
 
     @property
@@ -84,10 +87,10 @@ class ArraySource:
         return count_batches(self.samples, self.batch_size, drop=self.drop, limit=self.limit)
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Does nothing: arrays can be read from anywhere."""
+        """Does nothing: arrays can be read from any batch on."""
 
     def mark(self) -> None:
-        """Nothing needs to be kept."""
+        """Returns None: the order of the samples depends on the seed alone."""
         return
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
@@ -121,20 +124,21 @@ class ArraySource:
         return Raw(arrays[:first], arrays[first:last], weights)
 
     def last(self) -> list[Array] | None:
-        """Returns the incomplete last batch, if there is one."""
+        """Reads the incomplete last batch, if there is one."""
         whole = self.samples // self.batch_size * self.batch_size
         if whole == self.samples:
             return None
         return self._batch(self._select(slice(whole, None), None), Pass(), self.batches - 1)
 
     def take(self, samples: Array) -> ArraySource:
-        """Returns the data set of some samples; nothing is copied."""
+        """Selects some samples; nothing is copied."""
         chosen = samples if self.chosen is None else self.chosen[samples]
         return dataclasses.replace(self, chosen=chosen)
 
     def held_out(self, samples: Array) -> ArraySource:
-        """Returns the data set of some samples to evaluate on."""
+        """Selects some samples to evaluate on, without augmentation."""
         if self.transform is not None:
+            # Validation data does not go through the transform, so the arrays themselves have to fit the model.
             self.layout.check([array[samples] for array in self.arrays])
         return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=None)
 
@@ -148,7 +152,7 @@ def _require_samples(arrays: list[Array]) -> None:
 
 
 def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
-    """Raises InputError if samples to train on do not fill one batch, where they have to."""
+    """Raises InputError if the samples do not fill one batch although incomplete batches are left out."""
     if not drop or samples >= size:
         return
     if fixed:
@@ -162,7 +166,7 @@ def require_batch(samples: int, size: int, *, drop: bool, fixed: bool) -> None:
 
 
 def split_order(samples: int, fraction: float, seed: int) -> tuple[Array, Array]:
-    """Returns the samples to train on and a random `fraction` of them to validate with; the seed says which.
+    """Splits the samples at random: indices to train on, and a `fraction` of all to validate with.
 
     Raises:
         InputError: The fraction leaves one of the two empty.
@@ -175,4 +179,5 @@ def split_order(samples: int, fraction: float, seed: int) -> tuple[Array, Array]
             "targets)."
         )
     order = np.random.default_rng([seed, SPLIT]).permutation(samples)
+    # Sorted, so that training without shuffling keeps the order of the data.
     return np.sort(order[count:]), np.sort(order[:count])

@@ -1,4 +1,4 @@
-"""How many samples a model takes at a time."""
+"""Chooses the batch size, and handles models that were exported with a fixed batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def dynamic_remedy() -> str:
 
 
 def static_batch(specs: Sequence[InputSpec]) -> int | None:
-    """Returns the number of samples that a model takes at a time, None when it takes any."""
+    """Finds the number of samples that a model takes at a time; None for any number."""
     sizes = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(sizes) > 1:
         raise InputError(
@@ -32,10 +32,10 @@ def static_batch(specs: Sequence[InputSpec]) -> int | None:
 
 
 def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int, bool]:
-    """Returns the batch size to use, and whether the model fixes it.
+    """Chooses the batch size; the second result is True if the model fixes it.
 
     Raises:
-        InputError: It is not a positive integer, or the model takes another one.
+        InputError: The batch size is no positive integer, or the model takes another one.
     """
     if asked is not None and (
         isinstance(asked, bool) or not isinstance(asked, int | np.integer) or asked < 1
@@ -53,7 +53,7 @@ def check_batch_size(specs: Sequence[InputSpec], asked: int | None) -> tuple[int
 
 
 def warn_of_fixed_batch(size: int | None, samples: int | None) -> None:
-    """Logs a warning where a fixed batch of `size` makes training on so many samples other than it looks."""
+    """Warns if a fixed batch makes a step see a single sample, or leaves samples out of each epoch."""
     if size == 1 and samples != 1:
         _log.warning(
             "The model was exported for one sample at a time: each step of the optimizer sees a single one. %s Or pass "

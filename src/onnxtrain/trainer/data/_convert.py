@@ -1,4 +1,4 @@
-"""From what a user passes to arrays that a model takes: converted where no meaning is lost, refused elsewhere."""
+"""Converts user data to arrays that a model takes, and refuses conversions that could change the meaning."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from onnxtrain.trainer.data._frames import frame_values, is_frame, is_series, se
 ArrayLike = npt.ArrayLike | Sequence[npt.ArrayLike] | Mapping[str, npt.ArrayLike]
 """One array; for several inputs or targets a list in the model's order, or a mapping by name."""
 
+# Elements that are checked at once: the temporary arrays of a check stay small beside the data.
 _CHUNK = 1 << 22
-"""Elements that are looked at together: what a check needs beside an array stays small."""
 
 
 def names_of(specs: Sequence[InputSpec]) -> str:
-    """Returns the names, for messages."""
+    """Lists the names of inputs or targets, for messages."""
     return ", ".join(spec.name for spec in specs)
 
 
 def relaxed(specs: Sequence[InputSpec]) -> list[InputSpec]:
-    """Returns the specifications for any number of samples."""
+    """Copies specifications with a first dimension of any size."""
     return [s if s.shape is None else dataclasses.replace(s, shape=(None, *s.shape[1:])) for s in specs]
 
 
 def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = False) -> list[Any]:
-    """Returns one entry per specification, in order.
+    """Sorts data into one entry per specification, in the model's order.
 
     Args:
         word: "input" or "target", for messages.
-        specs: what the model takes.
+        specs: inputs or targets of the model.
         data: one array, a list, a mapping by name, or a frame.
-        loose: whether names that the model does not know are left out of a mapping instead of refused.
+        loose: ignore unknown names in a mapping instead of refusing them.
 
     Raises:
-        InputError: Number or names do not fit.
+        InputError: The number of arrays or their names do not fit.
     """
     if is_frame(data):
         return frame_values(word, specs, data)
@@ -56,6 +56,7 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
             )
         return [data[spec.name] for spec in specs]
     if len(specs) == 1:
+        # [array] is a list of the only input; [1.0, 2.0] is that input itself, as Python numbers.
         single = isinstance(data, list | tuple) and len(data) == 1 and hasattr(data[0], "__array__")
         return [data[0] if single else data]
     if not isinstance(data, list | tuple) or len(data) != len(specs):
@@ -68,14 +69,15 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
 
 
 def to_array(word: str, spec: InputSpec, data: Any) -> Array:
-    """Returns data as a numpy array, a tensor of another library too; nothing is copied that need not be.
+    """Converts data, also tensors of other libraries, to a numpy array, without copying if possible.
 
     Raises:
-        InputError: It is no array of one shape.
+        InputError: The data is no array of one shape.
     """
     if is_series(data):
         return series_values(word, spec, data)
-    if hasattr(data, "detach"):  # PyTorch
+    # Tensors of PyTorch that require gradients, or are on another device, do not convert to numpy themselves.
+    if hasattr(data, "detach"):
         data = data.detach().cpu()
     try:
         array = np.asarray(data)
@@ -85,7 +87,7 @@ def to_array(word: str, spec: InputSpec, data: Any) -> Array:
 
 
 def _as_numbers(array: Array) -> Array:
-    """Returns an array of Python's numbers, as some data sets give labels, as one of numpy's; others as they are."""
+    """Converts an object array of Python numbers, as some data sets give labels; others stay as they are."""
     try:
         numbers = np.asarray(array.tolist())
     except (ValueError, TypeError):
@@ -94,10 +96,13 @@ def _as_numbers(array: Array) -> Array:
 
 
 def check_form(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError for a dtype that is not converted, and for labels that are not one integer each."""
+    """Raises InputError for a dtype that is not converted, and for labels that are not one integer per sample."""
     _check_label_form(spec, array)
     wanted = spec.dtype.name
+    # numpy has no bfloat16: such data is passed as its bits, uint16.
     same = array.dtype.name == wanted or (wanted == "bfloat16" and array.dtype == np.uint16)
+    # Integers for a float input are refused: images of 0 .. 255 that were forgotten to be scaled are the usual
+    # reason.
     floats = array.dtype.kind == "f" and wanted in ("float16", "float32", "float64")
     integers = (
         array.dtype.kind in "iu" and spec.dtype.storage.kind in "iu" and wanted not in ("bfloat16", "bool")
@@ -107,7 +112,7 @@ def check_form(word: str, spec: InputSpec, array: Array) -> None:
 
 
 def check_values(word: str, spec: InputSpec, array: Array) -> None:
-    """Raises InputError for NaN, infinity, labels that are no class, and values that do not fit the model's dtype."""
+    """Raises InputError for NaN, infinity, labels that are no class, and values that overflow the model's dtype."""
     kind = array.dtype.kind
     if kind == "f" or (kind in "iu" and array.dtype != spec.dtype.storage):
         for first, part in _chunks(array):
@@ -117,7 +122,7 @@ def check_values(word: str, spec: InputSpec, array: Array) -> None:
 
 
 def _chunks(array: Array) -> Iterator[tuple[int, Array]]:
-    """Yields parts of an array, and the index of the first sample of each."""
+    """Yields parts of an array, each with the index of its first sample."""
     if array.size <= _CHUNK:
         yield 0, array
         return
@@ -145,7 +150,7 @@ def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
 
 
 def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> None:
-    """Raises InputError for NaN, and for infinity, which makes NaN of losses and gradients."""
+    """Raises InputError for NaN and infinity; infinity becomes NaN in losses and gradients."""
     for name, found in (("NaN", np.isnan(part)), ("infinity", np.isinf(part))):
         if not found.any():
             continue
@@ -157,14 +162,15 @@ def _refuse_infinite(word: str, spec: InputSpec, part: Array, first: int) -> Non
 
 
 def cast(spec: InputSpec, array: Array) -> Array:
-    """Returns an array that was found good in the model's dtype, C-contiguous; itself where it is so."""
+    """Casts a checked array to the model's dtype, C-contiguous; an array that fits already is not copied."""
     if spec.dtype.name == "bfloat16":
+        # The bits of bfloat16 are uint16; a cast would take them for numbers.
         return np.ascontiguousarray(array)
     return np.ascontiguousarray(array, spec.dtype.storage)
 
 
 def _check_label_form(spec: InputSpec, array: Array) -> None:
-    """Raises InputError for class labels in a form that other libraries take: one-hot, or in a column."""
+    """Raises InputError for class labels in the form of other libraries: one-hot, or in a column."""
     labels = spec.class_labels
     if labels is None or spec.shape is None or array.ndim != len(spec.shape) + 1:
         return
@@ -197,7 +203,7 @@ def _dtype_message(word: str, spec: InputSpec, array: Array) -> str:
 
 
 def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
-    """Raises InputError unless all arrays have as many samples, one or more, and are of the model's shapes."""
+    """Raises InputError unless all arrays have the same number of samples, at least one, and the model's shapes."""
     for spec, array in zip(specs, arrays, strict=True):
         if array.ndim == 0 or (spec.shape is not None and len(spec.shape) == 0):
             raise InputError(
@@ -214,5 +220,6 @@ def check_lengths(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> None:
 
 
 def fill(array: Array, copies: int) -> Array:
-    """Returns an array with copies of its last sample at the end."""
+    """Appends copies of the last sample to an array."""
+    # Copies of a real sample are valid input for every model; zeros may not be (labels, token ids, divisions).
     return np.concatenate([array, np.repeat(array[-1:], copies, axis=0)])

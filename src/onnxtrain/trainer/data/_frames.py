@@ -1,6 +1,6 @@
-"""Tables of pandas and polars as arrays: columns by name or in order, numbers only, nothing missing.
+"""Converts tables of pandas and polars to arrays: columns by name or in order, numbers only, nothing missing.
 
-Neither package is imported: an object of theirs is told by the module that its class is from.
+Neither package is imported: their objects are recognised by the module of their class.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _library(value: object) -> str:
 
 
 def is_frame(value: object) -> bool:
-    """Returns whether a value is a DataFrame of pandas or polars; raises InputError for a LazyFrame."""
+    """Checks for a DataFrame of pandas or polars; raises InputError for a LazyFrame."""
     if _library(value) not in ("pandas", "polars"):
         return False
     if type(value).__name__ == "LazyFrame":
@@ -29,23 +29,23 @@ def is_frame(value: object) -> bool:
 
 
 def is_series(value: object) -> bool:
-    """Returns whether a value is a Series of pandas or polars."""
+    """Checks for a Series of pandas or polars."""
     return _library(value) in ("pandas", "polars") and type(value).__name__ == "Series"
 
 
 def column_names(frame: Any) -> list[str]:
-    """Returns the names of the columns."""
+    """Lists the names of the columns as texts."""
     return [str(name) for name in frame.columns]
 
 
 def without(frame: Any, names: Sequence[str]) -> Any:
-    """Returns a frame without some of its columns."""
+    """Drops some columns of a frame."""
     wanted = [name for name in frame.columns if str(name) not in names]
     return frame[wanted]
 
 
 def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Array]:
-    """Returns one array per specification: columns of their names, or for a single one all columns in order.
+    """Converts a frame to one array per input: columns of their names, or all columns in order for a single input.
 
     Raises:
         InputError: Columns are missing or too many, hold no numbers, or lack values.
@@ -71,6 +71,7 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
             "the columns in the model's order: frame[[...]]."
         )
     dtype = spec.dtype.storage
+    # Written column by column: the frame's own conversion to one array would go through float64 or objects.
     table = np.empty((len(frame), len(names)), dtype if dtype.kind in "fiu" else np.float32)
     for index, name in enumerate(names):
         column = _numbers(frame[name], f"column '{name}'")
@@ -89,7 +90,7 @@ def frame_values(word: str, specs: Sequence[InputSpec], frame: Any) -> list[Arra
 
 
 def series_values(word: str, spec: InputSpec, series: Any) -> Array:
-    """Returns a column as an array; of rank 2 where the model takes one of a single column.
+    """Converts a column to an array; of rank 2 if the model takes one with a single column.
 
     Raises:
         InputError: It holds no numbers, or lacks values.
@@ -105,13 +106,14 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
 
 
 def _numbers(series: Any, label: str) -> Array:
-    """Returns the numbers of a column of either library.
+    """Reads the numbers of a column of either library.
 
     Raises:
-        InputError: There are none, or some are missing.
+        InputError: The column holds no numbers, or values are missing.
     """
     polars = _library(series) == "polars"
     missing = np.asarray(series.is_null() if polars else series.isna())
+    # polars tells null from NaN; pandas does not, and both are missing here.
     if polars and series.dtype.is_float():
         missing = missing | np.asarray(series.is_nan().fill_null(False))
     if missing.any():
@@ -129,7 +131,8 @@ def _numbers(series: Any, label: str) -> Array:
     if not numeric:
         raise InputError(_encoding(series, label, kind, polars))
     values = series.to_numpy()
-    if values.dtype == object:  # nullable types of pandas
+    # Nullable dtypes of pandas (Int64, Float64) become object arrays; nothing is missing here any more.
+    if values.dtype == object:
         values = values.astype(np.float64 if getattr(series.dtype, "kind", "f") == "f" else np.int64)
     array = np.asarray(values)
     infinite = np.isinf(array) if array.dtype.kind == "f" else np.zeros(0, bool)
@@ -142,7 +145,7 @@ def _numbers(series: Any, label: str) -> Array:
 
 
 def _place(series: Any, wrong: Array, polars: bool) -> str:
-    """Returns how messages call the first row for which `wrong` holds."""
+    """Names the first row for which `wrong` holds, for messages."""
     row = int(np.flatnonzero(wrong)[0])
     index = None if polars else series.index[row]
     return f"row {row}" if index is None or index == row else f"row {row} (index {index!r})"
@@ -159,7 +162,7 @@ _OF_PANDAS = (
 
 
 def _encoding(series: Any, label: str, kind: str, polars: bool) -> str:
-    """The message for a column that holds no numbers."""
+    """Writes the message for a column that holds no numbers."""
     shown = f" such as {series[0]!r}" if polars and len(series) else ""
     if not polars and len(series):
         shown = f" such as {series.iloc[0]!r}"

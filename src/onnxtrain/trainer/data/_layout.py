@@ -1,4 +1,4 @@
-"""What a model takes for one batch, and how it is found in what a user or a loader passes."""
+"""Describes the arguments of a model for one batch, and finds them in what a user or a loader passes."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from onnxtrain.trainer.data._convert import (
 from onnxtrain.trainer.data._frames import column_names, is_frame, is_series, without
 
 WEIGHT = "sample_weight"
-"""Name of the weights in batches by name, and in frames."""
+"""Name of the sample weights in batches by name, and in frames."""
 
 
 class Raw(NamedTuple):
-    """A batch, or all the data, as it was passed, one entry per input and target."""
+    """Entries of a batch or of all data as they were passed, one per input and target."""
 
     inputs: list[Any]
     targets: list[Any]
@@ -38,15 +38,15 @@ class Raw(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The arguments of a model.
+    """Arguments of a model.
 
     Attributes:
-        inputs: user inputs.
-        targets: what the loss compares with.
-        weight: what a weight for each sample has to be.
-        weighted: whether batches end with such weights; they are 1 where none are given.
-        predicting: whether targets and weights are left out of what comes with the inputs.
-        unused: names of these, then.
+        inputs: inputs of the model.
+        targets: targets of the loss.
+        weight: description of the sample weights.
+        weighted: True if batches end with sample weights, which are 1 if none are given.
+        predicting: True to ignore targets and weights that come with the inputs.
+        unused: names of the ignored targets and weights.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -58,7 +58,7 @@ class Layout:
 
     @classmethod
     def of(cls, manifest: Manifest, *, predicting: bool = False) -> Layout:
-        """Returns the layout of a run's models."""
+        """Makes the layout of a run's models."""
         weight = manifest.sample_weight
         targets = tuple(spec for spec in manifest.targets if not spec.sample_weight)
         weighted = weight is not None
@@ -72,15 +72,15 @@ class Layout:
 
     @property
     def specs(self) -> tuple[InputSpec, ...]:
-        """The specifications of the arrays of a batch."""
+        """Specifications of the arrays of a batch, in the model's order."""
         return (*self.inputs, *self.targets, *([self.weight] if self.weighted else []))
 
     def with_weights(self) -> Layout:
-        """Returns the layout of batches with weights."""
+        """Copies the layout with sample weights added."""
         return dataclasses.replace(self, weighted=True)
 
     def whole(self, inputs: Any, targets: Any, weights: Any) -> Raw:
-        """Returns the entries of data that is passed as a whole."""
+        """Extracts inputs, targets and weights from data that is passed as a whole."""
         if is_frame(inputs) and not self.predicting:
             inputs, targets, weights = self._of_frame(inputs, targets, weights)
         elif is_frame(inputs):
@@ -99,7 +99,7 @@ class Layout:
         return isinstance(inputs, Mapping) and all(spec.name in inputs for spec in self.targets)
 
     def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
-        """Takes the targets out of the frame with the inputs: by the names that are given, or by the model's."""
+        """Takes the targets out of a frame of inputs: by given names of columns, or by the model's names."""
         names = column_names(frame)
         if weights is None and targets is None and WEIGHT in names:
             weights = WEIGHT
@@ -114,6 +114,7 @@ class Layout:
         else:
             return frame, targets, weights
         columns = self._taken(frame, names, wanted)
+        # Several columns for one target are its columns, in the order of the frame.
         if len(wanted) != len(self.targets):
             table = frame[[name for name in frame.columns if str(name) in wanted]]
             return without(frame, wanted), table, weights
@@ -134,13 +135,13 @@ class Layout:
         return rest, column_names(rest)
 
     def batch(self, batch: Any) -> Raw:
-        """Returns the entries of a batch that a loader gives.
+        """Extracts inputs, targets and weights from a batch of a loader.
 
-        It is a mapping or frame with the names of inputs and targets, (inputs, targets), (inputs, targets, weights),
-        the inputs and targets one after the other, or the inputs alone where there are no targets.
+        A batch is a mapping or frame with the names of inputs and targets, (inputs, targets), (inputs, targets,
+        weights), the inputs and targets one after the other, or the inputs alone if there are no targets.
 
         Raises:
-            InputError: It is none of these.
+            InputError: The batch is none of these.
         """
         if isinstance(batch, Mapping):
             return self._of_names(batch)
@@ -199,7 +200,7 @@ class Layout:
         )
 
     def arrays(self, raw: Raw) -> Raw:
-        """Returns the entries as arrays, not checked."""
+        """Converts the entries to arrays, without checks."""
         return Raw(
             [to_array("input", spec, entry) for spec, entry in zip(self.inputs, raw.inputs, strict=True)],
             [to_array("target", spec, entry) for spec, entry in zip(self.targets, raw.targets, strict=True)],
@@ -207,7 +208,7 @@ class Layout:
         )
 
     def flat(self, raw: Raw) -> list[Array]:
-        """Returns the arrays in the model's order; weights of 1 where none are given and some are needed."""
+        """Lists the arrays in the model's order, with weights of 1 if weights are needed and none are given."""
         arrays = [*raw.inputs, *raw.targets]
         if self.weighted:
             missing = raw.weights is None
@@ -218,8 +219,8 @@ class Layout:
         """Raises InputError unless arrays in the model's order can be trained on.
 
         Args:
-            arrays: with any number of samples.
-            values: whether to look at the values; dtypes and shapes are looked at in any case.
+            arrays: arrays with any number of samples.
+            values: check the values, too, not only dtypes and shapes.
         """
         words = ["input"] * len(self.inputs) + ["target"] * len(self.targets)
         for word, spec, array in zip(words, self.specs, arrays, strict=False):
@@ -232,14 +233,14 @@ class Layout:
             _check_weights(self.weight, arrays[-1])
 
     def cast(self, arrays: Sequence[Array]) -> list[Array]:
-        """Returns arrays that have been checked in the model's dtypes."""
+        """Casts checked arrays to the model's dtypes."""
         return [cast(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
 
     def convert(self, raw: Raw) -> list[Array]:
-        """Returns the checked arrays of a batch.
+        """Converts the entries of a batch to checked arrays in the model's dtypes.
 
         Raises:
-            InputError: Something does not fit.
+            InputError: The batch does not fit the model.
         """
         if raw.weights is not None and not self.weighted:
             raise InputError(
@@ -251,7 +252,7 @@ class Layout:
 
 
 def _check_weights(spec: InputSpec, weights: Array) -> None:
-    """Raises InputError for weights that weigh nothing, or less than nothing."""
+    """Raises InputError for weights that are negative, not finite, or no numbers."""
     if is_series(weights) or weights.dtype.kind not in "iufb":
         raise InputError(f"The sample weights should be numbers, received dtype {weights.dtype}.")
     with np.errstate(invalid="ignore"):

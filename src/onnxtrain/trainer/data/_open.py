@@ -1,4 +1,4 @@
-"""Which source reads what a user passes."""
+"""Chooses the source that reads the user's data."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def open_source(
     transform: TransformFunction | None = None,
     at: Pass = Pass(),  # noqa: B008
 ) -> Source:
-    """Returns what reads the data; as much of it is checked as can be without reading it all.
+    """Opens data as a source, and checks as much as possible without reading all of it.
 
     Args:
-        layout: what the model takes.
+        layout: arguments of the model.
         inputs: arrays, a frame, a data set, or a stream of batches, which brings its targets.
-        targets: of arrays and frames.
-        weights: one for each sample; of arrays and frames.
-        options: how to read it.
-        transform: augmentation.
-        at: the epoch that will be read first.
+        targets: targets of arrays and frames.
+        weights: sample weights of arrays and frames.
+        options: batch size and the like.
+        transform: augmentation of batches.
+        at: epoch that will be read first.
 
     Raises:
         InputError: The data does not fit the model.
@@ -58,6 +58,7 @@ def open_source(
     if _gives_samples_by_index(inputs):
         return SampleSource.open(layout, inputs, options, augment)
     if _is_iterable_dataset(inputs):
+        # An IterableDataset gives samples, unlike every other stream, and has to be batched here.
         inputs = _Grouped(layout, inputs, options.batch_size or 32)
         options = options._replace(batch_size=None)
     if not isinstance(inputs, Iterable) and not callable(inputs):
@@ -75,7 +76,7 @@ def _is_array(data: object) -> bool:
 
 
 def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
-    """Whether data is all the samples at once."""
+    """Checks if the data is all samples at once, not a stream or a data set."""
     if inputs is None or isinstance(inputs, Mapping) or _is_array(inputs):
         if isinstance(inputs, Mapping) and any(_gives_samples_by_index(entry) for entry in inputs.values()):
             raise InputError(
@@ -83,6 +84,8 @@ def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
             )
         return True
     if isinstance(inputs, list | tuple):
+        # A list without targets can be the arrays of several inputs or a list of batches; entries that look like
+        # batches decide.
         alone = targets is None and (layout.predicting or bool(layout.targets))
         frames = len(layout.inputs) == 1 and all(map(is_frame, inputs))
         return not (alone and inputs and (frames or all(_is_batch(entry) for entry in inputs)))
@@ -90,7 +93,7 @@ def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
 
 
 def _is_batch(entry: Any) -> bool:
-    """Whether an entry of a list is a batch of its own, and no array or row of numbers."""
+    """Checks if an entry of a list is a batch of its own, and no array or row of numbers."""
     if isinstance(entry, tuple):
         return bool(entry) and not np.isscalar(entry[0])
     several = isinstance(entry, list) and bool(entry)
@@ -102,7 +105,7 @@ def _is_loader(data: object) -> bool:
 
 
 def _gives_samples_by_index(data: object) -> bool:
-    """Whether data is a map-style data set."""
+    """Checks for a map-style data set."""
     sized = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     return (
         sized
@@ -114,8 +117,9 @@ def _gives_samples_by_index(data: object) -> bool:
 
 
 def _is_iterable_dataset(data: object) -> bool:
-    """Whether iterating gives samples instead of batches: the IterableDataset of PyTorch or Hugging Face."""
+    """Checks for an IterableDataset of PyTorch or Hugging Face, which gives samples instead of batches."""
     for module, name in (("torch.utils.data", "IterableDataset"), ("datasets", "IterableDataset")):
+        # An object of these classes exists only if the program has imported the package: no import is needed.
         kind = getattr(sys.modules.get(module), name, None)
         if isinstance(kind, type) and isinstance(data, kind):
             return True
@@ -123,7 +127,7 @@ def _is_iterable_dataset(data: object) -> bool:
 
 
 def split(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
-    """Returns the data without a random `fraction` of its samples, and these; the seed says which.
+    """Splits a random `fraction` of the samples off; returns the rest and the fraction.
 
     Raises:
         InputError: The fraction leaves one of the two empty, or no batch to train on; the data is a stream.
@@ -142,7 +146,7 @@ def split(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
 
 
 class _Grouped:
-    """Batches of a data set that gives sample after sample; of one that gives batches, these."""
+    """Groups the samples of a data set to batches; batches that a data set gives itself are passed on."""
 
     def __init__(self, layout: Layout, dataset: Any, size: int) -> None:
         self.dataset = dataset
@@ -163,7 +167,7 @@ class _Grouped:
             yield collate(samples)
 
     def _is_batch(self, sample: Any) -> bool:
-        """Whether the first input has the axis of samples already."""
+        """Checks if the first input has an axis of samples already."""
         shape = self._layout.inputs[0].shape
         first = self._layout.batch(sample).inputs[0]
         return shape is not None and np.ndim(first) == len(shape)

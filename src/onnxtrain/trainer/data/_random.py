@@ -1,7 +1,7 @@
-"""The process's own random numbers (random, numpy.random, torch) while a user's code prepares batches.
+"""Seeds the process's random numbers (random, numpy.random, torch) while a user's code prepares batches.
 
-Augmentation mostly draws from these. Seeded for each batch, and put back afterwards, they make a resumed run draw what
-an uninterrupted one would have drawn, and leave the program's own numbers alone.
+Augmentation mostly draws from these generators. Seeding them for each batch, and restoring them afterwards, lets a
+resumed run draw the numbers of an uninterrupted one, and does not disturb the program's own numbers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 
 
 def _torch() -> Any:
-    """PyTorch, if the program has imported it."""
+    """Returns PyTorch if the program has imported it, else None."""
     torch = sys.modules.get("torch")
+    # While torch is being imported, it is in sys.modules without its attributes.
     return torch if hasattr(torch, "default_generator") else None
 
 
@@ -49,7 +50,7 @@ def _seed(key: tuple[int, ...]) -> None:
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Gives the code within random numbers that depend on nothing but the key."""
+    """Seeds the random numbers of the block by a key, and restores the generators afterwards."""
     before = _capture()
     _seed(key)
     try:
@@ -59,7 +60,11 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 class OwnNumbers:
-    """Random numbers of their own for code that runs bit by bit: those of a key, going on at each entry."""
+    """Random numbers for code that runs piece by piece: seeded at the first entry, continued at each further one.
+
+    An iterator of batches runs only while the next batch is drawn; in between the program draws numbers of its
+    own.
+    """
 
     def __init__(self, *key: int) -> None:
         self._key = key

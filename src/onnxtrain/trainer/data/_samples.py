@@ -1,4 +1,4 @@
-"""Data sets that give one sample for an index: PyTorch's map-style Dataset, Hugging Face datasets, your own."""
+"""Reads data sets that give one sample per index: PyTorch's map-style Dataset, Hugging Face datasets, your own."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from onnxtrain.trainer.data._transform import Transform
 
 @dataclass
 class SampleSource:
-    """A data set with `__len__` and `__getitem__`; a sample is what a batch is, without the axis of samples.
+    """Data set with `__len__` and `__getitem__`; a sample is a batch without the axis of samples.
 
-    Batches are put together by the trainer, which shuffles as it does with arrays. Random numbers that samples are
-    augmented with are those of the batch.
+    The trainer shuffles as it does with arrays, and stacks samples to batches. Random numbers that augment samples are
+    seeded for each batch.
 
     Attributes:
-        layout: what the arrays of a batch are.
-        dataset: gives samples.
+        layout: names, dtypes and shapes of the arrays of a batch.
+        dataset: the user's data set.
         batch_size: samples per step.
-        drop: whether an incomplete last batch is left out.
-        weighted: whether samples come with weights.
-        limit: batches of an epoch; None for all there are.
+        drop: True to leave out an incomplete last batch.
+        weighted: True if samples come with weights.
+        limit: number of batches per epoch; None for all.
         transform: augmentation of batches.
-        chosen: the samples that belong to the data set; None for all.
+        chosen: indices of the samples that belong to the data set; None for all.
     """
 
     layout: Layout
@@ -50,10 +50,10 @@ class SampleSource:
     def open(
         cls, layout: Layout, dataset: Any, options: Options, transform: Transform | None
     ) -> SampleSource:
-        """Returns the source of a data set, whose first sample is looked at.
+        """Opens a data set and checks its first sample.
 
         Raises:
-            InputError: There is none, or it does not fit.
+            InputError: There is no sample, or the first one does not fit the model.
         """
         size, fixed = check_batch_size(layout.specs, options.batch_size)
         drop = (fixed and options.training) or options.drop_last
@@ -63,6 +63,7 @@ class SampleSource:
         if options.training:
             require_batch(source.samples, size, drop=drop, fixed=fixed)
         _ = source.batches
+        # Augmentation of the first sample, which is read for the check alone, must not move the program's generators.
         with seeded(0, STREAM):
             raw = layout.batch(collate(_fetch(dataset, [0])))
         source.weighted = raw.weights is not None
@@ -83,10 +84,10 @@ class SampleSource:
         return count_batches(self.samples, self.batch_size, drop=self.drop, limit=self.limit)
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Does nothing: samples can be read from anywhere."""
+        """Does nothing: samples can be read in any order."""
 
     def mark(self) -> None:
-        """Nothing needs to be kept."""
+        """Returns None: the order of the samples depends on the seed alone."""
         return
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
@@ -110,24 +111,24 @@ class SampleSource:
             raise InputError(f"{epoch.place(index)} (samples {_shown(indices)}): {error}") from error
 
     def last(self) -> list[Array] | None:
-        """Returns the incomplete last batch, if there is one."""
+        """Reads the incomplete last batch, if there is one."""
         whole = self.samples // self.batch_size
         if whole * self.batch_size == self.samples:
             return None
         return next(self.read(Pass(), whole))
 
     def take(self, samples: Array) -> SampleSource:
-        """Returns the data set of some samples."""
+        """Selects some samples."""
         chosen = samples if self.chosen is None else self.chosen[samples]
         return dataclasses.replace(self, chosen=chosen)
 
     def held_out(self, samples: Array) -> SampleSource:
-        """Returns the data set of some samples to evaluate on."""
+        """Selects some samples to evaluate on, without augmentation of batches."""
         return dataclasses.replace(self.take(samples), drop=False, limit=None, transform=None)
 
 
 def _fetch(dataset: Any, indices: list[int]) -> list[Any]:
-    """Returns samples; together where the data set can, as PyTorch and Hugging Face agree on it."""
+    """Fetches samples, in one call if the data set has `__getitems__`, as in PyTorch and Hugging Face."""
     together = getattr(dataset, "__getitems__", None)
     return list(together(indices)) if callable(together) else [dataset[index] for index in indices]
 
@@ -137,14 +138,14 @@ def _shown(indices: Sequence[int]) -> str:
 
 
 def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
-    """Returns samples as one batch: a tuple or a dict like theirs, of stacked arrays.
+    """Stacks samples to a batch: a tuple or a dict like theirs, of arrays.
 
     >>> collate([(np.zeros(2), 1), (np.ones(2), 0)])
     (array([[0., 0.],
            [1., 1.]]), array([1, 0]))
 
     Raises:
-        InputError: They are of different shapes or kinds.
+        InputError: The samples have different shapes or kinds.
     """
     first = samples[0]
     if isinstance(first, Mapping):
@@ -159,7 +160,8 @@ def collate(samples: Sequence[Any], indices: Sequence[int] = ()) -> Any:
             raise InputError(f"samples have different numbers of entries; the first has {len(first)}.")
         return tuple(collate(list(part), indices) for part in zip(*samples, strict=True))
     if isinstance(first, str | bytes):
-        return np.asarray(samples)  # refused where the model does not take it
+        # Texts pass here; the layout refuses them if they are an input of the model, and ignores them otherwise.
+        return np.asarray(samples)
     arrays = [
         np.asarray(sample.detach().cpu() if hasattr(sample, "detach") else sample) for sample in samples
     ]

@@ -1,4 +1,4 @@
-"""Where batches come from: what the training loop, evaluation and prediction know of data."""
+"""Defines `Source`, the interface by which training, evaluation and prediction read data."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._layout import Layout
 
-# Streams of random numbers that derive from the trainer's seed.
+# Each use of the trainer's seed has a number of its own: shuffling and augmentation of one epoch are independent.
 SHUFFLE, SPLIT, TRANSFORM, STREAM = 0, 1, 2, 3
 
 
 class Pass(NamedTuple):
-    """One epoch: all that the order of its samples and its random numbers derive from.
+    """One epoch: the numbers from which the order of its samples and its random numbers derive.
 
     Attributes:
-        seed: the trainer's.
-        epoch: finished epochs over the life of the trainer.
-        fit_start: those that were finished when the fit began.
-        shuffle: whether samples come in a random order.
-        training: whether it is trained on.
+        seed: seed of the trainer.
+        epoch: number of epochs finished over the life of the trainer.
+        fit_start: number of epochs finished when the fit began.
+        shuffle: True for a random order of the samples.
+        training: True if the epoch is trained on.
     """
 
     seed: int = 0
@@ -33,19 +33,19 @@ class Pass(NamedTuple):
     training: bool = False
 
     def place(self, batch: int) -> str:
-        """Returns where a batch is, for messages."""
+        """Names the place of a batch for messages, e.g. "Batch 3 of epoch 2"."""
         return f"Batch {batch + 1} of epoch {self.epoch + 1}" if self.training else f"Batch {batch + 1}"
 
 
 class Source(Protocol):
-    """Batches of a data set, checked and of the model's dtypes.
+    """Batches of a data set, checked and in the model's dtypes.
 
     Attributes:
-        layout: what the arrays of a batch are.
-        weighted: whether the data brings a weight for each sample.
-        samples: samples of a pass over all data; None where only its end tells.
-        batch_size: samples per batch; None where they come in batches.
-        batches: batches of an epoch; None where only its end tells.
+        layout: names, dtypes and shapes of the arrays of a batch.
+        weighted: True if the data brings a weight for each sample.
+        samples: number of samples; None for a stream.
+        batch_size: samples per batch; None if the data comes in batches.
+        batches: number of batches per epoch; None if only the end of the stream tells.
     """
 
     layout: Layout
@@ -61,39 +61,39 @@ class Source(Protocol):
     def batches(self) -> int | None: ...
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Makes ready for a fit.
+        """Prepares for a fit.
 
         Args:
-            mark: what :meth:`mark` gave, should the fit go on with one that was cut off.
-            resumed: whether it does.
-            epochs: how many there will be.
+            mark: result of :meth:`mark` in the fit that goes on; None for a new one.
+            resumed: True if an interrupted fit goes on.
+            epochs: number of epochs to come.
 
         Raises:
-            InputError: This source cannot be taken to where training stopped, or read so often.
+            InputError: The source cannot go to where training stopped, or cannot be read so often.
         """
 
     def mark(self) -> str | None:
-        """Returns what :meth:`begin` needs to read the epoch under way again, beside its number; for JSON."""
+        """Returns a text that :meth:`begin` needs to read the epoch under way again; None if its number suffices."""
 
     def last(self) -> list[Array] | None:
-        """Returns the incomplete last batch, where samples are told apart and there is one."""
+        """Reads the incomplete last batch, if samples are counted and there is one."""
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch from number `start` on, in the model's order of arguments.
+        """Yields the batches of an epoch from number `start` on, arrays in the model's order.
 
         Raises:
-            InputError: A batch does not fit the model, or there is none.
+            InputError: A batch does not fit the model, or there is no batch.
         """
 
 
 class Options(NamedTuple):
-    """How data is to be read.
+    """Options of reading.
 
     Attributes:
-        batch_size: samples per batch, as asked for.
-        training: whether it is to be trained on: in whole batches only where the model's batch is fixed.
-        drop_last: whether an incomplete last batch is left out.
-        limit: batches of an epoch; None for all there are.
+        batch_size: samples per batch; None for the default.
+        training: True to train on the data: a model with a fixed batch then gets whole batches only.
+        drop_last: True to leave out an incomplete last batch.
+        limit: number of batches per epoch; None for all.
     """
 
     batch_size: int | None = None
@@ -103,17 +103,17 @@ class Options(NamedTuple):
 
 
 def order_of(samples: int, epoch: Pass) -> Array:
-    """Returns the order of the samples in an epoch; it depends on nothing but the arguments."""
+    """Draws the order of the samples in an epoch; it depends on the arguments alone."""
     if not epoch.shuffle:
         return np.arange(samples)
     return np.random.default_rng([epoch.seed, SHUFFLE, epoch.epoch]).permutation(samples)
 
 
 def count_batches(samples: int, size: int, *, drop: bool, limit: int | None) -> int:
-    """Returns the number of batches in an epoch over samples that are told apart.
+    """Counts the batches of an epoch.
 
     Raises:
-        InputError: There are fewer than asked for.
+        InputError: There are fewer batches than the limit.
     """
     batches = samples // size if drop else -(-samples // size)
     if limit is not None and limit > batches:

@@ -1,4 +1,4 @@
-"""Streams of batches: loaders, generators, and whatever else is read from the front."""
+"""Reads streams of batches: loaders, generators, and other iterables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMEDY = (
 
 
 class _Reading:
-    """One pass over the data, under way: it draws random numbers of its own, and can be looked ahead."""
+    """One pass over the data: draws random numbers of its own, and can look ahead by one batch."""
 
     def __init__(self, make: Callable[[], Iterable[Any]], numbers: OwnNumbers | None) -> None:
         self._numbers = numbers
@@ -56,8 +56,10 @@ class _Reading:
         return batch
 
     def is_incomplete(self, raw: Raw, size: int | None) -> bool:
-        """Returns whether a batch is the last one, and smaller than the first (or `size`)."""
+        """Checks if a batch is the last one and smaller than the first (or `size`)."""
         count = len(raw.inputs[0])
+        # Only the end of the stream tells an incomplete last batch from a loader that gives batches of different
+        # sizes.
         self._size = self._size or size or count
         if count >= self._size:
             return False
@@ -69,17 +71,17 @@ class _Reading:
 
 
 class StreamSource:
-    """Batches that come one after the other.
+    """Batches that can be read from the front only.
 
-    An epoch is a pass over the stream. With a `limit` it is so many batches: passes follow one another, and an epoch
-    begins where the one before has ended. Code that prepares the batches draws random numbers (random, numpy.random,
-    torch) that follow the trainer's seed and the pass, so that an epoch can be read again up to where training stopped.
+    An epoch is a pass over the stream. With a `limit` it is that number of batches: passes follow one another, and an
+    epoch begins where the one before ended. The code that prepares batches draws random numbers (random, numpy.random,
+    torch) seeded by the trainer's seed and the pass, so an epoch can be read again up to where training stopped.
 
     Args:
-        layout: what the arrays of a batch are.
-        stream: an iterable, a function that returns one, or an iterator, which can be read once.
-        options: how to read it; the batches are cut already.
-        transform: augmentation.
+        layout: names, dtypes and shapes of the arrays of a batch.
+        stream: an iterable, a function that returns one, or an iterator, which can be read once only.
+        options: options of reading; the batches are cut already.
+        transform: augmentation of batches.
     """
 
     batch_size = None
@@ -99,29 +101,33 @@ class StreamSource:
         self._size = static_batch(layout.specs)
         self._drop = options.drop_last or (options.training and self._size is not None)
         self._reading: _Reading | None = None
-        self._number = 0  # of the pass under way, from the beginning of the fit
-        self._taken: int | None = None  # batches since then, or in this pass where a pass is an epoch
+        # Number of the pass under way, counted from the beginning of the fit.
+        self._number = 0
+        # Batches read since the beginning of the fit, or in this pass if a pass is an epoch.
+        self._taken: int | None = None
         self._generators = _own_generators(stream)
         self._mark: str | None = None
         self.weighted = False
 
     @property
     def batches(self) -> int | None:
-        """Batches of an epoch, where they are known."""
+        """Number of batches per epoch; None if unknown."""
         if self._options.limit is not None:
             return self._options.limit
         try:
+            # `len` of a DataLoader over an IterableDataset raises TypeError; other loaders raise the other two.
             return len(self._stream)
         except (TypeError, AttributeError, NotImplementedError):
             return None
 
     def look(self, epoch: Pass) -> None:
-        """Looks at the first batch of what :meth:`read` gives next: whether it has weights.
+        """Checks the first batch that :meth:`read` will give, and finds out if it has weights.
 
         Raises:
-            InputError: It does not fit the model, or there is none.
+            InputError: The batch does not fit the model, or there is none.
         """
         self._mark = self._states()
+        # The generators are recorded before the first batch is drawn: a resumed fit has to draw the same one.
         self._reading = self._open(epoch, 0)
         try:
             batch = self._reading.peek()
@@ -138,7 +144,7 @@ class StreamSource:
             raise InputError(f"The first batch: {error}") from error
 
     def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Refuses what cannot be read again, and puts the stream's own generators where they were."""
+        """Refuses a stream that cannot be read again, and restores the stream's own generators."""
         if self._once and resumed:
             raise InputError(
                 "The fit was interrupted, and an iterator cannot be taken to the batch where it stopped. "
@@ -154,18 +160,18 @@ class StreamSource:
             self._restore(mark)
 
     def last(self) -> None:
-        """Nothing: what a stream ends with is seen when it ends."""
+        """Returns None: only the end of a stream tells its last batch."""
         return
 
     def mark(self) -> str | None:
-        """Returns the states of the stream's own generators at the beginning of what has to be read again."""
+        """Returns the states of the stream's own generators at the start of the pass under way."""
         return self._mark
 
     def _restore(self, mark: str) -> None:
-        """Puts the stream's own generators where they were.
+        """Restores the stream's own generators.
 
         Raises:
-            InputError: They are others than before, or the record is damaged.
+            InputError: The stream has other generators than before, or the record is damaged.
         """
         try:
             for generator, state in zip(self._generators, mark.split(), strict=True):
@@ -185,7 +191,7 @@ class StreamSource:
         return " ".join(base64.b64encode(state).decode() for state in states)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
-        """Yields the batches of an epoch; those before `start` are read and left."""
+        """Yields the batches of an epoch; batches before `start` are read and discarded."""
         limit = self._options.limit
         wanted = start + (0 if limit is None else (epoch.epoch - epoch.fit_start) * limit)
         if limit is None or self._taken is None or self._taken > wanted:
@@ -211,7 +217,7 @@ class StreamSource:
             self._mark = self._states()
 
     def _next(self, epoch: Pass, index: int) -> Raw | None:
-        """Returns the next batch that is not to be dropped; None at the end of an epoch that is a pass."""
+        """Reads the next batch that is not left out; None at the end of an epoch that is a pass."""
         while True:
             if self._reading is None:
                 self._reading = self._open(epoch, self._number)
@@ -231,10 +237,10 @@ class StreamSource:
             return raw
 
     def _end_pass(self, epoch: Pass, index: int) -> None:
-        """Makes the next pass begin, within an epoch.
+        """Starts the next pass within an epoch.
 
         Raises:
-            InputError: There can be none.
+            InputError: The stream cannot be read again, or gave nothing.
         """
         assert self._reading is not None
         if self._once:
@@ -248,10 +254,11 @@ class StreamSource:
         self._reading = None
 
     def _open(self, epoch: Pass, number: int) -> _Reading:
-        """Begins a pass."""
+        """Starts a pass."""
         if self._once:
             return _Reading(lambda: self._stream, None)
         count = epoch.fit_start + number if self._options.limit else epoch.epoch
+        # PyTorch's DistributedSampler and Hugging Face's data sets shuffle by the number that set_epoch tells them.
         for part in (self._stream, *(getattr(self._stream, name, None) for name in ("sampler", "dataset"))):
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(count)
@@ -281,7 +288,7 @@ class StreamSource:
 
 
 def _own_generators(stream: Any) -> list[Any]:
-    """The generators of PyTorch that a DataLoader and its samplers draw from instead of the process's."""
+    """Lists the generators of PyTorch that a DataLoader and its samplers draw from instead of the process's."""
     batches = getattr(stream, "batch_sampler", None)
     owners = (stream, getattr(stream, "sampler", None), batches, getattr(batches, "sampler", None))
     found: list[Any] = []

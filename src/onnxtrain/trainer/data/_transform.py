@@ -1,4 +1,4 @@
-"""Augmentation: a user's function of a batch, with random numbers that follow the trainer's seed."""
+"""Augments batches by a user's function, with random numbers derived from the trainer's seed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _GENERATORS = ("rng", "generator")
 
 
 class Transform:
-    """A function `(inputs, targets) -> (inputs, targets)`, or one that takes a numpy Generator as well.
+    """Augmentation `(inputs, targets) -> (inputs, targets)`, optionally with a numpy Generator as third argument.
 
     Args:
-        function: called with an array for a single input, a dict by name for several, and the same for the targets
-            (None if there are none). The Generator is its third argument, or the one named `rng` or `generator`.
+        function: called with an array for a single input, a dict by name for several, and likewise for the targets
+            (None without targets). The Generator is its third argument, or the one named `rng` or `generator`.
 
     Raises:
-        InputError: it is no function of two or three arguments.
+        InputError: the function does not take two or three arguments.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -39,10 +39,10 @@ class Transform:
         self._third, self._named = _generator_argument(function)
 
     def __call__(self, layout: Layout, raw: Raw, epoch: Pass, batch: int) -> Raw:
-        """Returns a batch transformed, not checked.
+        """Transforms a batch; the result is not checked.
 
         Raises:
-            InputError: What the function returns are no inputs and targets.
+            InputError: The function does not return inputs and targets.
         """
         key = (epoch.seed, TRANSFORM, epoch.epoch, batch)
         arguments: list[Any] = [_shown(layout.inputs, raw.inputs), _shown(layout.targets, raw.targets)]
@@ -51,6 +51,7 @@ class Transform:
             arguments.append(np.random.default_rng(key))
         elif self._named is not None:
             named[self._named] = np.random.default_rng(key)
+        # Most augmentation libraries draw from the process's generators, whatever the third argument is.
         with seeded(*key):
             result = self._function(*arguments, **named)
         if not layout.targets and not isinstance(result, tuple):
@@ -66,7 +67,7 @@ class Transform:
 
 
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> Any:
-    """What the function sees: arrays that it may write to."""
+    """Prepares the arguments of the function: arrays that it may write to."""
     own = [array if array.flags.owndata and array.flags.writeable else array.copy() for array in arrays]
     if len(specs) > 1:
         return {spec.name: array for spec, array in zip(specs, own, strict=True)}
@@ -74,10 +75,11 @@ def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> Any:
 
 
 def _generator_argument(function: Callable[..., Any]) -> tuple[bool, str | None]:
-    """Returns whether the third argument is a Generator, else the name of the one that is."""
+    """Finds the Generator among the arguments: True if it is the third one, else the name of the argument."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # a built-in function does not tell
+    except (TypeError, ValueError):
+        # Built-in functions have no signature.
         return False, None
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     several = any(p.kind is p.VAR_POSITIONAL for p in parameters)

@@ -116,6 +116,7 @@ class CosineWithRestarts(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
+        # The remainder of the last step is 0, where a new cycle would begin at 1.
         return 0.0 if step >= total else _half_cosine((self.cycles * step / total) % 1.0)
 
 
@@ -131,6 +132,7 @@ class Polynomial(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
+        # Steps beyond the end (total_steps that was too small) keep the last rate.
         left = max(0.0, 1.0 - step / total)
         return float(self.end_factor + (1.0 - self.end_factor) * left**self.power)
 
@@ -146,6 +148,7 @@ class Step(Schedule):
     needs_total: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        # True is an integer in Python.
         whole = isinstance(self.step_size, int) and not isinstance(self.step_size, bool)
         self._require(
             whole and self.step_size >= 1 and self.gamma > 0 and self.unit in get_args(Unit),
@@ -168,6 +171,7 @@ class MultiStep(Schedule):
     needs_total: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        # A run saves lists: a tuple would not be equal after it is resumed.
         object.__setattr__(self, "milestones", list(self.milestones))
         rising = all(isinstance(m, int) and m >= 0 for m in self.milestones)
         rising = rising and self.milestones == sorted(self.milestones) and bool(self.milestones)
@@ -178,6 +182,7 @@ class MultiStep(Schedule):
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
+        # The step at a milestone has the lower rate already, as in PyTorch.
         passed = bisect.bisect_right(self.milestones, epoch if self.unit == "epoch" else step)
         return float(self.gamma**passed)
 
@@ -223,6 +228,7 @@ class OneCycle(Schedule):
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
         """Returns the factor."""
         first, last = 1.0 / self.div_factor, 1.0 / (self.div_factor * self.final_div_factor)
+        # PyTorch counts steps from 0 and places the peak at pct_start * total - 1.
         peak, end = self.pct_start * total - 1.0, total - 1.0
         if step <= peak:
             return self._between(first, 1.0, step / peak if peak > 0 else 1.0)

@@ -18,6 +18,7 @@ def main() -> None:
                 "Run: pip install 'onnxtrain[build]'",
                 file=sys.stderr,
             )
+            # A missing package is an error of the installation: one line, and no traceback of imports.
             sys.exit(1)
         run()
     except KeyboardInterrupt:

@@ -28,6 +28,8 @@ app = typer.Typer(
     name="onnxtrain",
     cls=InterruptibleGroup,
     no_args_is_help=True,
+    # An unexpected error is a bug and shows Python's own traceback, which a report needs whole.
+    # context.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Train any ONNX model on stock ONNX Runtime.",
@@ -44,6 +46,7 @@ def _version(show: bool) -> None:
 def options(
     context: typer.Context,
     version: Annotated[
+        # Eager: typer runs it before it asks for a command.
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
@@ -300,4 +303,5 @@ def inspect(
 
 def run() -> None:
     """Runs the command line of this process."""
+    # Read from the arguments directly: an error while options are parsed comes before typer has read --debug.
     guarded(app, debug="--debug" in sys.argv[1:])

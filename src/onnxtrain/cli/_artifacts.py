@@ -41,6 +41,7 @@ def batch_norm_mode(texts: Sequence[str] | None) -> BatchNormMode:
     if modes.keys() == {"*"}:
         only: BatchNormMode = modes["*"]
         return only
+    # Several modes are a mapping, of which the first pattern that matches a layer decides.
     return modes or "as_exported"
 
 
@@ -61,6 +62,7 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
         InputError: the file was exported from a run on a table: its inputs are columns, partly texts.
     """
     model = load_model(path)
+    # The encoding has strings as inputs, which have no gradient, and indices that a new table may not have.
     if TABLE in model.metadata_props:
         raise InputError(
             f"'{path}' takes the columns of a table as they are; what is trained is the network in it. Write that "
@@ -88,6 +90,7 @@ def run_command(options: ArtifactsOptions) -> None:
         loss=asked.loss,
         optimizer=optimizer,
         artifact_directory=options.output,
+        # The device predicts with the eval model, so the model's outputs stay beside the loss.
         additional_output_names=outputs if asked.loss is not None else outputs[1:],
         nominal_checkpoint=options.nominal,
         batch_norm=batch_norm_mode(asked.batch_norm),

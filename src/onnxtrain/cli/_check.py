@@ -27,6 +27,7 @@ def run_command(
     json: bool,
 ) -> None:
     """Checks the gradients and prints one row per parameter; exit code 1 if a gradient is wrong."""
+    # Gradients are built of the canonical form, so the differences are taken of it, too.
     loaded = canonicalize(load_model(model))
     # Dropout would draw another mask for each evaluation, and differences would measure the masks.
     TrainingModePass(dropout="inference")(loaded)
@@ -40,6 +41,7 @@ def run_command(
     else:
         _print(model, results, wrong)
     if wrong:
+        # The exit code lets a build stop at a wrong gradient.
         sys.exit(1)
 
 
@@ -47,6 +49,7 @@ def _inputs(model: ir.Model, path: Path) -> Arrays:
     """Loads the arrays that have the names of inputs, or `x` for a single input; targets in the file are ignored."""
     arrays = load_arrays(path)
     names = [str(value.name) for value in model.graph.inputs]
+    # The same file as for `train`, where the only input may be called `x`.
     if len(names) == 1 and names[0] not in arrays and "x" in arrays:
         return {names[0]: arrays["x"]}
     chosen = {name: arrays[name] for name in names if name in arrays}
@@ -84,7 +87,9 @@ def _print(model: Path, results: Sequence[GradientCheck], wrong: int) -> None:
     columns = ("parameter", "shape", "|gradient|", "along a direction", "finite difference", "error", "")
     print_table(table(f"Gradients of {model.name}", columns, rows, right=(2, 3, 4, 5)))
     precision = results[0].precision if results else "float64"
+    # ONNX Runtime evaluates ops that the reference evaluator lacks, with a tolerance for float32.
     how = "the ONNX reference evaluator in float64" if precision == "float64" else "ONNX Runtime in float32"
+    # Inconclusive rows are no failure: at a kink no difference can tell.
     open_ = [result for result in results if result.verdict == "inconclusive"]
     agree = len(results) - wrong - len(open_)
     counts = [f"{agree if wrong or open_ else f'all {agree}'} agree"]

@@ -60,6 +60,7 @@ def chosen_metrics(
         number = list(classes).index(positive)
     else:
         raise InputError(f"--positive is '{positive}'; the classes are {', '.join(classes)}.")
+    # Naming a class without a metric asks for the metrics that need one.
     return MetricChoice(chosen or ["accuracy", "f1", "precision", "recall"], number)
 
 
@@ -72,8 +73,10 @@ def class_names(trainer: Trainer, classes: Sequence[str] | None) -> list[str] | 
     if labels is None:
         return ["0", "1"] if loss_class(trainer.loss_name).activation == "sigmoid" else None
     named = list(classes or ())
+    # A model whose number of classes is symbolic, or that has fewer classes than the table has names.
     if labels.count is None or len(named) > labels.count:
         return None
+    # A head may have more outputs than the table has classes; the others keep their numbers.
     return [*named, *map(str, range(len(named), labels.count))]
 
 
@@ -81,6 +84,7 @@ def _positive(trainer: Trainer, names: Sequence[str] | None) -> str | None:
     """Names the class that f1, precision and recall measure; None if they are means over classes."""
     number = trainer.positive
     if number is None:
+        # As scikit-learn's pos_label: of two classes 1 is the positive one.
         number = 1 if names is not None and len(names) == 2 else None
     if number is None:
         return None
@@ -133,6 +137,7 @@ def class_report(matrix: Array, names: Sequence[str]) -> list[dict[str, Any]]:
             "class": name,
             "samples": int(of_class),
             "share": int(of_class) / total,
+            # zero_division=0 of scikit-learn.
             "precision": float(hit / guess) if guess else 0.0,
             "recall": float(hit / of_class) if of_class else 0.0,
             "f1": float(2 * hit / (of_class + guess)) if of_class + guess else 0.0,

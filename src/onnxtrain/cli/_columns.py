@@ -94,6 +94,7 @@ class Column:
             )
         # Of equally frequent categories the alphabetically first one fills gaps, as in scikit-learn.
         counts = Counter(present)
+        # Sorted: the numbers of the categories must not depend on the order of the rows.
         categories = sorted(counts)
         fill_text = max(categories, key=counts.__getitem__) if options.impute else None
         return cls(name, ONE_HOT if options.one_hot else ORDINAL, categories, fill_text)
@@ -116,6 +117,7 @@ class Column:
                 "--impute mean or --impute median when training, or remove the rows."
             )
         if self.kind == NUMBER:
+            # A column of numbers in training may hold texts in another file.
             wrong = ~values.missing & ~values.is_number
             if wrong.any():
                 row = int(wrong.argmax())
@@ -127,7 +129,9 @@ class Column:
             return np.asarray((numbers - self.mean) / self.deviation)[:, None]
         assert self.categories is not None
         places = {category: index for index, category in enumerate(self.categories)}
+        # A missing value counts as the category that fills gaps.
         texts = [self.fill if text is None else text for text in values.texts()]
+        # A category that training has not seen has no input of its own, and guessing one would be silent.
         unknown = next((row for row, text in enumerate(texts) if text not in places), None)
         if unknown is not None:
             raise InputError(
@@ -147,11 +151,13 @@ def is_numeric(table: Table, name: str, values: Values, *, categorical: bool) ->
         InputError: a .csv column holds both numbers and texts, so the file does not tell.
     """
     present = ~values.missing
+    # A .parquet file declares its types; of a .csv file only the values tell.
     if categorical or values.text_type or not values.is_number.any():
         return False
     wrong = present & ~values.is_number
     if not wrong.any():
         return True
+    # The first text and the first number: one of the two is usually a typing error or a missing value.
     row, other = int(wrong.argmax()), int(values.is_number.argmax())
     raise InputError(
         f"{table.at(name, row)}: {values.raw[row]!r} is no number, while row {other + 1} has {values.raw[other]!r}."

@@ -38,6 +38,7 @@ def load_arrays(path: Path) -> Arrays:
     if not path.is_file():
         raise InputError(f"Reading the data '{path}': there is no such file.")
     remedy = "Write it with numpy.savez(path, x=..., y=...)."
+    # numpy would try to unpickle any other file, and its message would be about pickles.
     if not zipfile.is_zipfile(path):
         raise InputError(
             f"Reading the data '{path}': it is no .npz file. {remedy} Tables are .csv or .parquet files."
@@ -76,6 +77,7 @@ def assign(
 ) -> tuple[Any, Any]:
     """Picks inputs and targets of the model from arrays of their names, or `x` and `y`."""
     names = {spec.name for spec in (*inputs, *targets)}
+    # A remark, not an error: one file may serve several models. A misspelt name is noticed by it.
     if unused := sorted(set(arrays) - names - {"x", "y"}):
         info(f"Not used from '{path}': {', '.join(unused)}")
     x = _pick(arrays, inputs, "x", path)
@@ -83,6 +85,7 @@ def assign(
 
 
 def _pick(arrays: Arrays, specs: Sequence[InputSpec], short: str, path: Path) -> Mapping[str, Any]:
+    # Names of inputs are often those of an exporter, e.g. "input.1"; `x` and `y` are what people write.
     if len(specs) == 1 and specs[0].name not in arrays and short in arrays:
         return {specs[0].name: arrays[short]}
     missing = [spec.name for spec in specs if spec.name not in arrays]

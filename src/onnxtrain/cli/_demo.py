@@ -22,6 +22,7 @@ def run_command(output: Path, epochs: int, seed: int, json: bool) -> None:
         print_json({**asdict(result), "files": [str(path) for path in result.files]})
     else:
         _print(result, output)
+    # After the table: whoever reports the difference needs its numbers.
     if result.exported_accuracy != result.test_accuracy:
         raise OnnxTrainError(
             f"the exported file reaches {result.exported_accuracy:.4%}, the trainer "

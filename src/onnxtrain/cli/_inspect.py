@@ -26,6 +26,7 @@ def run_command(path: Path, json: bool) -> None:
     Raises:
         ModelLoadError, CheckpointError: the path holds none of these, or it is damaged.
     """
+    # Checkpoints have no suffix, and an .onnx file has no magic number to tell it by.
     if path.is_file() and path.suffix == ".onnx":
         _inspect_model(path, json)
         return
@@ -35,6 +36,7 @@ def run_command(path: Path, json: bool) -> None:
         store = read_checkpoint(path)
     elif (name := find_manifest(path)) is not None:
         manifest = parse_manifest((path / name).read_bytes(), f"'{path / name}'")
+        # Artifacts with a prefix have it before the name of the checkpoint as well.
         store = _checkpoint(path / f"{name.removesuffix('manifest.json')}checkpoint")
     else:
         raise ModelLoadError(
@@ -63,6 +65,7 @@ def run_command(path: Path, json: bool) -> None:
 def _inspect_model(path: Path, json: bool) -> None:
     """Prints inputs, outputs and initializers of an ONNX file."""
     model = load_model(path)
+    # Names of initializers alone do not tell parameters from constants of formulas.
     trained = _trained_by_default(model)
     parameters: list[dict[str, Any]] = [
         {**_tensor_row(name, value.const_value), "trained": name in trained}
@@ -166,6 +169,7 @@ def _row(name: str, buffer: Buffer, role: str) -> dict[str, Any]:
     values = buffer.read() if buffer.defined and buffer.dtype.name != "bfloat16" and buffer.size else None
     numbers = {"mean": "", "std": "", "largest": ""}
     if values is not None:
+        # float16 sums overflow from 65504 on.
         wide = values.astype(np.float64)
         numbers = {
             "mean": f"{wide.mean():.4g}",
@@ -178,6 +182,7 @@ def _row(name: str, buffer: Buffer, role: str) -> dict[str, Any]:
 def _summary(document: dict[str, Any]) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = []
     for key, value in document.items():
+        # These have a table or rows of their own.
         if key in ("path", "parameters", "last_epoch") or value is None or value == {}:
             continue
         if isinstance(value, list):

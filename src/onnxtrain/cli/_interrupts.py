@@ -48,6 +48,7 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # None stands for a handler that was not installed from Python.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -68,13 +69,16 @@ def told_what_is_saved(directory: Path, data: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         with uninterrupted():
             sentence = _saved(directory, data)
+        # KeyboardInterrupt, so that nothing on the way takes it for an ordinary error.
         raise Interrupted(sentence) from None
 
 
 def _saved(directory: Path, data: Path) -> str:
     path = directory / CHECKPOINT
     try:
+        # Ctrl-C may have come between the renames of a save.
         finish_interrupted(path)
+        # The directory itself may exist: it is made before the models are built.
         if not path.exists():
             return "Nothing was saved: training had not begun."
         properties = CheckpointState(read_checkpoint(path)).properties

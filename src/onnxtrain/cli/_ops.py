@@ -46,6 +46,7 @@ def list_ops(status: str | None, json: bool) -> None:
 def model_ops(path: Path, json: bool) -> None:
     """Prints the ops of a model, and if a loss on its first output can train it; exit code 1 if not."""
     model = canonicalize(load_model(path))
+    # Counted after canonicalization: ops are those that gradients are built of.
     counts = Counter((node.domain, node.op_type) for node in model.graph)
     problem = _problem(model)
     rows = [
@@ -79,6 +80,7 @@ def _problem(model: ir.Model) -> str | None:
         return "it has no floating-point output"
     try:
         names = select_parameters(model, None, None).trainable
+        # Building the gradients is the test: the table of ops does not know attributes, shapes and subgraphs.
         add_gradients(model.clone(), str(outputs[0].name), names, cotangent="onnxtrain.cotangent")
     except NothingToTrain:
         return "it has no floating-point parameters"

@@ -43,6 +43,7 @@ def chosen_optimizer(options: OptimizerOptions) -> Optimizer:
             )
         given[key] = _parsed(text, value, settings[key])
     if weight_decay is not None:
+        # An optimizer without weight decay would ignore the option silently.
         if "weight_decay" not in settings or "weight_decay" in given:
             reason = "is given twice" if "weight_decay" in given else f"does not suit {name}, which has none"
             raise InputError(f"--weight-decay {weight_decay:g} {reason}. Settings of {name}: {known}.")
@@ -68,6 +69,7 @@ def _parsed(option: str, text: str, default: Any) -> Any:
         )
     # A comma in the value of a setting that is no tuple belongs to its text.
     value = values[0] if len(values) == 1 else text
+    # bool comes first, as True is an int in Python.
     if isinstance(default, bool | str) or (isinstance(default, int) and isinstance(value, int)):
         fits = type(value) is type(default)
     else:

@@ -34,6 +34,7 @@ class Rule:
             for the name of the field.
     """
 
+    # The default keeps nothing: an option of one command alone, such as --overwrite, needs no rule.
     kept: Literal["run", "fit", "anew"] | None = None
     python: str = ""
 
@@ -60,10 +61,12 @@ def options_of(kind: type) -> Mapping[str, Option]:
         hint = hints[entry.name]
         if is_dataclass(hint):
             assert isinstance(hint, type)
+            # The parameters of a command have no groups: a name occurs in one group only.
             found |= options_of(hint)
             continue
         annotated, *extras = get_args(hint)
         rule = next((extra for extra in extras if isinstance(extra, Rule)), Rule())
+        # A copy: declarations such as that of --batch-size are shared by several commands.
         declared = copy.copy(next(extra for extra in extras if not isinstance(extra, Rule)))
         declared.rich_help_panel = getattr(kind, "panel", None)
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default
@@ -106,6 +109,7 @@ def taking(
             given = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
             command(build(kind, values), frozenset(given))
 
+        # Keyword parameters may follow in any order, also a required one after one with a default.
         keyword = inspect.Parameter.KEYWORD_ONLY
         parameters = [inspect.Parameter("context", keyword, annotation=typer.Context)]
         for name, option in options_of(kind).items():
@@ -136,8 +140,10 @@ class ShellWords(Words):
 
     def argument(self, name: str, *value: object) -> str:
         """Names the option that sets an argument; the argument itself where no option does."""
+        # Those of `train` are a superset of those of `artifacts`.
         for option, (_, _, rule) in options_of(TrainOptions).items():
             if name == (rule.python or option):
+                # A truth value is the option alone: `--overwrite`, not `--overwrite True`.
                 return " ".join([flag(option), *(str(v) for v in value if v is not True)])
         return super().argument(name, *value)
 
@@ -283,6 +289,7 @@ class OptimizerOptions:
 class TableOptions:
     """Encoding of the columns of a .csv or .parquet file, learned from the table that is trained on."""
 
+    # Panels group the options of `--help`; typer would list all fifty in one.
     panel: ClassVar[str] = "Tables (.csv, .parquet)"
 
     target: Annotated[
@@ -319,6 +326,7 @@ class TableOptions:
         ),
         Rule("run"),
     ] = None
+    # A text, checked by `check`: the message of a choice of typer would not mention the table.
     impute: Annotated[
         str | None,
         typer.Option(
@@ -337,6 +345,7 @@ class TableOptions:
         ),
         Rule("run"),
     ] = None
+    # Truth values name their option: typer would add --no-one-hot to a name that it makes itself.
     one_hot: Annotated[
         bool,
         typer.Option(
@@ -482,6 +491,7 @@ class TrainOptions:
         ),
     ]
     table: TableOptions = field(default_factory=TableOptions)
+    # One text for both: a number is a fraction, anything else a path.
     validation: Annotated[
         str | None,
         typer.Option(
@@ -516,6 +526,7 @@ class TrainOptions:
         ),
         Rule("run"),
     ] = None
+    # A text: classes of a table have names. The number of a class is read from it.
     positive: Annotated[
         str | None,
         typer.Option(
@@ -563,6 +574,7 @@ class TrainOptions:
         ),
         Rule("fit"),
     ] = None
+    # Files and saves beside the run do not change its result, so they may be given anew at any time.
     log: Annotated[
         Path | None,
         typer.Option(
@@ -600,6 +612,7 @@ class TrainOptions:
         ),
         Rule("run"),
     ] = 0
+    # Not kept here: the trainer saves the number, and a run may go on with another one on another machine.
     threads: Annotated[
         int | None,
         typer.Option(

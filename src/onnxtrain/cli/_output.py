@@ -34,10 +34,13 @@ def table(
     title: str | None, columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()
 ) -> Table:
     """Makes a table; `right` are the indices of columns to align right."""
+    # A box without vertical lines: cells can be copied from a terminal.
     result = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
     for index, column in enumerate(columns):
+        # overflow="fold": rich would cut long names of parameters, which people copy.
         result.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
+        # Names such as "layers[0]" contain brackets, which rich takes for markup.
         result.add_row(*(escape(str(cell)) for cell in row))
     return result
 
@@ -79,6 +82,7 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_jsonable(item) for item in value]
     if isinstance(value, float):
+        # JSON has no NaN and no infinity; Python would write them, and strict parsers refuse the document.
         return value if value == value and abs(value) != float("inf") else None
     return value if isinstance(value, str | int | bool | None) else str(value)
 
@@ -109,6 +113,7 @@ def guarded(run: Callable[[], None], *, debug: bool) -> None:
         if debug:
             raise
         console = _console(stderr=True)
+        # soft_wrap: a path or a command in a message is not broken, so that it can be copied.
         console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)
     except BrokenPipeError:

@@ -32,6 +32,7 @@ def model_predictions(
     Raises:
         InputError: the data does not fit, or an output has no axis for the samples.
     """
+    # A plain session: the file may have been made by any other tool.
     session = open_session(path, "model", CPU, None)
     metadata = session.get_modelmeta().custom_metadata_map
     if PROPERTY not in metadata:
@@ -47,6 +48,7 @@ def model_predictions(
         InputSpec(name, dtypes.BY_NAME["float64"], (_fixed(size),))
         for name, size in zip(names, sizes, strict=True)
     ]
+    # The columns of the encoding are the inputs of the file, in the same order.
     feeds = list(raw_columns(data, encoding).values())
     outputs = [value.name for value in session.get_outputs()]
     return _run(session, path, outputs, specs, feeds, batch_size, check=False), encoding
@@ -87,6 +89,7 @@ def _plain_predictions(
     """
     specs = []
     for value in session.get_inputs():
+        # Sequences, maps and strings have no array in an .npz file or a table.
         if value.type not in dtypes.BY_ORT:
             raise InputError(
                 f"The input '{value.name}' of '{path}' is a {value.type}, which is no tensor of numbers."
@@ -96,6 +99,7 @@ def _plain_predictions(
     if not isinstance(data, Table):
         arrays = data
     else:
+        # One input takes all columns; of several each takes the column of its name.
         columns = None if len(specs) == 1 else [spec.name for spec in specs]
         arrays = Encoding.learn(data, TableOptions(inputs=columns), ()).arrays(data, specs, ())
     x, _ = assign(specs, (), arrays, source)
@@ -126,6 +130,7 @@ def _run(
             list(outputs), {spec.name: value for spec, value in zip(specs, checked, strict=True)}
         )
         for name, value in zip(outputs, values, strict=True):
+            # A value for the whole batch (a mean, for example) has no row to be written to.
             if np.ndim(value) == 0 or len(value) != len(batch[0]):
                 raise InputError(f"Predicting: the output '{name}' of '{path}' has no value per sample.")
             parts[name].append(np.asarray(value)[:count])

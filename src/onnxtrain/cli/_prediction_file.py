@@ -29,9 +29,11 @@ def write_file(
     Raises:
         InputError: an output has more than two axes, a name occurs twice, or pyarrow is missing.
     """
+    # A frame would keep the second of the two and drop the first.
     if twice := sorted(set(ids) & set(arrays)):
         raise InputError(f"--id {twice[0]}: an output has this name, too. Rename the column.")
     if output.suffix.lower() == ".npz":
+        # An .npz file without pickle holds texts of one type alone.
         texts = {name: np.array([str(value) for value in column]) for name, column in ids.items()}
         with replace_file(output) as file:
             np.savez(file, **texts, **arrays)  # type: ignore[arg-type]
@@ -50,6 +52,7 @@ def write_file(
         ends = classes if classes is not None and len(classes) == flat.shape[1] else range(flat.shape[1])
         columns |= {f"{name}_{end}": flat[:, index] for index, end in enumerate(ends)}
     frame = frame_library().DataFrame(columns)
+    # Written in memory first: the file is replaced whole or not at all.
     content = io.BytesIO()
     if output.suffix.lower() == ".csv":
         frame.to_csv(content, index=False)

@@ -30,6 +30,7 @@ def digest(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
     for name in sorted(arrays):
         # The hash reads memory, and a slice or a transposed array has gaps or another order there.
         array = np.ascontiguousarray(arrays[name])
+        # Names, dtypes and shapes belong to the hash: the same bytes can be other arrays.
         content.update(f"{name} {array.dtype.str} {array.shape} ".encode())
         content.update(array.reshape(-1).view(np.uint8).data)
     return content.hexdigest()
@@ -56,6 +57,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
         InputError: a given option differs from the run's and may not be changed.
         CheckpointError: the record in the checkpoint is damaged.
     """
+    # A run saves to its own directory: another --output would be ignored.
     if options.output is not None and options.output.resolve() != options.source.resolve():
         raise InputError(
             f"--output is '{options.output}', but a run goes on in its own directory. Copy '{options.source}' and "
@@ -86,6 +88,7 @@ def recall(trainer: Trainer, options: TrainOptions, given: Collection[str], data
             f"The run in '{options.source}' was not started from the command line, so {', '.join(unknown)} cannot be "
             "compared with what it was started with. Leave out what is not to change."
         )
+    # A finished run may go on with other data, which is how a model is trained further.
     if trainer.resumes_fit and saved_data not in (None, data):
         raise InputError(
             f"The run in '{options.source}' was interrupted while training on other data than '{options.data}' holds. "
@@ -104,6 +107,7 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
     if text is not None:
         try:
             record = parse_json(str(text))
+            # A later version may give an option another meaning: better an error than another training.
             if record["version"] != 1:
                 raise ValueError(f"version {record['version']}")
             # Runs of earlier versions were started with what is now the default of an option that they lack.
@@ -121,12 +125,14 @@ def _saved(trainer: Trainer, options: TrainOptions) -> tuple[dict[str, Any], str
                 "may have been written by a newer onnxtrain; upgrade."
             ) from error
     elif fit is not None:
+        # A run that Python began tells its fit alone; what is not known cannot be contradicted.
         saved = {"epochs": fit.epochs, "accumulate": fit.accumulate, "patience": None}
         if not isinstance(fit.validation, int):
             saved["validation"] = None if fit.validation is None else str(fit.validation)
     if fit is not None and trainer.resumes_fit:
         # Recorded as the fit used it: a model with a fixed batch chooses the size itself.
         saved["batch_size"] = fit.batch_size
+    # The rate of the trainer, not of the record: ReduceLROnPlateau or Python may have changed it.
     saved["learning_rate"] = trainer.learning_rate
     return saved, data
 

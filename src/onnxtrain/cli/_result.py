@@ -40,6 +40,7 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
             trainer.export(model)
         else:
             export_table_model(trainer, encoding, model)
+    # With --patience the exported weights are those of the best epoch.
     epoch = trainer.history.epochs[-1]["epoch"] if fitted.early is None else fitted.early.best_epoch(trainer)
     record = trainer.history.epochs[int(epoch) - 1]
     values = _training_values(fitted, options) | {k: v for k, v in record.items() if k.startswith("val_")}
@@ -57,8 +58,10 @@ def tell_of_result(fitted: Fitted, options: TrainOptions) -> None:
     labels = metric_labels(trainer, None if encoding is None else encoding.classes, list(values))
     rows: list[tuple[str, object]] = [(labels[key], f"{value:,.5g}") for key, value in values.items()]
     rows.append(("learning_rate", f"{record['learning_rate']:,.5g}"))
+    # The median: the first epoch is slow on a cold machine.
     rows.append(("samples/s", f"{np.median(trainer.history.samples_per_second):,.0f}"))
     print_table(heading(_title(fitted, int(epoch))), summary_table(None, rows))
+    # A hint alone: the weights of the earlier epoch are gone.
     if fitted.early is None and best is not None and best < epoch:
         print_table(_got_worse(trainer, best, int(epoch)))
     print_table(
@@ -87,6 +90,7 @@ def _best_epoch(trainer: Trainer) -> int | None:
     epochs = [epoch for epoch in trainer.history.epochs[trainer.fit_start :] if "val_loss" in epoch]
     if not epochs:
         return None
+    # Every comparison with NaN is False; the flag before the value sorts NaN last.
     return int(min(epochs, key=lambda epoch: (np.isnan(epoch["val_loss"]), epoch["val_loss"]))["epoch"])
 
 

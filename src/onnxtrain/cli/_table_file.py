@@ -19,6 +19,7 @@ TABLE_SUFFIXES = (".csv", ".parquet")
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
+# Imported late: .npz files do without pandas.
 def frame_library() -> Any:
     """Imports pandas.
 
@@ -92,6 +93,7 @@ class Table:
             raise InputError(
                 f"The table '{self.path}' has no column '{name}'; its columns are {some_names(self.columns)}."
             )
+        # By position: names of columns need not be texts in a .parquet file.
         return self.frame.iloc[:, self.columns.index(name)]
 
     def at(self, name: str, row: int) -> str:
@@ -123,6 +125,7 @@ class Table:
         if of_objects or not kinds.is_string_dtype(series.dtype):
             self._require_values(name, series, raw, missing)
         numbers, is_number = _read_numbers(raw, missing)
+        # A .parquet file with a column of objects may hold texts or numbers; one text makes it a column of texts.
         is_text = not of_objects or any(isinstance(value, str) for value in raw[~missing])
         return Values(missing, numbers, is_number, raw, is_text and self.path.suffix.lower() != ".csv")
 
@@ -198,6 +201,7 @@ def _read_csv(pandas: Any, path: Path) -> Any:
     frame = pandas.read_csv(
         path,
         dtype=str,
+        # pandas takes "NA" and "None" for missing, which may be a country and a category.
         keep_default_na=False,
         na_filter=False,
         encoding=encoding,

@@ -44,6 +44,7 @@ def export_table_model(
         taken = {str(value.name) for value in model.graph.inputs}
         _Writer(model, encoding).write([spec for spec in manifest.inputs if spec.name in taken])
         _write_classes(model, trainer, encoding)
+        # `onnxtrain predict` reads the encoding from the file: no run is needed.
         model.metadata_props[PROPERTY] = encoding.to_json()
         save_model(model, path)
         return [str(value.name) for value in model.graph.outputs]
@@ -68,6 +69,7 @@ class _Writer:
         op, graph = self._op, self._graph
         network_nodes = set(graph)
         replaced = {str(value.name): value for value in graph.inputs}
+        # The first dimension of the network, fixed or symbolic, is the number of rows of each column.
         rows = next((value.shape[0] for value in graph.inputs if value.shape), "rows")
         for name, value in replaced.items():
             # A column may have the name of the input that it replaces.
@@ -81,6 +83,7 @@ class _Writer:
             if old.shape is not None and old.shape.rank() == 1:
                 whole = op.Squeeze(whole, [1])
             assert old.dtype is not None
+            # Encoded in float64, as in training: float32 would round large numbers before the mean is subtracted.
             encoded = op.Cast(whole, to=old.dtype)
             encoded.shape = old.shape
             old.replace_all_uses_with(encoded, replace_graph_outputs=True)
@@ -148,6 +151,7 @@ class _Writer:
 
     def _category(self, column: Column, x: ir.Value) -> ir.Value:
         op, categories = self._op, list(column.categories or ())
+        # A text that stands for a missing value may be a category of its own, if training had it as one.
         missing = [text for text in ("", *self._encoding.missing) if text not in categories]
         keys, places = list(categories), list(range(len(categories)))
         if column.fill is not None:
@@ -157,6 +161,8 @@ class _Writer:
             "LabelEncoder",
             [x],
             domain=_ML,
+            # Unknown texts get the index behind the last category. Gather refuses it below, as the table has no such
+            # row.
             attributes={"keys_strings": keys, "values_int64s": places, "default_int64": len(categories)},
             num_outputs=1,
         )
@@ -164,6 +170,7 @@ class _Writer:
         index.name, index.type = op.unique_name(f"{column.name}_place"), ir.TensorType(ir.DataType.INT64)
         self._graph.append(node)
         one_hot = column.kind == ONE_HOT
+        # One-hot rows or numbers 0, 1, ...: both encodings are rows of a table, picked by Gather.
         table = np.eye(len(categories)) if one_hot else np.arange(len(categories), dtype=np.float64)[:, None]
         numbers: ir.Value = op.Gather(op.const(table, ir.DataType.DOUBLE), index)
         lacking = "" if column.fill is not None else ", or missing"
@@ -207,6 +214,7 @@ def _write_classes(model: ir.Model, trainer: Trainer, encoding: Encoding) -> Non
     taken = {str(value.name) for value in (*model.graph.outputs, *model.graph.inputs)}
     for kind, value in (("probability", probability), ("class", chosen)):
         name = encoding.output_name(kind)
+        # A network may have an output of this name already; it stays.
         if value is not None and name not in taken:
             inner = find_value(model.graph, name)
             if inner is not None:

@@ -26,6 +26,7 @@ def share(count: int, total: int) -> str:
 
 def column_rows(data: Table, encoding: Encoding) -> list[dict[str, Any]]:
     """Describes each input column: its name, its encoding, and how many missing values are filled by which value."""
+    # The texts that count as missing are those of training, whatever the options of this command.
     data = replace(data, missing=encoding.missing)
     return [
         {

@@ -80,8 +80,10 @@ class Encoding:
                 else "The model computes its loss from its inputs alone; leave --target out."
             )
         ids = _names(options.id, table)
+        # Without --inputs all columns but these, in the order of the file.
         inputs = _names(options.inputs, table) or [n for n in table.columns if n not in (*wanted, *ids)]
         for option, names in (("--target", wanted), ("--id", ids)):
+            # A target among the inputs would be learned by heart, and missing when predicting.
             if both := sorted(set(inputs) & set(names)):
                 raise InputError(f"{', '.join(both)} cannot be among --inputs and be the {option}.")
         categorical = _names(options.categorical, table)
@@ -138,6 +140,7 @@ class Encoding:
         table = replace(table, missing=self.missing)
         blocks = [column.numbers(table) for column in self.columns]
         arrays: dict[str, np.ndarray[Any, Any]] = {}
+        # One input takes all columns side by side.
         if len(inputs) == 1:
             arrays[inputs[0].name] = _fitted(np.concatenate(blocks, axis=1), inputs[0], self.columns, table)
         else:
@@ -158,6 +161,7 @@ class Encoding:
         columns = []
         for name in self.targets:
             missing = table.values(name).missing
+            # A target cannot be imputed: the model would learn the fill.
             if missing.any():
                 raise InputError(
                     f"{table.at(name, int(missing.argmax()))}: the target is missing. Remove such rows."
@@ -172,6 +176,7 @@ class Encoding:
             columns.append(values.astype(np.int64) if whole else values)
         array = np.stack(columns, axis=1)
         rank = None if spec.shape is None else len(spec.shape)
+        # A model may expect targets [rows] or [rows, 1]; the manifest tells.
         return array[:, 0] if array.shape[1] == 1 and rank in (None, 1) else array
 
 
@@ -206,6 +211,7 @@ def _fitted(
             f"the model takes {width}. Choose columns by --inputs."
         )
     kind = spec.dtype.storage.kind
+    # Whole floats only: the trainer refuses fractions for an integer input with a better message.
     return block.astype(np.int64) if kind in "iu" and (block == np.floor(block)).all() else block
 
 

@@ -49,11 +49,13 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
     data = load_data(options.data)
     resuming = options.source.is_dir()
     directory = options.source if resuming else _new_directory(options)
+    # A run that goes on stays as it was if the command fails; a new one that cannot begin leaves no files.
     with nullcontext() if resuming else _removed_on_failure(directory):
         if resuming:
             trainer = Trainer.resume(options.source, threads=options.threads)
             encoding = saved_encoding(trainer, options.source)
             arrays = to_arrays(data, encoding, trainer.manifest)
+            # Before anything reads the options: those of the run take the place of defaults.
             options = recall(trainer, options, given, digest(arrays))
         callbacks = _callbacks(options)
         # Loaded before the models are built, so that a wrong file is reported at once.
@@ -68,16 +70,20 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         if isinstance(held_out, dict | Table):
             others = to_arrays(held_out, encoding, trainer.manifest)
             validation = _assign(trainer, others, Path(str(options.validation)))
+        # Data that does not fit is reported before the run is written.
         trainer.check_data(x, y, batch_size=options.batch_size, validation=validation)
         if isinstance(data, Table) and encoding is not None and not resuming:
             tell_of_table(data, encoding, _labels(trainer, arrays))
+        # Printed before training: the wrong class of a long run is noticed now, not at its end.
         if remark := positive_remark(trainer, None if encoding is None else encoding.classes):
             info(remark)
+        # An interrupted fit goes on with the rate and the record that it was saved with.
         if not trainer.resumes_fit:
             trainer.learning_rate = options.rate.learning_rate
             remember(trainer, options, digest(arrays))
             # If the process is killed before the first epoch has ended, the run can still be resumed.
             trainer.save(trainer.directory)
+    # The trainer's own hint is Python code.
     trainer.resume_hint = f"onnxtrain train {{}} --data {shlex.quote(str(options.data))} goes on."
     history = trainer.fit(
         x,
@@ -86,11 +92,13 @@ def _train(options: TrainOptions, given: frozenset[str]) -> None:
         batch_size=options.batch_size,
         validation=validation,
         callbacks=callbacks,
+        # A fit that Python began without shuffling goes on without; the command has no option for it.
         shuffle=trainer.last_fit.shuffle if trainer.resumes_fit and trainer.last_fit else True,
         accumulate=options.accumulate,
         schedule_epochs=options.rate.schedule_epochs,
     )
     if history.stopped == "interrupted":
+        # A script tells an interrupted run from a finished one by the exit code.
         sys.exit(INTERRUPTED)
     early = next((callback for callback in callbacks if isinstance(callback, EarlyStopping)), None)
     tell_of_result(Fitted(trainer, x, y, validation, encoding, early), options)
@@ -141,6 +149,7 @@ def _new_directory(options: TrainOptions) -> Path:
 @contextmanager
 def _removed_on_failure(directory: Path) -> Iterator[None]:
     """Removes files that were written to `directory` if the run cannot begin: the command can then be given again."""
+    # A directory of the user's may hold other files, which stay.
     before = set(directory.iterdir()) if directory.is_dir() else None
     try:
         yield
@@ -163,6 +172,7 @@ def _labels(trainer: Trainer, arrays: Arrays) -> np.ndarray[Any, Any] | None:
 
 def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trainer:
     """Builds the models of a new run."""
+    # The names are needed before the model is built: --positive may be one of them.
     classes = target_classes(data, options.table) if isinstance(data, Table) else None
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
     optimizer = chosen_optimizer(options.optimizer)

@@ -54,6 +54,7 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
     columns = ("class", "samples", "share", "precision", "recall", "f1")
     print_table(table("Classes", columns, report_rows(report), right=(1, 2, 3, 4, 5)))
     counts = [(name, *(f"{count:,}" for count in row)) for name, row in zip(names, matrix, strict=True)]
+    # Rows are true classes, as in scikit-learn.
     predicted = ("true class", *(f"as {name}" for name in names))
     matrix_table = table(None, predicted, counts, right=range(1, 1 + len(names)))
     print_table(
@@ -86,10 +87,12 @@ def write_predictions(
     Raises:
         InputError: the suffix of the file is unknown, or an output does not fit into a table.
     """
+    # Checked before the model runs, which may take long.
     suffix = output.suffix.lower()
     if suffix not in (".npz", *TABLE_SUFFIXES):
         raise InputError(f"--output is '{output}'; choose an .npz, .csv or .parquet file.")
     data = load_data(path)
+    # An .npz file has arrays, not columns that belong to rows.
     if ids and not isinstance(data, Table):
         raise InputError(f"--id names columns of a table (.csv, .parquet); '{path}' is none.")
     if source.is_dir():
@@ -150,8 +153,10 @@ def _run_predictions(
         return _Predictions(outputs, None, encoding)
     found = probabilities(trainer.loss_name, scores)
     chosen = _chosen(trainer, scores)
+    # The trainer gives numbers; the names stand in the encoding of the table.
     if chosen is not None and named and names is not None:
         chosen = np.array(names)[chosen]
+    # Computed in float64 and written in the scores' type, as the exported model gives them.
     found = None if found is None else found.astype(scores.dtype)
     for kind, array in (("probability", found), ("class", chosen)):
         name = kind if encoding is None else encoding.output_name(kind)
@@ -172,6 +177,7 @@ def _chosen(trainer: Trainer, scores: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 def _without_targets(arrays: Arrays, targets: Sequence[InputSpec]) -> Arrays:
+    # Predictions are not to fail for targets that the file happens to hold.
     return {name: array for name, array in arrays.items() if name not in {"y", *(t.name for t in targets)}}
 
 

@@ -76,6 +76,7 @@ def load_digits_data() -> tuple[Array, Array, Array, Array]:
     digits = load_digits()
     images = (digits.images / digits.images.max()).astype(np.float32)[:, None]
     labels = digits.target.astype(np.int64)
+    # A fixed state: accuracies of several runs are of the same test images.
     train_x, test_x, train_y, test_y = train_test_split(
         images, labels, test_size=_TEST_SHARE, random_state=0, stratify=labels
     )
@@ -129,11 +130,15 @@ def run_demo(output: Path, epochs: int = 15, *, seed: int = 0, verbose: bool = T
     )
     seconds = time.perf_counter() - begin
     if history.stopped == "interrupted":
+        # The demo saves no run: Ctrl-C ends the command as in any other.
         raise KeyboardInterrupt
     trainer.export(trained)
     scores = trainer.evaluate(test_x, test_y)
+    # The proof of the demo: the exported file, run by a stock session, has to give the trainer's accuracy.
     logits = _run_exported(trained, test_x)
+    # Drawn from the exported file's predictions, not from the trainer's.
     figures = _write_figures(output, history, logits.argmax(axis=1), test_y)
+    # As `Trainer.fit` rounds the fraction that it splits off.
     validation = round(0.1 * len(train_x))
     return DemoResult(
         test_accuracy=scores["accuracy"],

@@ -41,6 +41,7 @@ class _Builder:
         bias = self.parameter(f"{name}.norm.bias", np.zeros(after))
         mean = self.parameter(f"{name}.norm.mean", np.zeros(after))
         variance = self.parameter(f"{name}.norm.variance", np.ones(after))
+        # The second and third outputs are the updated statistics, which only the training mode has.
         outputs = [f"{name}.normalized", f"{name}.norm.new_mean", f"{name}.norm.new_variance"]
         x = self.node(
             "BatchNormalization", [x, scale, bias, mean, variance], outputs, training_mode=1, momentum=0.9
@@ -76,5 +77,6 @@ def digits_network(seed: int = 0) -> onnx.ModelProto:
         ir_version=_IR_VERSION,
         producer_name="onnxtrain demo",
     )
+    # A mistake in this file would otherwise show as an error of training.
     onnx.checker.check_model(model, full_check=True)
     return model

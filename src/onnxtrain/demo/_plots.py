@@ -26,6 +26,7 @@ def plot_history(history: History, path: Path) -> None:
         epochs = [int(epoch) for epoch in history["epoch"]]
         lines = {"training": (epochs, history["loss"]), "validation": (epochs, history["val_loss"])}
         curves(loss_axes, "Cross-entropy", lines)
+        # The loss falls by orders of magnitude.
         loss_axes.set_yscale("log")
         percent = [[100 * value for value in history[key]] for key in ("accuracy", "val_accuracy")]
         lines = {"training": (epochs, percent[0]), "validation": (epochs, percent[1])}
@@ -50,6 +51,7 @@ def plot_confusion(matrix: npt.NDArray[np.int64], labels: Sequence[str], path: P
     from matplotlib.figure import Figure
 
     total, right = int(matrix.sum()), int(np.trace(matrix))
+    # A class without samples has no shares; the row stays 0.
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     colors = LinearSegmentedColormap.from_list("share", ["#ffffff", "#cfe0f3", VALIDATION])
     with mpl.rc_context({**STYLE, "axes.grid": False}):
@@ -59,12 +61,14 @@ def plot_confusion(matrix: npt.NDArray[np.int64], labels: Sequence[str], path: P
         axes.imshow(np.sqrt(shares), cmap=colors, vmin=0, vmax=1)
         for row, column in np.argwhere(matrix > 0):
             on_diagonal = row == column
+            # White text on dark cells; red marks mistakes.
             color = "white" if shares[row, column] > 0.4 else "#b3261e"
             weight = "normal" if on_diagonal else "bold"
             count = str(matrix[row, column])
             axes.text(column, row, count, ha="center", va="center", color=color, fontweight=weight)
         axes.set_xticks(range(len(labels)), labels)
         axes.set_yticks(range(len(labels)), labels)
+        # Minor ticks between the cells draw the grid; major ones carry the labels.
         axes.set_xticks(np.arange(len(labels) - 1) + 0.5, minor=True)
         axes.set_yticks(np.arange(len(labels) - 1) + 0.5, minor=True)
         axes.grid(which="minor", color=GRID, linewidth=0.8)

@@ -54,6 +54,7 @@ class ModelSettings:
     loss_input_names: Sequence[str] | str | None
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen; only its constructor may normalise what it was given.
         for name in ("requires_grad", "frozen_params", "sparse_gradients", "loss_input_names"):
             object.__setattr__(self, name, name_list(getattr(self, name)))
 
@@ -116,6 +117,7 @@ def random_ops(path: Path) -> list[str]:
 def _all_nodes(model: ir.Model) -> Iterator[ir.Node]:
     """Yields the nodes of the graph, its subgraphs and the model's functions."""
     yield from ir.traversal.RecursiveGraphIterator(model.graph)
+    # A Dropout inside of a function is inlined later and would keep its seed.
     for function in model.functions.values():
         yield from ir.traversal.RecursiveGraphIterator(function)
 

@@ -50,6 +50,7 @@ class DirectoryLock:
         self._depth = 0
 
     def __enter__(self) -> DirectoryLock:
+        # Nested: a fit saves while it holds the lock itself.
         if not self._depth:
             self._descriptor = self._open()
             if self._descriptor is not None:

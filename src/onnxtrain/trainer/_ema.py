@@ -85,6 +85,7 @@ class MovingAverage:
         if self._applied:
             yield
             return
+        # A copy in memory: the optimizer's moments belong to the values, not to the averages.
         kept: dict[str, Array] = {key: value.read().copy() for key, value in self._values.items()}
         self._applied = True
         try:

@@ -67,6 +67,7 @@ def find_manifest(directory: Path) -> str | None:
     Raises:
         CheckpointError: Several files have a prefix.
     """
+    # `generate_artifacts(prefix="my_")` writes "my_manifest.json".
     names = sorted(path.name for path in directory.glob(f"*{_MANIFEST}"))
     if _MANIFEST in names:
         return _MANIFEST

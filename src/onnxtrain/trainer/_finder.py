@@ -93,6 +93,7 @@ def _losses(state: TrainingState, data: Source, rates: Sequence[float]) -> list[
             break
         lowest = min(lowest, value)
         smoothed.append(value)
+        # A step with gradients that are not finite would destroy the parameters; the losses so far are good.
         if not finite():
             break
         state.run.optimizer.set_learning_rate(rate)
@@ -109,6 +110,7 @@ def _batches(state: TrainingState, data: Source) -> Iterator[list[Array]]:
             if state.loss_count(arrays) != 0:
                 counted += 1
                 yield arrays
+        # Without this error the generator would look for a batch for ever.
         if not counted:
             raise InputError("Finding a learning rate: no sample of the data has a label that counts.")
         epoch += 1

@@ -44,6 +44,7 @@ class History:
         Raises:
             KeyError: no epoch has recorded the key.
         """
+        # Epochs of earlier fits may have had no validation data or other metrics.
         values = [epoch[key] for epoch in self.epochs if key in epoch]
         if not values:
             raise KeyError(f"{key} was not recorded; there are {', '.join(self.keys()) or 'no epochs yet'}")

@@ -34,6 +34,7 @@ class InterruptGuard:
             )
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # A second Ctrl-C is for users who do not want to wait for a long step.
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True

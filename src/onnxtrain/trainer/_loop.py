@@ -79,10 +79,13 @@ class FitLoop:
         self._last_epoch = (position.fit_start if position.unfinished else position.epoch) + plan.epochs
         self._events = events
         self._report = report
+        # One run of the training model gives the loss and updates the BatchNorm statistics: to refuse the step the
+        # statistics have to be put back.
         self._statistics = StatisticsBackup(self._run.store)
         gradients, statistics = self._run.store.all_gradients(), self._run.store.statistics.values()
         self._finite = FiniteCheck([*gradients, *statistics])
         self._finite_gradients = FiniteCheck(gradients)
+        # Fits of models without Dropout need not wait for each other.
         self._drawing = _generator if self._run.draws else contextlib.nullcontext()
         self._since_snapshot = 0
         self._stepped = False
@@ -170,17 +173,21 @@ class FitLoop:
         start, samples = time.perf_counter(), 0
         shown = start
         while not guard.requested:
+            # The last group of an epoch may be smaller. An epoch never lends batches to the next one: its metrics and
+            # its validation belong to whole steps.
             group = list(islice(batches, plan.accumulate))
             if not group:
                 break
             samples += self._step(group)
             rate = samples / (time.perf_counter() - start)
             shown = self._show(group, shown, rate)
+        # The bar is up to date when the line of the epoch takes its place.
         self._show((), -math.inf, samples / max(time.perf_counter() - start, 1e-9))
         rate = samples / max(time.perf_counter() - start, 1e-9)
         if guard.requested:
             return False
         self._finish_epoch(start, rate)
+        # Ctrl-C during the validation of the last epoch comes too late: all of the fit has been done.
         return not (guard.requested and position.epoch < self._last_epoch)
 
     def _show(self, group: Sequence[object], shown: float, rate: float) -> float:
@@ -200,6 +207,8 @@ class FitLoop:
         state, position = self._state, self._state.position
         record: dict[str, float] = {"epoch": position.epoch + 1, **position.averages.values(state.metrics)}
         if self._validation is not None:
+            # Before the epoch counts: if the validation fails, the resumed fit repeats it after the last step of this
+            # epoch.
             record |= state.evaluate(self._validation, "val_")
         record["learning_rate"] = self._run.optimizer.get_learning_rate()
         history = position.history
@@ -255,6 +264,7 @@ class FitLoop:
         # Skipped batches add a key with count 0: an epoch without any label records NaN instead of no value.
         for _ in range(len(batches) - len(done)):
             position.averages.add_skipped(state.metrics)
+        # A group without labels is a step of the schedule, too: the length of an epoch must not depend on the labels.
         position.batch, position.step = position.batch + len(batches), position.step + 1
         self._stepped = True
         if not done:
@@ -307,6 +317,8 @@ class FitLoop:
         """Raises _Diverged with a clear reason if all labels of a batch are ignored."""
         for spec, array in zip(self._run.manifest.arguments, arrays, strict=True):
             ignored = spec.class_labels.ignore_index if spec.class_labels is not None else None
+            # onnxtrain leaves such batches out where it knows the labels of the loss. Inside of a loss of the model
+            # itself the mean over nothing is NaN.
             if ignored is not None and (array == ignored).all():
                 raise _Diverged(
                     f"all labels '{spec.name}' of a batch are {ignored}, so that there is nothing to average",
@@ -341,6 +353,8 @@ class FitLoop:
         """Multiplies the accumulated gradients by a factor."""
         for gradient in self._run.store.gradients.values():
             value = gradient.read()
+            # On the CPU `read` gives the gradient's own memory, scaled in place. From other devices it is a copy,
+            # written back.
             value = np.multiply(
                 value, value.dtype.type(factor), out=value if gradient.device.type == "cpu" else None
             )
@@ -382,9 +396,11 @@ class FitLoop:
     def _restore_and_raise(self, what: str, remedy: str | None) -> NoReturn:
         """Restores and saves the last good state, then raises DivergenceError."""
         state, position, store = self._state, self._state.position, self._run.store
+        # Read before the snapshot is restored: the message names the step that failed.
         epoch, step = position.epoch + 1, position.batch // self._plan.accumulate + 1
         rate = self._run.optimizer.get_learning_rate()
         self._statistics.restore()
+        # The gradients belong to a step that is not taken; api.Optimizer refuses to use them now.
         store.gradients_valid = False
         # Usually the step was refused before its update and the parameters are good. An update can still overflow
         # them, which the check of a later snapshot finds.

@@ -69,6 +69,7 @@ def _accuracy(prediction: Array, target: Array, spec: InputSpec) -> tuple[float,
     The classes lie along the axis of the scores that the loss uses.
     """
     if spec.class_labels is not None and prediction.ndim > spec.class_labels.axis > 1:
+        # Language models have the classes last, [batch, sequence, vocabulary].
         prediction = np.moveaxis(prediction, spec.class_labels.axis, 1)
     _require_shape("accuracy", prediction, target, (*prediction.shape[:1], *prediction.shape[2:]))
     hits = prediction.argmax(axis=1) == target
@@ -128,6 +129,7 @@ METRICS: dict[str, Metric] = {
     "binary_accuracy": Metric("accuracy", _binary_accuracy, higher_is_better=True),
     "mae": Metric("mae", _absolute_error, higher_is_better=False),
     "mse": Metric("mse", _squared_error, higher_is_better=False),
+    # The root is taken of the mean over the whole set: a mean of roots of batches is another number.
     "rmse": Metric("rmse", _squared_error, math.sqrt, higher_is_better=False),
     "perplexity": Metric("perplexity", of_loss=_exponential, higher_is_better=False),
     **{
@@ -270,12 +272,15 @@ class Averages:
             InputError: A metric function does not return a number.
         """
         values = self.running(metrics)
+        # The arrays of all batches are joined once, at the end of the epoch; joining batch by batch would copy them
+        # again and again.
         whole = [np.concatenate(arrays) for arrays in zip(*self.parts, strict=True)]
         for metric in metrics:
             if metric.of_loss is not None and "loss" in values:
                 values[metric.name] = _number(metric, metric.of_loss(values["loss"]))
             if metric.function is not None:
                 values[metric.name] = _number(metric, metric.function(*whole)) if whole else math.nan
+        # In the order of the metrics, whichever of them was computed first: columns of logs keep their places.
         names = [name for name in ("loss", *(metric.name for metric in metrics)) if name in values]
         return {prefix + name: values[name] for name in names}
 

@@ -42,6 +42,7 @@ class NotebookReport(Report):
         self._shown = 0.0
 
     def __enter__(self) -> NotebookReport:
+        # A display with an id is replaced in place; printing would append a bar for each update.
         self._handle = self._display.display(self._display.HTML(self._text()), display_id=True)
         return self
 

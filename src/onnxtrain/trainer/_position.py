@@ -164,6 +164,7 @@ class Position:
         if total_steps is not None:
             return Progress(self.step, total_steps, self.epoch)
         if plan.schedule_epochs is not None:
+            # Epochs of earlier fits have been done: only the rest is computed from the batches of this data.
             left = plan.schedule_epochs - self.fit_start
             total = None if per_epoch is None else self.fit_start_step + left * per_epoch
             return Progress(self.step, total, self.epoch)
@@ -179,6 +180,7 @@ class Position:
 
         Predictions that metric functions need are not in the text; they have a file of their own.
         """
+        # Predictions of a whole epoch as JSON text would be slow and large.
         position = asdict(replace(self, averages=Averages(self.averages.sums)))
         position["averages"]["parts"] = bool(self.averages.parts)
         return json.dumps({"version": 1, "position": position, "settings": asdict(settings)})
@@ -231,6 +233,7 @@ def saved_threads(properties: Properties) -> int | None:
 
 def _check(position: Position, settings: Settings) -> None:
     """Raises ValueError if position and settings that were read from a file are inconsistent."""
+    # A checkpoint may come from anywhere. Values of wrong types would fail far from here, or train something else.
     for name, kind in (
         *((n, k) for n, k in get_type_hints(Position).items() if n != "averages"),
         ("sums", dict[str, list[float]]),
@@ -250,6 +253,7 @@ def _check(position: Position, settings: Settings) -> None:
         )
     if settings.threads is not None and not 0 < settings.threads <= MOST_THREADS:
         raise ValueError(f"the number of threads is {settings.threads}")
+    # Decays outside of [0, 1) would make averages grow without end.
     if settings.ema_decay is not None and not 0 <= settings.ema_decay < 1:
         raise ValueError(f"the decay of averages is {settings.ema_decay}")
     if any(len(entry) != 2 for entry in position.averages.sums.values()):

@@ -25,11 +25,13 @@ def write_predictions(files: FileSet, position: Position) -> None:
         return
     prediction, target = (np.concatenate(arrays) for arrays in zip(*position.averages.parts, strict=True))
     with files.open(_name(position)) as file:
+        # Batches are joined: which one a prediction came from does not matter to a metric.
         np.savez(file, prediction=prediction, target=target)
 
 
 def remove_other_predictions(directory: Path, position: Position) -> None:
     """Removes files of other positions; call it after the checkpoint has been written."""
+    # A run that went back to an earlier save leaves a file of a later position behind.
     kept = directory / _name(position)
     for path in directory.glob(_PATTERN):
         if path != kept or not position.averages.parts:

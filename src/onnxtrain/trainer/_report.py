@@ -64,6 +64,7 @@ def format_value(value: float) -> str:
     >>> [format_value(v) for v in (0.98611, 0.0412, 12.3456, 3.1e-5, 0.0)]
     ['0.9861', '0.0412', '12.35', '3.1e-05', '0.0000']
     """
+    # Four decimals where they say enough; the exponent of small values would be lost in them.
     if value == 0 or 1e-3 <= abs(value) < 10:
         return f"{value:.4f}"
     return f"{value:.4g}"
@@ -71,6 +72,7 @@ def format_value(value: float) -> str:
 
 def describe_epoch(epoch: int, epochs: int, record: dict[str, float], rate: float) -> str:
     """Formats the line of an epoch, e.g. "epoch 3/20  loss 0.4120  42,000 samples/s"."""
+    # Numbers of one width keep the columns of all epochs aligned.
     width = len(str(epochs))
     parts = [f"epoch {epoch:>{width}}/{epochs}"]
     parts += [
@@ -88,6 +90,7 @@ class PlainReport(Report):
         self._console = console
 
     def _print(self, text: str) -> None:
+        # Names of metrics and paths may contain square brackets, which rich would take for markup.
         self._console.print(text, soft_wrap=True, markup=False)
 
     def end_epoch(self, epoch: int, epochs: int, record: dict[str, float], rate: float) -> None:

@@ -102,6 +102,7 @@ class Run:
         write: WriteArtifacts | None = None,
     ) -> None:
         try:
+            # A process that was killed during a save left a journal; the renames that it lists are finished first.
             finish_interrupted(directory / CHECKPOINT)
         except OSError as error:
             raise CheckpointError(f"Opening the training run in '{directory}': {error}.") from error
@@ -113,6 +114,7 @@ class Run:
         self._options = _session_options(threads or saved_threads(self.state.properties))
         self._device = parse_device(device)
         self._write = write
+        # Files of models that were compared before, so that a save after each epoch does not read gigabytes.
         self._equal: dict[Path, tuple[Stamp, Stamp]] = {}
         self._open()
 
@@ -126,6 +128,7 @@ class Run:
             session_options=self._options,
         )
         self.optimizer = Optimizer(self.directory / self.files.optimizer_model, self.module)
+        # The first output of a training model is the loss.
         self.outputs = self.module.output_names()[1:]
         inference = self.directory / self.files.inference_model if self.files.inference_model else None
         self._inference = inference if inference is not None and inference.is_file() else None
@@ -160,6 +163,7 @@ class Run:
             made = parse_manifest(
                 (source / self.files.manifest).read_text(encoding="utf-8"), "the new models"
             )
+            # `model` may be an object or a file that has changed since: its parameters would not be those of the run.
             if made.fingerprint != self.manifest.fingerprint:
                 raise InputError(
                     "Training with sample weights: the model has been changed since the trainer was made. Make a new "
@@ -167,10 +171,12 @@ class Run:
                 )
             with FileSet(self.directory) as files:
                 for path in source.iterdir():
+                    # The new checkpoint has the parameters of the original model; the trained ones stay.
                     if path.name != self.files.checkpoint:
                         files.copy(path, path.name)
         # Both are opened anew from the new files when they are used next.
         for name in ("loss_model", "_predictor"):
+            # cached_property keeps its value in the instance's dictionary.
             self.__dict__.pop(name, None)
         self._open()
 
@@ -192,6 +198,7 @@ class Run:
     @cached_property
     def draws(self) -> bool:
         """True if a training step may draw from ONNX Runtime's generator, of which a process has one."""
+        # A search in the bytes of the file is enough: a name of a tensor that contains the word only costs a lock.
         return b"Dropout" in self.training_model.read_bytes()
 
     def step(self, arrays: Sequence[Array], *, training: bool) -> tuple[float, list[Array]]:
@@ -263,6 +270,7 @@ class Run:
                         "sample. "
                         "Export the model and run it instead."
                     )
+                # `numpy` of a result copies it from ONNX Runtime's memory, so parts of several batches can be kept.
                 parts[name].append(part[:count])
         return {name: np.concatenate(values) for name, values in parts.items()}
 
@@ -278,6 +286,7 @@ class Run:
                 path = Path(folder) / "model.onnx"
                 export_inference_model(self.eval_model, {}, path, outputs)
                 session = open_session(path, "inference part of the eval model", self._device, self._options)
+        # An inference model reads only the inputs that its outputs depend on.
         names = {value.name for value in session.get_inputs()}
         specs = [spec for spec in self.manifest.inputs if spec.name in names]
         buffers = {**self.store.parameters, **self.store.statistics}
@@ -311,6 +320,7 @@ class Run:
     def export(self, path: str | os.PathLike[str], outputs: Sequence[str] | None) -> None:
         """Writes a model that contains the parameters and computes outputs; by default :attr:`predicted`."""
         names = self.require_outputs() if outputs is None else outputs
+        # Values inside of the network are no outputs of the inference model: they are cut out of the eval model.
         if self._inference is None or not set(names) <= set(self.predicted):
             self.module.export_model_for_inferencing(path, names)
             return
@@ -339,6 +349,7 @@ class Run:
             OSError: A file cannot be written.
             CheckpointError: Some parameters have no data.
         """
+        # Refuses parameters without data before a directory is made.
         encode = encode_checkpoint(self.store, f"Saving the run to '{target}'", include_optimizer_state=True)
         there = target.exists()
         target.mkdir(parents=True, exist_ok=True)
@@ -346,6 +357,7 @@ class Run:
             self._write_files(target, companions, write_more, encode)
         except BaseException:
             if not there:
+                # Another process may have written to the directory meanwhile: then it is not empty, and stays.
                 with contextlib.suppress(OSError):
                     target.rmdir()
             raise
@@ -359,7 +371,9 @@ class Run:
     ) -> None:
         """Writes the files of :meth:`save`; `encode` writes the checkpoint."""
         with FileSet(target) as files:
+            # In its own directory a run's models have been written when it was built.
             if target.resolve() != self.directory.resolve():
+                # A model and its external data are copied together: one without the other cannot be opened.
                 for group in self._model_files():
                     if not all(self._same(path, target / path.name) for path in group):
                         for path in group:
@@ -406,6 +420,7 @@ class Run:
             (self.state.parameters, other.parameters),
             (self.state.statistics, other.statistics),
         ):
+            # All names are compared before the first value is copied: a file of another model changes nothing.
             different = {name for name, _ in ours} ^ {name for name, _ in theirs}
             if different:
                 raise CheckpointError(

@@ -38,6 +38,7 @@ class FitGuard:
                     "Trainer.fit() inside of `with trainer.averaged():` would train the averages, and lose what it has "
                     "trained at the end of the block. End the block first."
                 )
+            # The thread, not a flag: a callback of the fit may do what other threads may not.
             self._thread = threading.current_thread()
         try:
             yield

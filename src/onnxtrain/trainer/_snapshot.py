@@ -55,6 +55,7 @@ class FiniteCheck:
             for b in given
             if b.device.type != "cpu" or b.dtype.name not in direct or isinstance(b, RowGradient)
         ]
+        # `read` gives the memory itself on the CPU: the views stay valid, as a fit does not move its tensors.
         flat = [b.read().reshape(-1) for b in given if all(b is not other for other in self._others)]
         self._flat = flat
         small = [array for array in flat if array.size <= _BLOCK]
@@ -122,6 +123,7 @@ class Snapshot:
             *(buffer for group in store.moments.values() for buffer in group.values()),
         ]
         return cls(
+            # In place of a file: a snapshot is taken every hundred steps and needed only when training diverges.
             [(buffer, buffer.read().copy()) for buffer in buffers],
             dict(vars(store.optimizer)) if store.optimizer is not None else {},
             _copied(position),
@@ -139,6 +141,7 @@ class Snapshot:
 def _copied(position: Position) -> Position:
     """Copies a position so that further steps do not change the copy; entries of the history are never changed."""
     history = position.history
+    # The history's lists are copied, their entries are not: no entry changes once its epoch has ended.
     return replace(
         position,
         averages=copy.deepcopy(position.averages),

@@ -127,6 +127,7 @@ class TrainingState:
         target = run.manifest.targets[0] if run.manifest.targets else None
         self.task = Task(target, settings.loss, settings.positive)
         self.task.check()
+        # `[]` means no metrics; only None asks for those of the loss.
         if metrics is None:
             metrics = default_metrics(self.task.target, settings.loss) if measurable else []
         self.metrics: list[Metric] = make_metrics(metrics, self.task)
@@ -134,6 +135,7 @@ class TrainingState:
             raise InputError(
                 "metrics need a target, and a prediction among the model's outputs; pass metrics=[]."
             )
+        # The exponential of a sum over a data set is no perplexity.
         if run.manifest.loss_mean is None and any(metric.name == "perplexity" for metric in self.metrics):
             raise InputError("The perplexity is the exponential of a mean loss, and this loss is a sum.")
 
@@ -161,6 +163,7 @@ class TrainingState:
                 )
         else:
             # Artifacts of generate_artifacts have no position and no settings: training begins at step 0.
+            # A checkpoint without optimizer state gets the rate that `api.Optimizer` begins with.
             rate = run.store.optimizer.learning_rate if run.store.optimizer is not None else 1e-3
             position = Position(seed=0, learning_rate=rate)
             settings = Settings(prediction=next(iter(run.outputs), None))
@@ -193,6 +196,7 @@ class TrainingState:
         sums = set(self.position.averages.sums) - {"loss"}
         wanted = {metric.name for metric in self.metrics if metric.measure is not None}
         whole = any(metric.function is not None for metric in self.metrics)
+        # Sums of other metrics cannot be completed: the batches before the interruption are not read again.
         if self.position.batch and (sums != wanted or (predictions and not whole)):
             raise InputError(
                 f"Resuming from '{self.directory}': it was interrupted in the middle of an epoch with other metrics "
@@ -220,6 +224,8 @@ class TrainingState:
             TrainingStateError: Another fit of this trainer is under way.
             CheckpointError: Another trainer is at work in the directory, or has saved there.
         """
+        # Training inside of `with trainer.averaged()` would update the averages and lose the steps at the end of the
+        # block.
         applied = self.average is not None and self.average.is_applied
         with self.guard.fitting(applied), self.workspace.locked():
             self.workspace.require_own("Trainer.fit()")
@@ -255,6 +261,7 @@ class TrainingState:
                 )
             start = position.fit_start_step if position.unfinished else position.step
             last = start + plan.epochs * (per_epoch or 0)
+            # A warning only: beyond its end a schedule keeps its last value, which may be what is wanted.
             if last > total:
                 _log.warning(
                     "The schedule is of total_steps=%d, and this fit ends with step %d: the steps beyond have the last "
@@ -322,6 +329,7 @@ class TrainingState:
                 f"validation must be (inputs, targets), (inputs, targets, sample_weight), a fraction or data that "
                 f"brings its targets, received {type(validation).__name__} of {len(validation)}."
             )
+        # A text would be read as a stream of letters, and an integer is a fraction that was typed as a count.
         if isinstance(validation, str | int):
             raise InputError(
                 f"validation must be (inputs, targets) or a fraction, received {type(validation).__name__}."
@@ -375,6 +383,7 @@ class TrainingState:
                 if not for_fit:
                     self.guard.require_none("Using sample weights for the first time")
                 self.run.weigh()
+            # Once the models take weights they take them always: data without weights gets weights of 1.
             if self.run.weighted:
                 for source in given:
                     source.layout = source.layout.with_weights()
@@ -397,6 +406,7 @@ class TrainingState:
         No other thread uses the trainer in the meantime.
         """
         with self.lock:
+            # Before the first step the averages are zeros.
             if self.average is None or not self.position.averaged:
                 yield
                 return
@@ -405,6 +415,7 @@ class TrainingState:
 
     def snapshot(self) -> Snapshot:
         """Copies everything that training changes."""
+        # A fit that goes back to a snapshot goes back to the averages of that step, too.
         averages = self.average.buffers.values() if self.average is not None else ()
         with self.lock:
             return Snapshot.take(self.run.store, self.position, averages)
@@ -424,6 +435,7 @@ class TrainingState:
             self._write(target)
 
     def _write(self, target: Path) -> None:
+        # The position is a property of the checkpoint, not a file beside it: one rename saves both.
         self.run.state.properties[PROPERTY] = self.position.to_json(self.settings)
         try:
             self.run.save(target, companions=[BEST], write_more=self._write_more)
@@ -442,6 +454,7 @@ class TrainingState:
 
     def save_and_keep(self) -> Path:
         """Saves into the trainer's own directory, and keeps that if it was temporary."""
+        # An interrupted run in a temporary directory would be lost with the process.
         self.workspace.keep()
         self.save(self.directory)
         return self.directory

@@ -210,6 +210,7 @@ class Trainer:
             InputError: functions that the run needs are missing, or other metrics are given in the middle of an
                 epoch.
         """
+        # `__init__` builds new models; a resumed run opens those of its directory.
         trainer = cls.__new__(cls)
         trainer._state = TrainingState.load(Path(path), metrics, scheduler, device, _threads(threads))
         return trainer
@@ -286,6 +287,7 @@ class Trainer:
         if steps_per_epoch is not None:
             steps_per_epoch = _positive("steps_per_epoch", steps_per_epoch)
         called = callback_list(callbacks)
+        # Sources count batches, users count steps.
         limit = None if steps_per_epoch is None else steps_per_epoch * int(accumulate)
         given = Data(
             inputs, targets, sample_weight, batch_size, validation, transform, bool(drop_last), limit
@@ -296,6 +298,8 @@ class Trainer:
             held_out_size = None
             if held_out is not None:
                 held_out_size = validation if isinstance(validation, float) else held_out.samples or 0
+            # The plan is made of numbers, not of the data: a resumed process gives other objects with the same
+            # content.
             plan = Plan(
                 samples=data.samples,
                 batch_size=data.batch_size,

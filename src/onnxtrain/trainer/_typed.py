@@ -41,6 +41,7 @@ def check_types(value: Any, kind: Any, what: str) -> None:
         pass
     elif type(value) is not kind and not (kind in (None, types.NoneType) and value is None):
         raise ValueError(f"{what} is {str(value)[:60]!r}")
+    # JSON has integers of any size, and numpy and ONNX Runtime have not.
     elif kind is int and not 0 <= value < 2**63:
         raise ValueError(f"{what} is {str(value)[:60]}")
 

@@ -151,6 +151,7 @@ def _decided(
         _require_one_right(name, data)
         truth, guess, average = truth == task.positive, guess == task.positive, "binary"
     average = average or ("binary" if data.two_classes else "macro")
+    # zero_division=0: a class that is never predicted has precision 0, without scikit-learn's warning per epoch.
     measure = getattr(_sklearn(name), function)
     return float(measure(truth, guess, average=average, zero_division=0))
 
@@ -215,6 +216,7 @@ def _top_k(name: str, k: int, task: Task, prediction: Array, target: Array) -> f
         return math.nan
     if k == 1:
         return float((data.guess == data.truth).mean())
+    # scikit-learn takes the classes from the labels that occur, of which a small data set may lack some.
     labels = np.arange(data.one_of)
     return float(_sklearn(name).top_k_accuracy_score(data.truth, data.scores, k=k, labels=labels))
 
@@ -263,6 +265,7 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
         InputError: There are not enough classes for it.
         MissingPackageError: scikit-learn is not installed.
     """
+    # "top5_accuracy" is a family of metrics, one for each number, and stands in no table.
     k = top_k_of(name)
     if k is None and name not in WHOLE_METRICS:
         return None
@@ -270,6 +273,7 @@ def measure_of(name: str, task: Task) -> Callable[[Array, Array], float] | None:
     _sklearn(name)
     if k is None:
         return partial(WHOLE_METRICS[name], name, task)
+    # Where the model tells its classes a k that is too large is reported before training.
     if task.classes is not None:
         _require_classes(name, k, task.classes)
     return partial(_top_k, name, k, task)
@@ -288,5 +292,6 @@ def confusion_matrix(task: Task, prediction: Array, target: Array) -> Array:
         )
     classes = data.one_of or 2
     matrix = np.zeros((classes, classes), np.int64)
+    # `matrix[truth, guess] += 1` would count each pair once.
     np.add.at(matrix, (data.truth, data.guess), 1)
     return matrix

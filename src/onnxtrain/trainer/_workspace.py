@@ -64,6 +64,7 @@ class Workspace:
         Raises:
             CheckpointError: Another trainer holds the lock.
         """
+        # Nobody else knows the name of a temporary directory.
         return contextlib.nullcontext() if self.temporary else self._lock
 
     @contextlib.contextmanager
@@ -93,6 +94,7 @@ class Workspace:
             doing: refused action, for the message.
         """
         found = self._stamp()
+        # Without a checkpoint on either side nothing can be lost.
         if not self.temporary and None not in (found, self._seen) and found != self._seen:
             raise CheckpointError(
                 f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and what it "

@@ -50,6 +50,7 @@ class ModelCheckpoint(Monitor):
         for name, value in (("every_n_steps", every_n_steps), ("keep", keep)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InputError(f"ModelCheckpoint: {name} must be an integer >= 1, received {value!r}.")
+        # In the middle of an epoch there is no validation loss to compare.
         if monitor == "auto":
             monitor = "val_loss" if every_n_steps is None else None
         if monitor is not None and every_n_steps is not None:
@@ -126,6 +127,7 @@ class ModelCheckpoint(Monitor):
             there = {n: name for k, n, name in self._directories() if k == kind and n <= number}
             own = trainer.directory.resolve()
             for gone in there.keys() - choose(list(there)):
+                # A trainer that was resumed from one of the saves works in its directory.
                 if (self.path / there[gone]).resolve() != own:
                     _remove_whole(self.path / there[gone])
         except OSError as error:
@@ -151,6 +153,8 @@ def _save_whole(trainer: Trainer, target: Path) -> None:
     if target.is_dir():
         trainer.save(target)
         return
+    # A directory cannot be replaced in one step, but it can appear in one: a save is written under another name and
+    # renamed.
     unfinished = target.with_name(_UNFINISHED + target.name)
     try:
         trainer.save(unfinished)

@@ -47,6 +47,7 @@ class CSVLogger(Logger):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._write_epochs(trainer)
         if self.every_n_steps is not None:
+            # A killed run may have logged steps after its last save, which it takes again.
             kept = self._steps_until(trainer.global_step)
             _replace(self.steps_path, [_STEP_COLUMNS, *kept])
             # Line buffering: after a kill the file holds every complete row.
@@ -69,6 +70,7 @@ class CSVLogger(Logger):
             self._file = None
 
     def _write_epochs(self, trainer: Trainer) -> None:
+        # The columns can change from fit to fit (with and without validation), so the file is written anew each time.
         keys = trainer.history.keys() or ["epoch"]
         _replace(self.path, [keys, *([epoch.get(key, "") for key in keys] for epoch in trainer.history)])
 

@@ -58,6 +58,7 @@ class EarlyStopping(Monitor):
         """Saves the best parameters, and stops after `patience` epochs without improvement."""
         scores = self._scores(trainer)
         best = self._best(scores)
+        # Saved to a file, not to memory: the best parameters survive a killed process.
         if self.restore_best and best == len(scores) - 1:
             trainer.save_parameters(trainer.directory / BEST)
         if len(scores) - 1 - best >= self.patience:

@@ -63,6 +63,7 @@ def callback_list(callbacks: Iterable[Callback] | None) -> list[Callback]:
     """Checks the callbacks of a fit; returns them as a list."""
     if callbacks is None:
         return []
+    # A generator of callbacks is used up by the first look at it.
     given = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
     if not all(isinstance(entry, Callback) for entry in given) or isinstance(callbacks, Callback):
         received = ", ".join(type(entry).__name__ for entry in given)

@@ -53,6 +53,7 @@ class Logger(Callback):
 
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
         """Logs a step if its number is a multiple of `every_n_steps`."""
+        # Counted from the first step of the run, not of the fit: a resumed run logs the same steps.
         if self.every_n_steps is not None and trainer.global_step % self.every_n_steps == 0:
             self.log_step(trainer, {"loss": loss, "learning_rate": trainer.current_learning_rate})
 

@@ -52,6 +52,7 @@ class TensorBoardLogger(Logger):
     def log_epoch(self, trainer: Trainer, values: Mapping[str, float]) -> None:
         """Adds the values of an epoch."""
         self._add("epoch", trainer, {key: value for key, value in values.items() if key != "epoch"})
+        # TensorBoard shows an epoch when it has ended, not when a buffer is full.
         self._writer.flush()
 
     def _add(self, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:

@@ -58,6 +58,7 @@ class WandbLogger(Logger):
         self._run, self._own = self._wandb.run, self._wandb.run is None
         if self._own:
             options = dict(self._options)
+            # "allow": the run may have been deleted on the server, or was logged offline.
             if PROPERTY in properties:
                 options |= {"id": str(properties[PROPERTY]), "resume": "allow"}
             self._run = self._wandb.init(config={**_settings(trainer), **self._config}, **options)
@@ -75,6 +76,7 @@ class WandbLogger(Logger):
 
     def _log(self, prefix: str, trainer: Trainer, values: Mapping[str, float]) -> None:
         if trainer.global_step >= self._first:
+            # Weights & Biases can then show any value over epochs as well as over steps.
             named = {f"{prefix}/{key}" if key != "epoch" else key: value for key, value in values.items()}
             self._run.log(named, step=trainer.global_step)
 

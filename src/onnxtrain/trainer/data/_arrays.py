@@ -65,8 +65,10 @@ class ArraySource:
         else:
             # The results of the transform have to fit the model, not its arguments: images may be uint8 before it.
             _require_samples(arrays)
+        # The mean over weights of 0 is NaN.
         if weighted and not arrays[-1].any():
             raise InputError("All sample weights are 0: there is nothing to train on.")
+        # A padded batch is fine to evaluate, but its copies would count twice in a gradient.
         drop = (fixed and options.training) or options.drop_last
         trusted = not on_disk and transform is None
         source = cls(layout, tuple(arrays), size, drop, trusted, weighted, options.limit, transform)
@@ -95,6 +97,7 @@ class ArraySource:
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
         """Yields the batches of an epoch."""
+        # Without an order batches are slices, which numpy does not copy.
         order = order_of(self.samples, epoch) if epoch.shuffle else None
         for index in range(start, self.batches):
             part = slice(index * self.batch_size, (index + 1) * self.batch_size)

@@ -22,6 +22,7 @@ def dynamic_remedy() -> str:
 
 def static_batch(specs: Sequence[InputSpec]) -> int | None:
     """Finds the number of samples that a model takes at a time; None for any number."""
+    # A dimension that is no number is a symbol: any size.
     sizes = {spec.shape[0] for spec in specs if spec.shape and isinstance(spec.shape[0], int)}
     if len(sizes) > 1:
         raise InputError(

@@ -44,11 +44,13 @@ def arrange(word: str, specs: Sequence[InputSpec], data: Any, *, loose: bool = F
     Raises:
         InputError: The number of arrays or their names do not fit.
     """
+    # Asked first: a frame has the interface of a mapping, too, but its columns are not the inputs as they stand.
     if is_frame(data):
         return frame_values(word, specs, data)
     if isinstance(data, Mapping):
         missing = [spec.name for spec in specs if spec.name not in data]
         unknown = [str(name) for name in data if name not in {spec.name for spec in specs}]
+        # A misspelt name must not be ignored: the model would train without that input's data, or fail later.
         if missing or (unknown and not loose):
             raise InputError(
                 f"The model's {word}s are {names_of(specs)}; received {', '.join(map(str, data))} "
@@ -134,11 +136,13 @@ def _chunks(array: Array) -> Iterator[tuple[int, Array]]:
 def _check_part(word: str, spec: InputSpec, part: Array, first: int) -> None:
     wanted = spec.dtype.name
     if part.dtype.kind in "iu":
+        # Casting wraps around without an error: 300 becomes 44 in uint8.
         if not np.array_equal(part.astype(spec.dtype.storage), part):
             raise InputError(f"The {word} '{spec.name}' holds values that do not fit into {wanted}.")
         return
     if not np.isfinite(part).all():
         _refuse_infinite(word, spec, part, first)
+    # float64 data is cast to float32, where values from 3.4e38 on become infinite.
     if part.dtype.itemsize > spec.dtype.storage.itemsize:
         with np.errstate(over="ignore"):
             overflown = np.isinf(part.astype(spec.dtype.storage)).any()

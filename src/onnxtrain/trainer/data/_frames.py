@@ -98,6 +98,7 @@ def series_values(word: str, spec: InputSpec, series: Any) -> Array:
     label = f"column '{series.name}'" if series.name is not None else f"{word} '{spec.name}'"
     values = _numbers(series, label)
     wanted = spec.dtype.storage
+    # Columns of whole numbers are quantities as often as not, and pandas reads them as integers.
     if wanted.kind == "f" and values.dtype.kind in "iub" and spec.dtype.name != "bfloat16":
         values = values.astype(wanted)
     if spec.shape is not None and len(spec.shape) == 2 and spec.shape[1] in (1, None) and values.ndim == 1:
@@ -146,6 +147,7 @@ def _numbers(series: Any, label: str) -> Array:
 
 def _place(series: Any, wrong: Array, polars: bool) -> str:
     """Names the first row for which `wrong` holds, for messages."""
+    # pandas keeps the index of rows after a selection: the message gives both numbers if they differ.
     row = int(np.flatnonzero(wrong)[0])
     index = None if polars else series.index[row]
     return f"row {row}" if index is None or index == row else f"row {row} (index {index!r})"

@@ -63,6 +63,8 @@ class Layout:
         targets = tuple(spec for spec in manifest.targets if not spec.sample_weight)
         weighted = weight is not None
         if weight is None:
+            # The weights share the first dimension of the targets, so that a wrong number of weights is told by its
+            # size.
             first = (targets or manifest.inputs)[0].shape if manifest.inputs or targets else None
             weight = InputSpec(WEIGHT, dtypes.BY_NAME["float32"], (first[0] if first else None,))
         if predicting:
@@ -101,6 +103,7 @@ class Layout:
     def _of_frame(self, frame: Any, targets: Any, weights: Any) -> tuple[Any, Any, Any]:
         """Takes the targets out of a frame of inputs: by given names of columns, or by the model's names."""
         names = column_names(frame)
+        # A column of this name would otherwise be taken for an input.
         if weights is None and targets is None and WEIGHT in names:
             weights = WEIGHT
         if isinstance(weights, str):
@@ -154,6 +157,7 @@ class Layout:
         count = len(self.inputs) + len(self.targets)
         if flat and len(self.inputs) > 1 and self.predicting and len(parts) >= len(self.inputs):
             return Raw(parts[: len(self.inputs)], [])
+        # Two flat entries are (inputs, targets); more are only told by their number.
         if flat and count > 2 and len(parts) in (count, count + 1):
             weights = parts[count] if len(parts) > count else None
             return Raw(parts[: len(self.inputs)], parts[len(self.inputs) : count], weights)
@@ -242,6 +246,7 @@ class Layout:
         Raises:
             InputError: The batch does not fit the model.
         """
+        # The models were built from the first batch, without weights.
         if raw.weights is not None and not self.weighted:
             raise InputError(
                 "it has sample weights, and the first batch had none; give weights to all of them."

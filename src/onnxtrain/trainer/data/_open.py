@@ -78,6 +78,7 @@ def _is_array(data: object) -> bool:
 def _is_whole(layout: Layout, inputs: Any, targets: Any) -> bool:
     """Checks if the data is all samples at once, not a stream or a data set."""
     if inputs is None or isinstance(inputs, Mapping) or _is_array(inputs):
+        # `datasets.load_dataset` returns a dict of splits.
         if isinstance(inputs, Mapping) and any(_gives_samples_by_index(entry) for entry in inputs.values()):
             raise InputError(
                 f"The data is a dict of data sets ({', '.join(map(str, inputs))}). Choose one: data['train']."
@@ -139,6 +140,7 @@ def split(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
         )
     training, held_out = split_order(source.samples, fraction, seed)
     rest = source.take(training)
+    # The split may leave fewer samples than one batch takes.
     fixed = static_batch(source.layout.specs) is not None
     require_batch(rest.samples, rest.batch_size, drop=rest.drop, fixed=fixed)
     _ = rest.batches

@@ -40,6 +40,7 @@ def _restore(states: tuple[Any, Any, Any]) -> None:
 
 
 def _seed(key: tuple[int, ...]) -> None:
+    # random, numpy and torch take seeds of different sizes; 32 bits suit all of them.
     number = int(np.random.SeedSequence(key).generate_state(1)[0])
     random.seed(number)
     np.random.seed(number)

@@ -65,6 +65,8 @@ class SampleSource:
         _ = source.batches
         # Augmentation of the first sample, which is read for the check alone, must not move the program's generators.
         with seeded(0, STREAM):
+            # The data set is not read as a whole: it may be larger than memory. Its other samples are checked batch
+            # by batch.
             raw = layout.batch(collate(_fetch(dataset, [0])))
         source.weighted = raw.weights is not None
         if source.weighted:
@@ -100,6 +102,7 @@ class SampleSource:
             yield self._batch(part.tolist(), epoch, index)
 
     def _batch(self, indices: list[int], epoch: Pass, index: int) -> list[Array]:
+        # Seeded per batch, not per epoch: a resumed epoch begins in the middle.
         with seeded(epoch.seed, STREAM, epoch.epoch, index):
             samples = _fetch(self.dataset, indices)
         try:

@@ -106,6 +106,7 @@ def order_of(samples: int, epoch: Pass) -> Array:
     """Draws the order of the samples in an epoch; it depends on the arguments alone."""
     if not epoch.shuffle:
         return np.arange(samples)
+    # Drawn from numbers alone, with no generator to save: any epoch's order can be drawn again.
     return np.random.default_rng([epoch.seed, SHUFFLE, epoch.epoch]).permutation(samples)
 
 

@@ -95,6 +95,7 @@ class StreamSource:
             )
         self.layout = layout
         self._stream = stream
+        # `iter` of an iterator is the iterator itself: a second pass would begin where the first ended.
         self._once = isinstance(stream, Iterator)
         self._options = options
         self._transform = transform
@@ -175,6 +176,7 @@ class StreamSource:
         """
         try:
             for generator, state in zip(self._generators, mark.split(), strict=True):
+                # numpy fills the tensor's memory, so that torch need not be imported here.
                 tensor = generator.get_state()
                 tensor.numpy()[:] = np.frombuffer(base64.b64decode(state, validate=True), np.uint8)
                 generator.set_state(tensor)
@@ -194,6 +196,8 @@ class StreamSource:
         """Yields the batches of an epoch; batches before `start` are read and discarded."""
         limit = self._options.limit
         wanted = start + (0 if limit is None else (epoch.epoch - epoch.fit_start) * limit)
+        # A stream is read on from where it is, if that is before the batch that is wanted, and from the start
+        # otherwise.
         if limit is None or self._taken is None or self._taken > wanted:
             if self._taken is not None:
                 self._reading = None
@@ -230,6 +234,7 @@ class StreamSource:
                 continue
             except InputError as error:
                 raise InputError(f"{epoch.place(index)}: {error}") from error
+            # The batch is read and left out: the next one of the stream begins a pass.
             if self._drop and self._reading.is_incomplete(raw, self._size):
                 continue
             assert self._taken is not None
@@ -248,6 +253,7 @@ class StreamSource:
                 f"The iterator ended after {index} of the {self._options.limit} batches of epoch {epoch.epoch + 1} "
                 f"that steps_per_epoch asks for, and can be read once. {_REMEDY}"
             )
+        # An empty stream would be read for ever.
         if not self._reading.delivered:
             raise InputError(self._nothing(epoch.epoch))
         self._number += 1

@@ -54,6 +54,7 @@ class Transform:
         # Most augmentation libraries draw from the process's generators, whatever the third argument is.
         with seeded(*key):
             result = self._function(*arguments, **named)
+        # A model without targets: the function may return the inputs alone.
         if not layout.targets and not isinstance(result, tuple):
             result = (result, None)
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -68,6 +69,7 @@ class Transform:
 
 def _shown(specs: Sequence[InputSpec], arrays: Sequence[Array]) -> Any:
     """Prepares the arguments of the function: arrays that it may write to."""
+    # Slices of the user's arrays are copied: an augmentation in place would change the data set.
     own = [array if array.flags.owndata and array.flags.writeable else array.copy() for array in arrays]
     if len(specs) > 1:
         return {spec.name: array for spec, array in zip(specs, own, strict=True)}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import io
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
@@ -21,6 +22,8 @@ from cli.processes import environment
 from onnxtrain import Trainer
 from onnxtrain.cli._options import TrainOptions, options_of
 from onnxtrain.losses import LOSSES
+from onnxtrain.optimizers import OPTIMIZERS
+from onnxtrain.schedules import SCHEDULES
 from onnxtrain.trainer import SAM
 
 NAMES_OF_LOSSES = ", ".join(sorted(LOSSES))
@@ -495,6 +498,15 @@ def test_sam_of_the_shell_is_that_of_python(run: Any, mlp: Path, data: Path, tmp
     assert shown.json()["epochs"] == history.epochs
     refused = run("train", tmp_path / "run", "--data", data, "--sam", 0.1)
     assert "--sam 0.1 (it was 0.2)" in " ".join(refused.err.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "names"), [("loss", LOSSES), ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)]
+)
+def test_help_names_every_choice(option: str, names: dict[str, Any]) -> None:
+    """Help is read without onnx, which a table of losses needs: the names are written out."""
+    (_, declared) = get_args(options_of(TrainOptions)[option].annotation)
+    assert {name for name in names if not re.search(rf"\b{name}\b", declared.help)} <= {"constant"}
 
 
 def test_options_name_arguments_of_python() -> None:

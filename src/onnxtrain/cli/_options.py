@@ -187,8 +187,8 @@ class ModelOptions:
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Minimise this loss: cross_entropy or nll for classes, bce_with_logits for yes or no, mse, "
-            "l1, huber or smooth_l1 for quantities. Default: the model's first output is the loss.",
+            help="Minimise this loss: cross_entropy or nll for classes, bce_with_logits or focal for yes or no, "
+            "mse, l1, huber or smooth_l1 for quantities. Default: the model's first output is the loss.",
         ),
         Rule("run"),
     ] = None
@@ -259,8 +259,8 @@ class OptimizerOptions:
         str,
         typer.Option(
             metavar="NAME",
-            help="Update parameters by this optimizer: adamw, adam, sgd, adagrad, rmsprop, lion, adafactor or "
-            "muon, with PyTorch's defaults.",
+            help="Update parameters by this optimizer: adamw, adam, sgd, adagrad, rmsprop, lion, adafactor, "
+            "muon, prodigy or sparse_adam, with PyTorch's defaults.",
         ),
         Rule("run"),
     ] = "adamw"

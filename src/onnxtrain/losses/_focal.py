@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import onnx_ir as ir
 
 from onnxtrain._settings import require
 from onnxtrain.emitter import Emitter
 
+from ._base import Activation
 from ._elementwise import ElementwiseLoss, softplus
 
 
@@ -24,6 +26,8 @@ class FocalLoss(ElementwiseLoss):
         gamma: how fast the weight of an example falls as it is classified better; 0 is binary cross-entropy.
     """
 
+    activation: ClassVar[Activation | None] = "sigmoid"
+    default_metrics: ClassVar[tuple[str, ...]] = ("binary_accuracy",)
     alpha: float | None = 0.25
     gamma: float = 2.0
 

@@ -90,7 +90,7 @@ def demo(
     ] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Train a convolutional network on handwritten digits and prove the exported file."""
+    """Train a convolutional network on handwritten digits and check the exported file."""
     # Commands import their work when they run: importing all of it would delay `--help` by a second.
     from onnxtrain.cli._demo import run_command
 
@@ -109,7 +109,7 @@ def artifacts(options: ArtifactsOptions, given: frozenset[str]) -> None:
 @app.command()
 @taking(TrainOptions)
 def train(options: TrainOptions, given: frozenset[str]) -> None:
-    """Train a model on arrays or a table; Ctrl-C saves, and training the directory goes on.
+    """Train a model on arrays or a table. Ctrl-C saves; `onnxtrain train DIR` goes on.
 
     A run that goes on keeps the options that it was started with: leave
     them out. Once it has finished, --epochs, --batch-size,
@@ -135,7 +135,7 @@ def evaluate(
     batch_size: BatchSizeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measure the loss and the metrics of a run on data, and how well each class is told from the others."""
+    """Measure loss and metrics of a run on data; for classes also precision, recall and F1 of each."""
     from onnxtrain.cli._use import evaluate_run
 
     evaluate_run(directory, data, batch_size, json)
@@ -177,7 +177,7 @@ def predict(
     batch_size: BatchSizeOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write the outputs for each sample, and where a run knows classes, their probabilities and the class."""
+    """Write the outputs for each sample; for classes also their probabilities and the predicted class."""
     from onnxtrain.cli._use import write_predictions
 
     write_predictions(source, data, output, id, batch_size, json)
@@ -219,9 +219,7 @@ def export(
 def ops(
     model: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[MODEL]", help="Path of an .onnx file to look at; without it all ops are listed."
-        ),
+        typer.Argument(metavar="[MODEL]", help="Path of an .onnx file to check. Default: list all ops."),
     ] = None,
     status: Annotated[
         str | None,
@@ -229,7 +227,7 @@ def ops(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List which ops have gradients; for a model, whether it can be trained and what stops it."""
+    """List the ops and their gradients; for a model, check if it can be trained and name the obstacle."""
     from onnxtrain.cli._ops import list_ops, model_ops
 
     if model is None:

@@ -84,7 +84,7 @@ def _print(model: Path, results: Sequence[GradientCheck], wrong: int) -> None:
         )
         for result in results
     ]
-    columns = ("parameter", "shape", "|gradient|", "along a direction", "finite difference", "error", "")
+    columns = ("parameter", "shape", "|gradient|", "directional derivative", "finite difference", "error", "")
     print_table(table(f"Gradients of {model.name}", columns, rows, right=(2, 3, 4, 5)))
     precision = results[0].precision if results else "float64"
     # ONNX Runtime evaluates ops that the reference evaluator lacks, with a tolerance for float32.

@@ -36,7 +36,7 @@ def list_ops(status: str | None, json: bool) -> None:
     if json:
         print_json([asdict(row) for row in rows])
         return
-    columns = ("op", "gradient", "inputs that get one", "remark")
+    columns = ("op", "gradient", "differentiable inputs", "remark")
     lines = [(row.op_type, _MEANING[row.status], ", ".join(row.inputs), row.reason) for row in rows]
     counts = Counter[str](row.status for row in rows)
     print_table(table("Ops of opsets 21 to 28", columns, lines))

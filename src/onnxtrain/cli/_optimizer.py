@@ -85,8 +85,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    if text.lower() in _WORDS:
-        return _WORDS[text.lower()]
+    return _WORDS[text.lower()] if text.lower() in _WORDS else number_or_text(text)
+
+
+def number_or_text(text: str) -> int | float | str:
+    """Reads an integer or a float; a text that is neither stays a text."""
     for kind in (int, float):
         try:
             return kind(text)

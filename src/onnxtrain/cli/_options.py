@@ -1,7 +1,7 @@
-"""Options of the commands, each declared once: a field with its type, default, help text and what a run keeps of it.
+"""Declares the options of the commands, each as one field: type, default, help text, and if a run keeps its value.
 
-:func:`taking` makes the parameters of a command from the fields of a dataclass. What a run remembers (`_remember`) and
-how messages of the Python API name an option (:class:`ShellWords`) follow from the fields as well, so that a new option
+:func:`taking` makes the parameters of a command from the fields of a dataclass. The record of a run (`_remember`) and
+the names of options in messages of the Python API (:class:`ShellWords`) follow from the fields as well, so a new option
 is one new field.
 """
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rule:
-    """States what a run keeps of an option, and the option's name in the Python API.
+    """Says if a run keeps the value of an option, and names the argument of the Python API that the option sets.
 
     Attributes:
         kept: "run": a run that goes on keeps the value, and another value is an error. "fit": the same until the fit
@@ -45,7 +45,7 @@ class Option(NamedTuple):
     Attributes:
         annotation: type and typer's declaration, e.g. `Annotated[int, typer.Option(min=1)]`.
         default: `inspect.Parameter.empty` for an option that must be given.
-        rule: what a run keeps.
+        rule: says if a run keeps the value.
     """
 
     annotation: Any

@@ -22,12 +22,18 @@ INTERRUPTED = 130
 _PIPE_WIDTH = 160
 
 
-def _console(*, stderr: bool = False) -> Console:
+def _show(*content: Table | str, stderr: bool = False) -> None:
+    """Prints tables and lines; in a pipe without trailing blanks."""
     console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal and not stderr:
-        # A pipe has no width; rich would wrap at 80 columns and break the rows of wide tables.
-        console = Console(highlight=False, width=_PIPE_WIDTH)
-    return console
+    if console.is_terminal:
+        console.print(*content, sep="\n")
+        return
+    # A pipe has no width; rich would wrap at 80 columns and break the rows of wide tables.
+    console = Console(stderr=stderr, highlight=False, width=_PIPE_WIDTH)
+    with console.capture() as capture:
+        console.print(*content, sep="\n")
+    lines = (line.rstrip() for line in capture.get().splitlines())
+    print("\n".join(lines), file=sys.stderr if stderr else sys.stdout)
 
 
 def table(
@@ -61,14 +67,8 @@ def summary_table(title: str | None, rows: Iterable[tuple[str, object]]) -> Tabl
 
 
 def print_table(*tables: Table | str) -> None:
-    """Prints tables and lines to standard output; in a pipe without trailing blanks."""
-    console = _console()
-    if console.is_terminal:
-        console.print(*tables, sep="\n")
-        return
-    with console.capture() as capture:
-        console.print(*tables, sep="\n")
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    """Prints tables and lines to standard output."""
+    _show(*tables)
 
 
 def print_json(document: Any) -> None:
@@ -89,19 +89,12 @@ def _jsonable(value: Any) -> Any:
 
 def info(text: str) -> None:
     """Prints a remark to standard error, so that pipes get results alone."""
-    _console(stderr=True).print(text, soft_wrap=True, markup=False)
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True, markup=False)
 
 
 def info_table(content: Table) -> None:
-    """Prints a table to standard error, without trailing blanks."""
-    console = _console(stderr=True)
-    if console.is_terminal:
-        console.print(content)
-        return
-    console = Console(stderr=True, highlight=False, width=_PIPE_WIDTH)
-    with console.capture() as capture:
-        console.print(content)
-    print("\n".join(line.rstrip() for line in capture.get().splitlines()), file=sys.stderr)
+    """Prints a table to standard error."""
+    _show(content, stderr=True)
 
 
 def guarded(run: Callable[[], None], *, debug: bool) -> None:
@@ -112,7 +105,7 @@ def guarded(run: Callable[[], None], *, debug: bool) -> None:
     except OnnxTrainError as error:
         if debug:
             raise
-        console = _console(stderr=True)
+        console = Console(stderr=True, highlight=False)
         # soft_wrap: a path or a command in a message is not broken, so that it can be copied.
         console.print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(1)

@@ -31,7 +31,7 @@ def column_rows(data: Table, encoding: Encoding) -> list[dict[str, Any]]:
     return [
         {
             "column": column.name,
-            "becomes": _becomes(column),
+            "encoding": _encoded(column),
             "missing": int(data.values(column.name).missing.sum()),
             "filled_by": column.fill,
         }
@@ -39,11 +39,11 @@ def column_rows(data: Table, encoding: Encoding) -> list[dict[str, Any]]:
     ]
 
 
-def _becomes(column: Column) -> str:
+def _encoded(column: Column) -> str:
     if column.kind == NUMBER:
         scaled = (column.mean, column.deviation) != (0.0, 1.0)
         return (
-            f"number, scaled by mean {column.mean:.5g}, deviation {column.deviation:.5g}"
+            f"number, standardised: mean {column.mean:.5g}, deviation {column.deviation:.5g}"
             if scaled
             else "number"
         )
@@ -62,7 +62,7 @@ def tell_of_table(data: Table, encoding: Encoding, labels: np.ndarray[Any, Any] 
     rows = [
         (
             row["column"],
-            row["becomes"],
+            row["encoding"],
             f"{row['missing']:,}",
             (f"{row['filled_by']:.5g}" if isinstance(row["filled_by"], float) else row["filled_by"])
             if row["missing"]
@@ -71,7 +71,7 @@ def tell_of_table(data: Table, encoding: Encoding, labels: np.ndarray[Any, Any] 
         for row in column_rows(data, encoding)
     ]
     rows_in_table = len(data.frame)
-    columns = ("column", "becomes", "missing", "filled by")
+    columns = ("column", "encoding", "missing", "filled by")
     info_table(table(f"{data.path.name}: {rows_in_table:,} rows", columns, rows, right=(2,)))
     for column in encoding.columns:
         _tell_of_likely_missing(column.name, column.categories or ())

@@ -17,7 +17,7 @@ from onnxtrain.cli._artifacts import batch_norm_mode, check_loss, prepared
 from onnxtrain.cli._classes import chosen_metrics, positive_remark
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
-from onnxtrain.cli._optimizer import chosen_optimizer
+from onnxtrain.cli._optimizer import chosen_optimizer, number_or_text
 from onnxtrain.cli._options import ScheduleOptions, TrainOptions
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
@@ -224,18 +224,9 @@ def _schedule(options: ScheduleOptions) -> Schedule | None:
         name, equals, value = text.partition("=")
         if not equals or name in parameters:
             raise InputError(f"--schedule-option '{text}' should be NAME=VALUE, each name once.")
-        numbers = [_number(part) for part in value.split(",") if part]
+        numbers = [number_or_text(part) for part in value.split(",") if part]
         parameters[name] = numbers if name in lists or len(numbers) != 1 else numbers[0]
     return named_schedule(options.schedule, parameters)
-
-
-def _number(text: str) -> int | float | str:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _held_out(text: str | None) -> float | Arrays | Table | None:

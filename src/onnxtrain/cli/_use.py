@@ -57,9 +57,7 @@ def evaluate_run(directory: Path, path: Path, batch_size: int | None, json: bool
     # Rows are true classes, as in scikit-learn.
     predicted = ("true class", *(f"as {name}" for name in names))
     matrix_table = table(None, predicted, counts, right=range(1, 1 + len(names)))
-    print_table(
-        heading("Confusion matrix: samples of each class, and as what they are predicted"), matrix_table
-    )
+    print_table(heading("Confusion matrix: rows are true classes, columns are predicted ones"), matrix_table)
 
 
 def export_run(

@@ -24,17 +24,12 @@ from onnxtrain.trainer._metrics import Averages
 from onnxtrain.trainer._position import Plan
 from onnxtrain.trainer._report import Report
 from onnxtrain.trainer._run import Step
-from onnxtrain.trainer._snapshot import (
-    FiniteCheck,
-    StatisticsBackup,
-    finite_parameters,
-)
+from onnxtrain.trainer._snapshot import FiniteCheck, StatisticsBackup, finite_parameters
 from onnxtrain.trainer._state import TrainingState
 from onnxtrain.trainer.data import Pass, Source
 
 # Steps between two snapshots: copying the state costs about as much as one step of a small model.
 _SNAPSHOT_STEPS = 100
-
 
 # A process has one generator of ONNX Runtime, and fits of other trainers in other threads draw from it, too. The
 # lock is held from seeding it to the end of the run that draws from it: otherwise Dropout would depend on the other

@@ -60,7 +60,12 @@ Stamp = tuple[int, int, int]
 """Identity and version of a file on disk: inode, size in bytes, modification time in nanoseconds."""
 
 
-def _stamp(path: Path) -> Stamp:
+def stamp(path: Path) -> Stamp:
+    """Reads the identity and version of a file.
+
+    Raises:
+        OSError: There is no such file.
+    """
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -402,7 +407,7 @@ class Run:
         """Compares the contents of two files; files that were equal before are read again only if one has changed."""
         if not target.is_file():
             return False
-        seen = (_stamp(source), _stamp(target))
+        seen = (stamp(source), stamp(target))
         if self._equal.get(target) != seen:
             if not filecmp.cmp(source, target, shallow=False):
                 return False
@@ -416,10 +421,11 @@ class Run:
     def load_parameters(self, path: str | os.PathLike[str]) -> None:
         """Copies parameters and statistics of a checkpoint file into the state."""
         other = CheckpointState.load_checkpoint(path)
-        for ours, theirs in (
+        groups = (
             (self.state.parameters, other.parameters),
             (self.state.statistics, other.statistics),
-        ):
+        )
+        for ours, theirs in groups:
             # All names are compared before the first value is copied: a file of another model changes nothing.
             different = {name for name, _ in ours} ^ {name for name, _ in theirs}
             if different:
@@ -427,10 +433,7 @@ class Run:
                     f"Loading parameters from '{os.fspath(path)}': it belongs to another model "
                     f"(not in both: {', '.join(sorted(different)[:5])})."
                 )
-        for ours, theirs in (
-            (self.state.parameters, other.parameters),
-            (self.state.statistics, other.statistics),
-        ):
+        for ours, theirs in groups:
             for name, parameter in theirs:
                 try:
                     ours[name] = parameter.data

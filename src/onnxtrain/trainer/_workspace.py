@@ -14,7 +14,7 @@ from onnxtrain._words import argument, words
 from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.atomic import finish_interrupted
 from onnxtrain.trainer._directory_lock import DirectoryLock
-from onnxtrain.trainer._run import CHECKPOINT
+from onnxtrain.trainer._run import CHECKPOINT, Stamp, stamp
 
 # Files that only some runs have: a new run without them must not inherit those of an earlier one.
 _OF_A_RUN = ("best", "average", "predictions-*.npz")
@@ -30,10 +30,8 @@ class Workspace:
     def __init__(self, path: Path, *, temporary: bool = False) -> None:
         self.path = path
         self._lock = DirectoryLock(path)
-        self._seen: tuple[int, int, int] | None = (
-            # Identity of the checkpoint when this object last read or wrote it.
-            None
-        )
+        # Identity of the checkpoint when this object last read or wrote it.
+        self._seen: Stamp | None = None
         # A finalizer also runs when the interpreter exits, which `__del__` need not.
         self._cleanup = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True) if temporary else None
 
@@ -102,13 +100,12 @@ class Workspace:
                 "one to another directory first."
             )
 
-    def _stamp(self) -> tuple[int, int, int] | None:
+    def _stamp(self) -> Stamp | None:
         """Reads inode, size and modification time of the checkpoint; None if there is none."""
         try:
-            status = (self.path / CHECKPOINT).stat()
+            return stamp(self.path / CHECKPOINT)
         except OSError:
             return None
-        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def remove_earlier(self) -> None:
         """Removes files of an earlier run that a new run has not replaced."""

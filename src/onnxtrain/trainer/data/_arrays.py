@@ -12,39 +12,26 @@ from onnxtrain._words import argument
 from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._batch_size import check_batch_size, dynamic_remedy
+from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout, Raw
-from onnxtrain.trainer.data._source import SPLIT, Options, Pass, count_batches, order_of
+from onnxtrain.trainer.data._source import SPLIT, Options, Pass, order_of
 from onnxtrain.trainer.data._transform import Transform
 
 
-@dataclass
-class ArraySource:
+@dataclass(kw_only=True)
+class ArraySource(IndexedSource):
     """Arrays with the samples along axis 0, one per argument of the model. They are never copied as a whole.
 
     Values of arrays in memory are checked once, before training. Values of a file (`np.memmap`) and results of a
     transform are checked batch by batch.
 
     Attributes:
-        layout: names, dtypes and shapes of the arrays.
         arrays: the arrays as they were passed.
-        batch_size: samples per step.
-        drop: True to leave out an incomplete last batch.
         trusted: True if the values have been checked.
-        weighted: True if the user passed sample weights.
-        limit: number of batches per epoch; None for all.
-        transform: augmentation of batches; None for none.
-        chosen: indices of the samples that belong to the data set; None for all.
     """
 
-    layout: Layout
     arrays: tuple[Array, ...]
-    batch_size: int
-    drop: bool
     trusted: bool
-    weighted: bool = False
-    limit: int | None = None
-    transform: Transform | None = None
-    chosen: Array | None = None
 
     @classmethod
     def open(cls, layout: Layout, raw: Raw, options: Options, transform: Transform | None) -> ArraySource:
@@ -70,30 +57,24 @@ class ArraySource:
             raise InputError("All sample weights are 0: there is nothing to train on.")
         # A padded batch is fine to evaluate, but its copies would count twice in a gradient.
         drop = (fixed and options.training) or options.drop_last
-        trusted = not on_disk and transform is None
-        source = cls(layout, tuple(arrays), size, drop, trusted, weighted, options.limit, transform)
+        source = cls(
+            layout=layout,
+            arrays=tuple(arrays),
+            batch_size=size,
+            drop=drop,
+            trusted=not on_disk and transform is None,
+            weighted=weighted,
+            limit=options.limit,
+            transform=transform,
+        )
         if options.training:
             require_batch(source.samples, size, drop=drop, fixed=fixed)
         # Raises InputError now, not at the end of the epoch, if the limit is too high.
         _ = source.batches
         return source
 
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return len(self.arrays[0]) if self.chosen is None else len(self.chosen)
-
-    @property
-    def batches(self) -> int:
-        """Number of batches in an epoch."""
-        return count_batches(self.samples, self.batch_size, drop=self.drop, limit=self.limit)
-
-    def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Does nothing: arrays can be read from any batch on."""
-
-    def mark(self) -> None:
-        """Returns None: the order of the samples depends on the seed alone."""
-        return
+    def _size(self) -> int:
+        return len(self.arrays[0])
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
         """Yields the batches of an epoch."""
@@ -132,11 +113,6 @@ class ArraySource:
         if whole == self.samples:
             return None
         return self._batch(self._select(slice(whole, None), None), Pass(), self.batches - 1)
-
-    def take(self, samples: Array) -> ArraySource:
-        """Selects some samples; nothing is copied."""
-        chosen = samples if self.chosen is None else self.chosen[samples]
-        return dataclasses.replace(self, chosen=chosen)
 
     def held_out(self, samples: Array) -> ArraySource:
         """Selects some samples to evaluate on, without augmentation."""

@@ -13,6 +13,7 @@ from onnxtrain.trainer.data._arrays import ArraySource, require_batch, split_ord
 from onnxtrain.trainer.data._batch_size import static_batch
 from onnxtrain.trainer.data._convert import names_of
 from onnxtrain.trainer.data._frames import is_frame, is_series
+from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._samples import SampleSource, collate
 from onnxtrain.trainer.data._source import Options, Pass, Source
@@ -133,7 +134,7 @@ def split(source: Source, fraction: float, seed: int) -> tuple[Source, Source]:
     Raises:
         InputError: The fraction leaves one of the two empty, or no batch to train on; the data is a stream.
     """
-    if not isinstance(source, ArraySource | SampleSource):
+    if not isinstance(source, IndexedSource):
         raise InputError(
             f"validation={fraction} cannot be split off a stream of batches, of which only the end tells how many "
             "there are. Pass data to validate with: validation=(inputs, targets), or another stream."

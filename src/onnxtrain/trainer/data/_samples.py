@@ -13,38 +13,25 @@ from onnxtrain.errors import InputError
 from onnxtrain.runtime.dtypes import Array
 from onnxtrain.trainer.data._arrays import require_batch
 from onnxtrain.trainer.data._batch_size import check_batch_size
+from onnxtrain.trainer.data._indexed import IndexedSource
 from onnxtrain.trainer.data._layout import Layout
 from onnxtrain.trainer.data._random import seeded
-from onnxtrain.trainer.data._source import STREAM, Options, Pass, count_batches, order_of
+from onnxtrain.trainer.data._source import STREAM, Options, Pass, order_of
 from onnxtrain.trainer.data._transform import Transform
 
 
-@dataclass
-class SampleSource:
+@dataclass(kw_only=True)
+class SampleSource(IndexedSource):
     """Data set with `__len__` and `__getitem__`; a sample is a batch without the axis of samples.
 
     The trainer shuffles as it does with arrays, and stacks samples to batches. Random numbers that augment samples are
     seeded for each batch.
 
     Attributes:
-        layout: names, dtypes and shapes of the arrays of a batch.
         dataset: the user's data set.
-        batch_size: samples per step.
-        drop: True to leave out an incomplete last batch.
-        weighted: True if samples come with weights.
-        limit: number of batches per epoch; None for all.
-        transform: augmentation of batches.
-        chosen: indices of the samples that belong to the data set; None for all.
     """
 
-    layout: Layout
     dataset: Any
-    batch_size: int
-    drop: bool
-    weighted: bool = False
-    limit: int | None = None
-    transform: Transform | None = None
-    chosen: Array | None = None
 
     @classmethod
     def open(
@@ -57,7 +44,14 @@ class SampleSource:
         """
         size, fixed = check_batch_size(layout.specs, options.batch_size)
         drop = (fixed and options.training) or options.drop_last
-        source = cls(layout, dataset, size, drop, limit=options.limit, transform=transform)
+        source = cls(
+            layout=layout,
+            dataset=dataset,
+            batch_size=size,
+            drop=drop,
+            limit=options.limit,
+            transform=transform,
+        )
         if source.samples == 0:
             raise InputError(f"The data set ({type(dataset).__name__}) has no samples.")
         if options.training:
@@ -75,22 +69,8 @@ class SampleSource:
             source.layout.convert(raw)
         return source
 
-    @property
-    def samples(self) -> int:
-        """Number of samples."""
-        return len(self.dataset) if self.chosen is None else len(self.chosen)
-
-    @property
-    def batches(self) -> int:
-        """Number of batches in an epoch."""
-        return count_batches(self.samples, self.batch_size, drop=self.drop, limit=self.limit)
-
-    def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:
-        """Does nothing: samples can be read in any order."""
-
-    def mark(self) -> None:
-        """Returns None: the order of the samples depends on the seed alone."""
-        return
+    def _size(self) -> int:
+        return len(self.dataset)
 
     def read(self, epoch: Pass, start: int = 0) -> Iterator[list[Array]]:
         """Yields the batches of an epoch."""
@@ -119,11 +99,6 @@ class SampleSource:
         if whole * self.batch_size == self.samples:
             return None
         return next(self.read(Pass(), whole))
-
-    def take(self, samples: Array) -> SampleSource:
-        """Selects some samples."""
-        chosen = samples if self.chosen is None else self.chosen[samples]
-        return dataclasses.replace(self, chosen=chosen)
 
     def held_out(self, samples: Array) -> SampleSource:
         """Selects some samples to evaluate on, without augmentation of batches."""

@@ -1,0 +1,66 @@
+"""Defines what sources of counted samples share: arrays, and data sets that give one sample per index."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+from onnxtrain.runtime.dtypes import Array
+from onnxtrain.trainer.data._layout import Layout
+from onnxtrain.trainer.data._source import count_batches
+from onnxtrain.trainer.data._transform import Transform
+
+
+@dataclass(kw_only=True)
+class IndexedSource(ABC):
+    """Samples with numbers, which can be shuffled, split, and read from any batch on.
+
+    Attributes:
+        layout: names, dtypes and shapes of the arrays of a batch.
+        batch_size: samples per step.
+        drop: True to leave out an incomplete last batch.
+        weighted: True if the data brings sample weights.
+        limit: number of batches per epoch; None for all.
+        transform: augmentation of batches; None for none.
+        chosen: indices of the samples that belong to the data set; None for all.
+    """
+
+    layout: Layout
+    batch_size: int
+    drop: bool
+    weighted: bool = False
+    limit: int | None = None
+    transform: Transform | None = None
+    chosen: Array | None = None
+
+    @abstractmethod
+    def _size(self) -> int:
+        """Counts the samples of the user's data."""
+
+    @abstractmethod
+    def held_out(self, samples: Array) -> Self:
+        """Selects some samples to evaluate on, without augmentation."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self._size() if self.chosen is None else len(self.chosen)
+
+    @property
+    def batches(self) -> int:
+        """Number of batches in an epoch."""
+        return count_batches(self.samples, self.batch_size, drop=self.drop, limit=self.limit)
+
+    def begin(self, mark: str | None, *, resumed: bool, epochs: int) -> None:  # noqa: B027 nothing to prepare
+        """Does nothing: samples can be read in any order."""
+
+    def mark(self) -> None:
+        """Returns None: the order of the samples depends on the seed alone."""
+        return
+
+    def take(self, samples: Array) -> Self:
+        """Selects some samples; nothing is copied."""
+        chosen = samples if self.chosen is None else self.chosen[samples]
+        return dataclasses.replace(self, chosen=chosen)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from onnxtrain.artifacts import generate_artifacts
 from onnxtrain.cli._inspect import run_command as inspect
 from onnxtrain.cli._optimizer import chosen_optimizer
-from onnxtrain.cli._options import ArtifactsOptions, ModelOptions
+from onnxtrain.cli._options import ArtifactsOptions, ModelOptions, arguments_for
 from onnxtrain.cli._tables import PROPERTY as TABLE
 from onnxtrain.errors import GraphBuildError, InputError
 from onnxtrain.losses import LOSSES
@@ -77,23 +77,18 @@ def prepared(path: Path, options: ModelOptions, *, seed: int) -> ir.Model:
 
 def run_command(options: ArtifactsOptions) -> None:
     """Writes the artifacts, and shows them as `onnxtrain inspect` does."""
-    asked = options.model
-    model = prepared(options.source, asked, seed=0)
+    model = prepared(options.source, options.model, seed=0)
     optimizer = chosen_optimizer(options.optimizer)
     loaded = canonicalize(model)
-    check_loss(loaded, asked.loss)
+    loss = options.model.loss
+    check_loss(loaded, loss)
     outputs = [str(value.name) for value in loaded.graph.outputs]
-    generate_artifacts(
-        model,
-        requires_grad=asked.train or None,
-        frozen_params=asked.freeze or None,
-        loss=asked.loss,
-        optimizer=optimizer,
-        artifact_directory=options.output,
+    arguments = arguments_for(generate_artifacts, options) | {
+        "model": model,
+        "optimizer": optimizer,
+        "batch_norm": batch_norm_mode(options.model.batch_norm),
         # The device predicts with the eval model, so the model's outputs stay beside the loss.
-        additional_output_names=outputs if asked.loss is not None else outputs[1:],
-        nominal_checkpoint=options.nominal,
-        batch_norm=batch_norm_mode(asked.batch_norm),
-        precision=asked.precision,
-    )
+        "additional_output_names": outputs if loss is not None else outputs[1:],
+    }
+    generate_artifacts(**arguments)
     inspect(options.output, options.json)

@@ -94,6 +94,20 @@ def flat(options: object) -> dict[str, Any]:
     return values
 
 
+def arguments_for(function: Callable[..., object], options: object) -> dict[str, Any]:
+    """Collects the arguments of a function that options set, by the function's names.
+
+    An option reaches the function by having a field: its own name or `Rule.python` is the argument.
+    """
+    accepted = inspect.signature(function).parameters
+    values = flat(options)
+    return {
+        argument: values[name]
+        for name, option in options_of(type(options)).items()
+        if (argument := option.rule.python or name) in accepted
+    }
+
+
 def taking(
     kind: type[T],
 ) -> Callable[[Callable[[T, frozenset[str]], None]], Callable[..., None]]:
@@ -461,12 +475,14 @@ class ArtifactsOptions:
     output: Annotated[
         Path,
         typer.Option("--output", "-o", metavar="DIR", help="Write the files to this directory, e.g. device."),
+        Rule(python="artifact_directory"),
     ] = Path("artifacts")
     nominal: Annotated[
         bool,
         typer.Option(
             "--nominal", help="Also write a checkpoint with names and shapes but without data. Default: off."
         ),
+        Rule(python="nominal_checkpoint"),
     ] = False
     json: JsonOption = False
 

@@ -18,7 +18,7 @@ from onnxtrain.cli._classes import chosen_metrics, positive_remark
 from onnxtrain.cli._data import Arrays, assign, load_data, to_arrays
 from onnxtrain.cli._interrupts import told_what_is_saved, uninterrupted
 from onnxtrain.cli._optimizer import chosen_optimizer, number_or_text
-from onnxtrain.cli._options import ScheduleOptions, TrainOptions
+from onnxtrain.cli._options import ScheduleOptions, TrainOptions, arguments_for
 from onnxtrain.cli._output import INTERRUPTED, info
 from onnxtrain.cli._remember import digest, recall, remember, saved_encoding
 from onnxtrain.cli._result import Fitted, tell_of_result
@@ -176,30 +176,17 @@ def _begin(options: TrainOptions, data: Arrays | Table, directory: Path) -> Trai
     classes = target_classes(data, options.table) if isinstance(data, Table) else None
     metrics, positive = chosen_metrics(options.metric, options.positive, classes)
     optimizer = chosen_optimizer(options.optimizer)
-    asked = options.model
-    model = prepared(options.source, asked, seed=options.seed)
-    check_loss(canonicalize(model), asked.loss)
-    return Trainer(
-        model,
-        asked.loss,
-        optimizer,
-        options.rate.learning_rate,
-        requires_grad=asked.train or None,
-        frozen_params=asked.freeze or None,
-        metrics=metrics,
-        positive=positive,
-        scheduler=_schedule(options.rate),
-        warmup_steps=options.rate.warmup,
-        warmup_ratio=options.rate.warmup_ratio,
-        ema_decay=options.ema_decay,
-        clip_grad_norm=options.clip_norm,
-        batch_norm=batch_norm_mode(asked.batch_norm),
-        precision=asked.precision,
-        directory=directory,
-        overwrite=options.overwrite,
-        seed=options.seed,
-        threads=options.threads,
-    )
+    model = prepared(options.source, options.model, seed=options.seed)
+    check_loss(canonicalize(model), options.model.loss)
+    arguments = arguments_for(Trainer, options) | {
+        "optimizer": optimizer,
+        "metrics": metrics,
+        "positive": positive,
+        "scheduler": _schedule(options.rate),
+        "batch_norm": batch_norm_mode(options.model.batch_norm),
+        "directory": directory,
+    }
+    return Trainer(model, **arguments)
 
 
 def _schedule(options: ScheduleOptions) -> Schedule | None:

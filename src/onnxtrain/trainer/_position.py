@@ -61,18 +61,31 @@ class Settings:
 
 @dataclass(frozen=True)
 class Plan:
-    """Arguments of a call of `fit`; an interrupted fit goes on only with an equal plan."""
+    """Arguments of a call of `fit`; an interrupted fit goes on only with an equal plan.
+
+    Attributes:
+        samples: number of samples; None for a stream, which comes in batches.
+        batch_size: samples per batch; None for a stream.
+        accumulate: batches per optimizer step.
+        shuffle: True for a random order of the samples.
+        epochs: number of epochs of the fit.
+        validation: fraction that was split off, or number of validation samples (0 if unknown); None for no
+            validation.
+        schedule_epochs: epochs of a schedule over several fits, counted from the trainer's first; None for a schedule
+            of this fit.
+        steps_per_epoch: optimizer steps per epoch; None for a whole pass over the data.
+        drop_last: True to leave out an incomplete last batch.
+        weighted: True if samples have weights.
+        transform: True if batches are augmented; the function itself cannot be compared after a resume.
+    """
 
     samples: int | None
-    """Number of samples; None for a stream, which comes in batches."""
     batch_size: int | None
     accumulate: int
     shuffle: bool
     epochs: int
     validation: float | int | None
-    """Fraction that was split off, or number of validation samples (0 if unknown); None for no validation."""
     schedule_epochs: int | None = None
-    """Epochs of a schedule over several fits, counted from the trainer's first; None for a schedule of this fit."""
     steps_per_epoch: int | None = None
     drop_last: bool = False
     weighted: bool = False

@@ -48,7 +48,16 @@ _log = logging.getLogger("onnxtrain")
 
 
 class Data(NamedTuple):
-    """Data arguments of :meth:`Trainer.fit`, under the names used there; `limit` is the number of batches per epoch."""
+    """Data arguments of :meth:`Trainer.fit`.
+
+    Attributes:
+        inputs, targets, weights: samples, their targets and weights.
+        batch_size: samples per batch; None for the default.
+        validation: data to validate with, or a fraction; None for no validation.
+        transform: augmentation of batches; None for none.
+        drop_last: True to leave out an incomplete last batch.
+        limit: number of batches per epoch; None for all.
+    """
 
     inputs: Any
     targets: Any = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import models
 from onnxtrain import Trainer
 from onnxtrain.errors import DivergenceError, InputError
 from onnxtrain.trainer import SAM, Callback, StepGradients
+from trainer.test_resume import dropout_model
 
 # The optimizer model takes learning rate and momentum in float32, which holds these numbers exactly.
 RHO, RATE, MOMENTUM, SIZE = 0.3, 0.0625, 0.75, 8
@@ -134,3 +137,37 @@ def test_a_loss_that_is_not_finite_nearby_leaves_the_parameters(tmp_path: Path) 
 def test_radii_that_make_no_sense(rho: Any) -> None:
     with pytest.raises(InputError, match="SAM: rho must be a finite number >= 0"):
         SAM(rho)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    """A step of theirs has rows for the reads of a batch, which are no direction in the table's space."""
+    model = onnx.parser.parse_model("""
+      <ir_version: 10, opset_import: ["": 21]>
+      words (int64[n] x) => (float[n, 2] logits) <float[5, 2] table = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}>
+      { logits = Gather(table, x) }""")
+    trainer = Trainer(model, "cross_entropy", "sgd", sparse_gradients="table")
+    x = np.arange(10) % 5
+    with pytest.raises(InputError, match=r"those of table are sparse. Leave sparse_gradients out"):
+        trainer.fit(x, x % 2, callbacks=[SAM()], verbose=False)
+    before = trainer.parameters["table"].data.copy()
+    trainer.fit(x, x % 2, verbose=False)
+    assert (trainer.parameters["table"].data != before).any()
+
+
+def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_step_end(self, trainer: Trainer, loss: float) -> None:
+            if trainer.global_step == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    x, y = samples()
+    fit: dict[str, Any] = {"epochs": 3, "batch_size": SIZE, "verbose": False}
+    straight = Trainer(dropout_model(), "cross_entropy", "adamw", RATE)
+    straight.fit(np.float32(x), y, callbacks=[SAM(RHO)], **fit)
+    trainer = Trainer(dropout_model(), "cross_entropy", "adamw", RATE, directory=tmp_path / "run")
+    assert trainer.fit(np.float32(x), y, callbacks=[SAM(RHO), Stop()], **fit).stopped == "interrupted"
+    resumed = Trainer.resume(tmp_path / "run")
+    resumed.fit(np.float32(x), y, callbacks=[SAM(RHO)], **fit)
+    assert resumed.history == straight.history
+    for name, parameter in resumed.parameters:
+        assert parameter.data.tobytes() == straight.parameters[name].data.tobytes()

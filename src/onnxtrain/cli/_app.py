@@ -223,7 +223,10 @@ def ops(
     ] = None,
     status: Annotated[
         str | None,
-        typer.Option(metavar="STATUS", help="List only ops of this status, e.g. rule. Default: all."),
+        typer.Option(
+            metavar="STATUS",
+            help="List only ops of this status: rule, function, nondifferentiable, not yet or unknown. Default: all.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -258,7 +261,7 @@ def check(
         Path | None,
         typer.Option(
             metavar="FILE.npz",
-            help="Take inputs from the arrays of their names in this file. Default: random inputs.",
+            help="Feed the arrays of this file that have the names of inputs. Default: random inputs.",
         ),
     ] = None,
     dim: Annotated[

@@ -219,7 +219,7 @@ class ModelOptions:
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Keep the parameters whose names match as they are, e.g. 'conv?.*'; repeat it for several. "
+            help="Freeze the parameters whose names match: they are not trained, e.g. 'conv?.*'; repeat it for several. "
             "Default: none.",
         ),
         Rule("run", "frozen_params"),
@@ -448,7 +448,7 @@ class ScheduleOptions:
         typer.Option(
             min=0,
             metavar="STEPS",
-            help="Raise the learning rate from near 0 over this many first steps, e.g. 100.",
+            help="Warm up the learning rate over this many first steps, e.g. 100.",
         ),
         Rule("run", "warmup_steps"),
     ] = 0

@@ -219,7 +219,7 @@ class ModelOptions:
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Freeze the parameters whose names match: they are not trained, e.g. 'conv?.*'; repeat it for several. "
+            help="Do not train the parameters whose names match, e.g. 'conv?.*'; repeat it for several. "
             "Default: none.",
         ),
         Rule("run", "frozen_params"),

@@ -436,6 +436,7 @@ def test_a_record_of_an_earlier_version(run: Any, mlp: Path, data: Path, tmp_pat
         "warmup_ratio",
         "metric",
         "ema_decay",
+        "sam",
         "log",
         "save_every",
         "keep",

@@ -29,7 +29,7 @@ class Metric:
     Attributes:
         name: key in the history, e.g. "accuracy".
         measure: `(prediction, target, spec) -> (total, count)` of one batch, for a metric that
-                is a mean; `spec` describes the target. None for other metrics.
+            is a mean; `spec` describes the target. None for other metrics.
         finish: turns the mean over all batches into the value, e.g. `math.sqrt` for "rmse".
         higher_is_better: True for "accuracy", False for "mae"; None if unknown. Callbacks compare epochs by it.
         function: `(predictions, targets) -> value` of the whole data set, for a metric without `measure`.

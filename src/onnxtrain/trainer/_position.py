@@ -170,7 +170,7 @@ class Position:
         """Computes the progress of the schedule.
 
         Args:
-            plan: of the fit under way.
+            plan: arguments of the fit under way.
             per_epoch: optimizer steps per epoch; None if unknown.
             total_steps: steps of one schedule over all fits; None for a schedule per fit.
         """

@@ -29,11 +29,10 @@ class ModelCheckpoint(Monitor):
         path: directory to save to; with `keep` it holds one directory per save.
         monitor: recorded value to compare, e.g. "val_loss"; None saves after every epoch. Default: "val_loss", with
             `every_n_steps` None.
-            `every_n_steps` None.
         mode: as for :class:`EarlyStopping`.
         every_n_steps: save after every so many optimizer steps, in the middle of epochs, instead of after epochs.
         keep: number of saves to keep, in directories of their own, `epoch-00000003` or `step-00001200`: the best
-                epochs, or the newest saves if nothing is monitored. None keeps one, in `path` itself.
+            epochs, or the newest saves if nothing is monitored. None keeps one, in `path` itself.
 
     A save appears when it is complete; the save that it replaces is removed afterwards.
     """

@@ -27,9 +27,9 @@ class Words:
         """Says how to make a fixed batch dynamic; `function` is the function that takes the model."""
         return f"make it so: {function}(onnxtrain.make_batch_dynamic(model), ...)"
 
-    def resume(self, directory: object) -> str:
-        """Says how to go on with the run in a directory."""
-        return f"Go on with Trainer.resume('{directory}')"
+    def resume(self, directory: object, where: str = "") -> str:
+        """Says how to go on with the run in a directory; `where` is e.g. "from there "."""
+        return f"Go on {where}with Trainer.resume('{directory}')"
 
     def drop_last(self) -> str:
         """Offers to leave the incomplete last batch out, as the end of a sentence."""

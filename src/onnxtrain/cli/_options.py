@@ -165,9 +165,9 @@ class ShellWords(Words):
         """Names the option that makes a fixed batch dynamic."""
         return f"pass {flag('dynamic_batch')}"
 
-    def resume(self, directory: object) -> str:
+    def resume(self, directory: object, where: str = "") -> str:
         """Writes the command that goes on with a run."""
-        return f"Go on with: onnxtrain train {directory} --data FILE"
+        return f"Go on {where}with: onnxtrain train {directory} --data FILE"
 
     def drop_last(self) -> str:
         """Offers nothing: no option leaves incomplete batches out."""

@@ -96,7 +96,7 @@ class Workspace:
         if not self.temporary and None not in (found, self._seen) and found != self._seen:
             raise CheckpointError(
                 f"{doing}: another Trainer has saved to '{self.path}' since this one has read or saved it, and what it "
-                f"has saved would be lost. {words().resume(self.path)} from there, or save this "
+                f"has saved would be lost. {words().resume(self.path, 'from there ')}, or save this "
                 "one to another directory first."
             )
 

@@ -46,6 +46,7 @@ class Schedule:
     """
 
     after_warmup: ClassVar[bool] = True
+    # Class variables, not fields: they belong to the kind of curve and are not saved with a run.
     needs_total: ClassVar[bool] = True
 
     def __call__(self, step: int, total: int, epoch: int = 0) -> float:
@@ -58,6 +59,7 @@ class Schedule:
         """
         raise NotImplementedError
 
+    # A frozen dataclass cannot be repaired after it is made: a wrong parameter is refused by its constructor.
     def _require(self, condition: bool, expected: str) -> None:
         if not condition:
             raise InputError(f"Choosing a schedule: expected {expected}, received {self}.")
@@ -65,7 +67,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """Always 1; with a warm-up, the constant rate after it."""
+    """Keeps the learning rate constant; with a warm-up, after it."""
 
     needs_total: ClassVar[bool] = False
 
@@ -76,7 +78,11 @@ class Constant(Schedule):
 
 @dataclass(frozen=True)
 class Linear(Schedule):
-    """Falls linearly from 1 to `end_factor`: `1 - (1 - end_factor) step / total`."""
+    """Falls linearly from 1 to `end_factor`: `1 - (1 - end_factor) step / total`.
+
+    Attributes:
+        end_factor: factor at the end, e.g. 0.1.
+    """
 
     end_factor: float = 0.0
 
@@ -90,7 +96,11 @@ class Linear(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Falls from 1 to `end_factor` along half a cosine: `(1 + cos(pi step / total)) / 2` for 0."""
+    """Falls from 1 to `end_factor` along half a cosine: `(1 + cos(pi step / total)) / 2` if `end_factor` is 0.
+
+    Attributes:
+        end_factor: factor at the end, e.g. 0.1.
+    """
 
     end_factor: float = 0.0
 
@@ -107,6 +117,9 @@ class CosineWithRestarts(Schedule):
     """Falls along half a cosine, `cycles` times over: it jumps back to 1 between them.
 
     As `get_cosine_with_hard_restarts_schedule_with_warmup` of transformers.
+
+    Attributes:
+        cycles: number of falls.
     """
 
     cycles: int = 2
@@ -122,7 +135,12 @@ class CosineWithRestarts(Schedule):
 
 @dataclass(frozen=True)
 class Polynomial(Schedule):
-    """Falls from 1 to `end_factor` as `(1 - step / total) ** power`."""
+    """Falls from 1 to `end_factor` as `(1 - step / total) ** power`.
+
+    Attributes:
+        power: exponent; 1 is a straight line.
+        end_factor: factor at the end, e.g. 0.1.
+    """
 
     power: float = 1.0
     end_factor: float = 0.0
@@ -139,7 +157,13 @@ class Polynomial(Schedule):
 
 @dataclass(frozen=True)
 class Step(Schedule):
-    """Multiplies by `gamma` after every `step_size` epochs, as PyTorch's `StepLR`; or steps, with `unit="step"`."""
+    """Multiplies by `gamma` after every `step_size` epochs, as PyTorch's `StepLR`; or steps, with `unit="step"`.
+
+    Attributes:
+        step_size: epochs (or steps) between two changes, e.g. 10.
+        gamma: factor of each change, e.g. 0.1.
+        unit: "epoch" or "step".
+    """
 
     step_size: int = 10
     gamma: float = 0.1
@@ -162,7 +186,13 @@ class Step(Schedule):
 
 @dataclass(frozen=True)
 class MultiStep(Schedule):
-    """Multiplies by `gamma` at each of the `milestones`: epochs, as PyTorch's `MultiStepLR`, or steps."""
+    """Multiplies by `gamma` at each of the `milestones`: epochs, as PyTorch's `MultiStepLR`, or steps.
+
+    Attributes:
+        milestones: epochs (or steps) of the changes, rising, e.g. [30, 60].
+        gamma: factor of each change, e.g. 0.1.
+        unit: "epoch" or "step".
+    """
 
     milestones: list[int] = field(default_factory=list)
     gamma: float = 0.1
@@ -189,7 +219,12 @@ class MultiStep(Schedule):
 
 @dataclass(frozen=True)
 class Exponential(Schedule):
-    """Multiplies by `gamma` after each epoch, as PyTorch's `ExponentialLR`; or step, with `unit="step"`."""
+    """Multiplies by `gamma` after each epoch, as PyTorch's `ExponentialLR`; or step, with `unit="step"`.
+
+    Attributes:
+        gamma: factor of each epoch (or step), e.g. 0.9.
+        unit: "epoch" or "step".
+    """
 
     gamma: float = 0.9
     unit: Unit = "epoch"
@@ -208,8 +243,14 @@ class Exponential(Schedule):
 class OneCycle(Schedule):
     """Rises from `1 / div_factor` to 1, then falls to `1 / (div_factor * final_div_factor)`, along half cosines.
 
-    As PyTorch's `OneCycleLR` for the learning rate; the momentum stays. Its warm-up is its own: `pct_start` of
-    all steps.
+    As PyTorch's `OneCycleLR` for the learning rate; the momentum stays. The rise over `pct_start` of all steps is its
+    warm-up.
+
+    Attributes:
+        pct_start: fraction of all steps that the rate rises, e.g. 0.3.
+        div_factor: highest rate divided by the first one.
+        final_div_factor: first rate divided by the last one.
+        anneal: "cos" for half cosines, "linear" for straight lines.
     """
 
     pct_start: float = 0.3
@@ -255,4 +296,4 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "exponential": Exponential,
     "one_cycle": OneCycle,
 }
-"""The schedules by the names that the trainer takes."""
+"""Schedules by the names that the trainer takes."""

@@ -234,6 +234,55 @@ def test_an_argument_that_gets_another_shape_is_left_to_pytorch() -> None:
     torch.testing.assert_close(seen[0][2], seen[1][2])
 
 
+class InactiveDropout(nn.Module):
+    """Writes to the result of dropout, which is its argument where it is off."""
+
+    def __init__(self, dropout: Callable[[torch.Tensor], torch.Tensor], write: bool) -> None:
+        super().__init__()
+        self.dropout, self.write = dropout, write
+        self.weight = nn.Parameter(torch.full((3,), 0.5))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        kept = self.dropout(x)
+        if self.write:
+            kept[1].mul_(3)
+        return kept, kept * self.weight
+
+
+@pytest.mark.parametrize("write", [False, True])
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize(
+    "dropout",
+    [
+        lambda x: nn.functional.dropout(x, 0.0),
+        lambda x: nn.functional.dropout(x, 0.5, training=False),
+        lambda x: torch.dropout(x, 0.0, True),
+        lambda x: torch.dropout(x, 0.5, False),
+        nn.Dropout(0.5).eval(),
+    ],
+)
+def test_dropout_that_is_off_returns_its_argument(
+    dropout: Callable[[torch.Tensor], torch.Tensor], expanded: bool, write: bool
+) -> None:
+    seen = []
+    plain = InactiveDropout(dropout, write)
+    for module in (ORTModule(copy.deepcopy(plain)), plain):
+        x = torch.ones(1, 3).expand(4, 3) if expanded else torch.ones(4, 3)
+        in_pytorch = expanded and write and module is not plain
+        said = (
+            pytest.warns(match="several elements are one in memory")
+            if in_pytorch
+            else contextlib.nullcontext()
+        )
+        with said:
+            kept, product = module(x)
+        assert kept is x
+        assert x._version == int(write)
+        product.sum().backward()
+        seen.append((kept, product, module.get_parameter("weight").grad))
+    torch.testing.assert_close(seen[0], seen[1])
+
+
 class FirstRow(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x[:1].mul_(3)

@@ -464,6 +464,76 @@ def test_which_gradients_can_be_differentiated_again(name: str, of_input: bool, 
     torch.testing.assert_close(seen[0][1:], seen[1][1:], rtol=1e-4, atol=1e-5)
 
 
+class ViewsOfOneResult(nn.Module):
+    """Returns views of one result, which are taken of what ONNX Runtime returns, and not in its graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([0.25]))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        view = nn.functional.prelu(x, self.weight)[1:]
+        with torch.no_grad():
+            other = view[:2]
+        return [view.expand_as(view), other]
+
+
+class HalvesOfStates(nn.GRU):
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        states = super().forward(x)[0]
+        return [states[:2], states[2:]]
+
+
+def test_gradients_of_views_of_one_result_can_be_differentiated_again() -> None:
+    x = torch.tensor([-1.0, 0.5, -0.75, 2.0, -0.25])
+    seen = []
+    for module in pair(ViewsOfOneResult()):
+        weight = module.get_parameter("weight")
+        (first,) = torch.autograd.grad(module(x)[0].sum(), weight, create_graph=True)
+        seen.append([torch.tensor(first.requires_grad), first.detach()])
+    assert_same(*seen)
+
+
+@pytest.mark.usefixtures("no_rule_of_scan")
+def test_second_derivatives_by_pytorch_of_views_of_one_result() -> None:
+    seen = []
+    plain = HalvesOfStates(3, 2)
+    for module in (ORTModule(copy.deepcopy(plain)), plain):
+        leaf = torch.linspace(-1, 1, 12).reshape(4, 3).requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            (first,) = torch.autograd.grad(module(leaf)[1].square().sum(), leaf, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), leaf)
+        seen.append([first.detach(), second])
+    assert_same(*seen)
+
+
+class NumberBesideAConvolution(nn.Module):
+    """Returns a number that Python reads, and a result whose gradient can be differentiated again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.ConvTranspose2d(2, 3, 2)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x)
+        if self.scale.exp().item() > 0:
+            return h * 2
+        return h
+
+
+def test_a_gradient_can_be_differentiated_again_beside_a_number_that_is_read() -> None:
+    x = torch.randn(2, 2, 3, 3)
+    seen = []
+    for module in pair(NumberBesideAConvolution()):
+        (first,) = torch.autograd.grad(
+            module(x).sum(), module.get_parameter("layer.weight"), create_graph=True
+        )
+        seen.append([torch.tensor(first.requires_grad), first.detach()])
+    assert_same(*seen)
+
+
 class Unused(nn.Module):
     """One parameter is only looked at, another one not used."""
 

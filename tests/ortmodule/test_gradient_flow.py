@@ -503,6 +503,26 @@ def test_what_only_views_of_no_grad_are_in_requires_a_gradient_that_leads_nowher
     assert ours.report().runs_in_onnxruntime
 
 
+def test_hooks_are_not_called_where_all_gradients_lead_nowhere() -> None:
+    """Eager PyTorch does not come to a parameter by way of its view under `no_grad`; hooks cannot work with None."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            view = module.weight[:-1]
+        return view * view + x
+
+    plain = Of(function)
+    for module in (ORTModule(copy.deepcopy(plain)), plain):
+        weight = module.get_parameter("weight")
+        weight.register_hook(lambda gradient: gradient * 2)
+        for _ in range(2):
+            result = module(torch.ones(4))
+            assert result.requires_grad
+            result.sum().backward()
+        assert weight.grad is None
+        assert weight.requires_grad
+
+
 class ActNorm(nn.Module):
     """Normalises the first batch exactly: its parameters take their values from it by `.data`."""
 

@@ -77,6 +77,24 @@ CASES = [
         random=True,  # float64 saturates elsewhere
     ),
     Case(
+        "binary_cross_entropy_gradient_when_saturated",
+        partial(F.binary_cross_entropy, reduction="none"),
+        (
+            torch.tensor([0.0, 0.0, 1.0, 1.0, 1e-13, 1e-20, 1.0, 0.25], requires_grad=True),
+            torch.tensor([0.0, 1.0, 0.0, 1.0, 1.0, 0.5, 0.5, 1.0]),
+        ),
+    ),
+    Case(
+        "binary_cross_entropy_gradient_when_right",
+        partial(F.binary_cross_entropy, reduction="none"),
+        (torch.tensor([0.0, 1.0, 0.5], requires_grad=True), torch.tensor([0.0, 1.0, 1.0])),
+    ),
+    Case(
+        "kl_div_target_zero",
+        partial(F.kl_div, reduction="sum"),
+        (T(4), torch.tensor([0.0, 0.5, 0.0, 0.5], requires_grad=True)),
+    ),
+    Case(
         "binary_cross_entropy_with_logits",
         F.binary_cross_entropy_with_logits,
         (T(3, 4), T(3, 4, low=0, high=1)),

@@ -12,6 +12,7 @@ from ortmodule.aten_case import Case, T
 NAN, INF = float("nan"), float("inf")
 INTS = torch.tensor([[-7, 7, -6], [5, 0, -1]])
 DIVISORS = torch.tensor([3, -3, 2])
+ZERO_AND_NOT = torch.tensor([0.0, 0.0, 1.0, 1e-30], requires_grad=True)
 SPECIAL = torch.tensor([NAN, -INF, INF, -1.5, 0.0, 0.5, 1.0])
 POSITIVE: dict[str, Any] = {"low": 0.2, "high": 3.0}
 UNIT: dict[str, Any] = {"low": -0.9, "high": 0.9}
@@ -150,9 +151,19 @@ CASES = [
     Case("sinc", torch.sinc, (T(4, 5, low=0.2),)),
     Case("hypot", torch.hypot, (T(4, 5), T(5))),
     Case("hypot_inf", lambda x: torch.hypot(x, x.flip(0)), (SPECIAL,)),
+    Case(
+        "hypot_gradient_at_zero",
+        torch.hypot,
+        (ZERO_AND_NOT, torch.tensor([0.0, 2.0, 0.0, 1e-30], requires_grad=True)),
+    ),
     Case("sign_nan", torch.sign, (SPECIAL,)),
     Case("fmax", lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)), (T(4, 5), T(5))),
     Case("fmax_nan", lambda x: (torch.fmax(x, x.flip(0)), torch.fmin(x, x.flip(0))), (SPECIAL,)),
+    Case(
+        "fmax_of_equal_numbers",
+        lambda x, y: (torch.fmax(x, y), torch.fmin(x, y)),
+        (ZERO_AND_NOT, torch.tensor([0.0, 1.0, 1.0, NAN], requires_grad=True)),
+    ),
     Case(
         "copysign", lambda x, y: (torch.copysign(x, y), torch.copysign(x, -1.5)), (T(4, 5), T(5, grad=False))
     ),

@@ -51,6 +51,19 @@ CASES = [
             (torch.special.xlog1py, torch.tensor([-1.0, -2.0, 2.0, 0.0])),
         )
     ),
+    *(
+        Case(f"{fn.__name__}_gradient_of_logarithm", fn, (torch.zeros(4), y))
+        for fn, y in (
+            (torch.special.xlogy, torch.tensor([0.0, -1.0, 2.0, INF], requires_grad=True)),
+            (torch.special.xlog1py, torch.tensor([-1.0, -2.0, 2.0, INF], requires_grad=True)),
+        )
+    ),
+    Case(
+        "xlog1py_gradient_at_infinity",
+        torch.special.xlog1py,
+        (torch.tensor([1.0, -2.0, 1.0]), torch.tensor([-1.0, -1.0, INF], requires_grad=True)),
+    ),
+    Case("erfinv_gradient_at_zero", torch.erfinv, (torch.tensor([0.0, -0.0, 0.5], requires_grad=True),)),
     Case("sinc_gradient_at_zero", torch.sinc, (torch.tensor([0.0, 1.0, 0.5], requires_grad=True),)),
     Case("frexp", torch.frexp, (T(4, 5),)),
     Case(

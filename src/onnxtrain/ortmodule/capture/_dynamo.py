@@ -26,6 +26,7 @@ from onnxtrain.ortmodule._torch import (
 from onnxtrain.ortmodule.capture._calling import captured_call
 from onnxtrain.ortmodule.capture._captures import Captures, without_tracebacks_in_metrics
 from onnxtrain.ortmodule.capture._data_dependent import data_dependent_results
+from onnxtrain.ortmodule.capture._inactive_dropout import inactive_dropout_returns_its_input
 from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch
 
 _RECOMPILE_LIMIT = 256
@@ -97,7 +98,11 @@ class _WithSettings:
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         self._captures.add(frame.f_code)
-        with dynamo_config.patch(self._settings), without_tracebacks_in_metrics():
+        with (
+            dynamo_config.patch(self._settings),
+            without_tracebacks_in_metrics(),
+            inactive_dropout_returns_its_input(),
+        ):
             try:
                 return with_room(self._captured, frame, *args, **kwargs)
             except _OPERATOR_ERRORS:

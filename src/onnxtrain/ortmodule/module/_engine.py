@@ -122,7 +122,12 @@ def onnxruntime_backend(
                 break_reason=break_reason(graph_module),
             )
             return _FirstCall(plain.forward, report, record, start, log)
-        compiled.replay_by(plain, unchecked, _Derivatives(name, plain, report, policy).announce)
+        replayed = unchecked
+        if len(_returned(graph_module)) > len(_returned(unchecked)):
+            # Views that share the memory of a result were taken out of the graph: that result was added to its outputs.
+            replayed = _copied(graph_module)
+            _forget_arguments(replayed)
+        compiled.replay_by(plain, unchecked, replayed, _Derivatives(name, plain, report, policy).announce)
         if graphs is not None:
             graphs.add(compiled.body, names)
         if options.save_onnx:
@@ -300,10 +305,16 @@ def _common_device(graph_module: fx.GraphModule) -> torch.device:
     return next(iter(devices), torch.device("cpu"))
 
 
+def _returned(graph_module: fx.GraphModule) -> Sequence[Any]:
+    """Returns the nodes and constants that a graph of Dynamo's returns."""
+    output = next(node for node in graph_module.graph.nodes if node.op == "output")
+    results: Sequence[Any] = output.args[0]
+    return results
+
+
 def _outputs_requiring_grad(graph_module: fx.GraphModule) -> list[bool]:
-    node = next(n for n in graph_module.graph.nodes if n.op == "output")
     flags = []
-    for item in node.args[0]:
+    for item in _returned(graph_module):
         value = item.meta.get("example_value") if isinstance(item, fx.Node) else None
         flags.append(isinstance(value, torch.Tensor) and value.requires_grad)
     return flags
@@ -313,7 +324,7 @@ def _links(
     graph_module: fx.GraphModule, flow: GradientFlow
 ) -> tuple[dict[int, frozenset[int]], dict[int, frozenset[int]]]:
     """What `Gradients` calls so."""
-    returned = next(node for node in graph_module.graph.nodes if node.op == "output").args[0]
+    returned = _returned(graph_module)
     placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     return (
         {index: flow.links[node] for index, node in enumerate(returned) if node in flow.links},
@@ -359,18 +370,21 @@ class CompiledGraph:
             if reads and place in changed and (index in reads or place in written)
         ]
 
-    def replay_by(self, plain: fx.GraphModule, unchecked: fx.GraphModule, announce: Announce) -> None:
+    def replay_by(
+        self, plain: fx.GraphModule, unchecked: fx.GraphModule, replayed: fx.GraphModule, announce: Announce
+    ) -> None:
         """Takes the graph in PyTorch, for derivatives and for messages that ONNX Runtime does not give.
 
         Args:
             plain: with its assertions.
             unchecked: with the conditions of these as results.
+            replayed: with the outputs of the ONNX graph: those of `unchecked`, and results that views are taken of.
             announce: says what PyTorch is about to compute.
         """
         self._plain = plain.forward
         self._unchecked = unchecked.forward
         self._announce = announce
-        self.body.replay_by(unchecked, announce)
+        self.body.replay_by(replayed, announce)
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         """Runs the graph, writes mutated inputs back, and returns its outputs."""

@@ -48,14 +48,31 @@ def call(program: Program, tensors: list[torch.Tensor], replay: Replay) -> tuple
         needs = tuple([t.requires_grad for t in tensors])
         if True in needs:
             step = program.training_step(needs)
-            if step.unreached:  # else their hooks would be called, with None
-                tensors = list(tensors)
-                for index in step.unreached:
-                    tensors[index] = tensors[index].detach()
+            if step.unreached:  # else hooks of these inputs would be called, with None
+                tensors = _detached(tensors, step.unreached, step.unreached_alone)
             apply: Callable[..., Any] = _Step.apply if _transforms_active() else _apply
             outputs: tuple[torch.Tensor, ...] = apply((program, replay, needs, step), *map(_unwrap, tensors))
             return outputs
     return tuple(program.inference.run(tensors))
+
+
+def _detached(tensors: list[torch.Tensor], indices: Sequence[int], alone: bool) -> list[torch.Tensor]:
+    """Returns the inputs, those that no gradient comes to detached.
+
+    Args:
+        tensors: the inputs.
+        indices: of those that no gradient comes to.
+        alone: whether there is no other that needs a gradient. Outputs require one that leads nowhere then, as products
+            of a view that was taken under `no_grad`: one of the detached tensors requires a gradient in its place.
+    """
+    if alone and _transforms_active():  # `requires_grad_` is refused within these
+        return tensors
+    tensors = list(tensors)
+    for index in indices:
+        tensors[index] = tensors[index].detach()
+    if alone:
+        tensors[indices[0]].requires_grad_()
+    return tensors
 
 
 class _Step(torch.autograd.Function):

@@ -59,7 +59,8 @@ class TrainingStep:
         residuals: indices of the results of `forward` that are saved.
         saved: the names of both.
         reads: indices of the inputs that the gradients depend on, directly or by way of residuals.
-        unreached: indices of the inputs that need a gradient and that none comes to, if one comes to others.
+        unreached: indices of the inputs that need a gradient and that none comes to.
+        unreached_alone: whether no gradient comes to any input that needs one.
         shared: (place in `saved`, index) of the residuals that are outputs of the program, too.
         keeper: place in `saved` of a residual that is none; behind them if there is none.
         unchecked: places in `saved` of inputs that PyTorch must not check, as `checked` says when it is to be done.
@@ -74,6 +75,7 @@ class TrainingStep:
     saved: tuple[str, ...]
     reads: tuple[int, ...]
     unreached: tuple[int, ...]
+    unreached_alone: bool
     shared: tuple[tuple[int, int], ...]
     keeper: int
     unchecked: tuple[int, ...]
@@ -233,9 +235,8 @@ class Program:
             residuals=tuple(indices),
             saved=tuple(str(value.name) for value in saved),
             reads=tuple(index for index, value in enumerate(inputs) if value in behind),
-            unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None)
-            if halves.present
-            else (),
+            unreached=tuple(i for i, need in enumerate(needs) if need and slots[i] is None),
+            unreached_alone=not halves.present,
             shared=tuple((place, index) for place, index in places if index < len(outputs)),
             keeper=own[0] if own else len(saved),
             unchecked=tuple(place for place, index in enumerate(saved_inputs) if index in checked),

@@ -24,6 +24,8 @@ from onnxtrain.ortmodule._torch import (
 from onnxtrain.ortmodule.capture._gradients import unseen_by_hooks
 from onnxtrain.ortmodule.lowering._table import Lowered
 
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
 Outputs = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 Announce = Callable[[str, ORTModuleFallbackException], None]
 
@@ -195,7 +197,8 @@ class CapturedGraph:
             elif kind == "complex":
                 results[index] = torch.view_as_real(value.resolve_conj())
             elif kind == "integer":
-                results[index] = torch.tensor(value)
+                # On tensors without memory `item()` gives a symbol; no gradient comes from a number in any case.
+                results[index] = torch.tensor(0 if isinstance(value, _SYMBOLS) else value)
         for place, index in lowered.mutated:
             results[index] = torch.view_as_real(args[place]) if place in lowered.complex else args[place]
         for index, _ in lowered.assertions:  # they have held

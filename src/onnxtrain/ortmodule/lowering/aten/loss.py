@@ -89,19 +89,26 @@ def huber_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delt
     )
 
 
+_LEAST_VARIANCE = 1e-12
+"""PyTorch's least divisor of the gradient of `binary_cross_entropy`."""
+
+
 @lower("aten.binary_cross_entropy.default")
 def binary_cross_entropy(
     low: Lowering, x: ir.Value, target: ir.Value, weight: ir.Value | None = None, reduction: int = 1
 ) -> ir.Value:
     """-(t log x + (1 - t) log(1 - x)), the logarithms no less than -100.
 
-    Where x is exactly 0 or 1, the logarithm that is infinite there has no gradient.
+    The gradient of x is (x - t) / max(x (1 - x), 1e-12), as in PyTorch, which has no other where x is 0 or 1.
     """
     op = low.op
     x, target = low.tensors(x, target)
-    own = op.Mul(target, _log(low, x))
-    other = op.Mul(op.Sub(1.0, target), _log(low, op.Sub(1.0, x)))
-    loss = op.Neg(op.Add(own, other))
+    rest = op.Sub(1.0, x)
+    saturated = op.Less(op.Mul(x, rest), _LEAST_VARIANCE)
+    log_x, log_rest = (op.Where(saturated, low.stopped(log), log) for log in (_log(low, x), _log(low, rest)))
+    loss = op.Neg(op.Add(op.Mul(target, log_x), op.Mul(op.Sub(1.0, target), log_rest)))
+    slope = low.stopped(op.Mul(op.Sub(x, target), 1 / _LEAST_VARIANCE))
+    loss = op.Add(loss, op.Where(saturated, op.Mul(op.Sub(x, low.stopped(x)), slope), 0.0))
     return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
 
 

@@ -81,14 +81,14 @@ def larger_or_smaller(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @lower("aten.fmax.default", "aten.fmin.default", "prims.fmax.default", "prims.fmin.default")
 def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Where one is NaN, the other one."""
+    """Returns the larger (smaller) one, or where one is NaN the other; of equal ones `a` gets the whole gradient."""
+    op = low.op
     a, b = low.tensors(a, b)
-    larger = low.op.Max if "fmax" in str(low.node.target) else low.op.Min
+    largest = "fmax" in str(low.node.target)
     if not _is_float(a):
-        return larger(a, b)
-    a_nan, b_nan = low.op.IsNaN(a), low.op.IsNaN(b)
-    a, b = low.op.Where(a_nan, b, a), low.op.Where(b_nan, a, b)
-    return larger(a, b)
+        return op.Max(a, b) if largest else op.Min(a, b)
+    first = op.GreaterOrEqual(a, b) if largest else op.LessOrEqual(a, b)
+    return op.Where(op.Or(first, op.IsNaN(b)), a, b)
 
 
 @lower("aten.max.dim", "aten.min.dim")

@@ -278,18 +278,18 @@ def _constants(low: Lowering, *numbers: float) -> tuple[ir.Value, ...]:
 
 @lower("aten.hypot.default")
 def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    """With s = max(|a|, |b|): s sqrt((a / s)² + (b / s)²), which cannot overflow; the gradient at 0 is 0.
+    """With s = max(|a|, |b|): s sqrt((a / s)² + (b / s)²), which cannot overflow; the gradient at 0 is NaN.
 
     It does not depend on s, which has no gradient: those of a maximum and of |x| would be wrong at ties and at 0.
     """
     op = low.op
     a, b = low.tensors(a, b)
     larger = stop_gradient(low, op.Max(op.Abs(a), op.Abs(b)))
-    zero = op.Equal(larger, 0.0)
-    scale = op.Where(zero, 1.0, larger)
+    scale = op.Where(op.Equal(larger, 0.0), 1.0, larger)
     x, y = op.Div(a, scale), op.Div(b, scale)
-    square = op.Add(op.Mul(x, x), op.Mul(y, y))
-    length = op.Where(zero, 0.0, op.Mul(scale, op.Sqrt(op.Where(zero, 1.0, square))))
+    # PyTorch's gradient is a / length, 0 / 0 at 0. That of the root is NaN there, and only there: elsewhere its
+    # argument lies between 1 and 2.
+    length = op.Mul(scale, op.Sqrt(op.Add(op.Mul(x, x), op.Mul(y, y))))
     infinite = op.Or(op.IsInf(a), op.IsInf(b))
     return op.Where(infinite, math.inf, length)
 

@@ -168,25 +168,32 @@ def sinc(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.xlogy")
 def xlogy(low: Lowering, x: Any, y: Any) -> ir.Value:
-    """X log(y); where x is 0 and log(y) not finite it is 0, with the gradient 0."""
+    """X log(y), and 0 where x is 0; the gradient of y is x / y even there, which is NaN at 0 / 0 as in PyTorch."""
     op = low.op
     x, y = low.tensors(x, y)
-    return op.Mul(x, op.Log(_where_finite(low, op.Equal(x, 0.0), y, 0.0, 1.0)))
+    return op.Mul(x, _log_unless(low, op.Equal(x, 0.0), y, op.Log(y)))
 
 
 @lower("aten.special_xlog1py")
 def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
-    """X log(1 + y); where x is 0 and log(1 + y) not finite it is 0, with the gradient 0."""
+    """X log(1 + y), and 0 where x is 0; the gradient of y is x / (1 + y) even there, as in PyTorch."""
     op = low.op
     x, y = low.tensors(x, y)
-    return op.Mul(x, _formulas.log1p(op, _where_finite(low, op.Equal(x, 0.0), y, -1.0, 0.0)))
+    log, lost = _formulas.log1p_terms(op, y)
+    log = op.Add(
+        log, low.stopped(lost)
+    )  # its derivative by u = 1 + y is 0, but infinity less infinity at u = 0
+    return op.Mul(x, _log_unless(low, op.Equal(x, 0.0), op.Add(y, 1.0), log))
 
 
-def _where_finite(low: Lowering, zero: ir.Value, y: ir.Value, bound: float, root: float) -> ir.Value:
-    """Returns y, with the logarithm's root where `zero` and y is infinite or not above the bound."""
+def _log_unless(low: Lowering, zero: ir.Value, argument: ir.Value, log: ir.Value) -> ir.Value:
+    """Returns `log`, and 0 where `zero` holds and the logarithm of `argument` is infinite or undefined.
+
+    The choice comes after the logarithm: its derivative 1 / argument is then multiplied by 0, as PyTorch does it.
+    """
     op = low.op
-    undefined = op.Or(op.LessOrEqual(y, bound), op.IsInf(y))
-    return op.Where(op.And(zero, undefined), root, y)
+    undefined = op.Or(op.LessOrEqual(argument, 0.0), op.IsInf(argument))
+    return op.Where(op.And(zero, undefined), 0.0, log)
 
 
 @lower("aten.frexp.Tensor")

@@ -65,12 +65,12 @@ _LOSSES: dict[LossType, type[losses.Loss]] = {
     LossType.BCEWithLogitsLoss: losses.BCEWithLogitsLoss,
     LossType.L1Loss: losses.L1Loss,
 }
+# Names of the old package, with its defaults; those of `onnxtrain.optimizers` are PyTorch's.
 _OPTIMIZERS: dict[OptimType | str, Callable[[], optimizers.Optimizer]] = {
     OptimType.AdamW: optimizers.AdamW.of_onnxruntime_training,
     OptimType.SGD: optimizers.SGD,
     "adamw": optimizers.AdamW.of_onnxruntime_training,
 }
-"""Names of the old package, with its defaults; those of `onnxtrain.optimizers` are PyTorch's."""
 
 
 @dataclass(frozen=True)

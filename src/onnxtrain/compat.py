@@ -34,6 +34,7 @@ __all__ = ["install", "uninstall"]
 _OLD, _NEW = "onnxruntime.training", "onnxtrain"
 _TORCH_ORT = "torch_ort"
 _MODULES = ("api", "artifacts", "onnxblock", "optim", "ortmodule", "utils")
+# Modules of the old package that are elsewhere here; some of its classes could be imported from them only.
 _INNER_MODULES = {
     "api": {
         "checkpoint_state": "runtime.state",
@@ -44,9 +45,8 @@ _INNER_MODULES = {
     "onnxblock.loss": {"loss": "onnxblock.loss"},
     "onnxblock.optim": {"optim": "onnxblock.optim"},
 }
-"""Modules of the old package that are elsewhere here; some of its classes could be imported from them only."""
+# Names of the distributions that bring the real package, normalised as PEP 503 says.
 _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
-"""Names of the distributions that bring the real package, normalised as PEP 503 says."""
 
 
 def install() -> None:

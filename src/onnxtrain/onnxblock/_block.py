@@ -108,8 +108,8 @@ class Block(ABC):
             ) from error
 
 
+# Values of bigger tensors are weights; nobody infers a shape from them.
 _BIG_ELEMENTS = 4096
-"""Values of bigger tensors are weights; nobody infers a shape from them."""
 
 
 def _skeleton(base: onnx.ModelProto) -> onnx.ModelProto:

@@ -31,8 +31,8 @@ __all__ = [
     "unique_name",
 ]
 
+# The first IR version with model-local functions.
 _FUNCTIONS_IR_VERSION = 8
-"""The first IR version with model-local functions."""
 
 Writer = Callable[..., "ir.Value | Sequence[ir.Value]"]
 

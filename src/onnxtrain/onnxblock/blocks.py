@@ -50,8 +50,8 @@ __all__ = [
     "Sub",
 ]
 
+# Version of the domain ai.onnx.ml that is imported for LabelEncoder where the base model imports none.
 _ML_OPSET = 3
-"""Version of the domain ai.onnx.ml that is imported for LabelEncoder where the base model imports none."""
 
 
 class _BinaryOp(Block):

@@ -31,8 +31,8 @@ JOURNAL = ".onnxtrain-commit"
 _SUFFIX = ".onnxtrain-tmp"
 _RANDOM = "[0-9a-f]" * 12
 _MAX_JOURNAL = 2**20
+# What a journal may remove: what this package alone writes, should the directory come from somewhere else.
 _REMOVABLE = re.compile(r"best|.+\.[0-9a-f]{12}\.data", re.DOTALL)
-"""What a journal may remove: what this package alone writes, should the directory come from somewhere else."""
 _NO_SYNC = {
     errno.EINVAL,
     errno.EBADF,

@@ -30,8 +30,8 @@ _GRAPH, _TRAINING, _FUNCTION = 7, 20, 25
 _TENSOR_NAME, _TENSOR_DIMS, _TENSOR_TYPE, _TENSOR_ENTRY, _TENSOR_LOCATION = 8, 1, 2, 13, 14
 
 _CODES_BY_BITS = {2: (25, 26), 4: (21, 22, 23), 6: (27, 28), 8: (17, 18, 19, 20, 24), 64: (14,), 128: (15,)}
+# Bits per element of types that the runtime room does not hold: complex numbers, small floats and integers.
 _BITS_OF_OTHERS = {code: bits for bits, codes in _CODES_BY_BITS.items() for code in codes}
-"""Bits per element of types that the runtime room does not hold: complex numbers, small floats and integers."""
 
 
 class ExternalData(NamedTuple):

@@ -28,14 +28,14 @@ FUNCTIONS = 1
 _FUNCTION, _NAME = 25, 1
 """Field numbers of onnx.proto: functions of a ModelProto, name of a FunctionProto."""
 _NUMBERED_NAME = re.compile(r"(.+?)(\d+)_(float)")
+# Numbered names, and how many of each the library registers unless the session config entry says otherwise.
 _NUMBERED = {
     f"Convolution{dtype}{kind}#_float": count
     for dtype in ("", "Bfloat16")
     for kind, count in (("Gradient", 64), ("WeightGradient", 16), ("InputGradient", 16))
 }
-"""Numbered names, and how many of each the library registers unless the session config entry says otherwise."""
+# Per options, how many numbered names of each kind they have after each registration of the library.
 _registered: weakref.WeakKeyDictionary[ort.SessionOptions, list[dict[str, int]]] = weakref.WeakKeyDictionary()
-"""Per options, how many numbered names of each kind they have after each registration of the library."""
 _registering = ProcessLock()
 
 

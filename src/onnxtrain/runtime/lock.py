@@ -8,8 +8,8 @@ from types import TracebackType
 
 from onnxtrain.errors import TrainingStateError
 
+# Number of forks between the process that imported this module and this process.
 _forks = 0
-"""Number of forks between the process that imported this module and this process."""
 
 
 def _count_fork() -> None:

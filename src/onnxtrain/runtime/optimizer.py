@@ -21,8 +21,8 @@ from onnxtrain.runtime.store import Buffer, OptimizerProgress, Store
 
 _DEFAULT_LEARNING_RATE = 1e-3
 
+# Element type and shape of the moment of one parameter.
 _Moment = tuple[DType, tuple[int, ...]]
-"""Element type and shape of the moment of one parameter."""
 
 
 def check_learning_rate(value: float) -> float:

@@ -20,6 +20,7 @@ from onnxtrain.runtime.manifest import METADATA_KEY, Manifest, parse_manifest
 from onnxtrain.runtime.session_settings import SessionSettings, suit_training
 
 ModelSource = str | os.PathLike[str] | bytes
+# What onnxruntime says of a model that is newer than itself.
 _NEWER_MODEL = (
     (
         "opset",
@@ -27,17 +28,16 @@ _NEWER_MODEL = (
     ),
     ("IR version", re.compile(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)")),
 )
-"""What onnxruntime says of a model that is newer than itself."""
+# What onnxruntime says where an optimizer of its own breaks a model, and which one that is.
+#
+# 1.20 to 1.24 merge a Transpose into a product of float64, and have no kernel for that. 1.20 cannot fold what
+# computes with values without elements. 1.32 lets a QuantizeLinear that it adds itself say int8, and makes uint8 of
+# it.
 _FAILING_OPTIMIZERS = {
     "MatmulTransposeFusion": "MatmulTransposeFusion",
     "CanRemoveNodeAndMergeEdges": "ConstantFolding",
     "output_dtype INT8 does not match": "QDQS8ToU8Transformer",
 }
-"""What onnxruntime says where an optimizer of its own breaks a model, and which one that is.
-
-1.20 to 1.24 merge a Transpose into a product of float64, and have no kernel for that. 1.20 cannot fold what computes
-with values without elements. 1.32 lets a QuantizeLinear that it adds itself say int8, and makes uint8 of it.
-"""
 
 
 def describe(model: ModelSource, role: str) -> str:

@@ -1,4 +1,4 @@
-"""Find nodes whose inputs must have one dtype and have several: no runtime loads such a model."""
+"""Refuse nodes whose inputs must share one dtype and do not: no runtime loads such a model."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from onnxtrain.errors import ModelError
 
 
 def check_types(model: ir.Model) -> None:
-    """Check the nodes of the standard domain, as far as dtypes are known.
+    """Check that inputs bound to one type variable of an op have one dtype, as far as dtypes are known.
+
+    Expects inferred types; changes nothing.
 
     Raises:
-        ModelError: Two inputs of a node must have one dtype and have not.
+        ModelError: Two inputs of a node must have the same dtype and differ, e.g. Add of float32 and float16.
     """
     opset = model.graph.opset_imports[""]
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.domain != "":
             continue
-        seen: dict[str, ir.Value] = {}
+        # First input of each type variable of the schema, e.g. {"T": x}; later inputs of "T" must match it.
+        first_inputs: dict[str, ir.Value] = {}
         for value, variable in zip(
             node.inputs, _variables(node.op_type, opset, len(node.inputs)), strict=False
         ):
             if value is None or value.dtype is None or not variable:
                 continue
-            other = seen.setdefault(variable, value)
+            other = first_inputs.setdefault(variable, value)
             if other.dtype != value.dtype:
                 where = f"'{node.name}'" if node.name else f"that computes '{node.outputs[0].name}'"
                 raise ModelError(
@@ -38,12 +41,14 @@ def check_types(model: ir.Model) -> None:
 
 @functools.cache
 def _variables(op_type: str, opset: int, count: int) -> tuple[str, ...]:
-    """Returns the type variable of each input; empty where it is bound to nothing else."""
+    """Returns the type variable of each input, e.g. ("T", "T", "tensor(int64)"); "" for inputs of any dtype."""
     try:
         schema = onnx.defs.get_schema(op_type, opset, "")
-    except onnx.defs.SchemaError:  # ONNX Runtime has ops of its own in the standard domain
+    # ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization.
+    except onnx.defs.SchemaError:
         return ()
     formals = list(schema.inputs)
+    # A heterogeneous variadic input, such as the state of Loop, takes another dtype in each place.
     names = [formal.type_str if formal.is_homogeneous else "" for formal in formals]
     if formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:
         names += names[-1:] * (count - len(names))

@@ -1,4 +1,4 @@
-"""Take apart the If nodes of which the condition is known when the model is built."""
+"""Replace If nodes of constant condition by the branch that is taken."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from onnxtrain.passes.tidy.unused import read_nothing
 
 
 class TakenBranchPass(ir.passes.InPlacePass):
-    """Put the branch that is taken in the place of an If whose condition is a constant, in subgraphs too.
+    """Inline the branch that is taken where the condition of an If is a constant, in subgraphs too.
 
-    TorchScript's exporter leaves such an If of every `squeeze` of a dimension that it cannot prove to be 1, and shape
-    inference and folding settle its condition. Names of graph outputs stay.
+    TorchScript's exporter writes an If for every `squeeze` of a dimension that it cannot prove to be 1; shape inference
+    and folding make its condition constant. Expects folded conditions; leaves the names of graph outputs.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -29,7 +29,7 @@ class TakenBranchPass(ir.passes.InPlacePass):
 
 
 def _taken(node: ir.Node) -> bool | None:
-    """Return the condition of an If, None where it is not known or the node is none."""
+    """Return the condition of an If; None where the condition is not constant or the node is no If."""
     if node.op_type != "If" or node.domain != "" or node.graph is None or not node.inputs:
         return None
     condition = node.inputs[0]
@@ -44,11 +44,14 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
     assert graph is not None
     branches = [node.attributes[name].as_graph() for name in ("else_branch", "then_branch")]
     branch, other = branches[taken], branches[not taken]
+    # The branch that is dropped counts as a reader of outer values, which would keep them from being cleaned up.
     read_nothing(other)
     _rename_shared(model, branch)
+    # The branch may stand in a subgraph; initializers live in the main graph, where all passes look for tensors.
     for key, value in tuple(branch.initializers.items()):
         branch.initializers.pop(key)
         model.graph.register_initializer(value)
+    # onnx_ir lets a value be an output of one graph only, and these may become outputs of the outer one.
     results = list(branch.outputs)
     branch.outputs.clear()
     moved = list(branch)
@@ -60,7 +63,7 @@ def _replace(model: ir.Model, node: ir.Node, taken: bool) -> None:
 
 
 def _rename_shared(model: ir.Model, branch: ir.Graph) -> None:
-    """Give the values of a branch whose names others have too, as those of another branch may, names of their own."""
+    """Rename values of a branch whose names occur elsewhere: ONNX allows one name in two branches, not in one graph."""
     names = Counter(
         value.name
         for graph in model.graphs()

@@ -1,6 +1,6 @@
-"""Restore meanings that onnx's version converter loses on the way to the canonical opset.
+"""Repair ops whose meaning onnx's version converter changes on the way to the canonical opset.
 
-Each of these was found by comparing ONNX Runtime's results before and after conversion.
+Each repair was found by comparing ONNX Runtime's results before and after conversion.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import onnx_ir as ir
 
 from onnxtrain.errors import UnsupportedOpsetError
 
+# From this opset on the attribute training_mode says that a BatchNormalization trains. Before, it trains if it has more
+# than one output.
 _BATCH_NORM_MODE = 14
-"""From this opset on an attribute says that a BatchNormalization trains; before, its further outputs do."""
 
 
 def drop_saved_statistics(model: ir.Model, opset: int) -> None:
-    """Remove the outputs 4 and 5 of BatchNormalization, in place, which the converter does not take.
+    """Remove outputs 4 and 5 of BatchNormalization, saved mean and variance of the batch, in place.
 
-    PyTorch writes them into models of opset 13 and older that it exports in training mode: mean and variance of the
-    batch, for a backward pass. Nothing reads them.
+    The version converter refuses them. PyTorch writes them into models of opset 13 and older that it exports in
+    training mode, for a backward pass; nothing reads them there.
 
     Raises:
-        UnsupportedOpsetError: Something does.
+        UnsupportedOpsetError: A node or graph output reads a saved statistic.
     """
     if opset >= _BATCH_NORM_MODE:
         return
@@ -39,7 +40,10 @@ def drop_saved_statistics(model: ir.Model, opset: int) -> None:
 
 
 def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
-    """Make the ops of a converted model, in place, mean what they meant at `opset`, where it came from."""
+    """Repair, in place, the ops of a converted model that now compute something else than at `opset`.
+
+    Expects a model that the converter has just lifted from `opset` to the canonical opset.
+    """
     for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
         if node.domain != "":
             continue
@@ -57,11 +61,15 @@ def restore_legacy_semantics(model: ir.Model, opset: int) -> None:
             node.attributes.add(ir.AttrInt64("training_mode", 1))
 
 
+# Inputs that were float attributes up to opset 10: bounds of Clip, fill value of Pad.
 _FLOAT_SETTINGS = {"Clip": (1, 2), "Pad": (2,)}
 
 
 def _restore_setting(node: ir.Node) -> None:
-    """The attributes of Clip-6 and Pad-2 are floats whatever their input is, the inputs that they become are not."""
+    """Cast bounds of Clip and the fill value of Pad to the dtype of the data.
+
+    Attributes of Clip-6 and Pad-2 are float32 for data of any dtype; the inputs that replace them must have the data's.
+    """
     source = node.inputs[0]
     if source is None or source.dtype == ir.DataType.FLOAT:
         return
@@ -74,9 +82,9 @@ def _restore_setting(node: ir.Node) -> None:
 
 
 def _restore_resize(node: ir.Node) -> None:
-    """Upsample and Resize-10 sample at `i / scale`; Resize-11 by default at the centres of pixels.
+    """Let a Resize that was Upsample or Resize-10 sample at `i / scale`; Resize-11 samples at the centres of pixels.
 
-    In nearest mode ONNX Runtime rounds up where it shrinks and down where it enlarges.
+    In nearest mode ONNX Runtime rounds the position up when it shrinks, down when it enlarges.
     """
     scales = node.inputs[2].const_value if len(node.inputs) > 2 and node.inputs[2] is not None else None
     shrinks = scales is not None and bool(np.all(scales.numpy() <= 1))
@@ -85,11 +93,12 @@ def _restore_resize(node: ir.Node) -> None:
 
 
 def _restore_hardmax(node: ir.Node) -> None:
-    """Hardmax-11 sees its input as a matrix, rows being the dimensions before `axis` (default 1)."""
+    """Let a Hardmax work on the matrix [dims before axis, other dims], as Hardmax-11 does, and not on one axis."""
     axis = node.attributes.get_int("axis", 1)
     source = node.inputs[0]
     result = node.outputs[0]
     if source is None or axis == -1 or (source.shape is not None and axis == len(source.shape) - 1):
+        # On the last axis both versions agree, if the axis is written out: the default has changed from 1 to -1.
         node.attributes.add(ir.AttrInt64("axis", axis))
         return
     shape = ir.node("Shape", [source])

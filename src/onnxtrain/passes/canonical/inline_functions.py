@@ -1,4 +1,4 @@
-"""Inline model-local functions."""
+"""Replace calls of model-local functions by the bodies of the functions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onnxtrain.passes.tidy.unique_names import name_apart
 
 
 def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | None = None) -> ir.Model:
-    """Return `model` with calls of its functions replaced by their bodies; may change `model`.
+    """Return `model` with the bodies of its functions in place of the calls; may change `model`.
 
     Args:
         model: Any model.
-        criteria: Says of a function whether to inline it; None means all.
+        criteria: True for functions to inline, e.g. `lambda function: function.domain == "pkg"`; None inlines all.
 
     Raises:
         ModelError: A function calls itself, takes graphs as attributes, or imports an opset that cannot be
@@ -34,18 +34,21 @@ def inline_functions(model: ir.Model, criteria: Callable[[ir.Function], bool] | 
         inlined = InlinePass(criteria)(model).model
     except (ir.passes.PassError, ir.passes.PreconditionError, ValueError) as error:
         raise ModelError(f"Cannot inline the model's functions: {error.__cause__ or error}") from error
-    name_apart(inlined)  # what is written beside a body may have a name of a value in it
+    # A caller's value may have the name of a value in a body: two values of one name make one graph invalid.
+    name_apart(inlined)
     return inlined
 
 
 def _other_opset(model: ir.Model, function: ir.Function) -> bool:
+    # onnx_ir's InlinePass (1.1) copies bodies as they are, whatever opset they were written for.
     imports = model.graph.opset_imports
     return any(imports.get(domain, version) != version for domain, version in function.opset_imports.items())
 
 
 def _inline_other_opsets(model: ir.Model) -> ir.Model:
-    """Inline everything with onnx's inliner, which converts bodies of another opset on the way."""
-    infer_shapes(model)  # the converter of bodies wants the types of their inputs
+    """Inline all functions with onnx's inliner, which converts bodies to the opset of the model."""
+    # The converter needs the types of the inputs of a body.
+    infer_shapes(model)
     try:
         inlined = ir.from_proto(inliner.inline_local_functions(lean_proto(model), convert_version=True))
     except Exception as error:
@@ -57,11 +60,10 @@ def _inline_other_opsets(model: ir.Model) -> ir.Model:
 
 
 def _prepare(model: ir.Model) -> None:
-    """Rewrite what InlinePass gets wrong.
+    """Prepare functions and calls for InlinePass, which gives each output of a body the name at the call site.
 
-    It renames each inlined output to the name at the call site. That must not hit a value of the caller (a
-    function that hands an input through, or one value out twice), nor give the empty name of an omitted
-    output to a value which the body itself uses.
+    The renaming must not hit a value of the caller: outputs that are an input of the function, or an output twice, get
+    an Identity. Nor may a value that the body reads get the empty name of an omitted output: those get no name.
     """
     for function in model.functions.values():
         taken = set(function.inputs)

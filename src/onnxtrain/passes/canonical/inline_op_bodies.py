@@ -1,4 +1,4 @@
-"""Expand ops into function bodies: of their schemas, or those that `BODIES` has."""
+"""Replace ops by function bodies: the ones of their ONNX schemas, or those registered in `BODIES`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DOMAIN = "onnxtrain.schema"
 
 
 def has_schema_function(op_type: str, opset: int) -> bool:
-    """Return whether the standard op `op_type` of `opset` is defined by a function body."""
+    """Return whether ONNX defines the standard op `op_type` of `opset` by a function body, e.g. Gelu: yes, Conv: no."""
     try:
         schema = _schema(op_type, opset)
     except onnx.defs.SchemaError:
@@ -31,17 +31,17 @@ def _schema(op_type: str, opset: int) -> Any:
 
 
 def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) -> ir.Model:
-    """Return a model without ops that have a function body, except those that `keep`; `model` is not changed.
+    """Return a copy of `model` in which ops with a function body are replaced by it, also in subgraphs.
 
-    Expansion is repeated until nothing is left to expand, also in subgraphs. An op stays where its body
-    cannot be built: it has a graph attribute, or the body depends on input types that are not known.
+    Bodies that contain such ops are expanded in turn. An op stays if its body cannot be built: if it has a graph
+    attribute, or the body depends on input types that are not known.
 
     Args:
         model: A model of the canonical opset without model-local functions.
-        keep: Asked for each node that has a function body.
+        keep: True for nodes with a function body that shall stay, e.g. those with a gradient rule.
     """
     model = model.clone()
-    # Bodies that depend on the types of inputs need these; each round's bodies have none yet.
+    # Some bodies depend on the types of inputs, and nodes of a body get theirs when the next round infers types.
     while True:
         expandable = list(_expandable(model, keep))
         if not expandable:
@@ -62,6 +62,7 @@ def inline_schema_functions(model: ir.Model, keep: Callable[[ir.Node], bool]) ->
         for index, (node, body) in enumerate(bodies):
             _turn_into_call(model, node, body, index)
         model = inline_functions(model, lambda function: function.domain == _DOMAIN)
+        # The domain exists between marking calls and inlining them only.
         model.graph.opset_imports.pop(_DOMAIN, None)
         settle_shapes(lift_constants(model))
 
@@ -73,6 +74,7 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
             node.domain != "" or not has_schema_function(node.op_type, opset)
         ):
             continue
+        # A function cannot take a graph as an attribute.
         if any(
             attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
             for attr in node.attributes.values()
@@ -83,7 +85,7 @@ def _expandable(model: ir.Model, keep: Callable[[ir.Node], bool]) -> Iterator[ir
 
 
 def _call_body(model: ir.Model, node: ir.Node, function: ir.Function, index: int) -> None:
-    """Make `node` a call of a function that was made for it."""
+    """Turn `node` into a call of `function`, which a registered rule has written for this node alone."""
     function.domain, function.name = _DOMAIN, f"{node.op_type}_body_{index}"
     _prefix_names(function, node)
     model.functions[function.identifier()] = function
@@ -92,6 +94,7 @@ def _call_body(model: ir.Model, node: ir.Node, function: ir.Function, index: int
 
 
 def _prefix_names(function: ir.Function, node: ir.Node) -> None:
+    # Errors and profiles name inner nodes; the prefix leads back to the node of the file.
     prefix = node.name or node.outputs[0].name or node.op_type
     for inner in function.all_nodes():
         inner.name = f"{prefix}/{inner.name or inner.op_type}"
@@ -101,7 +104,7 @@ def _prefix_names(function: ir.Function, node: ir.Node) -> None:
 
 
 def _function_body(node: ir.Node, model: ir.Model) -> onnx.FunctionProto | None:
-    """Return the body of `node`, or None where the types of its inputs do not determine one."""
+    """Return the schema's function body for `node`; None if it needs types of inputs that are not known."""
     opset = model.graph.opset_imports[""]
     schema = _schema(node.op_type, opset)
     if schema.has_function:
@@ -112,7 +115,7 @@ def _function_body(node: ir.Node, model: ir.Model) -> onnx.FunctionProto | None:
             return None
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
         call = ir.to_proto(node)
-        # A body defines the outputs that have a name; those before the last one must all be there.
+        # onnx builds a body for named outputs only, but a function returns all outputs up to the last one in use.
         for index, name in enumerate(call.output):
             call.output[index] = name or f"unused_{index}"
         body = schema.get_context_dependent_function_with_opset_version(
@@ -131,15 +134,15 @@ def _type_proto(value: ir.Value) -> bytes:
 
 
 def _turn_into_call(model: ir.Model, node: ir.Node, body: onnx.FunctionProto, index: int) -> None:
-    """Make `node` a call of a model-local function with this body; InlinePass does the rest."""
+    """Turn `node` into a call of a new model-local function with this body, for InlinePass to inline."""
     opset = model.graph.opset_imports[""]
     schema = _schema(node.op_type, opset)
+    # A body refers to all attributes of the op; a call passes on those that it has, without defaults.
     for name, attribute in schema.attributes.items():
         if name not in node.attributes and attribute.default_value.name:
             node.attributes.add(ir.serde.deserialize_attribute(attribute.default_value))
     body.domain, body.name = _DOMAIN, f"{node.op_type}_{index}"
-    # Bodies are written for the oldest opset they are valid in, and onnx serves the one for the
-    # opset asked for.
+    # A body declares the oldest opset it is valid in. onnx has given us the one that holds at the model's opset.
     del body.opset_import[:]
     body.opset_import.add(domain="", version=opset)
     function = ir.serde.deserialize_function(body)

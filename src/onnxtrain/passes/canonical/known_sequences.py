@@ -1,4 +1,4 @@
-"""Replace sequences and optionals by what is in them, where that is known when the model is built."""
+"""Replace sequences and optionals by their elements, where these are known when the model is built."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _Elements = list[ir.Value]
 
 
 class KnownSequencesPass(ir.passes.InPlacePass):
-    """Replace what reads a sequence of known tensors by the tensors, and SplitToSequence by Split; in subgraphs too.
+    """Let readers of a sequence of known tensors read the tensors; write SplitToSequence as Split. In subgraphs, too.
 
-    `chunk`, `split` and `unbind` leave PyTorch's Dynamo exporter as SplitToSequence and SequenceAt, at every opset.
-    Known are the elements of SequenceConstruct and SequenceEmpty, what SequenceInsert and SequenceErase make of them at
-    constant positions, and the parts of a tensor whose sizes are static. An optional is taken for a sequence of one
-    element or none: what Optional was given. It needs inferred shapes.
+    PyTorch's Dynamo exporter writes `chunk`, `split` and `unbind` as SplitToSequence and SequenceAt, at every opset.
+    Elements are known after SequenceConstruct, SequenceEmpty, SequenceInsert and
+    SequenceErase at constant positions, and of SplitToSequence into static sizes. An Optional is a sequence of one
+    element or none. Expects inferred shapes; leaves sequences whose elements are not known.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; names of outputs stay."""
+        # Elements of each sequence, in order; None where they are not known.
         known: dict[ir.Value, _Elements | None] = {}
         modified = False
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
@@ -41,6 +42,7 @@ class KnownSequencesPass(ir.passes.InPlacePass):
                     node.graph.remove(node, safe=True)
                     modified = True
         if modified:
+            # Last ones first: a SequenceInsert reads the sequence before it.
             for value in reversed(known):
                 maker = value.producer()
                 if maker is not None and maker.graph is not None and not is_read(value):
@@ -50,12 +52,13 @@ class KnownSequencesPass(ir.passes.InPlacePass):
 
 
 def _elements(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Return the elements of what a node reads, if they are known."""
+    """Return the elements of the sequence or optional that `node` reads; None if they are not known."""
     read = node.inputs[0] if node.inputs else None
     if node.op_type in _OPTIONAL:
         if read is None:
             return []
-        if isinstance(read.type, ir.TensorType | ir.SequenceType):  # allowed in the place of an optional
+        # ONNX allows a tensor or sequence in place of an optional, as one that is there.
+        if isinstance(read.type, ir.TensorType | ir.SequenceType):
             return [read]
     return None if read is None else known.get(read)
 
@@ -68,6 +71,7 @@ def _inserted(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elemen
     place = len(before) if not position or position[0] is None else _number(position[0])
     if place is None:
         return None
+    # Negative positions count from the end.
     place += len(before) if place < 0 else 0
     return [*before[:place], element, *before[place:]]
 
@@ -84,7 +88,10 @@ def _erased(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements
 
 
 def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements | None:
-    """Return the parts of a tensor, which a Split beside the node computes."""
+    """Write a Split before a SplitToSequence; return the parts, or None if their number is not known.
+
+    Without `split` all parts have size 1; a scalar `split` is the size of every part but the last.
+    """
     source = node.inputs[0]
     if source is None or not source.shape or not _is_wanted(node.outputs[0]):
         return None
@@ -92,6 +99,7 @@ def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements 
     size = source.shape[axis]
     given = node.inputs[1] if len(node.inputs) > 1 else None
     lengths = ir.convenience.get_const_tensor(given) if given is not None else None
+    # A vector lists the size of each part, so the axis need not be static.
     if given is not None and lengths is not None and len(lengths.shape) == 1:
         parts = [int(length) for length in lengths.numpy()]
     elif not isinstance(size, int) or (given is not None and lengths is None):
@@ -107,6 +115,7 @@ def _split(node: ir.Node, known: dict[ir.Value, _Elements | None]) -> _Elements 
     node.prepend([split])
     for part, length in zip(split.outputs, parts, strict=True):
         part.type, part.shape = source.type, _with_size(source.shape, axis, length)
+    # keepdims counts without `split` only, says the specification.
     if given is None and node.attributes.get_int("keepdims", 1) == 0:
         return [_without_axis(node, part, axis) for part in split.outputs]
     return list(split.outputs)
@@ -138,6 +147,7 @@ def _joined(node: ir.Node, elements: _Elements) -> ir.Value | None:
     if node.attributes.get_int("new_axis", 0):
         if axis < 0 and any(part.shape is None for part in parts):
             return None
+        # A negative new axis counts from the end of the result, which has one axis more.
         places = [axis if axis >= 0 or part.shape is None else axis + part.shape.rank() + 1 for part in parts]
         parts = [_with_axis(node, part, place) for part, place in zip(parts, places, strict=True)]
         axis = places[0]
@@ -163,7 +173,7 @@ def _number(value: ir.Value | None) -> int | None:
 
 
 def _constant(node: ir.Node, number: int | list[int] | bool) -> ir.Value:
-    """Return a constant that is written before a node."""
+    """Write a Constant before `node`; return its output."""
     attributes = [ir.AttrTensor("value", ir.tensor(np.asarray(number)))]
     constant = ir.Node("", "Constant", [], attributes)
     mark_constant(constant.outputs[0])
@@ -193,7 +203,10 @@ def _with_axis(node: ir.Node, part: ir.Value, axis: int) -> ir.Value:
 
 
 def _is_wanted(sequence: ir.Value) -> bool:
-    """Whether something reads a sequence, or what is made of it, that can be replaced where its elements are known."""
+    """Whether a reader of the sequence, or of one made from it, can read the elements instead.
+
+    If there is none, a Split would be written for nothing, in every round of inference anew.
+    """
     for use in sequence.uses():
         if use.node.op_type in _MAKERS or use.node.op_type == "OptionalGetElement":
             if _is_wanted(use.node.outputs[0]):

@@ -1,4 +1,4 @@
-"""Write sequences that a Loop appends to as what it scans."""
+"""Replace sequences that a Loop appends to by scan outputs of the Loop."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _READERS = frozenset({"ConcatFromSequence", "SequenceAt", "SequenceLength"})
 
 
 class AppendedSequencesPass(ir.passes.InPlacePass):
-    """Replace the sequence that a Loop begins empty, and appends a tensor to in each iteration, by a scan output.
+    """Replace a sequence that is empty before a Loop, and gets one tensor per iteration, by a scan output.
 
-    So `outputs.append(y)` in a scripted loop and `torch.stack(outputs)` behind it leave PyTorch's exporters, and
-    `EmbeddingBag` the one by Dynamo. The tensors of a scan output are of one shape, as those that are stacked are;
-    those that are joined along an axis must have a known size there, and those that are read one by one a known shape.
-    It needs inferred shapes.
+    PyTorch's exporters write `outputs.append(y)` in a scripted loop with `torch.stack(outputs)` after it so; the Dynamo
+    exporter also `EmbeddingBag`. A scan output needs tensors of one shape: stacked tensors have that, tensors joined
+    along an axis must have a static size there, tensors read one by one a known shape. Expects inferred shapes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -39,6 +38,7 @@ class AppendedSequencesPass(ir.passes.InPlacePass):
 
 
 def _is_appended_to(node: ir.Node, state: int) -> bool:
+    """Whether state number `state` of a Loop is a sequence that starts empty and only gets one tensor per iteration."""
     start, result = node.inputs[2 + state], node.outputs[state]
     maker = start.producer() if start is not None else None
     if maker is None or maker.op_type != "SequenceEmpty" or result.is_graph_output():
@@ -58,7 +58,7 @@ def _is_appended_to(node: ir.Node, state: int) -> bool:
 
 
 def _is_rewritten(reader: ir.Node, element: ir.Value | None) -> bool:
-    """Whether what a node reads of the sequence can be read of a scan output."""
+    """Whether `reader` of the sequence can read a scan output of tensors like `element` instead."""
     if reader.op_type not in _READERS or reader.domain != "" or element is None or element.shape is None:
         return False
     if reader.op_type == "ConcatFromSequence" and reader.attributes.get_int("new_axis", 0) == 1:
@@ -75,7 +75,8 @@ def _rewrite(node: ir.Node, state: int) -> None:
     element = insert.inputs[1]
     assert element is not None
     assert element.shape is not None
-    copy = ir.node("Identity", [element])  # it may come from outside, or be an output already
+    # The tensor may come from outside of the body, or be an output of it already; a scan output may be neither.
+    copy = ir.node("Identity", [element])
     copy.outputs[0].name = f"{sequence.name}/appended"
     copy.outputs[0].type, copy.outputs[0].shape = element.type, element.shape
     insert.prepend(copy)
@@ -85,6 +86,7 @@ def _rewrite(node: ir.Node, state: int) -> None:
     del body.inputs[2 + state]
     inputs = [value for index, value in enumerate(node.inputs) if index != 2 + state]
     start = node.inputs[2 + state]
+    # The state is in the middle of the outputs, the scan output at the end: a new Loop takes the place of the old one.
     loop = ir.Node(
         "", "Loop", inputs, node.attributes.values(), num_outputs=len(node.outputs), name=node.name
     )
@@ -109,7 +111,7 @@ def _rewrite(node: ir.Node, state: int) -> None:
 
 
 def _read(reader: ir.Node, scanned: ir.Value) -> ir.Value:
-    """Returns what a node reads of the sequence, read of the scan output `[iterations, *shape of an element]`."""
+    """Writes the value that `reader` reads in terms of the scan output `[iterations, *shape of an element]`."""
     numbers = itertools.count()
 
     def write(op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
@@ -124,9 +126,11 @@ def _read(reader: ir.Node, scanned: ir.Value) -> ir.Value:
     stacks = bool(reader.attributes.get_int("new_axis", 0))
     axis += (rank + stacks) * (axis < 0)
     others = list(range(1, rank + 1))
+    # Stacking or joining along `axis` puts the iterations in front of that axis.
     moved = write("Transpose", scanned, perm=[*others[:axis], 0, *others[axis:]]) if axis else scanned
     if stacks:
         return moved
+    # Joining then merges the axis of the iterations with the one behind it: [..., n, size, ...] to [..., n·size, ...].
     size = write("Constant", value=ir.tensor(np.array([scanned.shape[1 + axis]], np.int64)))
     joined = write("Mul", write("Shape", moved, start=axis, end=axis + 1), size)
     before = write("Shape", moved, start=0, end=axis)

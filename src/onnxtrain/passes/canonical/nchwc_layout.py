@@ -1,4 +1,4 @@
-"""Bring convolutional models that onnxruntime has laid out for one kind of CPU back to standard ops."""
+"""Rewrite convolutional models that onnxruntime has optimized for one kind of CPU in standard ops."""
 
 from __future__ import annotations
 
@@ -22,31 +22,29 @@ from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 _DOMAIN = "com.microsoft.nchwc"
 _CHANNELS_FIRST, _CHANNELS_LAST = (0, 3, 1, 2), (0, 2, 3, 1)
+# ONNX Runtime's severity of errors.
 _ERRORS = 3
-"""Severity from which on ONNX Runtime logs."""
 
 Array = npt.NDArray[np.float32]
 
 
 class BlockedLayoutPass(ir.passes.InPlacePass):
-    """Rewrite the ops of the domain `com.microsoft.nchwc`, which onnxruntime's optimizer writes at its highest level.
+    """Rewrite ops of the domain `com.microsoft.nchwc`, which onnxruntime's optimizer writes at its highest level.
 
-    What is between a ReorderInput and a ReorderOutput lies in memory in blocks of 8 or 16 channels, as many as a vector
-    of the CPU holds, with zeros for those that the last block lacks; weights are packed to match. Here these are the
-    plain tensors that they stand for, and weights `[channels out, channels in / group, height, width]` without the
-    zeros, under the names of the packed ones with `.weight` or `.bias` behind them. An activation or sum that the
-    optimizer has fused makes a `com.microsoft` FusedConv. The layout is that of
-    `onnxruntime/core/optimizer/nchwc_transformer.cc`.
+    Between ReorderInput and ReorderOutput tensors lie in memory in blocks of 8 or 16 channels, as many as a vector
+    register of the CPU holds; missing channels of the last block are zeros, and weights are packed to match
+    (`onnxruntime/core/optimizer/nchwc_transformer.cc`). The pass leaves plain tensors, and weights `[channels out,
+    channels in / group, height, width]` without the zeros, named as the packed ones with `.weight` or `.bias` appended.
+    A convolution with a fused activation or sum becomes a `com.microsoft` FusedConv.
 
-    How large the blocks are the file does not say. They are taken to be those of this machine, as onnxruntime does
-    when it runs the file.
+    The file does not tell the block size. As onnxruntime does when it runs the file, the pass takes this machine's.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; for a model of the canonical opset or newer.
+        """Rewrite in place; the model must be of the canonical opset or newer.
 
         Raises:
-            ModelError: The blocks are those of another machine, or a weight is not stored in the model.
+            ModelError: The block size is another machine's, or a weight is not stored in the model.
         """
         nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.domain == _DOMAIN]
         if not nodes:
@@ -69,13 +67,14 @@ class BlockedLayoutPass(ir.passes.InPlacePass):
 
 
 class _Conv:
-    """A convolution, and its weight as a standard one has it.
+    """A blocked convolution and its unpacked weight.
 
     Attributes:
-        weight: `[out, in / group, height, width]`, filled up with zeros.
-        bias: `[out]`, filled up with zeros.
+        node: the node of the domain `com.microsoft.nchwc`.
+        weight: float32 `[out, in / group, height, width]`, with the zeros of incomplete blocks.
+        bias: float32 `[out]`, with these zeros; None without a bias.
         group: number of groups of channels.
-        is_depthwise: whether each channel is a group.
+        is_depthwise: True if each channel is a group of its own.
     """
 
     def __init__(self, node: ir.Node) -> None:
@@ -87,19 +86,25 @@ class _Conv:
 
     @property
     def channels_out(self) -> int:
-        """Number of channels up to the last that is not zero."""
+        """Number of output channels, up to the last one whose weights or bias are not all zero."""
         rows = np.any(self.weight, axis=(1, 2, 3))
         return _last(rows if self.bias is None else rows | (self.bias != 0))
 
     @property
     def channels_in(self) -> int:
-        """Number of channels up to the last that counts."""
+        """Number of input channels, up to the last one whose weights are not all zero."""
         return _last(np.any(self.weight, axis=(0, 2, 3)))
 
     def rewrite(
         self, model: ir.Model, channels: _Channels, written: dict[tuple[ir.Value, tuple[int, ...]], ir.Value]
     ) -> None:
-        """Makes it a standard one."""
+        """Turns the node into a Conv or FusedConv with plain weights.
+
+        Args:
+            model: the model, which gets the weights.
+            channels: channels of all blocked tensors.
+            written: plain weights so far, by packed weight and shape: layers may share one.
+        """
         node = self.node
         out, into = channels.of(node.outputs[0]), channels.of(node.inputs[0]) if self.group == 1 else None
         arrays = [self.weight[:out, :into], *([] if self.bias is None else [self.bias[:out]])]
@@ -110,6 +115,7 @@ class _Conv:
             if key not in written:
                 written[key] = _put(model, packed, array, "weight" if index == 1 else "bias")
             node.replace_input_with(index, written[key])
+        # The blocked op counts the padding channels as groups, too.
         if self.is_depthwise and out is not None:
             node.attributes["group"] = ir.AttrInt64("group", out)
         fused = bool(node.attributes.get_string("activation", "")) or len(node.inputs) > 3
@@ -119,9 +125,10 @@ class _Conv:
 
 
 class _Channels:
-    """How many channels blocked tensors have without the zeros that fill the last block.
+    """Numbers of channels of blocked tensors, without the zeros that fill the last block.
 
-    Those that are added, pooled and the like have as many: they are of one set, which has what any of them needs.
+    Tensors that are added, pooled or the like have equally many channels: they form a set (a union-find structure),
+    and its number is the largest that any member needs.
     """
 
     def __init__(self, model: ir.Model, convs: dict[ir.Node, _Conv]) -> None:
@@ -135,14 +142,15 @@ class _Channels:
                 self._need(node.outputs[0], _channels_of(node))
             elif node.domain == _DOMAIN and node.op_type == "ReorderOutput" and inputs:
                 self._need(inputs[0], node.attributes["channels"].as_int())
-            elif inputs and node.op_type == "Concat":  # of full blocks
+            # onnxruntime concatenates blocked tensors of full blocks only, so all channels count.
+            elif inputs and node.op_type == "Concat":
                 for value in (*inputs, node.outputs[0]):
                     self._need(value, None)
             elif inputs:
                 self._join(*inputs, node.outputs[0])
 
     def of(self, value: ir.Value | None) -> int | None:
-        """Returns the number of channels; None where all that is stored are some."""
+        """Returns the number of channels; None if all stored channels count or `value` is not blocked."""
         if value is None or value not in self._set:
             return None
         root = self._root(value)
@@ -150,7 +158,7 @@ class _Channels:
         return None if None in needs else max(need for need in needs if need is not None)
 
     def forget_shapes(self) -> None:
-        """Forgets the sizes that count the zeros."""
+        """Removes annotated shapes of blocked tensors, which count the padding channels."""
         for value in self._set:
             value.shape = None
 
@@ -184,7 +192,8 @@ def _channels_of(entrance: ir.Node) -> int:
     x = entrance.inputs[0]
     axis = -1 if entrance.attributes.get_int("channels_last", 0) else 1
     size = x.shape[axis] if x is not None and x.shape is not None else None
-    return size if isinstance(size, int) else 1  # those that read it will say
+    # If the size is symbolic, the weights of the convolutions that read the tensor tell the channels.
+    return size if isinstance(size, int) else 1
 
 
 def _last(used: npt.NDArray[np.bool_]) -> int:
@@ -202,7 +211,7 @@ def _stored(node: ir.Node, index: int) -> Array:
 
 
 def _unpacked(weight: Array, node: ir.Node) -> Array:
-    """Returns a weight of which the elements are stored in the order in which a blocked kernel reads them."""
+    """Returns a weight `[out, in / group, height, width]` from one in the order in which a blocked kernel reads it."""
     block = _block()
     out, channels, *window = weight.shape
     if block == 1 or out % block:
@@ -211,7 +220,8 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
             f"other than this one, which has blocks of {block}. Start from the model before it was optimized, or save "
             "the optimized one with graph_optimization_level ORT_ENABLE_EXTENDED."
         )
-    if channels < block:  # of an image, which is not blocked, or one channel for each group
+    # The input is an image, which is not blocked, or each group has one channel: only output channels are in blocks.
+    if channels < block:
         blocks = weight.reshape(out // block, channels, *window, block)
         return np.moveaxis(blocks, -1, 1).reshape(weight.shape)
     blocks = weight.reshape(out // block, channels // block, *window, block, block)
@@ -219,7 +229,7 @@ def _unpacked(weight: Array, node: ir.Node) -> Array:
 
 
 def _put(model: ir.Model, packed: ir.Value, array: Array, role: str) -> ir.Value:
-    """Returns a new initializer: under the name of the packed one a file's reader would look for the packed numbers."""
+    """Adds an initializer under a new name: under the packed one's, readers of the file would expect packed numbers."""
     name = fresh_name(model, f"{packed.name}.{role}")
     tensor = ir.Tensor(np.ascontiguousarray(array), name=name)
     value = ir.Value(name=name, type=packed.type, shape=ir.Shape(array.shape), const_value=tensor)
@@ -255,7 +265,7 @@ def _rewrite_upsample(node: ir.Node) -> None:
 
 
 def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> None:
-    """Turns a node into one of a standard op."""
+    """Turns `node` into a node of the standard op `op_type`, with these inputs and attributes."""
     node.domain, node.op_type = "", op_type
     node.attributes.clear()
     for name, given in attributes.items():
@@ -267,7 +277,10 @@ def _become(node: ir.Node, op_type: str, inputs: Sequence[ir.Value | None], **at
 
 @functools.cache
 def _block() -> int:
-    """Returns how many channels onnxruntime lays beside each other on this machine; 1 if it lays out none so."""
+    """Returns the block size of onnxruntime on this machine, e.g. 16 with AVX-512; 1 if it does not block channels.
+
+    onnxruntime does not export the number, so it optimizes a Conv of one channel, whose weight it fills up to a block.
+    """
     x, w, y = (
         ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 1, 1, 1]))
         for name in "xwy"
@@ -276,7 +289,8 @@ def _block() -> int:
     conv = ir.node("Conv", [x, w], outputs=[y])
     graph = ir.Graph([x], [y], nodes=[conv], initializers=[w], opset_imports={"": CANONICAL_OPSET})
     options = ort.SessionOptions()
-    options.log_severity_level = _ERRORS  # it warns that what it writes is for this machine
+    # It warns that the optimized model is for this machine only, which is the purpose here.
+    options.log_severity_level = _ERRORS
     with tempfile.TemporaryDirectory() as folder:
         options.optimized_model_filepath = str(Path(folder) / "laid_out.onnx")
         model = ir.to_proto(ir.Model(graph, ir_version=10)).SerializeToString()

@@ -1,4 +1,4 @@
-"""Write a model of opset 27 or 28 in opset 26, which more hosts run."""
+"""Lower a model of opset 27 or 28 to opset 26, which more runtimes accept."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from onnxtrain.passes.io.load import MAX_OPSET
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.replace_value import stand_in, write_before
 
+# Ops that are new after opset 26; they become their function bodies.
 _NEW_OPS = frozenset({"CausalConvWithState", "LinearAttention", "SwiGLU"})
-"""Ops of which opset 26 has nothing: they become their function bodies."""
 
 _HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
+# Ops whose newer versions only take more dtypes; `_is_body` and `_rewrite` treat the few that mean something else.
 _SAME = frozenset(
     {
         "Cast", "Celu", "Compress", "DepthToSpace", "DequantizeLinear", "Einsum", "Mod", "OneHot", "Optional",
@@ -23,19 +24,18 @@ _SAME = frozenset(
         "ReverseSequence", "SpaceToDepth", "Unique",
     }
 )  # fmt: skip
-"""Ops whose newer versions take more dtypes and mean the same, but for what `_is_body` and `_rewrite` see to."""
 
+# Dtypes that BitShift takes at opset 26 already.
 _SHIFTED = frozenset({ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64})
 
 
 def lower_opset(model: ir.Model) -> ir.Model:
-    """Return a model above opset 26 in opset 26, else itself; may change `model`.
+    """Return `model` at opset 26 if its opset is newer, else `model` itself; may change `model`.
 
-    Model-local functions must have been inlined. LinearAttention, CausalConvWithState and SwiGLU become what they are
-    made of.
+    Expects no model-local functions. LinearAttention, CausalConvWithState and SwiGLU become standard ops.
 
     Raises:
-        UnsupportedOpsetError: A node has no equal in opset 26.
+        UnsupportedOpsetError: A node cannot be written in opset 26.
     """
     if model.graph.opset_imports[""] <= MAX_OPSET:
         return model
@@ -49,13 +49,15 @@ def lower_opset(model: ir.Model) -> ir.Model:
 
 
 def _is_body(node: ir.Node) -> bool:
-    """Whether a node becomes its function body."""
+    """Whether a node must be replaced by its function body, as opset 26 has no such op or not for these inputs."""
     if node.op_type in _NEW_OPS:
         return True
     dtype = node.inputs[0].dtype if node.inputs and node.inputs[0] is not None else None
-    if node.op_type == "Range":  # in half precision, where stash_type is not that of its inputs
+    # With stash_type=0 half precision is not computed in float32, as `_wide_range` does; the default is 1.
+    if node.op_type == "Range":
         return dtype in _HALVES and not node.attributes.get_int("stash_type", 1)
-    if node.op_type == "Celu":  # of float32 alone before
+    # Celu-12 takes float32 only.
+    if node.op_type == "Celu":
         return dtype not in (None, ir.DataType.FLOAT)
     return node.op_type == "SpaceToDepth" and node.attributes.get_string("mode", "DCR") == "CRD"
 
@@ -63,7 +65,8 @@ def _is_body(node: ir.Node) -> bool:
 def _rewrite(node: ir.Node, opset: int) -> None:
     op = node.op_type
     if op == "SpaceToDepth":
-        node.attributes.pop("mode", None)  # DCR, all that there was before
+        # Opset 26 knows no mode and does what DCR says; CRD has become its body.
+        node.attributes.pop("mode", None)
     elif op == "Mod" and not node.attributes.get_int("fmod", 0) and _is_float(node.inputs[0]):
         _floor_mod(node)
     elif op == "Range":
@@ -84,7 +87,7 @@ def _is_float(value: ir.Value | None) -> bool:
 
 
 def _wide_range(node: ir.Node) -> None:
-    """Compute a Range of float16 or bfloat16 in float32, as `stash_type` says that the newer op does."""
+    """Compute a Range of float16 or bfloat16 in float32 and round the result, as `stash_type=1` says."""
     dtype = node.inputs[0].dtype if node.inputs[0] is not None else None
     node.attributes.pop("stash_type", None)
     if dtype not in _HALVES:
@@ -98,7 +101,10 @@ def _wide_range(node: ir.Node) -> None:
 
 
 def _floor_mod(node: ir.Node) -> None:
-    """Write A - floor(A / B)·B by the fmod of C, to which B is added where the signs of both differ."""
+    """Write A - floor(A / B)·B as fmod(A, B), plus B where remainder and B differ in sign.
+
+    Mod of floats without fmod is new in opset 27; fmod is C's, whose result has the sign of A.
+    """
     a, b = node.inputs
     assert a is not None
     rest = write_before(node, "fmod", "Mod", a, b, fmod=1)

@@ -1,4 +1,4 @@
-"""Bring a model to an opset and IR version that rules and stock runtimes share."""
+"""Convert a model to an opset and IR version that the gradient rules and stock runtimes support."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from onnxtrain.passes.io.without_weights import lean_proto, restore
 
 
 def convert_opset(model: ir.Model) -> ir.Model:
-    """Return `model` at opset 21 if it was below, at 26 if it was above, with the oldest IR version that has the opset.
+    """Return `model` at opset 21 if it was older, at 26 if it was newer, with the oldest IR version for its opset.
 
-    A newer one, which exporters write whatever the opset, would shut out older runtimes, and says nothing more here.
-    Model-local functions must have been inlined. Names of values, symbolic dimensions, tensors and metadata
-    survive.
+    Exporters write newer IR versions than needed, which would shut out older runtimes.
+    Expects no model-local functions. Names of values, symbolic dimensions, tensors and metadata stay.
 
     Raises:
         UnsupportedOpsetError: The opset is above 28, or the model cannot be converted.
@@ -35,9 +34,9 @@ def convert_opset(model: ir.Model) -> ir.Model:
 
 
 def fit_ir_version(model: ir.Model) -> None:
-    """Set the oldest IR version that suits the opset, if the model's own does not suit it or stock runtimes.
+    """Set the oldest IR version that the opset allows, if the model's IR version is older or stock runtimes refuse it.
 
-    At least 4: from there on initializers need not be listed as inputs.
+    The lowest is 4: from there on initializers need not be inputs, too.
     """
     minimum = _oldest_ir_version(model)
     if not minimum <= model.ir_version <= MAX_IR_VERSION:
@@ -55,7 +54,7 @@ def _convert(model: ir.Model, opset: int) -> ir.Model:
     proto.ir_version = helper.OP_SET_ID_VERSION_MAP["ai.onnx", CANONICAL_OPSET]
     try:
         converted = ir.from_proto(version_converter.convert_version(proto, CANONICAL_OPSET))
-    # The converter raises ConvertError, and RuntimeError or IndexError from its internal assertions.
+    # The converter raises ConvertError, but also RuntimeError and IndexError from assertions in its C++.
     except Exception as error:
         raise UnsupportedOpsetError(
             f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: {error}. "
@@ -69,6 +68,7 @@ def _convert(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
+    # Callers find inputs and outputs by name, and the converter renames some where an op is replaced.
     for kind in ("inputs", "outputs"):
         before = [value.name for value in getattr(model.graph, kind)]
         after = [value.name for value in getattr(converted.graph, kind)]
@@ -78,7 +78,7 @@ def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
                 f"its {kind} from {before} to {after}. Export it again with opset {CANONICAL_OPSET} or newer."
             )
     for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
-        # A Scan of opset 8 is over batches; the converter takes the batch away.
+        # A Scan of opset 8 has an axis of batches in front; the converter drops it, also from the graph's inputs.
         if old.shape is not None and new.shape is not None and old.shape.rank() != new.shape.rank():
             raise UnsupportedOpsetError(
                 f"Cannot convert the model from opset {opset} to {CANONICAL_OPSET}: the converter changed the shape of "
@@ -87,7 +87,7 @@ def _check_interface(model: ir.Model, converted: ir.Model, opset: int) -> None:
 
 
 def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:
-    """Copy what the converter's own graph representation has no room for."""
+    """Copy metadata of model, graph, inputs and nodes, which the converter's own representation drops."""
     converted.metadata_props.update(model.metadata_props)
     converted.graph.metadata_props.update(model.graph.metadata_props)
     for old, new in zip(model.graph.inputs, converted.graph.inputs, strict=True):
@@ -102,5 +102,6 @@ def _restore_metadata(model: ir.Model, converted: ir.Model) -> None:
             source, value = before.get(out.name, (None, None))
             if value is not None:
                 out.metadata_props.update(value.metadata_props)
+            # Metadata of a node tells of the operation in PyTorch; a node that the converter added is none.
             if source is not None and source.op_type == node.op_type and out is node.outputs[0]:
                 node.metadata_props.update(source.metadata_props)

@@ -1,4 +1,4 @@
-"""Bring a model to the canonical form that every other room of the package assumes."""
+"""Bring a model to the canonical form that the rest of the package expects."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 from onnxtrain.passes.tidy.constants import lift_constants
 
+# Ops without a float64 kernel in ONNX Runtime, and the oldest opset at which it runs their function body instead.
 _FLOAT64_BODIES = {
     **dict.fromkeys(("LeakyRelu", "PRelu"), 16),
     **dict.fromkeys(
         ("Elu", "HardSigmoid", "HardSwish", "Mish", "Selu", "Softplus", "Softsign", "ThresholdedRelu"), 18
     ),
 }
-"""Ops of which ONNX Runtime computes float64 by their function body, and the opset from which on it does so."""
 
 _FLOAT64_BODIES_SINCE = min(_FLOAT64_BODIES.values())
 
@@ -40,17 +40,23 @@ _FLOAT64_BODIES_SINCE = min(_FLOAT64_BODIES.values())
 def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     """Return `model` in canonical form; `model` itself is not changed.
 
-    Canonical form: opset 21 with IR 10, or opset 22 to 26, of which newer ones become 26; no model-local functions; no
-    initializer among the graph inputs; tensors of Constant nodes are initializers of the main graph (`is_constant`
-    tells them from parameters); dtypes and shapes are annotated as far as they can be inferred; gradients stop at the
-    Identity nodes that `is_stop_gradient` knows; parameters that PyTorch's exporters have merged are initializers of
-    their own again; recurrent layers have layout=0. Names of inputs, outputs and other initializers, and the order of
-    initializers, stay.
+    In canonical form
+
+    - the opset is 21 to 26 (older models are converted to 21, newer ones to 26), the IR version the oldest for it;
+    - there are no model-local functions;
+    - no initializer is a graph input, and all initializers are in the main graph, tensors of Constant nodes among
+      them (`is_constant` tells them from parameters);
+    - values have dtypes and shapes, as far as they can be inferred;
+    - gradients stop at the Identity nodes for which `is_stop_gradient` is true;
+    - parameters that PyTorch's exporters merged are separate initializers;
+    - recurrent layers have layout=0.
+
+    Names of inputs, outputs and other initializers stay, and so does the order of initializers.
 
     Args:
-        model: What :func:`onnxtrain.passes.load_model` returns.
-        variable: Names of initializers and Constant nodes that will be graph inputs, or be differentiated: nothing
-            is computed or inferred from the values that they have. Other names are overlooked.
+        model: Result of :func:`onnxtrain.passes.load_model`.
+        variable: Names of initializers and Constant nodes that will be graph inputs or be differentiated: nothing is
+            folded or inferred from their present values, e.g. {"fc.weight"}. Unknown names are ignored.
 
     Raises:
         ModelError: The graph is not valid ONNX, or mixes dtypes.
@@ -59,16 +65,19 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
     model = model.clone(deep_copy=True)
     common.RemoveInitializersFromInputsPass()(model)
     fit_ir_version(model)
+    # As inputs the variable initializers have no value that a pass could fold or infer shapes from.
     withheld = withhold(model, variable)
     model = inline_functions(model)
+    # Both come before shapes are inferred: without them onnx infers wrong ones.
     VectorsPass()(model)
     DefaultsPass()(model)
-    # Now, lest checker and converter have to serialise them.
+    # Big Constant nodes are lifted before checker and converter, which would serialise them.
     lift_constants(model, min_elements=BIG_ELEMENTS + 1)
     opset = model.graph.opset_imports[""]
     if opset < CANONICAL_OPSET:
         model = _expand_what_conversion_breaks(model, opset)
-    give_back(model, withheld)  # the converter may want them
+    # The converter reads values: sizes and axes become attributes or inputs.
+    give_back(model, withheld)
     _check_input(model)
     model = convert_opset(model)
     if opset < CANONICAL_OPSET:
@@ -78,9 +87,11 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
         lift_constants(model)
     RestoreParametersPass()(model)
     TimeFirstPass()(model)
+    # Again, as folding and inference come now. Parameters that were restored above are withheld, too.
     withheld = withhold(model, variable)
     model = settle_shapes(model)
     check_types(model)
+    # After inference, as the pass must tell a vector from a matrix.
     if ColumnVectorPass()(model).modified:
         lift_constants(model)
     model = mark_stopped_gradients(model)
@@ -89,13 +100,15 @@ def canonicalize(model: ir.Model, variable: Collection[str] = ()) -> ir.Model:
 
 
 def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
-    """Return `model` with the function bodies of ops that mean or can less at the canonical opset.
+    """Return `model` with function bodies in place of ops that would change or lose their meaning by conversion.
 
-    GroupNormalization-18 scales per group, 21 per channel; the converter passes it on unchanged, and wrong. In float64
-    ONNX Runtime (1.31) has activations as function bodies only, and at the opset of the body only.
+    GroupNormalization-18 scales per group, GroupNormalization-21 per channel; the converter keeps the node unchanged,
+    which is wrong. For float64 activations ONNX Runtime (1.31) only has function bodies, and finds them only at the
+    opset of the body.
     """
     if opset < _FLOAT64_BODIES_SINCE:
         return model
+    # Types must be inferred to tell float64 nodes; models without any float64 are spared that.
     wide = any(
         value.dtype == ir.DataType.DOUBLE
         for value in (*model.graph.inputs, *model.graph.initializers.values())
@@ -114,13 +127,14 @@ def _expand_what_conversion_breaks(model: ir.Model, opset: int) -> ir.Model:
 
 
 def _checkable_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return a proto for the checker, which insists on types and shapes that runtimes infer."""
+    """Return a proto for onnx's checker, which wants types and shapes of inputs and outputs; runtimes infer them."""
     proto = lean_proto(model)
     for info in (*proto.graph.input, *proto.graph.output):
         if not info.type.WhichOneof("value"):
             info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
         if info.type.HasField("tensor_type"):
             info.type.tensor_type.shape.SetInParent()
+    # Shapes of inner values are inferred anew; wrong ones in the file do not make a model invalid.
     del proto.graph.value_info[:]
     return proto
 

@@ -1,4 +1,4 @@
-"""Ops that onnx does not know, in standard ops: what they compute, or at least the shapes that they have."""
+"""State ops that onnx does not know in standard ops: their results, or at least the shapes of their results."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import onnx_ir as ir
 from onnxtrain.errors import OnnxTrainError
 
 TWINS: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
-"""For ops by domain and name: what makes a function whose outputs have the shapes of those of a node, at an opset."""
+"""By domain and name of an op: makes, for a node and an opset, a function whose outputs have the node's shapes."""
 
 BODIES: dict[tuple[str, str], Callable[[ir.Node, int], ir.Function]] = {}
-"""As `TWINS`, for functions that compute what the op computes."""
+"""As `TWINS`, for functions that compute the op's results, e.g. ("com.microsoft", "MultiHeadAttention")."""
 
 
 def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
-    """Make calls of their twins, in place, of those nodes of a proto that have one; shape inference follows calls.
+    """Replace nodes that onnx does not know by calls of their twins, which onnx's shape inference follows.
 
     Args:
-        model: what `lean` was made from: it has the same nodes in the same order.
-        lean: the proto.
+        model: The model that `lean` was made from, with the same nodes in the same order; it is not changed.
+        lean: The proto, changed in place.
     """
     opset = model.graph.opset_imports[""]
     for index, (node, proto) in enumerate(zip(model.graph, lean.graph.node, strict=True)):
@@ -31,9 +31,11 @@ def add_twins(model: ir.Model, lean: onnx.ModelProto) -> None:
             continue
         try:
             function = ir.to_proto(make(node, opset))
-        except OnnxTrainError:  # it wants a rank that is not known yet, or is not written for such a node
+        # The twin needs a rank that is not known yet, or is not written for such a node: its shapes stay open.
+        except OnnxTrainError:
             continue
         function.domain, function.name = "onnxtrain.twin", f"{node.op_type}_{index}"
+        # A node may leave out outputs at the end; the function then has as many as the call.
         del function.output[len(proto.output) :]
         proto.domain, proto.op_type = function.domain, function.name
         del proto.attribute[:]

@@ -1,1 +1,1 @@
-"""Read and write models: files, protos, external weights."""
+"""Read models from files, protos and the IR, check them, and write them, with weights beside the file if need be."""

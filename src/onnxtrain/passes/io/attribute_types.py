@@ -1,4 +1,4 @@
-"""Attributes of another kind than the standard gives them."""
+"""Find attributes whose type is not the one in the op's schema, e.g. a float where ONNX wants an int."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import onnx_ir as ir
 
 
 def mistyped_attribute(model: ir.Model) -> str | None:
-    """Returns what is wrong with the first attribute whose kind is not the schema's, for a message; None if none is.
+    """Describes the first attribute whose type is not the schema's, for an error message; None if all are right.
 
-    The checker of onnx says so as well, but it is asked behind passes of onnx_ir, which raise TypeError for a Constant
-    of such a value.
+    onnx's checker finds them, too, but it runs after passes of onnx_ir, which raise TypeError for such a Constant.
     """
     owners: list[tuple[Iterable[ir.Node], int | None]] = [
         (model.graph.all_nodes(), model.graph.opset_imports.get(""))
     ]
+    # A function may import another opset than the model, or none, where the model's holds.
     for function in model.functions.values():
         owners.append(
             (function.all_nodes(), function.opset_imports.get("", model.graph.opset_imports.get("")))
@@ -39,7 +39,7 @@ def mistyped_attribute(model: ir.Model) -> str | None:
 
 @functools.cache
 def _kinds(op_type: str, opset: int) -> dict[str, int]:
-    """Returns the kind of each attribute of an op, as the number that protos have; empty for an unknown op."""
+    """Returns the AttributeProto.AttributeType of each attribute of an op, e.g. {"axis": 2}; {} for an unknown op."""
     if not onnx.defs.has(op_type):
         return {}
     try:

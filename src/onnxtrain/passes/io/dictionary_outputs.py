@@ -1,4 +1,4 @@
-"""Leave tensors where a model ends in dictionaries: neither the IR nor a gradient knows them."""
+"""Replace outputs that are dictionaries by tensors: neither onnx_ir nor a gradient knows dictionaries."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import onnx
 
 
 def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """Return `proto`, or where ZipMap nodes give outputs of it, a copy in which these are what they are made of.
+    """Return `proto`, or a copy without ZipMap if ZipMap nodes compute outputs of it.
 
-    Converters of scikit-learn put a ZipMap behind every classifier, which makes N dictionaries of probabilities [N, C].
-    An output of the same name then holds the probabilities.
+    Converters of scikit-learn end every classifier in a ZipMap, which makes N dictionaries out of probabilities
+    float32 [N, C]. In the copy the output of the same name is the tensor of probabilities.
     """
     zipped = {node.output[0]: node for node in proto.graph.node if _is_zip_map(node)}
     given = [value.name for value in proto.graph.output if value.name in zipped]
@@ -17,6 +17,7 @@ def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
+    # A ZipMap lists its classes as numbers or as strings.
     classes = {
         name: max(len(a.ints) + len(a.strings) for a in node.attribute) for name, node in zipped.items()
     }
@@ -29,6 +30,7 @@ def tensors_for_maps(proto: onnx.ModelProto) -> onnx.ModelProto:
             value.type.CopyFrom(
                 onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [None, classes[value.name]])
             )
+    # Identity, which takes the place of ZipMap, needs the standard domain; a classifier alone imports ai.onnx.ml only.
     if not any(entry.domain in ("", "ai.onnx") for entry in copy.opset_import):
         copy.opset_import.append(onnx.helper.make_opsetid("", 13))
     return copy

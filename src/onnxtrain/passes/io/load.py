@@ -18,37 +18,37 @@ from onnxtrain.passes.io.tensor_sizes import check_tensors
 from onnxtrain.runtime.external_data import ExternalData, check_external_data, locate
 
 ModelSource = str | os.PathLike[str] | onnx.ModelProto | ir.Model
-"""What a user may hold: a path, a proto, or the IR."""
+"""A model as users hold it: path of a file, proto, or onnx_ir model."""
 
 CANONICAL_OPSET = 21
 """Models below this opset are converted up to it; rules are written for the schemas from here on."""
 
 MAX_OPSET = 26
-"""The newest opset of the standard domain that all stock ONNX Runtime builds accept; what is written is no newer."""
+"""Newest opset of the standard domain that all stock ONNX Runtime builds accept; written models are no newer."""
 
 NEWEST_OPSET = 28
-"""The newest opset that is read: onnxruntime 1.32 for Python runs it. `newer_opsets.py` writes it in `MAX_OPSET`."""
+"""Newest opset that is read: onnxruntime 1.32 for Python runs it. `newer_opsets.py` lowers it to `MAX_OPSET`."""
 
 MAX_IR_VERSION = 13
-"""The newest IR version that stock ONNX Runtime builds accept."""
+"""Newest IR version that stock ONNX Runtime builds accept."""
 
-# External tensors up to this size are read at once: version converter and shape inference want their values,
-# and every memory-mapped tensor holds a file descriptor.
+# External tensors up to this size are read at once: version converter and shape inference want the values of shapes and
+# axes, and every memory-mapped tensor holds a file descriptor.
 _EAGER_BYTES = 16 * 1024
 
 
 def load_model(source: ModelSource) -> ir.Model:
-    """Return the model of `source` as an IR model of its own.
+    """Load, check and copy a model; later passes over the result do not change `source`.
 
-    The caller's object is never changed, neither now nor by later passes over the result. External data
-    stays on disk, memory-mapped when it is first looked at, so that models beyond protobuf's 2 GB limit load.
+    External data stays on disk and is memory-mapped when it is first read, so that models beyond protobuf's limit of
+    2 GB load. The result is any valid ONNX model; :func:`onnxtrain.passes.canonicalize` takes it further.
 
     Args:
         source: Path of an ONNX file, a proto, or an IR model. Relative external data paths of a proto are
             resolved against the working directory; pass the path of the file instead where that is wrong.
 
     Raises:
-        ModelLoadError: The file or its external data is missing, truncated or not ONNX; the graph is empty.
+        ModelLoadError: The file or its external data is missing, truncated or not ONNX; the graph is empty or invalid.
         UnsupportedOpsetError: The opset is newer than stock runtimes accept.
         TypeError: `source` is none of the above.
     """
@@ -80,7 +80,7 @@ def load_model(source: ModelSource) -> ir.Model:
         for value in graph.initializers.values():
             _settle_external_data(value, origin)
             if value.const_value is not None and value.dtype != value.const_value.dtype:
-                # As converters to float16 leave the annotation of a tensor that they have not converted.
+                # Converters to float16 annotate tensors as float16 that they have left in float32.
                 value.type = ir.TensorType(value.const_value.dtype)
     return model
 
@@ -115,6 +115,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
             f"Cannot load a model from {origin}: sparse initializers ({names}) are not supported. "
             "Store them dense."
         )
+    # Before the IR reads the tensors: what claims a huge shape must fail here, not when memory is allocated for it.
     try:
         check_tensors(proto)
     except ValueError as error:
@@ -123,7 +124,7 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
         ) from error
     try:
         return ir.from_proto(tensors_for_maps(proto))
-    # The IR wraps whatever a malformed proto made it stumble on in an exception of its own.
+    # onnx_ir raises exceptions of its own around whatever error a malformed proto leads to.
     except Exception as error:
         raise ModelLoadError(
             f"Cannot load a model from {origin}: the graph is malformed ({error})."
@@ -133,7 +134,8 @@ def _from_proto(proto: onnx.ModelProto, origin: str) -> ir.Model:
 def _clone(source: ir.Model, origin: str) -> ir.Model:
     try:
         return source.clone(deep_copy=True)
-    except RuntimeError as error:  # raised for values that nothing before their use defines
+    # onnx_ir (1.1) clones in order and raises RuntimeError for a value that no node before its use defines.
+    except RuntimeError as error:
         raise ModelLoadError(
             f"Cannot load a model from {origin}: a node uses a value that is not defined before it. "
             "Sort the graph (onnx_ir.passes.common.TopologicalSortPass) if none is missing."
@@ -141,7 +143,10 @@ def _clone(source: ir.Model, origin: str) -> ir.Model:
 
 
 def _detached(model: ir.Model) -> ir.Model:
-    """Give `model` its own types and tensor headers (renaming a value renames its tensor); share the data."""
+    """Give `model` types and tensor objects of its own, over the same data.
+
+    onnx_ir shares both between clones: renaming a value would rename the caller's tensor.
+    """
     for graph in model.graphs():
         values = [
             *graph.inputs,
@@ -157,9 +162,9 @@ def _detached(model: ir.Model) -> ir.Model:
 
 
 def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """Return a tensor of the same data that can have another name.
+    """Return a tensor over the same data that can get another name.
 
-    `ir.Tensor(tensor)` does not do with numpy 1.26, in which it is of float64 whatever it says.
+    `ir.Tensor(tensor)` would do from numpy 2 on; with numpy 1.26 its array is float64 whatever the dtype.
     """
     if isinstance(tensor, ir.ExternalTensor):
         return ir.ExternalTensor(
@@ -178,10 +183,12 @@ def share_tensor(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
 
 def _check_versions(model: ir.Model, origin: str) -> None:
     imports = model.graph.opset_imports
-    if "ai.onnx" in imports:  # the standard domain has two spellings; the IR normalises nodes but not imports
+    # The standard domain has two spellings; onnx_ir normalises them in nodes but not in imports.
+    if "ai.onnx" in imports:
         imports[""] = max(imports.pop("ai.onnx"), imports.get("", 0))
     if imports and not any(node.domain == "" for graph in model.graphs() for node in graph):
-        imports.setdefault("", CANONICAL_OPSET)  # a model of other ops need not import it
+        # A model of other domains alone need not import the standard one; passes add standard ops to it.
+        imports.setdefault("", CANONICAL_OPSET)
     opset = imports.get("")
     if opset is None:
         raise ModelLoadError(
@@ -204,9 +211,10 @@ def _check_versions(model: ir.Model, origin: str) -> None:
 
 
 def _is_older(model: ir.Model, opset: int) -> bool:
-    """Whether all standard ops of a model of a newer opset are as they were at the last one that runtimes accept.
+    """Whether all standard ops of a model have the same version at its opset as at `MAX_OPSET`.
 
-    Onnxruntime's optimizer writes the newest opset that it has heard of into models that import none.
+    onnxruntime's optimizer writes the newest opset that it knows into models that import none; such models load as ones
+    of `MAX_OPSET`.
     """
     if opset > onnx.defs.onnx_opset_version():
         return False
@@ -216,7 +224,7 @@ def _is_older(model: ir.Model, opset: int) -> bool:
 
 
 def _check_text(model: ir.Model, origin: str) -> None:
-    """Rejects texts that are no UTF-8: protobuf gives them as bytes, which cannot be written again."""
+    """Refuses strings that are not UTF-8: protobuf returns them as bytes and cannot write them again."""
     for text in _texts(model):
         if isinstance(text, bytes):
             raise ModelLoadError(
@@ -226,7 +234,7 @@ def _check_text(model: ir.Model, origin: str) -> None:
 
 
 def _texts(model: ir.Model) -> Iterator[object]:
-    """Yields names, descriptions and metadata of a model, of its graphs, and of what is in these."""
+    """Yields names, doc strings and metadata of a model, its graphs, values, nodes and attributes."""
     yield from (model.producer_name, model.producer_version, model.domain, *_descriptions(model))
     for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
         yield from (graph.name, *_descriptions(graph), *graph.opset_imports)
@@ -255,7 +263,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         known = {*graph.inputs, *graph.initializers.values()}
         users = [*graph.outputs, *(value for node in graph for value in node.inputs if value is not None)]
         for value in users:
-            # An output belongs to its graph whether or not anything computes it.
+            # `value.graph` is no proof: an output belongs to its graph whether or not anything computes it.
             if value.producer() is None and value.graph in (None, graph) and value not in known:
                 raise ModelLoadError(
                     f"Cannot load a model from {origin}: nothing defines '{value.name}', which its graph "
@@ -265,7 +273,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
         raise ModelLoadError(
             f"Cannot load a model from {origin}: {problem}. The file is corrupt; download or export it again."
         )
-    # Runtimes accept nodes in any order, ONNX and its tools do not.
+    # Runtimes accept nodes in any order, but the ONNX standard wants them sorted, and so do its checker and our passes.
     try:
         common.TopologicalSortPass()(model)
     except ValueError as error:
@@ -275,7 +283,7 @@ def _check_graph(model: ir.Model, origin: str) -> None:
 
 
 def _check_file(path: Path, origin: str) -> None:
-    """Check that all external data of a file, of attributes too, is there and lies beside it."""
+    """Check that files with external data exist and lie beside the model, also data of attributes."""
     try:
         check_external_data(str(path))
     except (ValueError, OSError) as error:
@@ -283,19 +291,19 @@ def _check_file(path: Path, origin: str) -> None:
 
 
 def _external_tensors(model: ir.Model) -> Iterator[ir.ExternalTensor]:
-    """Yield the tensors of a model whose data is in files, those of attributes included."""
+    """Yield the tensors of a model, also of attributes, whose data is in files."""
     for graph in (*model.graphs(), *(function.graph for function in model.functions.values())):
-        found = [value.const_value for value in graph.initializers.values()]
+        tensors = [value.const_value for value in graph.initializers.values()]
         for attribute in (a for node in graph for a in node.attributes.values()):
             if attribute.type == ir.AttributeType.TENSOR:
-                found.append(attribute.value)
+                tensors.append(attribute.value)
             elif attribute.type == ir.AttributeType.TENSORS:
-                found += attribute.value
-        yield from (tensor for tensor in found if isinstance(tensor, ir.ExternalTensor))
+                tensors += attribute.value
+        yield from (tensor for tensor in tensors if isinstance(tensor, ir.ExternalTensor))
 
 
 def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
-    """Check that the bytes of an external tensor are there, in its directory."""
+    """Check that the file of an external tensor is in its directory and long enough."""
     data = ExternalData(
         str(tensor.name), str(tensor.location), tensor.offset or 0, tensor.length, int(tensor.nbytes)
     )
@@ -306,7 +314,7 @@ def _check_reference(tensor: ir.ExternalTensor, origin: str) -> None:
 
 
 def _settle_external_data(value: ir.Value, origin: str) -> None:
-    """Read the data of an external initializer if it is small."""
+    """Read the data of an external initializer into memory if it is small."""
     tensor = value.const_value
     if not isinstance(tensor, ir.ExternalTensor) or tensor.nbytes > _EAGER_BYTES:
         return

@@ -1,4 +1,4 @@
-"""Write a model: in one file where protobuf can, else with its weights beside it."""
+"""Write a model in one file, or with its weights in a second file if protobuf cannot hold them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from onnxtrain.passes.io.load import ModelSource
 from onnxtrain.runtime.atomic import FileSet, external_data_name
 
 DEFAULT_EXTERNAL_DATA_THRESHOLD = 1_500_000_000
-"""Bytes of initializers beyond which weights go to a file of their own; protobuf stops at 2 GiB."""
+"""Bytes of all initializers above which weights go to a second file. protobuf holds 2 GiB."""
 
-# Shapes, axes and the like stay in the model file: runtimes and converters look at their values.
+# Smaller tensors stay in the model file: runtimes and converters read the values of shapes and axes.
 _EXTERNAL_TENSOR_BYTES = 1024
-_ALIGNMENT = 4096  # onnx recommends page-aligned offsets, so that readers can map the file
+# onnx recommends page-aligned offsets, so that readers can map tensors into memory.
+_ALIGNMENT = 4096
 
 
 def to_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return `model` as a self-contained proto; external data is read into it.
+    """Return `model` as one proto that includes its external data.
 
     Raises:
         ModelError: The initializers are too big for one proto; use :func:`save_model`.
@@ -38,7 +39,11 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def as_given(result: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Return a model in the form in which a function was given one: an IR model for one, else what `onnx.save` takes.
+    """Return a result as an IR model if the caller passed one, else as a `ModelProto`.
+
+    Args:
+        result: the model to return.
+        given: the model that the caller passed.
 
     Raises:
         ModelError: The initializers are too big for one proto.
@@ -79,7 +84,8 @@ def write_model(
     name: str,
     external_data_threshold: int = DEFAULT_EXTERNAL_DATA_THRESHOLD,
 ) -> None:
-    """Write `model` to the file `name` of a set, as :func:`save_model` does."""
+    """Write `model` to the file `name` of a set of files that appear together; see :func:`save_model`."""
+    # The model may be one that was loaded from the file it now replaces, and whose data file the set removes.
     _map_tensors_beside(model, name)
     if _initializer_bytes(model) > external_data_threshold:
         data = external_data_name(name)
@@ -101,7 +107,7 @@ def _initializer_bytes(model: ir.Model) -> int:
 
 
 def _with_tensors_in_memory(model: ir.Model, limit: float = math.inf) -> ir.Model:
-    """Return a clone of `model` whose initializers of up to `limit` bytes are serialised with it."""
+    """Return a clone of `model` in which initializers of up to `limit` bytes are in memory, not external."""
     clone = model.clone()
     for graph in clone.graphs():
         for value in graph.initializers.values():
@@ -138,7 +144,8 @@ def _with_tensors_in(model: ir.Model, file: BinaryIO, name: str) -> ir.Model:
 
 
 def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
-    write = getattr(tensor, "tofile", None)  # no part of the protocol, but without a copy in memory
+    # Most tensors of onnx_ir can write themselves without a copy in memory, though the protocol does not ask for it.
+    write = getattr(tensor, "tofile", None)
     if write is None:
         file.write(tensor.tobytes())
     else:
@@ -146,7 +153,7 @@ def _write_data(tensor: ir.TensorProtocol, file: BinaryIO) -> None:
 
 
 def _map_tensors_beside(model: ir.Model, name: str) -> None:
-    """Map tensors stored in data of the model `name` now: a mapping outlives the removal of the file."""
+    """Map tensors in data files of the model `name` into memory: a mapping outlives the removal of the file."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             tensor = value.const_value

@@ -1,4 +1,4 @@
-"""Check that tensors of a proto hold as many elements as they say."""
+"""Check that tensors of a proto hold as many elements as their shapes say."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ _COMPLEX = (TensorProto.COMPLEX64, TensorProto.COMPLEX128)
 
 
 def check_tensors(model: onnx.ModelProto) -> None:
-    """Check every tensor of a model: what computes with shapes trusts them, and allocates what they claim.
+    """Check the size of every tensor of a model, in attributes and functions, too.
+
+    Later code trusts shapes and allocates memory for them.
 
     Raises:
-        ValueError: One has a negative size, or more or less data than its shape needs; the text says which.
+        ValueError: A tensor has a negative size, or more or less data than its shape needs; the message names it.
     """
     for tensor in _tensors(model):
         if any(size < 0 for size in tensor.dims):
@@ -34,9 +36,11 @@ def _check_data(tensor: TensorProto) -> None:
         needed = None if bits is None else (elements * bits + 7) // 8
         held, unit = len(tensor.raw_data), "bytes"
     else:
+        # Complex numbers are stored as pairs of reals.
         needed = elements * (2 if tensor.data_type in _COMPLEX else 1)
         held, unit = sum(len(getattr(tensor, name)) for name in _LISTS), "elements"
-        if bits is not None and bits < 8:  # several in one number
+        # int4 and the like: an int32 may hold one element or several, and writers do either.
+        if bits is not None and bits < 8:
             needed = min(needed, max(held, (elements * bits + 31) // 32))
     if needed is not None and held != needed:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Hand a model to onnx's C++ (converter, checker) without its weights.
+"""Make protos without weights for onnx's C++ code: version converter, checker, shape inference, inliner.
 
-Those functions serialise the model, and protobuf stops at 2 GB. They only look at the values of small tensors
-(shapes, axes, scales), so big initializers become typed graph inputs for the length of the call.
+These functions serialise the model, and protobuf holds 2 GB. They read the values of small tensors only (shapes, axes,
+scales), so big initializers become graph inputs of the same type for the length of the call.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterable
 import onnx
 import onnx_ir as ir
 
+# Domain for ops that onnx does not know; see `_hide_unregistered`.
 _UNREGISTERED = "onnxtrain.unregistered"
 
 BIG_ELEMENTS = 4096
-"""Initializers with more elements than this are left out of a lean proto."""
+"""Initializers with more elements than this become inputs of a lean proto."""
 
-# onnx's C++ IR cannot hold the other ones (sub-byte and 8-bit floats); only weights have them.
+# The version converter's C++ IR cannot hold other dtypes (4-bit integers, 8-bit floats); only weights have them.
 _CONVERTIBLE = frozenset(
     {
         ir.DataType.FLOAT,
@@ -43,9 +44,13 @@ def _is_big(tensor: ir.TensorProtocol | None) -> bool:
 
 
 def lean_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return `model` as a proto in which big initializers are typed inputs, after the real ones."""
+    """Return `model` as a proto in which big initializers are inputs, appended to the model's own.
+
+    `model` is not changed. `restore` undoes this after a conversion.
+    """
     if any(value.name is None and value.uses() for node in model.graph.all_nodes() for value in node.outputs):
-        model = model.clone()  # which names them
+        # A proto refers to values by name; cloning names those that have none.
+        model = model.clone()
     graph = model.graph
     big = {name: value for name, value in graph.initializers.items() if _is_big(value.const_value)}
     order = dict(graph.initializers)
@@ -54,6 +59,7 @@ def lean_proto(model: ir.Model) -> onnx.ModelProto:
     try:
         lean = ir.to_proto(model)
     finally:
+        # All initializers are put back, to keep their order.
         if big:
             graph.initializers.clear()
             for value in order.values():
@@ -73,9 +79,10 @@ def _described(value: ir.Value) -> onnx.ValueInfoProto:
 
 
 def _hide_unregistered(nodes: Iterable[onnx.NodeProto], opset: int) -> bool:
-    """Move ops that onnx does not know out of the standard domain; return whether there are any.
+    """Move ops that onnx does not know from the standard domain to another one; return whether there are any.
 
-    ONNX Runtime has some of its own there, such as SimplifiedLayerNormalization; onnx's C++ gives up on them.
+    ONNX Runtime has ops of its own in the standard domain, such as SimplifiedLayerNormalization. onnx's C++ code fails
+    on them, but accepts unknown ops of other domains.
     """
     found = False
     for node in nodes:
@@ -98,10 +105,10 @@ def _is_registered(op_type: str, opset: int) -> bool:
 
 
 def restore(lean: ir.Model, original: ir.Model) -> None:
-    """Undo in `lean`, in place, what :func:`lean_proto` did to `original`.
+    """Undo :func:`lean_proto` in `lean`, the model that was made from a lean proto of `original`; in place.
 
-    Inputs that are initializers of `original` become such again, in the original order. Initializers that
-    only `lean` has (a converter adds some) follow.
+    Inputs that are initializers of `original` become initializers again, in the original order. Initializers that only
+    `lean` has, such as those that a converter adds, come after them.
     """
     for node in ir.traversal.RecursiveGraphIterator(lean.graph):
         if node.domain == _UNREGISTERED:
@@ -113,6 +120,7 @@ def restore(lean: ir.Model, original: ir.Model) -> None:
     graph.initializers.clear()
     for name, source in original.graph.initializers.items():
         value = present.get(name)
+        # The converter may have made an attribute of it, or dropped it.
         if value is None:
             continue
         value.const_value = source.const_value

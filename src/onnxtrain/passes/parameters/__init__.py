@@ -1,1 +1,1 @@
-"""Tell what values are for: parameters, statistics, fixed inputs, stopped gradients, training or inference."""
+"""Tell parameters from constants and settings of ops, move them between initializers and inputs, and set op modes."""

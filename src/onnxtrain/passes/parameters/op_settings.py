@@ -1,4 +1,4 @@
-"""Find inputs of ops that are no weights: bounds and sizes, quantisation scales, caches of rotary embeddings."""
+"""Find initializers that set up ops and are no weights: bounds, sizes, quantisation scales, rotary caches."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import onnx_ir as ir
 _MS = "com.microsoft"
 _INTERNAL = "com.ms.internal.nhwc"
 
-# Inputs that configure an op: nobody means to train the bounds of a ReLU6, the scale factors of an upsampling or the
-# boxes that are cut out, at whose edges the result jumps.
+# Input indices, by domain and op, that configure the op. Nobody means to train the bounds of a ReLU6, the scale factors
+# of an upsampling, or the boxes of a crop, at whose edges the result jumps.
 _SETTINGS: Mapping[tuple[str, str], Collection[int]] = {
     ("", "Clip"): (1, 2),
     ("", "Dropout"): (1,),
@@ -21,11 +21,13 @@ _SETTINGS: Mapping[tuple[str, str], Collection[int]] = {
     ("", "RoiAlign"): (1,),
 }
 
+# Input indices of scales and zero points that several quantised ops of two tensors, and of one tensor, share.
 _LINEAR_CONV = (1, 2, 4, 5, 6, 7)
 _UNARY_LINEAR = (1, 2, 3, 4)
 
-# Scales and zero points, as onnx 1.23 and onnxruntime 1.32 number the inputs. The codes were rounded with them, and
-# hosts fold or pack them with the codes: training one moves a whole block of weights.
+# Input indices of scales and zero points, by domain and op, as in onnx 1.23 and onnxruntime 1.32. The integer codes
+# were rounded with them, and runtimes fold or pack them with the codes: training one would move a whole block of
+# weights.
 _QUANTISATION: Mapping[tuple[str, str], Collection[int]] = {
     **{(domain, op): (1, 2) for domain in ("", _MS) for op in ("DequantizeLinear", "QuantizeLinear")},
     **{(domain, "QLinearConv"): _LINEAR_CONV for domain in ("", _MS, _INTERNAL)},
@@ -70,7 +72,8 @@ _QUANTISATION: Mapping[tuple[str, str], Collection[int]] = {
     (_MS, "SparsePagedAttention"): (19, 20),
 }
 
-# Cosines and sines of positions.
+# Input indices of cosines and sines of positions. They are functions of the position; trained ones would not be a
+# rotation any more.
 _ROTARY: Mapping[tuple[str, str], Collection[int]] = {
     ("", "RotaryEmbedding"): (1, 2),
     (_MS, "DynamicSparseAttention"): (11, 12),
@@ -85,7 +88,8 @@ _ROTARY: Mapping[tuple[str, str], Collection[int]] = {
     (_MS, "SparsePagedAttention"): (14, 15),
 }
 
-# Ops that pass the elements of an input on as they are: rows of a cache at some positions are still a cache.
+# Ops that only move elements of their first input (Concat: of any): rows of a cache at some positions are still a
+# cache.
 _MOVES = frozenset(
     {
         "Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherND", "Identity", "Reshape", "Slice",
@@ -95,7 +99,7 @@ _MOVES = frozenset(
 
 
 def is_setting(value: ir.Value) -> bool:
-    """Return whether a value is read, and only as a setting of ops, such as a bound of Clip."""
+    """Return whether all readers of `value` take it as a setting, e.g. as bound of Clip; False without readers."""
     uses = value.uses()
     return bool(uses) and all(
         use.idx in _SETTINGS.get((use.node.domain, use.node.op_type), ()) for use in uses
@@ -103,9 +107,10 @@ def is_setting(value: ir.Value) -> bool:
 
 
 def is_quantisation_or_rotary(value: ir.Value) -> bool:
-    """Return whether a value is read, and only as quantisation scales, zero points, or cosines and sines of positions.
+    """Return whether all readers of `value` take it as quantisation scale, zero point or rotary cache.
 
-    Directly, or behind ops that move its elements, such as the Gather of the rows of some positions.
+    Readers behind ops that only move elements count, e.g. RotaryEmbedding behind a Gather of rows at some positions.
+    False if nothing reads it.
     """
     uses = value.uses()
     return bool(uses) and not value.is_graph_output() and all(_is_fixed(use.node, use.idx) for use in uses)
@@ -115,10 +120,8 @@ def _is_fixed(node: ir.Node, index: int) -> bool:
     op = (node.domain, node.op_type)
     if index in _QUANTISATION.get(op, ()) or index in _ROTARY.get(op, ()):
         return True
-    if op == (
-        _MS,
-        "QLinearConcat",
-    ):  # scale and zero point of the result, then tensor, scale, zero point of each input
+    # Inputs: scale and zero point of the result, then tensor, scale and zero point of each operand.
+    if op == (_MS, "QLinearConcat"):
         return index < 2 or (index - 2) % 3 > 0
     if op == ("", "Mul"):
         return _is_dynamic_scale(node.inputs[1 - index])
@@ -128,9 +131,10 @@ def _is_fixed(node: ir.Node, index: int) -> bool:
 
 
 def _is_dynamic_scale(value: ir.Value | None) -> bool:
-    """Whether a value is the scale of DynamicQuantizeLinear.
+    """Whether `value` is the scale that DynamicQuantizeLinear computes.
 
-    onnxruntime's `quantize_dynamic` multiplies it by the scale of the weights.
+    onnxruntime's `quantize_dynamic` multiplies the scale of the weights by it, so the other factor of such a Mul is
+    fixed.
     """
     producer = None if value is None else value.producer()
     return (

@@ -1,4 +1,4 @@
-"""Move parameters between initializers (inference) and graph inputs (training)."""
+"""Turn parameters from initializers (inference) into graph inputs (training), and back."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from onnxtrain.passes.tidy.constants import unmark_constant
 
 
 def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.TensorProtocol]:
-    """Turn initializers into graph inputs, in place, after the inputs there are and in the order of `names`.
+    """Turn initializers into graph inputs, in place: appended to the inputs, in the order of `names`.
 
-    Shapes that follow from what is in them are forgotten; infer them again.
+    Shapes that were inferred from their elements are removed, e.g. the result of a Reshape to a promoted shape. Infer
+    shapes again afterwards.
 
     Returns:
-        The tensors that the graph no longer holds, by name and in the same order; external data
-        stays on disk.
+        The former values by name, in the same order; external data stays on disk.
 
     Raises:
-        ModelError: A name is no initializer of the main graph, or is given twice. The model is then
-            unchanged.
+        ModelError: A name is not an initializer of the main graph, or occurs twice. The model is then unchanged.
     """
     names = list(names)
     initializers = model.graph.initializers
@@ -42,6 +41,7 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
         value = initializers[name]
         del initializers[name]
         value.const_value = None
+        # A graph input must declare both; an initializer may lack them, as its tensor has them.
         value.type, value.shape = ir.TensorType(tensor.dtype), ir.Shape(tensor.shape.numpy())
         model.graph.inputs.append(value)
     forget_sizes_behind(model.graph, model.graph.inputs[len(model.graph.inputs) - len(names) :])
@@ -50,10 +50,11 @@ def promote_initializers(model: ir.Model, names: Iterable[str]) -> dict[str, ir.
 
 @dataclass(frozen=True)
 class Withheld:
-    """Values of initializers that passes must not see.
+    """Values that :func:`withhold` has taken from initializers.
 
     Attributes:
-        tensors: the values by name; `order` the names of all initializers that there were.
+        tensors: former value of each withheld initializer, by name.
+        order: names of all initializers of the model, in their order before.
     """
 
     tensors: dict[str, ir.TensorProtocol]
@@ -61,10 +62,11 @@ class Withheld:
 
 
 def withhold(model: ir.Model, names: Iterable[str]) -> Withheld:
-    """Make those of the names that are initializers graph inputs for a while, in place: see :func:`give_back`.
+    """Hide the values of initializers from passes: they become graph inputs until :func:`give_back`.
 
-    What is to be an input of the training model, or differentiated, has no value that passes may rely on: not to
-    fold what is computed from it, nor to infer shapes. Constant nodes of these names are parameters from now on.
+    A value that will be an input of the training model, or be differentiated, may change: nothing may be folded or
+    inferred from it. Constant nodes of these names count as parameters from now on. Names of no initializer are
+    ignored.
     """
     order = [str(name) for name in model.graph.initializers]
     present = [name for name in dict.fromkeys(names) if name in model.graph.initializers]
@@ -74,13 +76,14 @@ def withhold(model: ir.Model, names: Iterable[str]) -> Withheld:
 
 
 def give_back(model: ir.Model, withheld: Withheld) -> None:
-    """Make what was withheld initializers again, in place and in the order that they had.
+    """Turn withheld inputs into initializers again, in place and in their old order.
 
     Args:
-        model: what became of the model.
-        withheld: what :func:`withhold` returned.
+        model: the model that :func:`withhold` has changed, or a rewritten copy of it.
+        withheld: result of :func:`withhold`.
     """
     embed_parameters(model, withheld.tensors)
+    # Initializers that passes have added in between follow the old ones.
     now = dict(model.graph.initializers)
     model.graph.initializers.clear()
     for name in dict.fromkeys((*withheld.order, *now)):
@@ -89,12 +92,12 @@ def give_back(model: ir.Model, withheld: Withheld) -> None:
 
 
 def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.TensorProtocol]) -> None:
-    """Turn graph inputs into initializers with the given values, in place and in the order of `values`.
+    """Turn graph inputs into initializers with these values, in place and in the order of `values`.
 
-    The inverse of :func:`promote_initializers`. Arrays are not copied.
+    Inverse of :func:`promote_initializers`. Arrays are not copied.
 
     Raises:
-        ModelError: A name is no graph input, or dtype or shape differ from it. The model is then unchanged.
+        ModelError: A name is not a graph input, or dtype or shape differ from the input's. The model is then unchanged.
     """
     inputs = {value.name: value for value in model.graph.inputs}
     missing = [name for name in values if name not in inputs]
@@ -102,6 +105,7 @@ def embed_parameters(model: ir.Model, values: Mapping[str, np.ndarray | ir.Tenso
         raise ModelError(
             f"Cannot embed {', '.join(map(repr, missing))}: not among the graph's inputs ({_some(inputs)})."
         )
+    # All checks come before the first change.
     tensors = {name: _tensor_for(inputs[name], value) for name, value in values.items()}
     kept = [value for value in model.graph.inputs if value.name not in tensors]
     model.graph.inputs.clear()
@@ -118,6 +122,7 @@ def _tensor_of(value: ir.Value) -> ir.TensorProtocol:
 
 
 def _tensor_for(target: ir.Value, value: np.ndarray | ir.TensorProtocol) -> ir.TensorProtocol:
+    """Return `value` as a tensor, checked against dtype and static sizes of the input `target`."""
     name = target.name
     tensor = ir.tensor(value, name=name) if isinstance(value, np.ndarray) else value
     if target.dtype is not None and tensor.dtype != target.dtype:

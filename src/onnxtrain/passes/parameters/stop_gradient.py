@@ -1,4 +1,4 @@
-"""Recognise where the gradients of a PyTorch model stop."""
+"""Recognise the places where a PyTorch model stops gradients by `detach()` or `stop_gradient`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
+# Metadata of a node by the Dynamo exporter: the operation in PyTorch, e.g.
+# "%detach : [num_users=1] = call_function[target=torch.ops.aten.detach.default](args = (%x,), kwargs = {})".
 _KEY, _ORIGIN = "pkg.torch.onnx.fx_node", "aten.detach"
 _SOURCE = "pkg.torch.onnx.stack_trace"
 _DETACHED, _OPERAND = re.compile(r"%detach\w*"), re.compile(r"%\w+")
 
 
 def is_stop_gradient(node: ir.Node) -> bool:
-    """Return whether `node` is the Identity that torch's exporter leaves of a `detach()`."""
+    """Return whether `node` is an Identity that PyTorch's exporter has written for a `detach()`."""
     return (
         node.op_type == "Identity"
         and node.domain == ""
@@ -24,16 +26,15 @@ def is_stop_gradient(node: ir.Node) -> bool:
 
 
 def mark_stop_gradient(identity: ir.Node) -> None:
-    """Mark an Identity so that :func:`is_stop_gradient` knows it; the mark survives cloning and saving."""
+    """Mark an Identity as a stop of gradients for :func:`is_stop_gradient`; the mark survives cloning and saving."""
     identity.metadata_props[_KEY] = f"{_ORIGIN}.default"
 
 
 def mark_stopped_gradients(model: ir.Model) -> ir.Model:
-    """Turn each `Where(true, x, x)` into a marked Identity, in place; return `model`.
+    """Turn each `Where(true, x, x)` into an Identity that stops gradients, in place; return `model`.
 
-    `onnxtrain.nn.stop_gradient` is exported as such a Where, because exporters remove every Identity. It says that
-    no gradient passes: code that computes something has no reason to choose between a value and itself by a
-    constant. The constant is removed when nothing else reads it.
+    `onnxtrain.nn.stop_gradient` is exported as such a Where, as exporters remove every Identity. No other code has a
+    reason to choose between a value and itself. The constant is removed if nothing else reads it.
     """
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Where" and node.domain == "" and _chooses_nothing(node):
@@ -55,16 +56,17 @@ def _chooses_nothing(node: ir.Node) -> bool:
 
 
 def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.Node]:
-    """Yield the nodes through which gradients flow although PyTorch's `detach` would stop them.
+    """Yield the nodes through which gradients flow although the PyTorch model stops them by `detach()`.
 
-    The optimizer of torch's exporter removes the Identity of a `detach`, but what it notes of the nodes that read
-    the result still names it. Where it has merged even those with others, there is only the line of source.
+    The optimizer of PyTorch's exporter removes the Identity of a `detach()`, but the metadata of its readers still
+    names it as an operand. If the readers have been merged with other nodes, only their line of source code is left.
 
     Args:
-        graph: The main graph of a model.
-        active: The values that gradients flow through.
+        graph: Main graph of a model.
+        active: Values that gradients flow through.
     """
     texts = [node.metadata_props.get(_KEY, "") for node in graph if is_stop_gradient(node)]
+    # Names of the detaches that still stop gradients, e.g. {"%detach_1"}.
     kept = {name.group() for text in texts if (name := _DETACHED.match(text))}
     for node in graph:
         if not any(value in active for value in node.outputs):
@@ -73,5 +75,6 @@ def lost_detaches(graph: ir.Graph, active: Collection[ir.Value]) -> Iterator[ir.
         lost = {name for name in operands if _DETACHED.fullmatch(name)} - kept
         carrying = {value for value in node.inputs if value is not None and value in active}
         line = node.metadata_props.get(_SOURCE, "").rpartition("\n")[2]
+        # A reader may have further operands that carry gradients of right; it is suspicious if more carry than these.
         if (lost and len(carrying) > len(operands - lost)) or (not kept and ".detach()" in line):
             yield node

@@ -1,4 +1,4 @@
-"""Parameters of a PyTorch module that its exporters have merged, replaced or dropped."""
+"""Recover parameters of a PyTorch module that its exporters have merged, replaced or dropped."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from onnxtrain.passes.tidy.constants import is_float_parameter
 from onnxtrain.passes.tidy.unique_names import fresh_name
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
+# Metadata of a model that has gradients; see `mark_gradients`.
 _GRADIENTS = "onnxtrain.gradients"
 _PRODUCER = "pytorch"
+# Metadata that the Dynamo exporter and its optimizer write: at the graph the signature of the module with one line per
+# parameter, at a value the names that it was folded from, at a node the operation in PyTorch.
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _OPERATION = "pkg.torch.onnx.fx_node"
 _LINEAR = "target=torch.ops.aten.linear.default"
 _ENTRY = re.compile(r"^(\w+): (PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']+)'", re.MULTILINE)
 _OPERAND = re.compile(r"%(\w+)")
-# What TorchScript's exporter calls a parameter; its other values have slashes, colons or only digits.
+# Names of parameters in TorchScript's exports, e.g. "norm1.weight"; other values have slashes, colons or only digits.
 _QUALIFIED_NAME = re.compile(r"\w+(\.\w+)+|[A-Za-z_]\w*")
 
 
 class TorchSignature:
-    """What a file of PyTorch's Dynamo exporter tells of the module's parameters; nothing in other files.
+    """Parameters of the module, as metadata of a file by PyTorch's Dynamo exporter lists them; empty for other files.
 
     Args:
-        model: the model, after any number of passes that keep metadata.
+        model: the model, after any passes that keep metadata.
     """
 
     def __init__(self, model: ir.Model) -> None:
@@ -44,13 +47,13 @@ class TorchSignature:
         self._order = {name: index for index, name in enumerate(self._kinds)}
 
     def __bool__(self) -> bool:
-        """Whether the file lists the module's parameters."""
+        """True if the file lists the module's parameters."""
         return bool(self._kinds)
 
     def is_parameter(self, value: ir.Value) -> bool | None:
-        """Return whether an initializer is, or was computed from, a parameter: no buffer, no constant.
+        """Return whether an initializer is, or was folded from, a parameter, and not a buffer or constant.
 
-        None where the file does not tell, as of what other tools have added to it.
+        None if the file does not tell: other tools have added the initializer.
         """
         origins = self.origins(value)
         if not origins and _FOLDED not in value.metadata_props:
@@ -58,26 +61,26 @@ class TorchSignature:
         return any(self._kinds[name] == "PARAMETER" for name in origins)
 
     def missing_parameters(self) -> list[str]:
-        """Return the parameters that the module's operations read and of which the graph has nothing any more."""
+        """Return the names of parameters that the module reads, but that no initializer holds any more."""
         names = {name for _, missing in self.merged() for name in missing}
         return [name for name, kind in self._kinds.items() if name in names and kind == "PARAMETER"]
 
     def origins(self, value: ir.Value) -> list[str]:
-        """Return the parameters, buffers and constants that an initializer is, or was computed from."""
+        """Return the names of the parameters, buffers and constants that an initializer is or was folded from."""
         if value.name in self._kinds:
             return [str(value.name)]
         return [name for name in _folded_from(value) if name in self._kinds]
 
     def read(self, node: ir.Node) -> list[str]:
-        """Return the parameters, buffers and constants that the operation behind a node reads, in order."""
+        """Return the names of parameters, buffers and constants that the node's operation in PyTorch reads, in turn."""
         operands = _OPERAND.findall(node.metadata_props.get(_OPERATION, "").partition("args = ")[2])
         return [self._names[operand] for operand in operands if operand in self._names]
 
     def merged(self) -> Iterator[tuple[list[ir.Node], list[str]]]:
-        """Yield the nodes of each operation that reads what the graph lacks, with the names of it in order.
+        """Yield, for each operation that reads parameters which the graph lacks, its nodes and these names in order.
 
-        Of parameters that are tied in PyTorch the last gives the name, and the others are not missing; of equal ones
-        the exporter's optimizer keeps the first.
+        Tied parameters must not count as missing. Of tied ones the exporter keeps the last name, of merged equal ones
+        the first: a name is missing only if it comes after all names that the nodes read in its place.
         """
         graph = self._model.graph
         present = {
@@ -103,24 +106,24 @@ class TorchSignature:
 
 
 def mark_gradients(model: ir.Model) -> None:
-    """Mark a model that gradients were added to; the mark survives cloning and saving."""
+    """Mark `model` as one with gradients, for `RestoreParametersPass`; the mark survives cloning and saving."""
     model.metadata_props[_GRADIENTS] = "true"
 
 
 class RestoreParametersPass(ir.passes.InPlacePass):
-    """Give parameters that an exporter has merged because they were equal initializers of their own.
+    """Give parameters that an exporter has merged, because their values were equal, separate initializers.
 
-    In a fresh network all norms have the scale 1 and the bias 0, which are also the running variance and mean of
-    BatchNorm, and copied layers are equal altogether. One initializer for all would be trained as one parameter, or
-    be overwritten with running statistics. Parameters that are tied in PyTorch stay one.
+    In a fresh network all norms have scale 1 and bias 0, which are also the running variance and mean of BatchNorm, and
+    copied layers are equal altogether. One initializer for all would be trained as one parameter, or be overwritten
+    with running statistics. Parameters that are tied in PyTorch stay one initializer.
 
-    - TorchScript's exporter leaves `norm2.weight = Identity(norm1.weight)` in eval mode.
-    - The Dynamo exporter notes the operation of PyTorch at each node: where that reads `norm2.weight`, which the file
-      lacks, and the node has the initializer `norm1.weight` instead, the two were merged. It also stores the weights
-      of linear layers transposed, under made-up names; here they get back their shapes and names.
-    - In any file: a running statistic of a BatchNormalization that serves as anything else too was merged.
+    - TorchScript's exporter writes `norm2.weight = Identity(norm1.weight)` in eval mode.
+    - The Dynamo exporter notes the operation in PyTorch at each node. If the operation reads `norm2.weight`, which the
+      file lacks, and the node reads `norm1.weight`, the two were merged. The exporter also stores weights of linear
+      layers transposed, under made-up names; the pass restores shape and name and adds a Transpose.
+    - In any file, an initializer that is a running statistic of a BatchNormalization and anything else was merged.
 
-    A model with gradients is left as it is: there formulas read the statistics, too, and it was restored before.
+    A model with gradients stays as it is: its formulas read the statistics, too, and it was restored before.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -176,7 +179,7 @@ def _restore_operands(model: ir.Model, signature: TorchSignature) -> None:
 def _paired(
     foreign: Sequence[tuple[ir.Node, int, str]], missing: Sequence[str]
 ) -> Iterator[tuple[ir.Node, int, str]]:
-    """Which missing parameter belongs where: they stand in the same order, or else have like names."""
+    """Yield the missing parameter for each operand: by order if there are as many, else by the last part of names."""
     if len(foreign) == len(missing):
         yield from ((node, index, name) for (node, index, _), name in zip(foreign, missing, strict=True))
         return
@@ -204,6 +207,7 @@ def _restore_linear_weights(model: ir.Model) -> None:
             or node.attributes.get_int("transB") == 1
         ):
             continue
+        # The same weight may be read by several layers: the first restores it, the others find it.
         array = np.ascontiguousarray(tensor.numpy().T)
         weight = model.graph.initializers.get(origins[0])
         if weight is None:
@@ -226,14 +230,15 @@ def _restore_statistics(model: ir.Model) -> None:
             value, scale = node.inputs[index], node.inputs[1]
             if value is None or scale is None or not _is_parameter(value):
                 continue
-            # A layer that is applied twice has the same statistics in the same place beside the same scale.
+            # A layer that is applied twice reads the statistic at the same index, beside the same scale: that is no
+            # merge.
             if len({(use.node.op_type, use.idx, use.node.inputs[1:2]) for use in value.uses()}) > 1:
                 name = f"{str(scale.name).removesuffix('.weight')}.{leaf}"
                 node.replace_input_with(index, _register(model, value, name))
 
 
 def _operands(nodes: Sequence[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value]]:
-    """The floating-point initializers that nodes read."""
+    """Yield each node and input index that reads a floating-point initializer, with the initializer."""
     for node in nodes:
         for index, value in enumerate(node.inputs):
             if value is not None and _is_parameter(value):
@@ -245,7 +250,7 @@ def _is_parameter(value: ir.Value) -> bool:
 
 
 def _folded_from(value: ir.Value) -> list[str]:
-    """The values that the Dynamo exporter's optimizer has computed this one from."""
+    """Return the names of the values that the Dynamo exporter's optimizer has folded into `value`."""
     names: list[str] = ast.literal_eval(value.metadata_props.get(_FOLDED, "[]"))
     return names
 
@@ -253,7 +258,7 @@ def _folded_from(value: ir.Value) -> list[str]:
 def _register(
     model: ir.Model, like: ir.Value, name: str, tensor: ir.TensorProtocol | None = None
 ) -> ir.Value:
-    """A new initializer of this name or, where it is taken, one with a number; default: with the content of `like`."""
+    """Add an initializer called `name`, or `name_2`, ... if that is taken, with `tensor` or the content of `like`."""
     name = fresh_name(model, name)
     if tensor is None:
         assert like.const_value is not None

@@ -1,4 +1,4 @@
-"""Switch BatchNormalization and Dropout between training and inference."""
+"""Switch BatchNormalization and Dropout between training and inference mode."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from onnxtrain.passes.tidy.constants import mark_constant
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
 Mode = Literal["as_exported", "training", "inference"]
-"""What becomes of an op that behaves differently in training."""
+"""Mode for an op that behaves differently in training; "as_exported" leaves the op alone."""
 
 _MODES = ("as_exported", "training", "inference")
-# BatchNormalization-14: inputs X, scale, B, input_mean, input_var; outputs Y, running_mean, running_var.
+# Input and output index of each running statistic. BatchNormalization-14 has inputs X, scale, B, input_mean, input_var
+# and outputs Y, running_mean, running_var.
 STATISTICS = ((3, 1), (4, 2))
 
 
 class TrainingModePass(ir.passes.InPlacePass):
-    """Put every BatchNormalization and Dropout, also in subgraphs, into the wanted mode.
+    """Put BatchNormalization and Dropout nodes, also in subgraphs, into a mode.
 
-    - BatchNormalization in training normalises with the statistics of the batch and has the updated running
-      statistics as outputs 1 and 2, named `<statistic>_updated`; in inference these outputs do not exist, and
-      their consumers get the statistics that went in.
-    - Dropout in training has the constant `true` as its input `training_mode`; in inference it lacks that
-      input, which the schema defines as false.
+    - BatchNormalization in training normalises by the statistics of the batch and returns the updated running
+      statistics as outputs 1 and 2, named `<statistic>_updated`. In inference it has no such outputs, and their readers
+      read the statistics that went in.
+    - Dropout in training has the constant `true` as input `training_mode`. In inference it has no such input, whose
+      default is false.
 
-    Names of graph outputs stay. The other attributes and inputs (momentum, epsilon, ratio, seed) stay too.
+    Expects opset 14 or newer. Names of graph outputs, momentum, epsilon, ratio and seed stay.
     """
 
     def __init__(
@@ -36,7 +37,11 @@ class TrainingModePass(ir.passes.InPlacePass):
         batch_norm: Mode | Mapping[ir.Node, Mode] = "as_exported",
         dropout: Mode | Mapping[ir.Node, Mode] = "as_exported",
     ) -> None:
-        """Choose a mode for each of the two ops, for all its nodes or for some.
+        """Choose the modes.
+
+        Args:
+            batch_norm: mode of all BatchNormalization nodes, or modes of some nodes; others stay as they are.
+            dropout: the same for Dropout.
 
         Raises:
             ValueError: A mode is none of "as_exported", "training", "inference".
@@ -51,7 +56,7 @@ class TrainingModePass(ir.passes.InPlacePass):
         self.dropout = dropout
 
     def requires(self, model: ir.Model) -> None:
-        """Require opset 14, where both ops have got their `training_mode`."""
+        """Require opset 14: before, BatchNormalization has no attribute `training_mode`."""
         if model.graph.opset_imports[""] < 14:
             raise ir.passes.PreconditionError(
                 "TrainingModePass needs opset 14 or newer; canonicalize the model."
@@ -78,7 +83,7 @@ class TrainingModePass(ir.passes.InPlacePass):
 
 
 def is_training_batch_norm(node: ir.Node) -> bool:
-    """Return whether `node` is a BatchNormalization that normalises by the statistics of the batch."""
+    """Return whether `node` is a BatchNormalization in training mode, normalising by statistics of the batch."""
     return (
         node.op_type == "BatchNormalization"
         and node.domain == ""
@@ -87,6 +92,7 @@ def is_training_batch_norm(node: ir.Node) -> bool:
 
 
 def _batch_norm_to_training(model: ir.Model, node: ir.Node) -> bool:
+    # Nothing to do: the pass must not report a modification.
     if is_training_batch_norm(node) and len(node.outputs) == 3 and all(out.name for out in node.outputs):
         return False
     node.attributes.add(ir.AttrInt64("training_mode", 1))
@@ -110,7 +116,7 @@ def _batch_norm_to_inference(model: ir.Model, node: ir.Node) -> bool:
             continue
         after = node.outputs[target]
         if after.is_graph_output():
-            # A graph output keeps its name, so it cannot be the statistic itself.
+            # A graph output keeps its name, and an input cannot take it: an Identity does.
             name, after.name = after.name, None
             copy = ir.node(
                 "Identity", [before], outputs=[ir.Value(name=name, type=after.type, shape=after.shape)]
@@ -140,7 +146,7 @@ def _dropout_to_inference(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _true(model: ir.Model) -> ir.Value:
-    """Return the initializer that switches every Dropout on, which the first one adds."""
+    """Return the constant `true` that all Dropout nodes share; adds it if there is none."""
     name = "onnxtrain.training_mode"
     value = model.graph.initializers.get(name)
     if value is None:

@@ -8,10 +8,10 @@ from onnxtrain.passes.tidy.constants import mark_constant
 
 
 class ColumnVectorPass(ir.passes.InPlacePass):
-    """Rewrite the product of a transposed tensor with a vector on its right as one with a matrix of one column.
+    """Rewrite the product A^T v of a transposed tensor and a vector as a product with a matrix of one column.
 
-    ONNX Runtime (1.31.1, from optimisation level extended on) merges the Transpose into the product and then
-    computes A v for A^T v, without an error where A is square.
+    ONNX Runtime (1.31.1, at optimization level extended or higher) merges the Transpose into the product and computes
+    A v instead, without an error if A is square. Expects ranks.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -32,7 +32,8 @@ def _is_transposed_by_vector(node: ir.Node) -> bool:
         return False
     producer = left.producer()
     while producer is not None and producer.op_type == "Cast" and producer.inputs[0] is not None:
-        producer = producer.inputs[0].producer()  # it does not keep the runtime from merging
+        # ONNX Runtime merges across a Cast, too.
+        producer = producer.inputs[0].producer()
     return producer is not None and producer.op_type == "Transpose" and producer.domain == ""
 
 
@@ -46,6 +47,7 @@ def _make_column(node: ir.Node) -> None:
     column.outputs[0].type, column.outputs[0].shape = vector.type, ir.Shape([*vector.shape, 1])
     node.prepend([axis, column])
     node.replace_input_with(1, column.outputs[0])
+    # The vector that readers and graph outputs know keeps its name; the product gets the axis of size 1.
     squeezed = ir.Value(name=result.name, type=result.type, shape=result.shape)
     result.name = None
     result.replace_all_uses_with(squeezed, replace_graph_outputs=True)

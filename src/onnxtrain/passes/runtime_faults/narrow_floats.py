@@ -1,4 +1,4 @@
-"""Compute bfloat16 and float16 in float32: ONNX Runtime's CPU provider lacks kernels, or roundings between them."""
+"""Compute bfloat16 and float16 ops in float32 and round each result, as PyTorch's CPU kernels do."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ EXACT_OPS = frozenset(
         "Where",
     }
 )
-"""Ops of which each result is one of the numbers that they are given, its negative, or zero: no rounding changes it."""
+"""Ops whose result elements are elements of an input, negated elements, or zero: rounding does not change them."""
 
 
 def has_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> bool:
-    """Return whether any value of the main graph is of one of `dtypes`."""
+    """Return whether any value of the main graph has one of `dtypes`."""
     inputs = (*model.graph.inputs, *model.graph.initializers.values())
     return any(value.dtype in dtypes for value in inputs) or any(
         value.dtype in dtypes for node in model.graph for value in node.outputs
@@ -51,19 +51,21 @@ def has_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW
 
 
 def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> ir.Model:
-    """Return a model in which every bfloat16 or float16 op computes in float32 and rounds its results.
+    """Return a copy of `model` in which bfloat16 and float16 ops compute in float32 and round their results.
 
-    That is what PyTorch's CPU kernels do, op by op: products and sums are accumulated in float32, results rounded.
-    Left to itself ONNX Runtime computes chains of float16 ops in float32 without the roundings between them, so that
-    a result that overflows float16 is finite.
-    Inputs, outputs and initializers of the graph keep their dtype; `model` is not changed. Subgraphs stay as they are,
-    and so do functions that are given none of these dtypes and return none; others are inlined.
+    PyTorch's CPU kernels do the same, op by op: they accumulate in float32 and round results. ONNX Runtime's CPU
+    provider lacks kernels for bfloat16; chains of float16 ops it computes in float32 without rounding in between, so
+    that intermediate results beyond the range of float16 stay finite.
+
+    Inputs, outputs and initializers of the graph keep their dtype. Subgraphs stay as they are, and so do functions that
+    neither take nor return these dtypes; other functions are inlined.
 
     Args:
         model: Any model.
-        dtypes: What to widen: bfloat16 alone for models that also run where float16 has kernels of its own.
+        dtypes: Dtypes to widen, e.g. bfloat16 alone for models that also run where float16 has kernels of its own.
     """
     model = infer_shapes(_inlined(model.clone(), dtypes))
+    # The float32 form of each narrow value, which all its readers share.
     wide: dict[ir.Value, ir.Value] = {}
     casts: list[ir.Node] = []
     for node in tuple(model.graph):
@@ -83,12 +85,13 @@ def widen_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARR
                 rounded, widened = _round_after(node, value, exact)
                 wide[rounded] = widened
                 casts += [cast for cast in (widened.producer(), rounded.producer()) if cast is not None]
+    # Rounding is not undone by casting back: only casts that nothing reads go.
     remove_unread_chains(model.graph, [cast for cast in casts if cast.op_type == "Cast"])
     return model
 
 
 def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
-    """Returns the model without calls of functions over these dtypes, or over what has none; may change `model`."""
+    """Inlines functions that take or return these dtypes or values of unknown dtype; may change `model`."""
     if not model.functions:
         return model
     narrow = {
@@ -99,12 +102,14 @@ def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
         )
     }
     inner = narrow
-    while inner:  # what these call
+    # Functions that these call are inlined with them.
+    while inner:
         inner = {
             node.op_identifier() for key in inner if key in model.functions for node in model.functions[key]
         }
         inner -= narrow
         narrow |= inner
+    # `narrow` comes from nodes of the main graph; a subgraph may call any function.
     subgraphs = any(
         attribute.type in _GRAPHS for node in model.graph for attribute in node.attributes.values()
     )
@@ -112,7 +117,7 @@ def _inlined(model: ir.Model, dtypes: Collection[ir.DataType]) -> ir.Model:
 
 
 def _reuse(cast: ir.Node, wide: dict[ir.Value, ir.Value], dtypes: Collection[ir.DataType]) -> None:
-    """Lets one cast to float32 of a value of these dtypes serve all."""
+    """Reuses an existing cast to float32 of a narrow value, or removes it if there is another one already."""
     (source,), (result,) = cast.inputs, cast.outputs
     if source is None or source.dtype not in dtypes or result.dtype != _WIDE or result.is_graph_output():
         return
@@ -132,7 +137,11 @@ def _cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType) -> ir.Value
 
 
 def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value, ir.Value]:
-    """Makes `node` produce float32; returns it rounded, under the name of `value`, in its own dtype and in float32."""
+    """Makes `node` return float32 and appends rounding.
+
+    Returns:
+        The rounded result in the dtype and under the name of `value`, and the rounded result in float32.
+    """
     dtype = value.dtype
     assert dtype is not None
     rounded = ir.Value(name=value.name, type=ir.TensorType(dtype), shape=value.shape)
@@ -141,6 +150,7 @@ def _round_after(node: ir.Node, value: ir.Value, exact: bool) -> tuple[ir.Value,
     value.replace_all_uses_with(rounded, replace_graph_outputs=True)
     narrow = ir.node("Cast", [value], {"to": int(dtype)}, outputs=[rounded])
     node.append(narrow)
+    # The float32 result of an exact op is rounded already, as its inputs are.
     if exact:
         return rounded, value
     widened = ir.node("Cast", [rounded], {"to": int(_WIDE)})

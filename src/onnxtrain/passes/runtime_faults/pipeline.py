@@ -1,4 +1,4 @@
-"""Write a finished model around what ONNX Runtime gets wrong or lacks: the last step of every way out."""
+"""Prepare a finished model for ONNX Runtime; the last step before a model is written or returned."""
 
 from __future__ import annotations
 
@@ -20,23 +20,19 @@ from onnxtrain.passes.tidy.unique_names import name_apart
 
 
 def suit_runtime(model: ir.Model) -> ir.Model:
-    """Return a model of known shapes that computes the same in ONNX Runtime; may change `model`.
+    """Return a model with inferred shapes that computes in ONNX Runtime what the standard says; may change `model`.
 
-    Running statistics are kept from being merged with weights, axes are counted from the front, lest reductions of
-    an empty batch keep their shape, reductions over no axes are written elementwise, and bfloat16 is computed in
-    float32, which the CPU provider has kernels for. Cross entropies are taken along the last axis. Swish, and attention
-    of packed queries, keys and values, become what they are made of. Absent inputs at the end of a node are dropped.
-    Bodies of Scan return copies of their inputs, not the inputs. Slices have axes beside steps of run time, and
-    broadcasts to no elements cut what they broadcast.
-    Values of subgraphs have names of their own.
+    Expects a canonical model, with gradients or without. Each pass tells in its docstring the fault that it avoids.
     """
     model = unpack_attention(model)
     IsolateStatisticsPass()(model)
+    # Passes write small constants as Constant nodes; all others are initializers, where later passes look for them.
     if SwishPass()(model).modified:
         lift_constants(model)
-    # Not float16: a model also runs where that has kernels of its own.
+    # Not float16: the files also run on devices with kernels of their own for it.
     narrow = (ir.DataType.BFLOAT16,)
     model = widen_narrow_floats(model, narrow) if has_narrow_floats(model, narrow) else infer_shapes(model)
+    # After inference: the passes below need ranks.
     NoAxesPass()(model)
     CrossEntropyPass()(model)
     modified = [

@@ -1,4 +1,4 @@
-"""Compute products with quantised weights in floating point throughout."""
+"""Keep activations in floating point in products with quantised weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import onnx_ir as ir
 
 
 class FloatProductsPass(ir.passes.InPlacePass):
-    """Let onnxruntime's products with quantised weights, such as MatMulNBits, keep activations in floating point.
+    """Remove `accuracy_level` from onnxruntime's products with quantised weights, such as MatMulNBits.
 
-    With `accuracy_level=4`, which onnxruntime-genai's model builder writes, the kernels round activations to int8. A
-    product that a gradient passes is written as its body, which dequantises the weights and multiplies in floating
-    point. A graph with both kinds computes neither the file's numbers nor those of the dequantised weights.
+    With `accuracy_level=4`, which onnxruntime-genai's model builder writes, kernels round activations to int8.
+    Products on the path of a gradient are expanded into dequantised weights and a product in floating point. A graph
+    with both kinds would compute neither the file's results nor those of the dequantised weights.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -18,6 +18,7 @@ class FloatProductsPass(ir.passes.InPlacePass):
         modified = False
         for node in ir.traversal.RecursiveGraphIterator(model.graph):
             if node.domain == "com.microsoft" and "accuracy_level" in node.attributes:
-                del node.attributes["accuracy_level"]  # 0, the default: that of the inputs
+                # The default, 0, computes in the dtype of the inputs.
+                del node.attributes["accuracy_level"]
                 modified = True
         return ir.passes.PassResult(model, modified)

@@ -1,4 +1,4 @@
-"""Write the axes of reductions so that every ONNX Runtime reads them as the standard does."""
+"""Write the axes of reductions in the form that all versions of ONNX Runtime read correctly."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
+# Elementwise op that equals a reduction over no axes; Mul gets the input twice.
 _OF_ONE_ELEMENT = {
     **dict.fromkeys(
         ("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), "Identity"
@@ -15,14 +16,13 @@ _OF_ONE_ELEMENT = {
     "ReduceSumSquare": "Mul",
     "Squeeze": "Identity",
 }
-"""What a reduction computes of each element alone."""
 
 
 class NoAxesPass(ir.passes.InPlacePass):
-    """Write reductions over no axes (`noop_with_empty_axes`) as what they compute of each element, Squeezes too.
+    """Rewrite reductions over no axes (`noop_with_empty_axes=1`) as elementwise ops, Squeezes of no axes as Identity.
 
-    ONNX Runtime 1.20 returns the input of ReduceL2 and ReduceLogSum as it is, and fails where the axes are omitted. By
-    a Squeeze of no axes ONNX Runtime (1.32) removes all of size one, and onnx and its reference none.
+    ONNX Runtime 1.20 returns the unchanged input of ReduceL2 and ReduceLogSum, and fails if the axes are omitted. For
+    a Squeeze with empty axes ONNX Runtime (1.32) removes all axes of size 1; onnx's reference removes none.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -56,10 +56,9 @@ def _is_empty(axes: ir.Value) -> bool:
 
 
 class PositiveAxesPass(ir.passes.InPlacePass):
-    """Make the constant axes of reductions nonnegative, where the rank is known.
+    """Make constant axes of reductions nonnegative. Expects ranks; nodes of unknown rank stay.
 
-    Over axes that are counted from the back ONNX Runtime (1.31) does not reduce a tensor without elements: the result
-    has the shape of the input.
+    ONNX Runtime (1.31) does not reduce a tensor without elements over negative axes: the result has the input's shape.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -78,7 +77,7 @@ class PositiveAxesPass(ir.passes.InPlacePass):
 
 
 def _negative_axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a reduction, counted from the front, if one of them is not yet."""
+    """Return the nonnegative axes of a reduction that has a negative one; None for other nodes."""
     if not node.op_type.startswith("Reduce") or node.domain != "" or len(node.inputs) < 2:
         return None
     data, axes = node.inputs

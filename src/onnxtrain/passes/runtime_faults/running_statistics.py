@@ -1,4 +1,4 @@
-"""Keep ONNX Runtime from writing running statistics into weights that happen to be equal to them."""
+"""Keep ONNX Runtime from writing running statistics into weights that happen to have the same values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnxtrain.passes.tidy.constants import mark_constant
 
 
 class IsolateStatisticsPass(ir.passes.InPlacePass):
-    """Give a training BatchNormalization whose updated statistics nobody reads statistics of its own.
+    """Give separate statistics to a BatchNormalization in training mode whose updated statistics nothing reads.
 
-    ONNX Runtime merges initializers of equal content, and its BatchNormalization kernel writes updated statistics that
-    are no graph output in place of the old ones. In a fresh network the running mean equals the bias (zeros) and the
-    running variance the scale (ones), so that each run would silently change the weights (seen with 1.31.1). As the
-    output Y does not depend on them in training mode, any content that no other initializer has will do.
+    ONNX Runtime merges initializers of equal content, and its BatchNormalization kernel overwrites old statistics with
+    updated ones that are no graph output. In a fresh network the running mean equals the bias (zeros) and the running
+    variance the scale (ones), so each run would silently change the weights (seen with 1.31.1). Output Y does not
+    depend on the statistics in training mode, so the new ones may have any content that no other initializer has.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -30,6 +30,7 @@ class IsolateStatisticsPass(ir.passes.InPlacePass):
                 before = node.inputs[source]
                 after = node.outputs[target] if len(node.outputs) > target else None
                 unread = after is None or not (after.uses() or after.is_graph_output())
+                # Statistics that are graph inputs are never merged, and updated ones that are outputs have own memory.
                 if before is not None and before.is_initializer() and unread:
                     node.replace_input_with(source, _unlike_any(model, before))
                     modified = True
@@ -37,11 +38,12 @@ class IsolateStatisticsPass(ir.passes.InPlacePass):
 
 
 def _unlike_any(model: ir.Model, statistic: ir.Value) -> ir.Value:
-    """Returns a new initializer of the dtype and shape of `statistic` whose content no other one has."""
+    """Adds an initializer of the dtype and shape of `statistic` with content that no other initializer has."""
     initializers = model.graph.initializers
     tensor = statistic.const_value
     assert tensor is not None
     shape, dtype = tuple(tensor.shape.numpy()), tensor.dtype
+    # One element tells contents apart, as the new one has the same number everywhere.
     taken = {
         float(other.const_value.numpy().flat[0])
         for other in initializers.values()

@@ -1,4 +1,4 @@
-"""Write Swish as the ops that it is made of, where ONNX Runtime has no kernel."""
+"""Replace Swish by Sigmoid and Mul at opsets where ONNX Runtime cannot run it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import onnx_ir as ir
 
 from onnxtrain.passes.tidy.replace_value import stand_in, write_before
 
+# The opset that has introduced Swish, and whose function body ONNX Runtime knows.
 _FUNCTION_SINCE = 24
 
 
 class SwishPass(ir.passes.InPlacePass):
-    """Rewrite Swish of opset 25 and later as x·Sigmoid(alpha·x).
+    """Rewrite Swish as x·Sigmoid(alpha·x) in models of opset 25 and later.
 
-    ONNX Runtime (1.32) has Swish as a function alone, and finds it at the opset of the function only: a model of opset
-    25 with a Swish does not load.
+    ONNX Runtime (1.32) has no kernel for Swish, only its function body, and that only at opset 24: a model of opset 25
+    with a Swish does not load.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -35,6 +36,7 @@ def _write(node: ir.Node) -> None:
     alpha, scaled = node.attributes.get_float("alpha", 1.0), x
     if alpha != 1.0:
         factor = write_before(node, "alpha", "Constant", value_float=alpha)
+        # The dtype of x may not be known; CastLike takes it over.
         factor = write_before(node, "alpha_like", "CastLike", factor, x)
         scaled = write_before(node, "scaled", "Mul", x, factor)
     gate = write_before(node, "gate", "Sigmoid", scaled)

@@ -1,22 +1,23 @@
-"""Write recurrent layers that have the batch as their first axis with the time first."""
+"""Rewrite recurrent layers with layout=1 (batch first) as layers with layout=0 (time first)."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
 _LAYERS = frozenset({"GRU", "LSTM", "RNN"})
+# Permutation of X [batch, time, input] to [time, batch, input], of states [batch, directions, hidden] to [directions,
+# batch, hidden], and of both back.
 _SEQUENCES_FIRST = (1, 0, 2)
-"""From X [batch, time, input] to [time, batch, input], and of states from [batch, directions, hidden], or back."""
+# Permutation of Y [time, directions, batch, hidden] to [batch, time, directions, hidden].
 _BATCH_FIRST = (2, 0, 1, 3)
-"""From Y [time, directions, batch, hidden] to [batch, time, directions, hidden]."""
+# Indices of X, initial_h and initial_c.
 _BATCHED_INPUTS = (0, 5, 6)
-"""X, initial_h and initial_c."""
 
 
 class TimeFirstPass(ir.passes.InPlacePass):
-    """Rewrite recurrent layers with layout=1 as transposes around the same layer with layout=0.
+    """Rewrite GRU, LSTM and RNN with layout=1 as the layer with layout=0 between transposes.
 
-    ONNX Runtime (1.32) has no kernels with layout=1.
+    ONNX Runtime (1.32) has no kernels for layout=1.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -42,6 +43,7 @@ def _rewrite(node: ir.Node) -> None:
             node.prepend([swap])
             node.replace_input_with(index, swap.outputs[0])
     attributes = [attribute for attribute in node.attributes.values() if attribute.name != "layout"]
+    # A new node: the old one keeps its outputs, and with them all readers, until the transposes have taken over.
     layer = ir.Node(
         node.domain, node.op_type, node.inputs, attributes, num_outputs=len(node.outputs), name=node.name
     )

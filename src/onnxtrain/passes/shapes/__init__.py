@@ -1,1 +1,1 @@
-"""Infer dtypes, ranks and shapes, and forget the shapes that no longer hold."""
+"""Infer dtypes, ranks and shapes, remove outdated ones, and rewrite ops whose shapes onnx infers wrongly."""

@@ -1,4 +1,4 @@
-"""Write poolings with ceil_mode without it, so that nobody miscounts their windows."""
+"""Rewrite poolings with ceil_mode=1 as ceil_mode=0 with more padding; onnx and ONNX Runtime miscount their windows."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants
 
 _POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
+# Metadata key of a pooling that keeps its ceil_mode, as a Slice behind it cuts off the wrong windows.
 _SLICED = "onnxtrain.ceil_mode"
-"""Key in the metadata of a pooling that keeps its ceil_mode, because a Slice behind it counts the windows."""
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """The windows along one axis with ceil_mode.
+    """Windows of a pooling with ceil_mode along one spatial axis.
 
     Attributes:
-        size: what they slide over, None where that is symbolic; `begin` and `end` its padding.
-        kernel: taps of a window; `extent` from the first to the last of them.
-        stride: from one window to the next.
+        size: size of the input; None if symbolic.
+        begin: padding in front of the input.
+        end: padding behind the input.
+        kernel: number of taps of a window, e.g. 3.
+        extent: elements from the first tap to the last, (kernel - 1)·dilation + 1, e.g. 5 with dilation 2.
+        stride: elements from one window to the next.
     """
 
     size: int | None
@@ -35,16 +38,16 @@ class _Axis:
 
     @property
     def longest(self) -> int:
-        """The end padding with which floor mode has as many windows, whatever the size.
+        """End padding with which floor mode has as many windows as ceil mode, for any input size.
 
-        Rounding up is rounding down with a stride less one more. A window that starts behind the input does not
-        count: it would need the padding of a whole extent.
+        ceil(n / stride) = floor((n + stride - 1) / stride). A window that starts behind the input does not count; it
+        would need a whole extent of padding.
         """
         return min(self.end + self.stride - 1, self.extent - 1)
 
     @property
     def needed(self) -> int:
-        """The least such padding, where the size is known: the last window reads all of it."""
+        """Least end padding for the same windows: up to the end of the last one. `longest` if the size is symbolic."""
         if self.size is None:
             return self.longest
         last = (self.size + self.begin + self.longest - self.extent) // self.stride
@@ -52,21 +55,21 @@ class _Axis:
 
 
 class CeilModePass(ir.passes.InPlacePass):
-    """Rewrite poolings with ceil_mode by the end padding that floor mode needs for the same windows.
+    """Rewrite poolings with ceil_mode=1 as ceil_mode=0 with the end padding that gives the same windows.
 
-    The specification ignores a window that would start in the end padding, as PyTorch does. Shape inference (onnx
-    1.23) counts it, and so does ONNX Runtime 1.20, which also divides averages that include the padding by positions
-    beyond it. All agree on floor mode. What a pooling computes stays the same, for symbolic sizes too.
+    By the specification, and in PyTorch, a window that would start in the end padding does not count. onnx's shape
+    inference (1.23) counts it. So does ONNX Runtime 1.20, which also includes positions beyond the padding in averages
+    with count_include_pad. All agree on ceil_mode=0. Results stay the same, also for symbolic sizes.
 
-    ONNX Runtime takes no padding as long as the kernel, which dilated windows may need: their results are cut to the
-    windows that count.
+    Dilated windows may need padding as long as the kernel, which ONNX Runtime refuses: there the pooling keeps
+    ceil_mode, and a Slice cuts off the windows that do not count.
     """
 
     def __init__(self, *, keep_sizes: bool = False) -> None:
-        """Sets what is done with the sizes that follow.
+        """Choose between keeping and removing annotated sizes.
 
         Args:
-            keep_sizes: Whether those that are annotated are right; else they are forgotten, to be inferred again.
+            keep_sizes: True if annotated sizes are right. False removes those behind the poolings, to be inferred anew.
         """
         super().__init__()
         self._keep_sizes = keep_sizes
@@ -94,7 +97,8 @@ def _counts_up(node: ir.Node) -> bool:
 
 
 def _rewrite(node: ir.Node) -> None:
-    if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):  # says how many windows there are
+    # auto_pad SAME prescribes the number of windows, ceil(size / stride), in either mode.
+    if node.attributes.get_string("auto_pad", "NOTSET").startswith("SAME"):
         _set(node, ceil_mode=0)
         return
     axes = _axes(node)
@@ -103,7 +107,8 @@ def _rewrite(node: ir.Node) -> None:
     if node.attributes.get_int("count_include_pad", 0) and any(
         a.needed > a.end or a.size is None for a in axes
     ):
-        # What lies beyond the padding does not count in the average: let the padding be input, and the rest padding.
+        # The average includes the given padding but not what ceil_mode adds: the former is written as zeros of the
+        # input, the latter becomes padding that does not count.
         if any(axis.begin or axis.end for axis in axes):
             _pad_before(node, axes)
         begins, ends = [0] * len(axes), [max(0, axis.needed - axis.end) for axis in axes]
@@ -112,13 +117,14 @@ def _rewrite(node: ir.Node) -> None:
     if all(end < axis.kernel for end, axis in zip(ends, axes, strict=True)):
         _set(node, ceil_mode=0, pads=begins + ends)
     else:
+        # The Pad in front has written the padding out already.
         if node.inputs[0] is not source:
             _set(node, pads=[0] * 2 * len(axes))
         _cut_after(node, source, axes)
 
 
 def _axes(node: ir.Node) -> list[_Axis]:
-    """Return the spatial axes of a pooling with explicit padding."""
+    """Return the spatial axes of a pooling whose padding is given by `pads`."""
     kernel = _integers(node, "kernel_shape", [])
     rank = len(kernel)
     pads = _integers(node, "pads", [0] * 2 * rank)
@@ -140,7 +146,7 @@ def _axes(node: ir.Node) -> list[_Axis]:
 
 
 def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
-    """Let the pooling read its input with the padding around it."""
+    """Insert a Pad with the padding of `axes` before a pooling."""
     value = node.inputs[0]
     assert value is not None
     amounts = _constant([0, 0, *(axis.begin for axis in axes), 0, 0, *(axis.end for axis in axes)])
@@ -155,7 +161,10 @@ def _pad_before(node: ir.Node, axes: Sequence[_Axis]) -> None:
 
 
 def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) -> None:
-    """Keep the windows that count, by the sizes of `source`, of all results of the pooling."""
+    """Append a Slice to each output of a pooling, to as many windows as count for the run-time sizes of `source`.
+
+    Floor mode with padding `longest` has (size + begin + longest - extent) // stride + 1 windows.
+    """
     node.metadata_props[_SLICED] = "cut"
     rank = len(axes)
     sizes = ir.node("Shape", [source], {"start": 2})
@@ -170,6 +179,7 @@ def _cut_after(node: ir.Node, source: ir.Value | None, axes: Sequence[_Axis]) ->
         if not value.name:
             continue
         cut = ir.Value(name=value.name, type=value.type, shape=value.shape)
+        # Readers and graph outputs know the cut result under the old name.
         value.name, value.shape = f"{value.name}_with_empty_windows", None
         value.replace_all_uses_with(cut, replace_graph_outputs=True)
         inputs = [value, *(n.outputs[0] for n in (starts, counts, places))]

@@ -1,7 +1,7 @@
-"""Make a batch that was fixed when the model was exported symbolic.
+"""Make the batch size of a model symbolic that was exported for a fixed number of samples.
 
-What has the number of samples baked in besides the inputs is rewritten: constant target shapes of Reshape, Expand and
-Resize, and constants with one row per sample that are concatenated with samples or are initial states of recurrent ops.
+The number is baked into the inputs' shapes, into constant target shapes of Reshape, Expand and Resize, and into
+constants with one row per sample: operands of Concat and initial states of recurrent layers. All are rewritten.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from onnxtrain.passes.tidy.constants import mark_constant
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
 _RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
-_MAX_VALUES = 64  # elements of integers that are followed as values: shapes, not data
+# Integer tensors of up to this many elements may be shapes, and are evaluated; larger ones are data.
+_MAX_VALUES = 64
 
 
 def fixed_batch(model: ir.Model) -> int | None:
-    """Returns the size along axis 0 that all inputs have; None where it is symbolic.
+    """Returns the size of axis 0 of the inputs, e.g. 32; None if it is symbolic in all of them.
 
     Raises:
-        ModelError: the inputs have several.
+        ModelError: inputs have different static sizes along axis 0.
     """
     sizes = {
         value.shape[0]
@@ -42,7 +43,13 @@ def fixed_batch(model: ir.Model) -> int | None:
 
 
 def free_batch(model: ir.Model, batch: int, name: str) -> None:
-    """Makes axis 0 of the inputs symbolic, in place, and forgets all shapes that may follow from it."""
+    """Makes axis 0 of the inputs symbolic, in place, and removes all inferred shapes.
+
+    Args:
+        model: the model.
+        batch: present size of axis 0; inputs of another size stay as they are.
+        name: name of the symbolic dimension, e.g. "batch".
+    """
     for graph in model.graphs():
         for node in graph:
             for output in node.outputs:
@@ -53,13 +60,13 @@ def free_batch(model: ir.Model, batch: int, name: str) -> None:
 
 
 class DynamicBatchPass(ir.passes.InPlacePass):
-    """Rewrite what has a fixed number of samples baked in; inputs have a symbolic axis 0 already.
+    """Rewrite ops with a constant number of samples. Expects a symbolic axis 0 of the inputs: see :func:`free_batch`.
 
-    The result is right only if the model treats its samples one by one, which the caller has to check.
+    Leaves a model for any number of samples, if the model treats samples independently; the caller must check that.
     """
 
     def __init__(self, batch: int) -> None:
-        """Name the number of samples that the model was exported for."""
+        """Take the number of samples that the model was exported for, e.g. 1."""
         super().__init__()
         self._batch = batch
 
@@ -74,7 +81,10 @@ class DynamicBatchPass(ir.passes.InPlacePass):
 
 
 class _Walk:
-    """Follows the shapes at the exported number of samples and at another one through a graph."""
+    """Infers the shapes of a graph at two batch sizes, node by node, and rewrites nodes on the way.
+
+    Whatever differs between the exported batch size and the trial one depends on the batch.
+    """
 
     def __init__(self, model: ir.Model, batch: int) -> None:
         self._model = model
@@ -82,9 +92,12 @@ class _Walk:
         self._symbol = next(
             value for value in model.graph.inputs if value.shape and not isinstance(value.shape[0], int)
         )
+        # Dimensions by value name, at the exported batch size and at the trial one; None where inference fails.
         self._before = static_dims_at(model, batch)
         self._after: dict[str, Dims | None] = {}
+        # Small integer tensors that depend on the batch, at the trial size: shapes that the model computes.
         self._values: dict[str, np.ndarray] = {}
+        # For values whose batch axis is merged with others, [T·batch, ...]: T, the elements outside of the samples.
         self._inside: dict[str, int] = {}
         self._opsets = [onnx.helper.make_opsetid(d, v) for d, v in model.graph.opset_imports.items()]
         self.modified = False
@@ -92,7 +105,7 @@ class _Walk:
             self._after[str(value.name)] = concrete_dims(value, TRIAL)
 
     def visit(self, node: ir.Node) -> None:
-        """Rewrites a node where it has to be, and notes the shapes of its outputs."""
+        """Rewrites `node` if a constant batch size is in it, and notes the shapes of its outputs at the trial size."""
         if node.domain == "":
             rewrite = getattr(self, f"_rewrite_{node.op_type.lower()}", None)
             if node.op_type in _RECURRENT:
@@ -102,13 +115,13 @@ class _Walk:
         self._note(node)
 
     def forget_shapes(self) -> None:
-        """Forgets the shapes that have followed from the number of samples."""
+        """Removes annotated shapes that depend on the batch."""
         for node in self._model.graph:
             for output in node.outputs:
                 if self._carries(output):
                     output.shape = None
 
-    # The rewrites: each for a node of which an input depends on the number of samples.
+    # Rewrites by op type, called for nodes with an input that depends on the batch.
 
     def _rewrite_reshape(self, node: ir.Node) -> None:
         data, target = node.inputs[:2]
@@ -116,6 +129,7 @@ class _Walk:
         if data is None or wanted is None:
             return
         before, after = self._dims(data), self._after.get(str(data.name))
+        # The batch stays axis 0: 0 copies it from the input, and leaves -1 for another axis.
         stays = before is not None and before[:1] == (self._batch,) and wanted[:1].tolist() == [self._batch]
         if stays and (after is None or after[0] == TRIAL) and 0 not in wanted[1:]:
             node.attributes.pop("allowzero", None)
@@ -124,6 +138,7 @@ class _Walk:
         result = self._dims(node.outputs[0])
         if before is None or after is None or result is None:
             raise self._error(node, "the shape of its input is not known")
+        # Otherwise the axis that holds the batch becomes -1, which works for one axis only.
         place = axis_of_batch(before, after, result, self._batch, self._inside.get(str(data.name), 1))
         if place is None or 0 in result:
             raise self._error(
@@ -143,6 +158,7 @@ class _Walk:
             self._replace_constant(node, 1, [1, *wanted[1:].tolist()])
         if known is None or len(known) != len(before) or self._carries(data):
             return
+        # The target shape follows the batch, and a constant of one row per sample would not expand to it.
         for axis in np.flatnonzero(known == TRIAL).tolist():
             if before[axis] == self._batch:
                 node.replace_input_with(0, self._one_row(node, data, before, axis))
@@ -154,6 +170,7 @@ class _Walk:
             node.replace_input_with(3, self._shape(node, node.inputs[0], sizes[1:].tolist()))
 
     def _rewrite_concat(self, node: ir.Node) -> None:
+        # Along the batch axis rows of any number may be appended.
         if node.attributes.get_int("axis", 0) == 0:
             return
         for index, value in enumerate(node.inputs):
@@ -162,7 +179,7 @@ class _Walk:
                 self._repeat(node, index, value, dims, 0)
 
     def _rewrite_recurrent(self, node: ir.Node) -> None:
-        """Initial states [directions, batch, hidden] that are constants."""
+        """Expands constant initial states [directions, batch, hidden] to the batch size; drops zero ones."""
         axis = 0 if node.attributes.get_int("layout", 0) else 1
         if not self._carries(node.inputs[0]):
             return
@@ -173,13 +190,14 @@ class _Walk:
                 continue
             tensor = value.const_value
             if tensor is not None and not np.any(tensor.numpy()):
-                node.replace_input_with(index, None)  # zeros are what they start from
+                # An absent state is zero.
+                node.replace_input_with(index, None)
                 self.modified = True
             else:
                 self._repeat(node, index, value, dims, axis)
 
     def _repeat(self, node: ir.Node, index: int, value: ir.Value, dims: Dims, axis: int) -> None:
-        """Repeats an input that has the same row for each sample as often as there are samples."""
+        """Replaces input `index`, which has equal rows along `axis`, by one row expanded to the batch size."""
         row = self._one_row(node, value, dims, axis)
         shape = self._shape(node, self._symbol, dims[axis + 1 :], dims[:axis])
         expanded = ir.node("Expand", [row, shape])
@@ -191,9 +209,14 @@ class _Walk:
         self.modified = True
 
     def _one_row(self, node: ir.Node, value: ir.Value, dims: Dims, axis: int) -> ir.Value:
-        """Returns a value that has one row along an axis, of one that repeats it for each sample."""
+        """Returns the first row along `axis` of a constant whose rows are all equal.
+
+        Raises:
+            ModelError: the rows differ.
+        """
         if dims[axis] == 1:
             return value
+        # An Expand of one row needs no new constant: its input is the row.
         producer = value.producer()
         if producer is not None and producer.op_type == "Expand":
             inner = self._dims(producer.inputs[0])
@@ -208,7 +231,7 @@ class _Walk:
     def _shape(
         self, node: ir.Node, samples: ir.Value | None, tail: Sequence[int], head: Sequence[int] = ()
     ) -> ir.Value:
-        """Appends head + [number of samples] + tail before `node`."""
+        """Writes the int64 shape [*head, axis 0 of `samples`, *tail] before `node`."""
         prefix = f"{node.outputs[0].name}/samples"
         count = ir.node("Shape", [samples], {"start": 0, "end": 1})
         parts = [
@@ -239,10 +262,10 @@ class _Walk:
         self._model.graph.register_initializer(value)
         return value
 
-    # What is known of values.
+    # Queries about values.
 
     def _dims(self, value: ir.Value | None) -> Dims | None:
-        """The dimensions at the exported number of samples."""
+        """Returns the dimensions of a value at the exported batch size; None if not known."""
         if value is None:
             return None
         if value.const_value is not None:
@@ -250,14 +273,14 @@ class _Walk:
         return self._before.get(str(value.name))
 
     def _carries(self, value: ir.Value | None) -> bool:
-        """Whether the shape of a value depends on the number of samples."""
+        """Whether the shape of a value depends on the batch."""
         if value is None or str(value.name) not in self._after:
             return False
         after = self._after[str(value.name)]
         return after is None or after != self._dims(value)
 
     def _follows(self, value: ir.Value | None) -> bool:
-        """Whether the shape of a value, or integers in it, depend on the number of samples."""
+        """Whether the shape of a value, or its elements as a computed shape, depend on the batch."""
         return self._carries(value) or (value is not None and str(value.name) in self._values)
 
     def _constant(self, value: ir.Value | None) -> np.ndarray | None:
@@ -265,7 +288,7 @@ class _Walk:
         return None if tensor is None else tensor.numpy()
 
     def _note(self, node: ir.Node) -> None:
-        """Infers the shapes of the outputs at the trial number of samples."""
+        """Infers the shapes of the outputs at the trial batch size."""
         inputs = [value for value in node.inputs if value is not None]
         if not any(str(value.name) in self._after or str(value.name) in self._values for value in inputs):
             return
@@ -284,6 +307,7 @@ class _Walk:
             static = dims is not None and all(dim.HasField("dim_value") for dim in dims)
             after = tuple(dim.dim_value for dim in dims) if dims is not None and static else None
             self._after[str(output.name)] = after
+            # `_rewrite_reshape` has noted it for its result; other ops keep their axes in order.
             if node.op_type != "Reshape":
                 inside = [
                     self._inside[str(value.name)] for value in inputs if str(value.name) in self._inside
@@ -298,7 +322,8 @@ class _Walk:
             schema = onnx.defs.get_schema(
                 node.op_type, self._model.graph.opset_imports[node.domain], node.domain
             )
-        except (onnx.defs.SchemaError, KeyError):  # not an op of the standard
+        # onnx does not know the op: the shapes behind it stay unknown.
+        except (onnx.defs.SchemaError, KeyError):
             return {}
         try:
             result = onnx.shape_inference.infer_node_outputs(
@@ -320,7 +345,7 @@ class _Walk:
         return self._values.get(str(value.name))
 
     def _follow_values(self, node: ir.Node) -> None:
-        """Computes integers that follow from shapes, such as the target of a Reshape."""
+        """Computes small integer tensors that depend on the batch, e.g. the target shape of a Reshape."""
         if node.op_type == "Shape" and node.inputs[0] is not None:
             dims = self._after.get(str(node.inputs[0].name))
             if dims is not None:

@@ -1,4 +1,4 @@
-"""Say why nothing is known of a value: of which op before it onnx knows no shapes."""
+"""Explain in error messages why the dtype or rank of a value is unknown."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import onnx_ir as ir
 
 
 def why_untyped(value: ir.Value) -> str:
-    """Return a sentence for a message about a value of unknown dtype or rank, naming the op that leaves it open.
+    """Return a sentence that names the op because of which dtype or rank of `value` are unknown.
 
-    The op is one whose result is unknown though its inputs are known, the nearest to the value. Empty if there is none.
+    It is the nearest op before `value` whose inputs are known and whose result is not. "" if there is none.
     """
+    # Breadth first, so that the nearest such op is found first.
     waiting, seen = deque([value]), {value}
     while waiting:
         producer = waiting.popleft().producer()

@@ -1,4 +1,4 @@
-"""Find ranks that the ops imply where a model declares none."""
+"""Find ranks of undeclared values from the ops that read or write them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
+# Ops whose first result has as many axes as their first input.
 _SAME = frozenset(
     {
         *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos"),
@@ -18,20 +19,20 @@ _SAME = frozenset(
         *("GlobalAveragePool", "GlobalLpPool", "CenterCropPad", "GroupNormalization", "Bernoulli"),
     }
 )
-"""Ops whose first result has as many axes as their first input."""
 
+# Those whose first result has the dtype of the first input, too. onnx does not infer it through functions if a rank is
+# missing.
 _SAME_DTYPE = _SAME - {"Bernoulli", "Cast"}
-"""Those whose first result has its dtype, too; shape inference does not go through functions without a rank."""
 
 _Ranks = Mapping[ir.Value | None, int | None]
 
 
 class ImpliedRanksPass(ir.passes.InPlacePass):
-    """Give values without a shape the rank that their ops prescribe, and the dtype, in the main graph.
+    """Give values of the main graph that have no shape the rank and dtype that their readers and writers imply.
 
-    Sizes stay unknown. A convolution has as many axes as its weight, a recurrent layer three, a pooling two more than
-    its kernel; what computes their inputs elementwise has as many. Shape inference goes forward from declared shapes
-    only.
+    Sizes stay unknown. Input and result of a convolution have as many axes as its weight, those of a recurrent layer
+    three, those of a pooling two more than its kernel; elementwise ops pass ranks on in both directions. onnx's shape
+    inference goes forward from declared shapes only.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -41,6 +42,7 @@ class ImpliedRanksPass(ir.passes.InPlacePass):
             if node.domain == "" and node.op_type in _SAME_DTYPE and node.outputs[0].type is None:
                 node.outputs[0].type = None if node.inputs[0] is None else node.inputs[0].type
                 modified |= node.outputs[0].type is not None
+        # Backwards, so that a rank goes through a chain of elementwise ops to the input of the graph.
         for node in reversed(model.graph):
             if node.domain != "" or all(value is None or value.shape is not None for value in _ends(node)):
                 continue
@@ -68,7 +70,7 @@ def _ranks(node: ir.Node) -> _Ranks:
 
 
 def reduces_to_scalar(node: ir.Node) -> bool:
-    """Return whether an op reduces over all axes, and keeps none of them."""
+    """Return whether `node` reduces over all axes without keepdims, so that its result is a scalar."""
     return (
         node.domain == ""
         and node.op_type.startswith("Reduce")
@@ -90,7 +92,7 @@ def _reduction(node: ir.Node) -> _Ranks:
 
 
 def _images(count: int) -> Callable[[ir.Node], _Ranks]:
-    """Of ops on images whose first `count` inputs, and outputs, have two axes more than the kernel."""
+    """Make a rule for ops on images: the first `count` inputs and all outputs have two axes more than the kernel."""
 
     def find(node: ir.Node) -> _Ranks:
         rank = _rank_of_kernel(node)
@@ -108,6 +110,8 @@ def _rank_of_kernel(node: ir.Node) -> int | None:
 
 
 def _fixed(inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Callable[[ir.Node], _Ranks]:
+    """Make a rule for ops whose first inputs and outputs have these ranks, e.g. Gemm: (2, 2) and (2,)."""
+
     def find(node: ir.Node) -> _Ranks:
         ends = [*zip(node.inputs, inputs, strict=False), *zip(node.outputs, outputs, strict=False)]
         return dict(ends)
@@ -130,7 +134,13 @@ def _einsum(node: ir.Node) -> _Ranks:
 
 
 def _counted(*places: int, per_axis: int = 1, axes: int | None = None) -> Callable[[ir.Node], _Ranks]:
-    """Of ops with an input that lists `per_axis` numbers for each axis, unless they name the axes."""
+    """Make a rule for ops with an input that lists `per_axis` numbers for each axis, e.g. 2 for the pads of Pad.
+
+    Args:
+        places: indices of such inputs.
+        per_axis: numbers per axis.
+        axes: index of the input that names the axes; if it is there, the lists are for these axes only.
+    """
 
     def find(node: ir.Node) -> _Ranks:
         named = "axes" in node.attributes or (
@@ -162,6 +172,7 @@ def _concat(node: ir.Node) -> _Ranks:
     return dict.fromkeys(values, known)
 
 
+# X, W, R, B, sequence_lens, initial_h, initial_c, P; Y, Y_h, Y_c. With layout=1 the ranks are the same.
 _RECURRENT = _fixed((3, 3, 3, 2, 1, 3, 3, 2), (4, 3, 3))
 _RULES: Mapping[str, Callable[[ir.Node], _Ranks]] = {
     "AffineGrid": _fixed((3,), ()),

@@ -1,4 +1,4 @@
-"""Infer dtypes and shapes with symbolic dimensions."""
+"""Infer dtypes and shapes, with symbolic dimensions, by onnx's shape inference and constant folding."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from onnxtrain.passes.shapes.vector_inputs import VectorsPass
 from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
 from onnxtrain.passes.tidy.unique_names import name_apart
 
-# onnx's names for dimensions it knows nothing about. Each run counts from zero, so one name from two runs
-# would declare two unrelated dimensions equal.
+# Prefix of onnx's names for unknown dimensions. Each run counts from zero, so that one name from two runs would declare
+# two unrelated dimensions equal.
 _GENERATED = "unk__"
 
+# Between name and graph in names of constants that are copied to subgraphs.
 _COPIED = "::"
+# Constants of up to this many elements may be axes, sizes, pads or scales, whose values inference needs.
 _SMALL = 64
-"""Elements of a constant that may be axes, sizes, pads or scales."""
 
-# Propagating data costs onnx (1.23) some 150 bytes for each element of a tensor of rank 1, whatever is in it.
+# Data propagation costs onnx (1.23) some 150 bytes for each element of a vector, whatever the vector holds: gigabytes
+# for vectors of millions of elements. Above this number of elements in all vectors it is left out.
 _MAX_ELEMENTS = 1 << 21
 
 
 def settle_shapes(model: ir.Model) -> ir.Model:
     """Infer shapes and fold shape arithmetic in turns, in place, until neither finds more; return `model`.
 
-    Ranks that the model leaves open come from the ops. Poolings, Resizes and ConvTransposes whose sizes shape inference
-    miscounts are rewritten: what is folded must not follow from them. An If whose condition turns out to be constant
-    becomes the branch that is taken, sequences of known tensors become these, and those that a Loop appends to what it
-    scans; the state of a Loop gets the shape that each iteration keeps. Data are propagated last, when all static sizes
-    are known that could make it costly.
+    The steps in between find missing ranks, rewrite ops whose sizes onnx infers wrongly (before anything is folded from
+    these sizes), and remove branches and sequences that turn out to be constant. Expects a model without functions;
+    leaves shapes on all values for which onnx can infer them.
     """
     loops = LoopStatePass(lambda trial: infer_shapes(trial, propagate=False))
     steps = (
@@ -56,6 +56,7 @@ def settle_shapes(model: ir.Model) -> ir.Model:
         FoldConstantsPass(),
         loops,
     )
+    # Data propagation comes last: the static sizes found before tell whether it would cost too much memory.
     for propagate in (False, True) if _computes_with_shapes(model) else (False,):
         infer_shapes(model, propagate=propagate)
         while any(step(model).modified for step in steps):
@@ -64,24 +65,25 @@ def settle_shapes(model: ir.Model) -> ir.Model:
 
 
 def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
-    """Annotate the values of `model` in place with the dtypes and shapes that onnx can infer, and return it.
+    """Annotate the values of `model` with the dtypes and shapes that onnx infers, in place; return `model`.
 
-    Unknown dimensions get names `unk__<n>`, values of subgraphs names of their own. Ops that onnx does not know, and
-    for which nobody has stated a twin, end the inference downstream of them; they are no error.
+    Unknown dimensions get names `unk__<n>`; values of subgraphs get unique names. Values behind an op that onnx does
+    not know, and that has no twin (`unknown_ops.TWINS`), stay without shape; that is no error.
 
     Args:
         model: Any model.
-        propagate: Whether to follow shape computations through Shape, Gather, Concat and the like, which onnx_ir's
-            own pass prevents: it hands initializers over as inputs, and then they are no constants. This is
-            not done in models with vectors of millions of elements, which it would cost gigabytes.
+        propagate: True follows shape computations through Shape, Gather, Concat and the like, except in models with
+            vectors of millions of elements. onnx_ir's own pass does not: it hands initializers over as inputs.
     """
     for graph in model.graphs():
         for value in (*graph.inputs, *(out for node in graph for out in node.outputs)):
             value.shape = _without_generated_names(value.shape)
+    # onnx (1.23) keeps propagated data by name and would mix up two values of one name in different subgraphs.
     name_apart(model)
     lean = lean_proto(model)
     add_twins(model, lean)
     _share_constants(lean.graph, {})
+    # A first run without data tells the sizes of vectors, on which the cost of propagating data depends.
     inferred = onnx.shape_inference.infer_shapes(lean, data_prop=False)
     if propagate and _computes_with_shapes(model) and _vector_elements(inferred.graph) <= _MAX_ELEMENTS:
         _forget_generated_names(inferred.graph)
@@ -91,7 +93,7 @@ def infer_shapes(model: ir.Model, *, propagate: bool = True) -> ir.Model:
 
 
 def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProto]) -> None:
-    """Copy small initializers to the subgraphs that read them: onnx looks for axes and sizes in one graph only."""
+    """Copy small initializers to the subgraphs that read them: onnx finds constants in a node's own graph only."""
     read = {name: None for node in graph.node for name in node.input if name in outer}
     copies = {name: f"{name}{_COPIED}{graph.name}" for name in read}
     for name, copied in copies.items():
@@ -110,13 +112,13 @@ def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProt
 
 
 def _computes_with_shapes(model: ir.Model) -> bool:
-    """Whether there is anything that propagating data could tell."""
+    """Whether the model has a Shape or Size: without one, data propagation finds nothing more."""
     nodes = (*model.graph.all_nodes(), *(node for f in model.functions.values() for node in f.all_nodes()))
     return any(node.op_type in ("Shape", "Size") and node.domain == "" for node in nodes)
 
 
 def _vector_elements(graph: onnx.GraphProto) -> int:
-    """Returns the number of elements of all tensors of rank 1 whose size is known, in subgraphs too."""
+    """Returns the number of elements of all vectors of static size, in subgraphs, too."""
     total = 0
     for info in (*graph.input, *graph.value_info, *graph.output):
         dims = info.type.tensor_type.shape.dim
@@ -125,6 +127,7 @@ def _vector_elements(graph: onnx.GraphProto) -> int:
 
 
 def _forget_generated_names(graph: onnx.GraphProto) -> None:
+    # The second run counts from zero again.
     for info in (*graph.input, *graph.value_info, *graph.output):
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param.startswith(_GENERATED):
@@ -142,9 +145,10 @@ def _bodies(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def _annotate(graph: ir.Graph, inferred: onnx.GraphProto) -> None:
-    """Give the values of a graph, and of its subgraphs, what its twin says of them."""
+    """Give values of `graph` and its subgraphs the types and shapes in `inferred`, the proto made from `graph`."""
     known = {info.name: info.type for info in (*inferred.input, *inferred.value_info, *inferred.output)}
-    for value, info in zip(graph.inputs, inferred.input, strict=False):  # the twin has more, at the end
+    # The proto has big initializers as further inputs at the end.
+    for value, info in zip(graph.inputs, inferred.input, strict=False):
         _describe(value, info.type)
     for node, twin in zip(graph, inferred.node, strict=True):
         for value, name in zip(node.outputs, twin.output, strict=False):

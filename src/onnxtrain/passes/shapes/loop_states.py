@@ -1,4 +1,4 @@
-"""Find the shapes that the state of loops keeps."""
+"""Find the shapes of loop states that stay the same in every iteration."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _Dims = tuple[int | str | None, ...]
 
 
 class LoopStatePass(ir.passes.InPlacePass):
-    """Give the state of each Loop the shape that it has before and after every iteration, in subgraphs too.
+    """Annotate the state of each Loop with the dimensions that no iteration changes, in subgraphs, too.
 
-    The state may change its shape from one iteration to the next, so that shape inference says nothing of it. What is
-    true of its first value, and what an iteration then keeps, is true of all: sizes that an iteration changes are given
-    up, one round of inference after another.
+    onnx infers nothing for a state, as its shape may change between iterations. The pass proves shapes by induction: it
+    assumes the shape of the initial value, infers the shape after one iteration, drops dimensions that differ, and
+    repeats until nothing differs. Expects inferred shapes of the initial values.
 
     Args:
         infer: Annotates a model with shapes, in place.
@@ -29,6 +29,8 @@ class LoopStatePass(ir.passes.InPlacePass):
         guesses = [_first_guess(node) for node in _loops(model)]
         if not any(_tells(node, guess) for node, guess in zip(_loops(model), guesses, strict=True)):
             return ir.passes.PassResult(model, False)
+        # Each round gives up at least one dimension or stops. Assumptions are tried on a copy: wrong ones must not
+        # stay.
         changed = True
         while changed:
             trial = model.clone()
@@ -50,7 +52,7 @@ def _loops(model: ir.Model) -> Iterator[ir.Node]:
 
 
 def _states(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Return the state as an iteration sees it, and as the node returns it."""
+    """Return the state values of a Loop: as inputs of the body, and as outputs of the node."""
     count = len(node.inputs) - 2
     return list(node.attributes["body"].as_graph().inputs[2:]), list(node.outputs[:count])
 
@@ -61,7 +63,7 @@ def _first_guess(node: ir.Node) -> list[_Dims | None]:
 
 
 def _tells(node: ir.Node, guess: list[_Dims | None]) -> bool:
-    """Whether a guess says more than is known already."""
+    """Whether `guess` has a shape for a state that is not annotated yet."""
     return any(
         dims is not None and (state.shape is None or result.shape is None)
         for state, result, dims in zip(*_states(node), guess, strict=True)
@@ -75,7 +77,7 @@ def _dims(value: ir.Value | None) -> _Dims | None:
 
 
 def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
-    """Annotate the state of a loop; return whether that is new."""
+    """Annotate states of a Loop that have no shape with the guess; return whether there are any."""
     modified = False
     for state, result, dims in zip(*_states(node), guess, strict=True):
         for value in (state, result):
@@ -86,7 +88,7 @@ def _assume(node: ir.Node, guess: list[_Dims | None]) -> bool:
 
 
 def _kept(node: ir.Node, guess: list[_Dims | None]) -> list[_Dims | None]:
-    """Return what of the guess an iteration keeps."""
+    """Return the guess without the dimensions that differ after an iteration."""
     after = node.attributes["body"].as_graph().outputs[1:]
     return [_common(dims, _dims(value)) for dims, value in zip(guess, after, strict=False)]
 

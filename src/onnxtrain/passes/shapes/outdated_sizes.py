@@ -1,7 +1,7 @@
-"""Forget the sizes that follow from something that has changed, to be inferred again.
+"""Remove annotated sizes that depend on something that has changed, so that they are inferred anew.
 
-Ranks stay: no standard op makes them from the elements of its inputs, but for those that choose between graphs. Those
-of the model's outputs stay behind these, too, and what is reduced to a scalar is one.
+Ranks stay, as no standard op derives its rank from the elements of its inputs, except If and Loop, which choose between
+graphs. Behind these ranks are removed, too, but not of the model's outputs and of reductions to a scalar.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from onnxtrain.passes.shapes.implied_ranks import reduces_to_scalar
 
-# Inputs whose values say what shape the outputs have; also those of all ops that reduce, their axes.
+# Indices, by op, of inputs whose elements determine the shape of the outputs. Reductions have theirs in the next table.
 _SHAPING: dict[str, tuple[int, ...]] = {
     "AffineGrid": (1,),
     "BlackmanWindow": (0,),
@@ -43,17 +43,17 @@ _SHAPING: dict[str, tuple[int, ...]] = {
 }
 _REDUCTION_AXES = (1,)
 _CHOOSING = frozenset({"If", "Loop"})
-# What they give does not depend on the elements of what they take.
+# Ops whose results do not depend on the elements of their input, only on its shape.
 _SHAPE_ONLY = frozenset({"ConstantOfShape", "Shape", "Size"})
 
 
 def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) -> None:
-    """Remove the sizes of the outputs of a node, and of all nodes that follow from it, also in subgraphs.
+    """Remove the sizes of the outputs of `start` and of all values computed from them, also in subgraphs.
 
     Args:
         graph: the main graph.
-        start: the node.
-        ranks: whether the ranks of its outputs were wrong, too.
+        start: a node that has been rewritten.
+        ranks: True if the annotated ranks of its outputs are wrong, too.
     """
     declared = frozenset(graph.outputs)
     wrong = [value for value in start.outputs if ranks and value not in declared]
@@ -63,11 +63,11 @@ def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) 
 
 
 def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
-    """Remove the sizes that depend on the elements of `values`: those of a Resize by scales among them, and on.
+    """Remove the sizes that depend on elements of `values`, e.g. those behind a Resize whose scales are among them.
 
     Args:
         graph: the main graph.
-        values: inputs of it, of which nobody knows the elements when the model is built.
+        values: inputs of `graph`; their elements are not known when the model is built.
     """
     dependent = set(values)
     shaped: set[ir.Node] = set()
@@ -95,13 +95,16 @@ def _forget(
     changed: dict[ir.Value, bool],
     declared: frozenset[ir.Value],
 ) -> bool:
-    """Remove the sizes of what `starts` and of all that follow; return whether `graph` has such.
+    """Remove the sizes of outputs of nodes for which `starts`, and of values computed from them.
 
     Args:
-        graph: the graph, of which nodes are visited in order.
-        starts: whether a node is one to start at.
-        changed: the values whose sizes were removed, and whether their ranks were.
-        declared: the outputs of the model.
+        graph: the graph, sorted.
+        starts: True for nodes to start at.
+        changed: values whose sizes have been removed; True if their rank has been, too. Filled on the way.
+        declared: outputs of the model.
+
+    Returns:
+        True if a node of `graph` was concerned.
     """
     found = False
     for node in graph:

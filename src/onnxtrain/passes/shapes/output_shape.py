@@ -1,4 +1,4 @@
-"""Write transposed convolutions that make images smaller by their padding."""
+"""Replace `output_shape` of transposed convolutions that make images smaller by explicit padding."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 
 
 class OutputShapePass(ir.passes.InPlacePass):
-    """Replace the `output_shape` of a ConvTranspose by padding where one of its sizes is below that of the input.
+    """Replace `output_shape` of a ConvTranspose by `pads` if an output size is smaller than the input size.
 
-    There shape inference (onnx 1.23) gives up half-way, and leaves a result of too few axes. The padding is as ONNX's
-    `ConvTranspose` says, for sizes that are static.
+    onnx's shape inference (1.23) stops half-way for such nodes and leaves a result of too few axes. The pads are those
+    that the specification of ConvTranspose prescribes. Expects static spatial sizes; other nodes stay.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -30,11 +30,11 @@ class OutputShapePass(ir.passes.InPlacePass):
 
 
 def _pads(node: ir.Node) -> list[int] | None:
-    """Returns the padding, at all beginnings and then at all ends; None where the output need not be rewritten."""
+    """Returns `pads`, all beginnings and then all ends; None if the node need not or cannot be rewritten."""
     (x, weight), given = node.inputs[:2], node.attributes
     if x is None or weight is None or x.shape is None or weight.shape is None:
         return None
-    # Some runtimes' models write it with the batch and the channels.
+    # Some models write batch and channels into output_shape, too; the standard has spatial sizes only.
     rank = len(x.shape) - 2
     wanted = list(given["output_shape"].as_ints())[-rank:]
     ones, zeros = [1] * rank, [0] * rank
@@ -54,6 +54,7 @@ def _pads(node: ir.Node) -> list[int] | None:
         if total < 0:
             return None
         shrinks |= out < size
+        # Of an odd total, SAME_UPPER has the larger half at the end, everything else at the beginning.
         upper = given.get_string("auto_pad", "NOTSET") == "SAME_UPPER"
         begins.append(total // 2 if upper else total - total // 2)
         ends.append(total - begins[-1])

@@ -1,4 +1,4 @@
-"""Write a Resize whose scales are rounded so that everybody computes the sizes that are meant."""
+"""Correct rounded scales of Resize for which onnx and ONNX Runtime compute different sizes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants, mark_constant
 from onnxtrain.passes.tidy.replace_value import write_before
 
+# Relative distance to a whole number up to which size·scale was meant to be that number, rounded to float32.
 _ROUNDING = 1e-5
-"""How far a size times its scale may be from a whole number that it was meant to be, relative to it."""
 
 
 class ResizeSizesPass(ir.passes.InPlacePass):
-    """Replace scales where shape inference and ONNX Runtime disagree on the sizes that follow.
+    """Replace scales of a Resize if onnx's shape inference and ONNX Runtime derive different sizes from them.
 
-    TensorFlow's converters write the scale 0.7 where an image of 10 is to become one of 7. Shape inference (onnx 1.23)
-    rounds 10 times float32 0.7, which is less, down to 6; ONNX Runtime multiplies in float32, and gets 7. The next
-    larger float32 is clear to both. To the nearest neighbour that could make another one of what lies halfway: there
-    the sizes are written, of all axes, as ONNX Runtime (1.32) cannot move a Resize of some axes past a Transpose.
+    TensorFlow's converters write the scale 0.7 to resize 10 pixels to 7. In float32 it is slightly less than 0.7. onnx
+    (1.23) multiplies exactly and rounds down to 6; ONNX Runtime multiplies in float32 and gets 7. With the next larger
+    float32 both get 7. In mode `nearest` a larger scale could choose another neighbour, so sizes replace the scales
+    there: sizes of all axes, as ONNX Runtime (1.32) cannot move a Resize with `axes` past a Transpose.
+    Expects static sizes of the resized axes.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -42,7 +43,7 @@ class ResizeSizesPass(ir.passes.InPlacePass):
 
 
 def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
-    """Returns the axes that are resized and the sizes that they are meant to get, none where nobody disagrees."""
+    """Returns the resized axes and their intended sizes; two empty lists if onnx and ONNX Runtime agree."""
     source, *rest = node.inputs
     scales = rest[1].const_value if len(rest) > 1 and rest[1] is not None else None
     if (
@@ -62,7 +63,8 @@ def _meant(node: ir.Node) -> tuple[list[int], list[int]]:
             return [], []
         result = int(scale * np.float32(size))
         if abs(float(scale) * size - result) > _ROUNDING * result:
-            return [], []  # sizes would give another scale
+            # Writing the sizes would change the scale, by which positions are computed.
+            return [], []
         disagree |= math.floor(float(scale) * size) != result
         axes.append(axis)
         sizes.append(result)
@@ -73,7 +75,8 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
     scales = node.inputs[2]
     assert scales is not None
     assert scales.const_value is not None
-    mark_constant(scales)  # no parameter, though nothing may be left that reads it
+    # Without a reader the old scales would look like a parameter that is not used.
+    mark_constant(scales)
     if node.attributes.get_string("mode", "nearest") != "nearest":
         node.replace_input_with(
             2, _constant(node, "scales", _enlarged(node, scales.const_value.numpy(), axes))
@@ -87,7 +90,7 @@ def _rewrite(node: ir.Node, axes: list[int], sizes: list[int]) -> None:
 
 
 def _all_sizes(node: ir.Node, known: dict[int, int]) -> ir.Value:
-    """Returns the sizes of all axes: those that are known, and of the others those that they have."""
+    """Writes an int64 vector of the sizes of all axes: `known` by axis, and the input's sizes for other axes."""
     source = node.inputs[0]
     assert source is not None
     assert source.shape is not None
@@ -102,7 +105,7 @@ def _all_sizes(node: ir.Node, known: dict[int, int]) -> ir.Value:
 
 
 def _enlarged(node: ir.Node, scales: np.ndarray, axes: list[int]) -> np.ndarray:
-    """Returns scales of which those of some axes are the next larger numbers."""
+    """Returns `scales` with the next larger float32 for the axes in `axes`."""
     given = list(node.attributes.get_ints("axes", range(len(scales))))
     larger = np.nextafter(scales.astype(np.float32), np.float32(np.inf))
     return np.where([axis in axes for axis in given], larger, scales)

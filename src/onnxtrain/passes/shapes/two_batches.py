@@ -1,4 +1,4 @@
-"""Shapes of a model at two numbers of samples: what :mod:`onnxtrain.passes.shapes.dynamic_batch` compares."""
+"""Compute the shapes of a model at two batch sizes, for :mod:`onnxtrain.passes.shapes.dynamic_batch` to compare."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from onnxtrain.passes.shapes.infer import infer_shapes
 Dims = tuple[int, ...]
 
 TRIAL = 7919
-"""A number of samples that no other dimension has: what it turns up in depends on the batch."""
+"""Trial batch size, a prime that no other dimension has: dimensions in which it turns up depend on the batch."""
+# Number that stands in for other symbolic dimensions; they are the same at both batch sizes.
 _OTHER = 6
-"""Stands in for other symbolic dimensions, which stay as they are."""
 
 
 def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: int) -> tuple[int, int] | None:
-    """Returns where the number of samples goes in a Reshape; None if there is no such place.
+    """Finds the axis of a Reshape's result that holds the batch; None if there is none.
 
-    Elements keep their order: the samples are found again where as many elements lie outside of them.
+    A Reshape keeps the order of elements. So the batch is in the axis with the right number of elements outside of it.
 
     Args:
-        before: dimensions of the input at the exported number of samples.
-        after: at another one.
-        result: dimensions of the output at the exported one.
-        batch: the exported one.
-        inside: how many elements of the axis with the samples lie outside of them: T in an axis of T·batch.
+        before: dimensions of the input at the exported batch size.
+        after: dimensions of the input at the trial batch size.
+        result: dimensions of the output at the exported batch size.
+        batch: exported batch size.
+        inside: T if the batch axis of the input is T·batch with T outermost, else 1.
 
     Returns:
-        The axis of the output, and what is `inside` for it.
+        The axis of the output, and `inside` for it.
     """
+    # Exactly one axis must have grown, by the factor of the batch.
     moved = [axis for axis, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
     if len(before) != len(after) or len(moved) != 1 or after[moved[0]] * batch != before[moved[0]] * TRIAL:
         return None
@@ -56,7 +57,7 @@ def axis_of_batch(before: Dims, after: Dims, result: Dims, batch: int, inside: i
 
 
 def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
-    """Returns the dimensions of an input at a number of samples; None where its rank is not known."""
+    """Returns the dimensions of a graph input at batch size `batch`; None if its rank is unknown."""
     if value.shape is None:
         return None
     first = [batch if axis == 0 and not isinstance(dim, int) else dim for axis, dim in enumerate(value.shape)]
@@ -64,7 +65,7 @@ def concrete_dims(value: ir.Value, batch: int) -> Dims | None:
 
 
 def static_dims_at(model: ir.Model, batch: int) -> dict[str, Dims]:
-    """Returns the dimensions of all values at a number of samples, as far as they are known."""
+    """Returns the dimensions of all values at batch size `batch`, by name; without those that onnx cannot infer."""
     clone = model.clone()
     for value in clone.graph.inputs:
         dims = concrete_dims(value, batch)

@@ -59,8 +59,8 @@ _FOLDABLE = frozenset(
     }
 )
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"})
+# Stands for a symbolic dimension in a shape that is known in part; exporters begin slices at the least integer.
 _UNKNOWN = np.iinfo(np.int64).min + 4801
-"""Stands for a symbolic dimension in a shape that is known in part; exporters begin slices at the least integer."""
 
 
 class FoldConstantsPass(ir.passes.InPlacePass):

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Differentiates matrix products, inverses and Cholesky factors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     A vector counts as a row on the left and a column on the right; ct gets back the axis that Y lost.
     """
     if n.A.shape is None and n.B.shape is not None and n.B.shape.rank() == 2:
-        # Whatever the rank of A: a vector is one row.
+        # A of unknown rank times a matrix: merged into rows, A is a matrix whatever its rank, a vector one row of it.
         product = (
             op.MatMul(op.Transpose(_rows(op, n.A), perm=[1, 0]), _rows(op, ct)) if n.needs("B") else None
         )
@@ -42,7 +42,7 @@ def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _as_matrix(op: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """Returns a vector as a matrix of size one along `axis`, anything else unchanged."""
+    """Reshapes a vector to a matrix of size one along `axis`; returns other values unchanged."""
     assert value.shape is not None
     if value.shape.rank() > 1:
         return value
@@ -52,12 +52,14 @@ def _as_matrix(op: Emitter, value: ir.Value, axis: int) -> ir.Value:
 
 
 def _left_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Returns the cotangent of A; a and b are the operands as matrices or batches of them."""
     product = op.MatMul(ct, _transposed(op, n, b))
     return _sum_batch(op, n, product, a, n.A)
 
 
 def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """A matrix that multiplies a batch gets its cotangent from one product, not from a batch of them."""
+    """Returns the cotangent of B; a and b are the operands as matrices or batches of them."""
+    # A matrix that multiplies a batch: one product over the rows of the whole batch instead of a sum of many.
     if n.rank(b) == 2 and n.rank(a) > 2:
         product = op.MatMul(op.Transpose(_rows(op, a), perm=[1, 0]), _rows(op, ct))
         return product if b is n.B else op.reshape_like(product, n.B)
@@ -65,7 +67,8 @@ def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.
 
 
 def _rows(op: Emitter, value: ir.Value) -> ir.Value:
-    """Returns `value` as a matrix, its batch merged into the rows; also where it has no elements."""
+    """Merges all axes but the last into the rows of a matrix."""
+    # By Flatten, as a Reshape to -1 rows has no answer for a value without elements.
     return op.Flatten(value, axis=-1)
 
 
@@ -110,7 +113,7 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def inverse_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = A⁻¹:  ct_A = -Yᵀ ct Yᵀ."""
+    """Y = A⁻¹, so dY = -Y dA Y:  ct_A = -Yᵀ ct Yᵀ."""
     y = _transposed(op, n, n.out.y)
     return op.Neg(op.MatMul(op.MatMul(y, ct), y))
 

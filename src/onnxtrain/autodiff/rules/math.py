@@ -1,4 +1,4 @@
-"""Elementwise arithmetic and analytic functions, casts, and the elementwise ops without a gradient."""
+"""Differentiates elementwise arithmetic and analytic functions, and casts; lists elementwise ops without a gradient."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Ne
 
 
 def _is_square(n: NodeView) -> bool:
-    """Whether the two cotangents of a Mul are equal, and twice the one takes the place of their sum.
-
-    Not in narrow floats, where x + y + y and x + 2 y are rounded differently, and PyTorch does the former.
-    """
+    """Says if a Mul squares its input, so that one cotangent, doubled, replaces the sum of two equal ones."""
+    # Not in half precision: x + y + y and x + 2 y are rounded differently there, and PyTorch computes the former.
     return n.A is n.B and n.A.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
@@ -69,7 +67,7 @@ def _plus_square(op: Emitter, constant: float, x: ir.Value) -> ir.Value:
 
 
 def _minus_square(op: Emitter, x: ir.Value) -> ir.Value:
-    """1 - x², without cancellation near |x| = 1."""
+    """Returns 1 - x² as (1 - x)(1 + x), without cancellation near |x| = 1."""
     return op.Mul(op.Sub(1.0, x), op.Add(1.0, x))
 
 
@@ -110,18 +108,21 @@ def pow_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _power_base(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
-    known = n.constant(n.Y)
-    if known is not None and known.size == 1:
-        return _power_base_constant(op, n, ct, float(known.reshape(())))
+    """Returns ct * Y * X^(Y-1), and 0 where Y = 0."""
+    exponents = n.constant(n.Y)
+    if exponents is not None and exponents.size == 1:
+        return _power_base_constant(op, n, ct, float(exponents.reshape(())))
     y = op.Cast(n.Y, to=ct.dtype) if n.Y.dtype != ct.dtype else n.Y
     slope = op.Mul(y, op.Pow(n.X, op.Sub(y, 1.0)))
-    if known is None or not np.all(known):
+    # At X = 0 the formula would be 0 * inf for Y = 0.
+    if exponents is None or not np.all(exponents):
         slope = op.Where(op.Equal(y, 0.0), 0.0, slope)
     return op.Mul(ct, slope)
 
 
 def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float) -> ir.Value | None:
-    """The usual constant exponents without a Pow, which costs far more than a product."""
+    """Returns the cotangent of the base for a constant exponent."""
+    # The usual exponents do without Pow, which costs far more than a product.
     if exponent == 0:
         return None
     if exponent == 1:
@@ -136,16 +137,16 @@ def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float
 
 
 def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
-    """Whether a bound of a Clip is there, and not known to be infinite."""
-    known = n.constant(bound)
-    return bound is not None and (known is None or not np.isinf(known.astype(np.float64)).any())
+    """Says if a bound of a Clip is present and may be finite."""
+    limit = n.constant(bound)
+    return bound is not None and (limit is None or not np.isinf(limit.astype(np.float64)).any())
 
 
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
+    """Output = min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
 
-    The bounds are scalars: each gets the sum over the elements that it replaced.
+    Each bound, a scalar, gets the sum of the cotangents of the elements that it replaced.
     """
     result: dict[str, ir.Value | None] = {}
     if n.needs("input"):
@@ -154,6 +155,7 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         if not n.needs(name) or bound is None:
             continue
         if name == "max":
+            # If min > max, every element is max.
             replaced = op.Greater(n.input, bound)
             replaced = op.Or(replaced, op.Greater(n.min, bound)) if n.min is not None else replaced
         else:
@@ -164,7 +166,7 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _clipped(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The cotangent of what a Clip clips; a bound that is absent is infinite."""
+    """Returns the cotangent of the input of a Clip; an absent bound counts as infinite."""
     low, high = _is_bound(n, n.min), _is_bound(n, n.max)
     if not low and not high:
         return ct
@@ -181,13 +183,13 @@ def _clipped(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Sum", wrt=("data_0",), broadcasts=True)
 def sum_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Sum of all arguments: each gets the cotangent."""
+    """Every argument gets the cotangent."""
     return [ct] * len(n.inputs)
 
 
 @vjp("Mean", wrt=("data_0",), broadcasts=True)
 def mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Mean of all arguments: each gets its share of the cotangent."""
+    """Every argument gets the cotangent divided by the number of arguments."""
     return [op.Div(ct, float(len(n.inputs)))] * len(n.inputs)
 
 
@@ -208,9 +210,9 @@ vjp("Min", wrt=("data_0",), broadcasts=True)(_extremum)
 
 @vjp("Det", wrt=("X",))
 def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The gradient is the matrix of cofactors: signed determinants of X without row i and column j.
+    """ct_X = ct * cofactors of X: the signed determinants of X without row i and column j.
 
-    Exact for singular matrices too, where det(X) X^-T is not defined. X: float [..., n, n] with static n.
+    X is float [..., n, n] with static n. Cofactors are exact for singular matrices, too, unlike det(X) X^-T.
     """
     (size,) = n.static(n.X, [-1])
     scale = op.Unsqueeze(ct, [-2, -1])
@@ -218,7 +220,8 @@ def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         return scale
     others = np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
     minors = op.Gather(op.Gather(n.X, others, axis=n.rank(n.X) - 2), others, axis=n.rank(n.X))
-    batch = n.rank(n.X) - 2  # minors: [..., row i, rows but i, column j, columns but j]
+    # After the two Gathers: [..., row i, rows but i, column j, columns but j].
+    batch = n.rank(n.X) - 2
     minors = op.Transpose(minors, perm=[*range(batch), batch, batch + 2, batch + 1, batch + 3])
     sign = op.const([[(-1.0) ** (i + j) for j in range(size)] for i in range(size)], like=ct)
     return op.Mul(scale, op.Mul(op.Det(minors), sign))

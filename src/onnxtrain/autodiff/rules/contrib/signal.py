@@ -12,14 +12,14 @@ from onnxtrain.emitter import Emitter
 
 @defbody("Rfft", MS, "X", "Y", normalized=0, onesided=1, signal_ndim=1)
 def rfft(op: Emitter, n: NodeView) -> ir.Value:
-    """Half the spectrum of the last axis."""
+    """Y is half the spectrum of the last axis, with real and imaginary parts as a new last axis."""
     _check_transform(n)
     return op.DFT(op.Unsqueeze(n.X, [-1]), None, op.const(-2), onesided=1)
 
 
 @defbody("Irfft", MS, "X", "Y", normalized=0, onesided=1, signal_ndim=1)
 def irfft(op: Emitter, n: NodeView) -> ir.Value:
-    """What has this half of a spectrum: an even number of reals."""
+    """Y is the real signal of even length with this half of a spectrum."""
     _check_transform(n)
     return op.Squeeze(op.DFT(n.X, None, op.const(-2), onesided=1, inverse=1), [-1])
 
@@ -31,13 +31,13 @@ def _check_transform(n: NodeView) -> None:
 
 @defbody("ComplexMul", MS, "A B", "C")
 def complex_mul(op: Emitter, n: NodeView) -> ir.Value:
-    """A·B; real and imaginary parts are last."""
+    """C = A·B, with real and imaginary parts along the last axis."""
     return _complex_product(op, n, 1.0)
 
 
 @defbody("ComplexMulConj", MS, "A B", "C")
 def complex_mul_conj(op: Emitter, n: NodeView) -> ir.Value:
-    """A·conj(B)."""
+    """C = A·conj(B), with real and imaginary parts along the last axis."""
     return _complex_product(op, n, -1.0)
 
 

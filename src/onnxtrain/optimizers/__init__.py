@@ -1,4 +1,6 @@
-"""Optimizers, and the model of one optimizer step.
+"""Writes optimizer steps as ONNX models: `optimizer_model.onnx` of a training run.
+
+Not to be confused with `optim`, which holds a PyTorch optimizer of onnxruntime-training.
 
 >>> from onnxtrain.optimizers import AdamW, ClipGradNorm, ParameterSpec, build_optimizer_model
 >>> optimizer = AdamW(weight_decay=0.01, clip_grad=ClipGradNorm(1.0))

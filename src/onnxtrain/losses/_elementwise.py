@@ -1,4 +1,4 @@
-"""Losses with one term per score."""
+"""Defines the losses with one term per score."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._base import Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
 class ElementwiseLoss(Loss):
-    """A loss with one term per score, and a target of the scores' shape and dtype."""
+    """A loss with one term per score, and a target of the scores' shape and dtype; subclasses write `_terms`."""
 
     def targets(self, scores: ir.Value) -> list[TargetSpec]:
         dims = self._scores_dims(scores)
@@ -30,7 +30,8 @@ class ElementwiseLoss(Loss):
         return narrow(op, reduce(op, terms, self.reduction), scores)
 
     @abstractmethod
-    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value: ...
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        """Writes the terms, of the shape of the scores, from scores and target in float32 or float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +71,7 @@ class HuberLoss(ElementwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothL1Loss(ElementwiseLoss):
-    """Huber's loss divided by its threshold; beta = 0 is the absolute error.
+    """Huber's loss divided by its threshold: d²/(2·beta) where |d| < beta, else |d| - beta/2; beta = 0 gives |d|.
 
     Attributes:
         beta: threshold, not negative, in units of the scores.
@@ -128,10 +129,9 @@ class BCEWithLogitsLoss(ElementwiseLoss):
 
 
 def softplus(op: Emitter, x: ir.Value) -> ir.Value:
-    """log(1 + exp(x)); ONNX Runtime's CPU has no kernel of Softplus for float64.
-
-    max(x, 0) + log(1 + exp(-|x|)), whose two halves have one derivative at 0 as Max and Abs have not.
-    """
+    """Returns log(1 + exp(x))."""
+    # ONNX Runtime's CPU has no kernel of Softplus for float64, so it is max(x, 0) + log(1 + exp(-|x|)) there. By Where
+    # and not by Max and Abs: at x = 0 both halves then take the same side, and the derivative is 1/2 there, too.
     if x.dtype != ir.DataType.DOUBLE:
         return op.Softplus(x)
     positive = op.Greater(x, 0.0)
@@ -140,6 +140,6 @@ def softplus(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _huber(op: Emitter, difference: ir.Value, delta: float) -> ir.Value:
-    """c·(d - c/2) with c = clip(d, -delta, delta): Huber's two branches without a comparison."""
+    """Returns c·(d - c/2) with c = clip(d, -delta, delta): Huber's two branches without a comparison."""
     clipped = op.Clip(difference, -delta, delta)
     return op.Mul(clipped, op.Sub(difference, op.Mul(clipped, 0.5)))

@@ -65,11 +65,11 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "prodigy": Prodigy,
     "sparse_adam": SparseAdam,
 }
-"""The optimizers by the names that :func:`make_optimizer` takes."""
+"""The optimizers by the names that :func:`make_optimizer`, `Trainer` and `--optimizer` take."""
 
 
 def make_optimizer(spec: str | Optimizer) -> Optimizer:
-    """Returns the optimizer of a name in :data:`OPTIMIZERS`, with default settings; an Optimizer stays as is.
+    """Makes the optimizer of a name in :data:`OPTIMIZERS` with default settings; returns an Optimizer unchanged.
 
     Raises:
         GraphBuildError: there is no optimizer of that name.

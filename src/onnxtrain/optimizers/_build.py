@@ -143,11 +143,9 @@ class _Slot:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the step is computed on vectors instead of tensors whose last of several axes has size one.
-
-        ONNX Runtime (1.31.1) combines such a tensor, e.g. the weight of a 1x1 convolution, with a scalar element by
-        element, 60 times as slow as a vector.
-        """
+        """True if the step is computed on the parameter as a vector."""
+        # If the last of several axes has size one, as in the weight of a 1x1 convolution, ONNX Runtime (1.31.1)
+        # combines the tensor with a scalar element by element, 60 times as slow as a vector.
         shape = self.w.shape
         return self.update.optimizer.elementwise and shape is not None and shape.rank() > 1 and shape[-1] == 1
 

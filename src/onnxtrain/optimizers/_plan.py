@@ -60,7 +60,7 @@ def moment_dtype(dtype: ir.DataType) -> ir.DataType:
 
 @dataclass(frozen=True)
 class Update:
-    """How one parameter is updated.
+    """The update of one parameter.
 
     Attributes:
         parameter: the parameter.

@@ -35,7 +35,7 @@ from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
 
 Precision = Literal["fp32", "bf16"]
-"""What products and convolutions of float32 are computed in: float32, or bfloat16 with sums in float32."""
+"""Precision of products and convolutions of float32: float32, or bfloat16 with sums in float32."""
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("TensorScatter", wrt=("past_cache", "update"))
 def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The update gets the cotangent of the entries that it was written to, the past that of all others."""
+    """Splits the cotangent: entries that were written to belong to the update, all others to the past."""
     axis, mode = n.axis(n.past_cache, n.attr("axis")), n.attr("mode")
     attributes = {"axis": axis, "mode": mode}
     past = update = None

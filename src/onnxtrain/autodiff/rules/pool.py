@@ -79,7 +79,7 @@ def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("GlobalMaxPool", wrt=("X",))
 def global_max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The first maximum of a channel gets its cotangent, as in torch's adaptive pooling."""
+    """Passes the cotangent of a channel to its first maximum, as torch's adaptive pooling."""
     # Found by a cumulative count and not by ArgMax, which refuses channels without positions.
     highest, ct = (op.Reshape(value, [0, 0, 1]) for value in (n.out.Y, ct))
     reached = op.Equal(op.merge_from(n.X, 2), highest)

@@ -16,7 +16,7 @@ nondifferentiable(
 
 @vjp("DFT", wrt=("input",))
 def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The adjoint of y_k = sum_n w^kn x_n, w = exp(-2πi/L), is the transform with w^-kn.
+    """Applies the adjoint: y_k = sum_n w^kn x_n, w = exp(-2πi/L), has the transform with w^-kn as its adjoint.
 
     The adjoint of the inverse transform is the transform divided by L. If the inverse makes real numbers from half a
     spectrum, all numbers but the first and the middle one count twice. Elements that were padded or cropped to
@@ -110,7 +110,7 @@ def _fitted(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 @vjp("STFT", wrt=("signal", "window"))
 def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The cotangents of frames times the window add up where frames overlap."""
+    """Adds up the cotangents of frames, times the window, where frames overlap."""
     # PyTorch's TorchScript exporter writes a real signal as [batch, length], without the axis of parts, and ONNX
     # Runtime accepts it.
     flat = n.rank(n.signal) == 2

@@ -47,6 +47,7 @@ def active_values(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterabl
     """
     leaves = set(wrt)
     dependent = set(leaves)
+    # Forwards for what depends on the leaves, then backwards for what reaches `of`: active is what does both.
     passing = [
         node
         for node in nodes
@@ -54,6 +55,8 @@ def active_values(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterabl
     ]
     for node in passing:
         if any(value in dependent for value in reads(node)):
+            # Ops such as Reshape give their integers the dtype of the input; a Shape, which does not, has no rule at
+            # all.
             moved = {value.dtype for value in node.inputs if value in dependent}
             dependent.update(
                 value for value in node.outputs if _carries_gradient(value) or value.dtype in moved
@@ -84,6 +87,7 @@ def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], activ
         leaves: values that get gradients.
         active: result of :func:`active_values`.
     """
+    # Breadth first, so that the message names the nearest parameter.
     goal = set(leaves)
     queue = deque(value for value in reads(start) if value in active)
     seen = set(queue)
@@ -107,6 +111,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
     for node in graph.all_nodes():
+        # `all_nodes` also visits subgraphs of subgraphs, whose own values are not outer ones either.
         for value in node.inputs:
             if value is not None and value.graph is not graph and not _within(value, graph):
                 yield value

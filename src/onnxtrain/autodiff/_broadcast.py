@@ -29,6 +29,7 @@ def sum_to_shape_of(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Valu
     for axis, (out_dim, dim) in enumerate(
         zip(list(output.shape)[lead:], primal.shape, strict=True), start=lead
     ):
+        # One axis that only the run can decide about makes all of them wait for the run.
         repeated = _is_repeated(out_dim, dim)
         if repeated is None:
             return _sum_at_run_time(op, ct, output, primal)
@@ -62,6 +63,7 @@ def _is_repeated(out_dim: Dim, dim: Dim) -> bool | None:
 def _sum_at_run_time(op: Emitter, ct: ir.Value, output: ir.Value, primal: ir.Value) -> ir.Value:
     """Sums over every axis on which the primal, padded with leading ones, has size one."""
     shape = op.shape_of(primal)
+    # Numpy aligns shapes at the end: the primal gets leading ones up to the rank of the output.
     missing = op.Sub(op.Shape(op.shape_of(output)), op.Shape(shape))
     padded = op.Concat(op.Expand(op.const([1]), missing), shape, axis=0)
     axes = op.Squeeze(op.NonZero(op.Equal(padded, op.const([1]))), [0])

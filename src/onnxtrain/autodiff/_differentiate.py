@@ -104,6 +104,7 @@ def differentiate(
         result, gradients = add_gradients(canonical, of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")
+    # The value is there for the asking, as autograd's forward pass returns it.
     if value not in outputs:
         outputs.append(value)
     append_outputs(result, wrt, gradients)
@@ -134,6 +135,7 @@ def add_gradients(
         seed = op.ones_like(target)
     else:
         seed = ir.Value(name=cotangent, shape=target.shape, type=target.type)
+        # The caller binds the input by this name, so it must not get a number like other names.
         if op.unique_name(cotangent) != cotangent:
             raise DifferentiationError(
                 f"adding the cotangent input {cotangent!r}: the model has a value of that name"
@@ -254,6 +256,7 @@ def find_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Val
     Raises:
         DifferentiationError: one is unknown. The message names the argument `role`, e.g. "wrt".
     """
+    # One dictionary for all names: a graph may have 100,000 values.
     values = values_by_name(graph)
     for name in names:
         if name not in values:

@@ -88,6 +88,7 @@ class _ReverseWalk:
             return
         if not any(value in self.active for value in (*node.inputs, *captured_values(node))):
             return
+        # Names of gradient nodes say which forward node they belong to, as viewers and profiles show them.
         self.op.scope = f"grad/{node.name or node.op_type}/"
         rule = rule_for(node)
         if rule is None or isinstance(rule, NonDifferentiable):
@@ -129,6 +130,7 @@ class _ReverseWalk:
         for value, name in zip(node.outputs, names, strict=True):
             if value in self._contributions and value in self.active and name not in rule.outputs:
                 raise self._no_rule(node, f" through its output {name!r}")
+        # All outputs count, also those that nothing needs: the rule tells them apart by position.
         if rule.signature.variadic_output:
             return tuple(self.total(value) for value in node.outputs)
         by_name = {name: self.total(value) for value, name in zip(node.outputs, names, strict=True)}
@@ -144,6 +146,7 @@ class _ReverseWalk:
             if len(node.outputs) <= index:
                 node.resize_outputs(index + 1)
             output = node.outputs[index]
+            # An output that was left out has an empty name.
             if not output.name:
                 output.name = self.op.unique_name(f"{node.outputs[0].name}_{name}")
             if output.type is None and node.domain == "":
@@ -192,6 +195,7 @@ class _ReverseWalk:
                 f"differentiating {node.op_type} ({where(node)}): its rule gave {primal.name!r} ({primal.dtype}) "
                 f"a cotangent of {cotangent.dtype}; this is a defect of the rule, please report it"
             )
+        # Shape inference has not run over new nodes; the shape of a primal is that of its cotangent.
         if cotangent.type is None:
             cotangent.type = primal.type
         if cotangent.shape is None:
@@ -213,6 +217,7 @@ class _ReverseWalk:
         """Returns the error for a node without a rule: the op, the path it is on, the reason, the remedy."""
         domain = f"{node.domain}::" if node.domain else ""
         source = value.producer() if value is not None else None
+        # Without a reason of its own the node may stand behind an op that is `not_yet`, whose integers it reads.
         reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
         if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
             reason = "its values are quantized: pass straight_through=True for gradients as if they were not"

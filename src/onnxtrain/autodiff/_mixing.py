@@ -40,6 +40,7 @@ def is_mixed(value: ir.Value, active: Set[ir.Value], of: Collection[ir.Value]) -
             return False
         for use in current.uses():
             node = use.node
+            # Bounded, because the question is asked for every mask and must not cost the square of the graph.
             nodes += 1
             reached = [output for output in node.outputs if output in active]
             if not reached or (node.domain == "" and node.op_type in _MIXING):

@@ -129,6 +129,7 @@ class NodeView:
         """Returns an attribute's value, the schema's default when absent, or None when it has none."""
         attribute = self._node.attributes.get(name)
         if attribute is not None:
+            # Lists, because rules add and slice them together with lists of their own.
             return list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
         declared = self._signature.attributes
         # Asked before the schema: onnxruntime also writes ops of its own into the standard domain.

@@ -91,6 +91,8 @@ Straight-through rules are for the rounding in the user's model. If a gradient i
 that a rule wrote into it, such as the Floor by which GridSample finds its pixels, must keep its derivative of zero.
 """
 
+# A context variable and not a global list: a thread or task that differentiates at the same time must not see the
+# rules.
 _LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule], ...]] = ContextVar("onnxtrain local rules", default=())
 
 
@@ -174,6 +176,7 @@ def vjp(
         )
         _validate(rule)
         _add(rule, override)
+        # Not removed when local rules end: a model that was built with them is still to be inferred.
         if shapes is not None:
             TWINS[domain, op_type] = functools.partial(_twin, shapes, known)
         return function
@@ -242,6 +245,7 @@ def defvjp(
     """Registers the rule of `op_type` as one formula `(op, n, ct) -> cotangent` per differentiable input."""
 
     def function(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+        # Formulas of inputs that need no cotangent are not written: dead nodes would only be removed again.
         return {name: formula(op, n, ct) if n.needs(name) else None for name, formula in by_input.items()}
 
     vjp(op_type, wrt=tuple(by_input), saves=saves, broadcasts=broadcasts, override=override)(function)
@@ -261,6 +265,7 @@ def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
     """Declares ops that have a derivative but no rule yet; `reason` goes into error messages."""
     for op_type in op_types:
         _refuse_duplicate(op_type, domain)
+        # Raises for a misspelt op; other domains have no schemas to look it up in.
         if not domain:
             _schema_signature(op_type, domain)
         NOT_YET[domain, op_type] = reason

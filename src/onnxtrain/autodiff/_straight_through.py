@@ -65,6 +65,7 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         inside = op.Add(inside, _spread(op, n, op.Cast(n.y_zero_point, to=n.y_scale.dtype)))
     low, high = (op.const(float(end), like=inside) for end in (dtype.min, dtype.max))
     within = op.And(op.GreaterOrEqual(inside, low), op.LessOrEqual(inside, high))
+    # PyTorch's fake quantization gives values outside of the range no gradient.
     ct_x = op.Where(within, op.Div(ct, scale), op.const(0.0, like=ct))
     if not n.needs("y_scale"):
         return {"x": ct_x}
@@ -88,6 +89,7 @@ def _dequantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = (A - a_zero_point) · (B - b_zero_point)."""
     b = _shifted(op, n.B, n.b_zero_point, ct)
+    # A vector B gives one number per row of A: the product of that column of cotangents with B as a row.
     if n.rank(n.B) == 1:
         return op.MatMul(op.Unsqueeze(ct, [-1]), op.Unsqueeze(b, [0]))
     if n.rank(n.B) != 2:

@@ -171,6 +171,7 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
         spec: specification of the target.
     """
     source, readers = _source(target)
+    # A target that the model computes has no labels that could be checked before the run.
     if not source.is_graph_input():
         return None
     _record(source, spec, LABELS_KEY if readers else TARGET_KEY)
@@ -189,6 +190,7 @@ def mark_labels(graph: ir.Graph) -> None:
         assert scores is not None
         assert target is not None
         source, _ = _source(target)
+        # Behind a Cast the labels may come from a floating-point input, which the runtime does not check.
         if source.is_graph_input() and source.dtype is not None and source.dtype.is_integer():
             count = (static_dims(scores) or (None, None))[1]
             labels = ClassLabels(count, node.attributes.get_int("ignore_index", None))
@@ -209,6 +211,7 @@ def _source(value: ir.Value) -> tuple[ir.Value, int]:
 def _record(source: ir.Value, spec: TargetSpec, key: str) -> None:
     """Writes the specification of a target into the metadata of its input, unless a fuller one is there."""
     marks = source.metadata_props
+    # An input stays a target if one loss uses it as such, even if the model reads it for another loss.
     key = TARGET_KEY if TARGET_KEY in marks else key
     if marks.get(key, "{}") == "{}":
         marks[key] = spec.described

@@ -96,6 +96,7 @@ class Loss(ABC):
     reduction: Reduction = "mean"
 
     def __post_init__(self) -> None:
+        # Before the checks of subclasses, whose messages then show what will be used.
         integers_to_floats(self)
         require(self, "reduction", lambda value: value in ("mean", "sum", "none"), "'mean', 'sum' or 'none'")
 
@@ -148,6 +149,7 @@ class Loss(ABC):
             raise self._error("sample weights need the reduction 'mean' or 'sum'")
         wide = widen(op, scores)
         target = widen(op, target)
+        # Widened before, because the terms are weighted and summed in float32.
         terms = replace(self, reduction="none").build(op, wide, target)
         counts = self._counts(op, wide, target) if self.reduction == "mean" else None
         # Every sample has the same number of terms, so that a mean per sample saves counting them.
@@ -198,6 +200,7 @@ class Loss(ABC):
 
     def _check_target(self, spec: TargetSpec, target: ir.Value) -> None:
         """Raises GraphBuildError unless the target has the dtype and may have the shape of `spec`."""
+        # ONNX's losses take int32 labels as well as the int64 that new inputs get.
         allowed = _LABEL_DTYPES if spec.class_labels else (spec.dtype,)
         if target.dtype not in allowed:
             wanted = " or ".join(str(dtype) for dtype in allowed)
@@ -219,6 +222,7 @@ def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
     """Reduces the terms by "mean" or "sum" to shape []; returns them unchanged for "none"."""
     if reduction == "none":
         return terms
+    # Over all axes: without `axes` a reduction leaves a scalar.
     loss: ir.Value = (
         op.ReduceMean(terms, keepdims=0) if reduction == "mean" else op.ReduceSum(terms, keepdims=0)
     )
@@ -273,6 +277,7 @@ def numbers(loss: Loss, field: str, value: npt.ArrayLike) -> np.ndarray:
         raise GraphBuildError(
             f"making {type(loss).__name__}: {field} is {value!r}; give an array of numbers"
         ) from error
+    # A NaN weight would only show as a NaN loss in training.
     if not np.isfinite(array).all():
         raise GraphBuildError(
             f"making {type(loss).__name__}: {field} holds NaN or infinity; give finite numbers"

@@ -45,6 +45,7 @@ class _ClassLoss(Loss):
                     "give one weight per class, shape [C]"
                 )
         if self.axis is not None:
+            # Not isinstance: True is an int.
             require(
                 self, "axis", lambda axis: type(axis) is int and axis != 0, "an axis, and not 0, the batch"
             )
@@ -59,6 +60,7 @@ class _ClassLoss(Loss):
         axis = self._class_axis(scores, dims)
         weights = None if self.weight is None else numbers(self, "weight", self.weight).size
         classes = dims[axis]
+        # The number of class weights bounds the labels of scores with a symbolic number of classes.
         count = classes if isinstance(classes, int) else weights
         labels = ClassLabels(count, self.ignore_index, axis, dims if len(dims) > 2 else None)
         return [TargetSpec("labels", ir.DataType.INT64, (*dims[:axis], *dims[axis + 1 :]), labels)]
@@ -249,6 +251,7 @@ class CrossEntropyLoss(_ClassLoss):
             terms.shape = positions
             loss = reduce(op, terms, self.reduction)
         elif self.label_smoothing:
+            # ONNX's SoftmaxCrossEntropyLoss has no label smoothing.
             loss = self._smoothed(op, wide, target, weight, positions)
         else:
             loss = op.SoftmaxCrossEntropyLoss(
@@ -275,9 +278,11 @@ class CrossEntropyLoss(_ClassLoss):
         spread = op.Mul(_class_sum(op, log_p, weight, like=scores), self._share(op, scores))
         terms: ir.Value = op.Add(op.Mul(of_label, 1 - self.label_smoothing), spread)
         ignored = self._ignored(op, labels)
+        # The smoothed part of an ignored position is not zero by itself.
         if ignored is not None:
             terms = op.Where(ignored, 0.0, terms)
         terms.shape = positions
+        # PyTorch divides the smoothed part, too, by the sum of the weights of the labels.
         if self.reduction != "mean" or (ignored is None and weight is None):
             return reduce(op, terms, self.reduction)
         total = op.ReduceSum(terms, keepdims=0)

@@ -40,6 +40,7 @@ class MSELoss(ElementwiseLoss):
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference = op.Sub(scores, target)
+        # Not Pow, which costs far more than a product.
         return op.Mul(difference, difference)
 
 
@@ -85,6 +86,7 @@ class SmoothL1Loss(ElementwiseLoss):
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference: ir.Value = op.Sub(scores, target)
+        # Huber's loss divided by 0: its limit, as in PyTorch.
         if self.beta == 0:
             return op.Abs(difference)
         return op.Mul(_huber(op, difference, self.beta), 1 / self.beta)
@@ -107,6 +109,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         minus_log_p = softplus(op, op.Neg(scores))
         if self.pos_weight is not None:
+            # 1 + (p - 1)·t is p for a positive target and 1 for a negative one.
             excess = self._weight_for("pos_weight", self.pos_weight, scores) - 1
             minus_log_p = op.Mul(op.Add(op.Mul(target, op.const(excess, like=scores)), 1.0), minus_log_p)
         terms: ir.Value = op.Add(op.Mul(op.Sub(1.0, target), scores), minus_log_p)

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.losses._base import MEAN_KEY
 
+# The JSON of `Loss.mean_over` for a mean over samples, which an unknown loss is taken for, and for a sum.
 _UNKNOWN = "{}"
 _SUM = "null"
 _SAME = frozenset({"Cast", "Identity", "Neg", "Reshape", "Squeeze", "Unsqueeze"})

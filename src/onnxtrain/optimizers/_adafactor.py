@@ -66,6 +66,7 @@ class Adafactor(Optimizer):
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         count = op.Cast(step, to=learning_rate.dtype)
+        # 1 at the first step: the running means then start as the first squares, without a bias.
         renew = op.Pow(count, self.beta2_decay)
         rho = op.Min(learning_rate, op.Reciprocal(op.Sqrt(count)))
         decay = op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
@@ -77,6 +78,7 @@ class Adafactor(Optimizer):
         assert w.dtype is not None
         assert w.shape is not None
         eps1 = float(np.finfo(w.dtype.numpy()).eps) if self.eps[0] is None else self.eps[0]
+        # An empty parameter has no root mean square; PyTorch divides by its 0 elements.
         count = float(max(1, math.prod(w.shape.numpy())))
         settings = (count, eps1, eps1**2, self.eps[1], self.d)
         step = adafactor_step if len(moments) == 1 else adafactor_matrix_step

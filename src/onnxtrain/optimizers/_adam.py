@@ -50,6 +50,7 @@ class _AdamFamily(Optimizer):
         With scaled eps, step_size·m/(sqrt(v) + eps·sqrt(c2)) is lr·(m/c1)/(sqrt(v/c2) + eps), so that the bias
         correction needs no operation per element.
         """
+        # Per step and not per element, as both corrections are scalars.
         root = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
         first = bias_correction(op, self.betas[0], step, learning_rate)
         step_size: ir.Value = op.Div(op.Mul(learning_rate, root), first)
@@ -106,6 +107,7 @@ class AdamW(_AdamFamily):
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
+        # Without decay one multiplication per element less.
         step = adamw_step if self.weight_decay else adam_step
         return op.call(step, w, g, *moments, *scalars, _outputs=3)
 

@@ -84,6 +84,7 @@ class ParameterGroup:
     optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
+        # A str is a sequence of names, too, of one letter each.
         names = [self.parameters] if isinstance(self.parameters, str) else list(self.parameters)
         object.__setattr__(self, "parameters", tuple(names))
         require(self, "parameters", lambda names: names and all(isinstance(n, str) for n in names), "names")
@@ -119,6 +120,7 @@ class Optimizer(ABC):
     groups: Sequence[ParameterGroup] = ()
 
     def __post_init__(self) -> None:
+        # Before the checks of subclasses, which call this method first.
         integers_to_floats(self)
         require(
             self,
@@ -126,6 +128,7 @@ class Optimizer(ABC):
             lambda clip: clip is None or isinstance(clip, GradientClipping),
             "ClipGradNorm(...), ClipGradValue(...) or None",
         )
+        # A tuple, because settings are hashed: parameters with equal ones share their scalars.
         if isinstance(self.groups, Sequence):
             object.__setattr__(self, "groups", tuple(self.groups))
         require(
@@ -246,6 +249,7 @@ def bias_correction(op: Emitter, beta: float, step: ir.Value, like: ir.Value) ->
     """Returns 1 - beta**step in the dtype of `like`."""
     # As -2t/(1 - t) with t = tanh(step·log(beta)/2): subtracting a power from one loses five of float32's seven digits
     # for beta = 0.9999, and float64 kernels are missing from the smaller web builds of ONNX Runtime.
+    # The logarithm of 0 does not exist; 1 - 0**step is 1.
     if beta == 0:
         return op.const(1.0, like=like)
     count = op.Cast(step, to=like.dtype)

@@ -79,7 +79,9 @@ def build_optimizer_model(
 def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> dict[str, Any]:
     """Returns the manifest entry of the model that :func:`build_optimizer_model` builds from these arguments."""
     updates = plan_updates(optimizer, parameters)
+    # One value per name: the plan numbers moments such that equal names start from equal values.
     values = {moment.name: moment.initial_value for update in updates for moment in update.moments}
+    # As numbers: momentum10 comes behind momentum9.
     names = sorted(values, key=lambda name: int(name.removeprefix("momentum")))
     return {
         "type": type(optimizer).__name__,
@@ -178,10 +180,12 @@ def _write(
 ) -> None:
     """Writes the nodes: gradients, scalars per settings, then the update of each parameter."""
     gradients = [_as(op, slot.g, slot.dtype) for slot in slots]
+    # Sparse gradients are summed per row before clipping, whose norm is that of the whole gradient.
     rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
     gradients = [g if rows is None else rows.add_up(g) for g, rows in zip(gradients, rows_of, strict=True)]
     # All gradients together, whatever the groups: the norm that they are clipped by is that of the whole model.
     factor = optimizer.clip_grad.factor(op, gradients) if optimizer.clip_grad is not None else None
+    # Clipping by value changes each element, and no factor stands for it.
     if optimizer.clip_grad is not None and factor is None:
         gradients = optimizer.clip_grad.apply(op, gradients)
     own_scalars: dict[_Settings, tuple[Sequence[Operand], ir.Value | None]] = {}
@@ -191,6 +195,7 @@ def _write(
         settings = slot.settings
         own, scale, dtype = settings
         if settings not in own_scalars:
+            # A factor of 1 is left out, so that a group without one has the same nodes as no group.
             rate = _as(op, learning_rate, dtype)
             scalars = own.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
             own_scalars[settings] = _scaled(op, own, scalars, factor and _as(op, factor, dtype))

@@ -53,6 +53,7 @@ class ClipGradNorm(GradientClipping):
         wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
         squares = [_cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
         norm = op.Sqrt(op.Sum(*squares))
+        # 1 for norms up to max_norm; and no division by a norm of zero.
         return op.Div(self.max_norm, op.Max(norm, self.max_norm))
 
 

@@ -78,6 +78,7 @@ class SGD(Optimizer):
         if not moments:
             return (op.call(sgd_step, w, g, *scalars),)
         learning_rate, momentum, *gain = scalars
+        # Only with dampening, so that the usual SGD multiplies no gradient.
         if gain:
             g = op.Mul(g, *gain)
         step = nesterov_step if self.nesterov else momentum_step

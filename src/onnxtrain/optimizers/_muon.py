@@ -91,6 +91,7 @@ class Muon(Optimizer):
         rows, columns = static_dims(w) or (None, None)
         assert rows is not None
         assert columns is not None
+        # PyTorch's `lerp`: the gradient enters with 1 - momentum, unlike in SGD.
         renewed = op.Mul(g, 1 - self.momentum)
         momentum = op.Add(op.Mul(moments[0], self.momentum), renewed)
         direction = op.Add(op.Mul(momentum, self.momentum), renewed) if self.nesterov else momentum

@@ -136,11 +136,13 @@ def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> t
             own = group.optimizer or own
             decay = decay if group.weight_decay is None else group.weight_decay
             scale = scale if group.learning_rate_scale is None else group.learning_rate_scale
+    # Optimizers without weight decay, such as SparseAdam, have no such field to replace.
     changes = {} if decay is None else {"weight_decay": decay}
     if decay is not None and not hasattr(own, "weight_decay"):
         raise GraphBuildError(
             f"building the optimizer model: a group gives {name!r} a weight_decay, which {type(own).__name__} has not"
         )
+    # Without clipping and groups, parameters with the same settings compare equal and share their scalars.
     return dataclasses.replace(own, clip_grad=None, groups=(), **changes), scale
 
 

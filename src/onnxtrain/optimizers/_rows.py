@@ -21,6 +21,7 @@ class Rows:
         # Sorted by TopK, neighbours compared: Unique takes eight times as long (ONNX Runtime 1.32) and runs on CPUs
         # only.
         ordered, order = op.TopK(reads, op.Shape(reads), largest=0, _outputs=2)
+        # Row numbers are not negative, so -1 in front makes the first one differ from its neighbour.
         before = op.Slice(op.Concat([-1], ordered, axis=0), [0], [-1])
         first = op.Not(op.Equal(ordered, before))
         rows = op.Compress(ordered, first, axis=0)

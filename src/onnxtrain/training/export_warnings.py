@@ -83,6 +83,7 @@ def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
             "statistics, or batch_norm='inference' to confirm.",
             norms,
         )
+    # The third input of Dropout is training_mode; without it the op drops nothing.
     dropouts = sum(node.op_type == "Dropout" and len(node.inputs) < 3 for node in nodes)
     if dropouts:
         _log.warning(
@@ -110,6 +111,7 @@ def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
     # Both of PyTorch's exporters merge equal initializers; the passes restore those that the file tells apart.
     for name in trainable:
         nodes = [str(use.node.name) for use in model.graph.initializers[name].uses()]
+        # TorchScript's exporter gives this name to what it folds, e.g. a transposed weight.
         if name.startswith("onnx::") and len(nodes) > 1:
             _log.warning(
                 "%r, which PyTorch's exporter has computed from weights of equal values, serves in %s and is trained "

@@ -27,9 +27,11 @@ def build_inference_model(
     inference.graph.outputs.extend(value for value in values if value is not None)
     TrainingModePass(batch_norm="inference", dropout="inference")(inference)
     CleanupPass(keep={*parameters, *statistics})(inference)
+    # Labels of a loss inside of the model are inputs that nothing reads any more.
     for value in tuple(inference.graph.inputs):
         if not value.uses() and not value.is_graph_output():
             inference.graph.inputs.remove(value)
+    # After the loop above: parameters that only the loss needs stay inputs, so that all models have the same.
     promote_initializers(inference, [*parameters, *statistics])
     inference = settle_shapes(inference)
     CleanupPass(keep=set())(inference)

@@ -51,6 +51,7 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
             )
         for node in nodes:
             if not set(matched).isdisjoint(names[node]):
+                # `setdefault`: the first pattern that matches decides.
                 modes.setdefault(node, batch_norm[pattern])
     TrainingModePass(batch_norm=modes, dropout=modes)(model)
     _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
@@ -68,6 +69,7 @@ def _update_as_pytorch(nodes: Iterable[ir.Node]) -> None:
 def _names(node: ir.Node) -> list[str]:
     """Returns the names of a node, PyTorch's name of its module first."""
     names = []
+    # The Dynamo exporter notes the path of modules, the node's own name last.
     scopes = node.metadata_props.get(_SCOPES)
     if scopes:
         names += [scope for scope in ast.literal_eval(scopes)[:-1] if scope][-1:]

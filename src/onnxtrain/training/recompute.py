@@ -14,7 +14,9 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.passes import remove_unread_nodes
 
+# Ops that cost no arithmetic: their results are recomputed at any size.
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+# Elementwise ops and ops along one axis, whose time is that of reading and writing memory.
 _CHEAP = _VIEWS | {
     *("Abs", "Add", "Cast", "Ceil", "Celu", "Clip", "Concat", "Cos", "Div", "Elu", "Erf", "Exp", "Expand", "Floor"),
     *("Gather", "Gelu", "HardSigmoid", "HardSwish", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Max"),
@@ -79,6 +81,7 @@ class _Plan:
         self._products = set(_chosen([node for node in graph if node in self.forward]))
         self._kept: set[ir.Value] = set()
         self._repeated: dict[ir.Value, bool] = {}
+        # The bodies of control flow are not rewritten, so what they read must stay.
         captured = {value for node in graph for value in _captured(node)}
         for node in graph:
             for value in node.outputs if node in self.forward else ():
@@ -142,6 +145,7 @@ class _Plan:
             return False
         if value.dtype is None or not value.dtype.is_floating_point():
             return False
+        # A small value saves nothing, and each recomputation costs a node.
         if node.op_type not in _VIEWS and _elements(value) < _LEAST:
             return False
         sources = [source for source in node.inputs if source is not None]
@@ -167,6 +171,7 @@ class _Writer:
         for index, value in enumerate(node.inputs):
             if value is not None and self._plan.repeats(value):
                 node.replace_input_with(index, self._computed_again(value, signal))
+        # The emitter appended to the end; runtimes need the nodes before their reader.
         new = list(_behind(graph, last))
         graph.remove(new)
         graph.insert_before(node, new)
@@ -237,6 +242,7 @@ def _chosen(nodes: list[ir.Node]) -> Iterator[ir.Node]:
     is at least as large as their input (width >= depth) save enough memory for that.
     """
     sizes = {node: size for node in nodes if (size := _weight(node)) is not None}
+    # The number of rows is common to all of them: depth * width measures the work.
     budget = _SHARE * sum(depth * width for depth, width in sizes.values())
     for node, (depth, width) in sizes.items():
         if width >= depth and depth * width <= budget:

@@ -39,6 +39,7 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     x = node.inputs[0]
     if node.metadata_props.pop(_KEY, None) is None or before is None or x is None:
         return after
+    # The emitter appends to the end of the graph: what it wrote is moved in front of the node, and later behind it.
     graph, kept = op.graph, set(op.graph)
     factor = _bessel(op, x, before)
     node.replace_input_with(_INPUT_VAR, op.Div(before, factor))
@@ -48,6 +49,7 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     product = updated.producer()
     assert product is not None
     updated.shape, updated.type = before.shape, before.type
+    # The product itself reads `after`, too, and must go on to do so.
     after.replace_all_uses_with(updated, replace_graph_outputs=True)
     product.replace_input_with(0, after)
     graph.insert_after(node, _taken_out(graph, kept))

@@ -66,6 +66,7 @@ def keep_rows(
         if rows.dtype != whole.dtype:
             rows = op.Cast(rows, to=whole.dtype)
         rows.name, whole.name = whole.name, op.unique_name(f"{whole.name}_whole")
+        # The number of rows differs from batch to batch, and is the same for gradient and row numbers.
         rows.shape = ir.Shape([f"{name}_reads", *dims[1:]])
         outputs[outputs.index(whole)] = rows
         names[name] = indices.name = op.unique_name(f"{name}_grad_indices")
@@ -92,6 +93,8 @@ def _read(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tuple[ir.Value, 
     cotangent, indices, _ = node.inputs
     flat = op.Reshape(indices, [-1])
     rows = op.Reshape(cotangent, op.Concat(op.Shape(flat), list(dims[1:]), axis=0), allowzero=1)
+    # Gather counts negative indices from the end; one row must have one number, by which the optimizer adds up its
+    # reads.
     return rows, op.Where(op.Less(flat, 0), op.Add(flat, dims[0]), flat)
 
 

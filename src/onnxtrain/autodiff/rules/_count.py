@@ -26,6 +26,7 @@ def divide_by_count(op: Emitter, value: ir.Value, count: int | ir.Value) -> ir.V
     """
     wide = counting_dtype(value)
     if isinstance(count, int):
+        # A product is cheaper than a division, and the reciprocal is exact enough in the wide dtypes.
         if value.dtype == wide or count <= _EXACT:
             return op.Mul(value, 1 / max(count, 1))
         count = op.const(count, wide)

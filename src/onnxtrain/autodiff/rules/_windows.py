@@ -75,11 +75,13 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
     strides = tuple(n.attr("strides") or [1] * rank)
     dilations = tuple(n.attr("dilations") or [1] * rank)
     pads = tuple(n.attr("pads") or [0] * 2 * rank)
+    # VALID means no padding, whatever `pads` says.
     if n.attr("auto_pad") == "VALID":
         pads = (0,) * (2 * rank)
     windows = Windows(tuple(kernel), strides, dilations, pads[:rank], pads[rank:])
     if n.attr("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
         begins, ends = _same_pads(op, windows, over, result)
+        # An odd total puts the extra position at the beginning for SAME_LOWER, at the end for SAME_UPPER.
         if n.attr("auto_pad") == "SAME_LOWER":
             begins, ends = ends, begins
         return Windows(tuple(kernel), strides, dilations, begins, ends)
@@ -208,6 +210,7 @@ def _uncovered(
     rest = []
     for axis, stride in enumerate(w.strides):
         size, count = (sizes[axis], counts[axis]) if sizes and counts else (None, None)
+        # With stride 1 the windows reach every position, also of a symbolic size.
         if stride == 1:
             rest.append(0)
             continue

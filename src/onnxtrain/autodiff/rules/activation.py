@@ -69,6 +69,7 @@ def celu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.Where(_positive(op, n.X), ct, op.Mul(ct, left))
 
 
+# From the outputs: y (1 - y) and 1 - y² need no second exponential.
 defvjp("Sigmoid", X=lambda op, n, ct: op.call(sigmoid_gradient, n.out.Y, ct))
 defvjp("Tanh", input=lambda op, n, ct: op.call(tanh_gradient, n.out.output, ct))
 defvjp("Softplus", X=lambda op, n, ct: op.Mul(ct, op.Sigmoid(n.X)))
@@ -91,6 +92,7 @@ def hard_sigmoid(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 @vjp("HardSwish", wrt=("X",))
 def hard_swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """X / 3 + 1/2 for -3 < x < 3; 0 up to -3 and 1 from 3 on, as in torch."""
+    # d/dx of x (x/6 + 1/2).
     middle = op.Mul(ct, op.Add(op.Div(n.X, 3.0), 0.5))
     left = op.Where(op.Greater(n.X, -3.0), middle, 0.0)
     return op.Where(op.Less(n.X, 3.0), left, ct)
@@ -133,6 +135,7 @@ def _safe_softmax(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.call(softmax_gradient, n.out.y, ct, axis=n.attr("axis"))
 
 
+# The name of a composite's function carries its dtype: one rule per name.
 for _composite, _rule in ((silu, _silu), (hardtanh, _hardtanh), (safe_softmax, _safe_softmax)):
     for _name in _composite.function_names:
         vjp(_name, domain=DOMAIN, wrt=("x",), signature=Signature(_composite.inputs, ("y",)))(_rule)

@@ -192,6 +192,7 @@ def _walk_back(
     iteration.shape = go_on.shape = ir.Shape(())
     for own, value in zip(cts, carried, strict=True):
         own.shape = value.shape
+    # The backward loop counts up, the forward iterations are visited from the last one down.
     index = inner.Sub(inner.Sub(trips, 1), iteration)
     inputs = body_inputs(inner, index)
     # Only nodes of the copied body are differentiated. The slices before them read stacks that the body may read as
@@ -263,6 +264,7 @@ def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.V
         result.name, result.type = op.unique_name(f"{op.scope}{state.name}_before"), state.type
         result.shape = None if state.shape is None else ir.Shape([None, *state.shape])
         results.append(result)
+    # These attributes have one entry per scan output; the added ones are stacked along axis 0, forwards.
     for name in ("scan_output_axes", "scan_output_directions"):
         if name in node.attributes:
             kept = node.attributes[name].as_ints()
@@ -292,6 +294,7 @@ def _gradients(
         leaves: values that get cotangents.
         nodes: nodes to differentiate; by default all of the subgraph.
     """
+    # The forward pass has drawn its numbers; computed again, the branch would draw others and differentiate those.
     for node in op.graph.all_nodes():
         if _draws(node):
             raise NoGradientRule(
@@ -301,6 +304,7 @@ def _gradients(
     seeds: dict[ir.Value, ir.Value] = {}
     for value, ct in pairs:
         if ct is not None and is_differentiable_dtype(value):
+            # A body may return one value twice, as state and as scan output: its cotangents add up.
             seeds[value] = op.Add(seeds[value], ct) if value in seeds else ct
     return pull_back(op, seeds, leaves, nodes) if seeds else [None] * len(leaves)
 

@@ -30,6 +30,7 @@ _FEW_COLUMNS = 32
 @vjp("Conv", wrt=("X", "W", "B"))
 def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y[o] = sum_t W[t] X[o * stride + t * dilation - pad] + B: linear in X, W and B."""
+    # The number of taps decides how many nodes are written, so the weight's size must be known.
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
@@ -103,6 +104,7 @@ def _in_functions(
         f"{wanted} {attributes} {shapes}",
         body,
     )
+    # Equal convolutions of a model share one function: its key is all that the body depends on.
     results = op.call(op_of, ct, n.X, n.W, **attributes, _outputs=len(wanted))
     return grads | dict(zip(wanted, results, strict=True))
 
@@ -151,6 +153,7 @@ def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
         ]
     small = tuple(max(t, 0) // 2 for t in totals)
     large = tuple(max(t, 0) - s for t, s in zip(totals, small, strict=True))
+    # As the schema splits the total: the smaller half before for SAME_UPPER, after it otherwise.
     begins, ends = (small, large) if n.attr("auto_pad") == "SAME_UPPER" else (large, small)
     return Windows(w.kernel, strides, dilations, begins, ends)
 
@@ -172,6 +175,7 @@ def _kernel_cotangent(
         group: number of groups of channels; row m sees the channels of its group only.
     """
     rows, columns, taps = shape[0] // group, shape[1], w.kernel
+    # Depthwise: products of one row and one column per channel would be all overhead.
     if rows == columns == 1:
         result = _depthwise_by_rows(op, windowed, value, w, group)
         if result is None:

@@ -59,6 +59,7 @@ def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     first = [0, 1, 3 + spatial, *range(2, 3 + spatial)]
     mask = None if n.mask is None else op.Unsqueeze(_reshaped(op, n.mask, grid), [-1])
 
+    # The interpolated samples are computed again, and only if weight or mask need them.
     ct_w = value = None
     if n.needs("W") or n.needs("mask"):
         value = op.Sum(*(op.Mul(r, op.Unsqueeze(f, [-1])) for r, f in zip(reads, s.factors, strict=True)))
@@ -105,6 +106,7 @@ def _samples(
         window = op.Reshape(window, [-1] + [1] * (spatial - 1 - axis))
         tap = op.const((tap_places[axis] * dilations[axis]).reshape(-1, *[1] * spatial))
         regular = op.Cast(op.Add(tap, window), to=n.offset.dtype)
+        # The schema stores the offsets of a tap axis by axis.
         moved = op.Add(op.Gather(offsets, axis, axis=3), regular)
         places.append(place_at(op, moved, sizes[axis]))
     # Each offset group of each image is an image of its own, whose pixels begin at `begin` among all rows.

@@ -37,6 +37,7 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
     equation = n.attr("equation").replace(" ", "")
     left, explicit, output = equation.partition("->")
     terms = left.split(",")
+    # Without "->" the output has the labels that occur once, in alphabetical order, behind the ellipsis.
     if not explicit:
         once = sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
         output = ("..." if "..." in left else "") + "".join(once)
@@ -107,6 +108,7 @@ def _operand_cotangent(
     if others or present != output:
         equation = f"{','.join([output, *(t for t, _ in others)])}->{present}"
         result = op.Einsum(ct, *(v for _, v in others), equation=equation)
+    # Labels that were summed over come back as axes of size one, for Expand.
     missing = [axis for axis, c in enumerate(labels) if c not in present]
     if missing:
         result = op.Unsqueeze(result, missing)

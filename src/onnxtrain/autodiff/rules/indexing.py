@@ -20,6 +20,7 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         return scatter_to(op, ct, op.Gather(positions(op, n.data), n.indices, axis=n.attr("axis")), n.data)
     axis = n.axis(n.data, n.attr("axis"))
     rank, index_rank = n.rank(n.data), n.rank(n.indices)
+    # A scalar index reads a single entry.
     if index_rank == 0:
         return _put_back(op, n, ct, axis)
     indices = op.Cast(n.indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else n.indices
@@ -64,6 +65,7 @@ def gather_elements(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def gather_nd(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Adds the cotangent to the slices that were read."""
     batch_dims = n.attr("batch_dims")
+    # ScatterND has no batch axes: with some, the positions are gathered instead.
     if not batch_dims:
         return scatter_nd(op, op.shape_of(n.data), n.indices, ct)
     where = op.GatherND(positions(op, n.data), n.indices, batch_dims=batch_dims)
@@ -90,6 +92,7 @@ def unique(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     PyTorch has no gradient here. Any of the equal elements could get it: the sum of their cotangents is the same.
     """
     places, axis = positions(op, n.X), n.attr("axis")
+    # Without an axis Unique sees the input as one vector.
     if axis is None:
         places, axis = op.Reshape(places, [-1]), 0
     return scatter_to(op, ct, op.Gather(places, n.out.indices, axis=axis), n.X)

@@ -24,6 +24,7 @@ def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         )
         return op.MatMul(ct, op.Transpose(n.B, perm=[1, 0])) if n.needs("A") else None, product
     ranks = n.rank(n.A), n.rank(n.B)
+    # The product of two vectors is a scalar: no axes to restore.
     if ranks == (1, 1):
         return (
             op.Mul(ct, n.B) if n.needs("A") else None,
@@ -107,6 +108,7 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
             else op.Gemm(n.A, ct, alpha=alpha, transA=1 - trans_a)
         )
     if n.needs("C"):
+        # C may be a row, a column or a scalar, which Gemm repeats.
         total = sum_to_shape_of(op, ct, n.out.Y, n.C)
         result["C"] = total if beta == 1 else op.Mul(total, beta)
     return result
@@ -125,6 +127,7 @@ def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """
     factor = n.out.y
     product = op.MatMul(_transposed(op, n, factor), ct)
+    # The sum has the part below the diagonal twice and the diagonal once; half of it is Φ.
     half = op.Mul(op.Add(op.Trilu(product, upper=0), op.Trilu(product, -1, upper=0)), 0.5)
     inverted, _ = op.call(inverse, factor, _outputs=2)
     inverted.shape = factor.shape

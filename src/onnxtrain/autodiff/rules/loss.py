@@ -60,6 +60,7 @@ def _labels_and_scale(
     scale = op.Mul(ct, weight) if weight is not None else ct
     if valid is not None:
         scale = op.Where(valid, scale, 0.0)
+    # A scalar cotangent; with a mask or class weights it has been broadcast to the labels already.
     elif weight is None and n.attr("reduction") != "none":
         scale = op.Expand(scale, shape)
     return labels, scale

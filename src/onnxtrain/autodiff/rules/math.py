@@ -28,6 +28,7 @@ defvjp(
     A=lambda op, n, ct: op.Mul(op.Mul(ct, 2.0) if _is_square(n) else ct, n.B),
     B=lambda op, n, ct: None if _is_square(n) else op.Mul(ct, n.A),
 )
+# B's cotangent is -ct A/B²: from the output, -ct (C / B) needs one division.
 defvjp(
     "Div",
     broadcasts=True,
@@ -45,6 +46,7 @@ defvjp(
 defvjp("Neg", X=lambda op, n, ct: op.Neg(ct))
 # |x|'(0) = 0, as in torch: Sign(0) = 0.
 defvjp("Abs", X=lambda op, n, ct: op.Mul(ct, op.Sign(n.X)))
+# Reciprocal, Exp, Tan and Sqrt read their outputs, which saves computing the function again.
 defvjp("Sqrt", X=lambda op, n, ct: op.Div(op.Mul(ct, 0.5), n.out.Y))
 defvjp("Reciprocal", X=lambda op, n, ct: op.Neg(op.Mul(ct, op.Mul(n.out.Y, n.out.Y))))
 defvjp("Exp", input=lambda op, n, ct: op.Mul(ct, n.out.output))
@@ -83,6 +85,7 @@ defvjp("Asinh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_plus_square(op, 1.0,
 defvjp("Acosh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_square_minus(op, n.input))))
 defvjp("Atanh", input=lambda op, n, ct: op.Div(ct, _minus_square(op, n.input)))
 
+# A Where and not a product with the mask, which would turn an infinite cotangent of the other branch into NaN.
 defvjp(
     "Where",
     broadcasts=True,
@@ -102,6 +105,7 @@ def pow_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if n.needs("Y"):
         flat = op.And(op.Equal(n.X, 0.0), op.GreaterOrEqual(n.Y, 0.0))
         exponent = op.Mul(ct, op.Where(flat, 0.0, op.Mul(n.out.Z, op.Log(n.X))))
+        # Pow takes an exponent of another dtype than the base, whose dtype the result has.
         if n.Y.dtype != ct.dtype:
             exponent = op.Cast(exponent, to=n.Y.dtype)
     return base, exponent
@@ -195,6 +199,7 @@ def mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 def _extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Arguments that reach the extremum share the cotangent evenly, as in torch.maximum and torch.amax."""
+    # A Max of one argument is that argument.
     if len(n.inputs) == 1:
         return [ct]
     reached = [op.Equal(x, n.outputs[0]) for x in n.inputs]
@@ -216,6 +221,7 @@ def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """
     (size,) = n.static(n.X, [-1])
     scale = op.Unsqueeze(ct, [-2, -1])
+    # The only minor of a 1x1 matrix is the determinant of an empty one, 1, which no runtime computes.
     if size == 1:
         return scale
     others = np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)

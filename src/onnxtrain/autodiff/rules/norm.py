@@ -56,9 +56,11 @@ def batch_normalization(
     inverse = op.Reciprocal(op.Sqrt(op.Add(var, n.attr("epsilon"))))
     factor = op.Mul(scale, inverse)
     grads = {"X": op.Mul(ct, op.Reshape(factor, per_channel)) if n.needs("X") else None}
+    # With given statistics all four cotangents follow from two sums per channel.
     if n.needs("B") or n.needs("input_mean"):
         grads["B"] = op.ReduceSum(ct, others, keepdims=0)
         grads["input_mean"] = op.Neg(op.Mul(factor, grads["B"]))
+    # d/dvar (var + epsilon)^(-1/2) = -1/2 inverse³, and x̂ has one factor `inverse` already.
     if n.needs("scale") or n.needs("input_var"):
         centered = op.Sub(x, op.Reshape(mean, per_channel))
         grads["scale"] = op.Mul(op.ReduceSum(op.Mul(ct, centered), others, keepdims=0), inverse)
@@ -278,6 +280,7 @@ def local_response_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.V
     one, which are a mirrored window.
     """
     size, alpha, beta = n.attr("size"), n.attr("alpha"), n.attr("beta")
+    # As the schema has it: an even window has one channel more behind than before.
     before, after = (size - 1) // 2, size // 2
     mean = _channel_window_mean(op, op.Mul(n.X, n.X), size, before, after)
     d = op.Add(op.Mul(mean, alpha), n.attr("bias"))
@@ -302,6 +305,7 @@ def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
         scale = op.const(1 / (1 - ratio) if ratio < 1 else 0.0, like=ct)
     else:
         scale = op.Where(op.Less(ratio, 1.0), op.Reciprocal(op.Sub(1.0, ratio)), 0.0)
+    # The mode is an input of the model: outside of training nothing is scaled, and the mask is all true.
     if training is None:
         scale = op.Where(n.training_mode, scale, op.const(1.0, like=ct))
     # A product with the mask, as in torch, is several times as fast as Where.
@@ -350,6 +354,7 @@ def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Valu
 
 def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
     """Sums the cotangent of an expanded scale or bias to the shape of `primal`."""
+    # The composite's result has no shape yet, which decides if the axes are known now or at run time.
     ct.shape = None if n.X.shape is None else ir.Shape(list(n.X.shape)[axis:])
     return sum_to_shape_of(op, ct, ct, primal)
 

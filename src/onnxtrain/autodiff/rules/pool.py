@@ -148,6 +148,7 @@ def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.
     With count_include_pad these are the positions within the padded input, else those within the input.
     """
     include = bool(n.attr("count_include_pad"))
+    # Without padding, or if it counts, all windows have the same number; with ceil_mode the last one may reach beyond.
     if (include or not w.padded) and not n.attr("ceil_mode"):
         return divide_by_count(op, ct, math.prod(w.kernel))
     # The number of positions inside is a product over axes of the number of taps inside along each.
@@ -178,6 +179,7 @@ def _entry(op: Emitter, sizes: Sizes, axis: int) -> ir.Value:
 
 def _power_slope(op: Emitter, x: ir.Value, p: int) -> ir.Value:
     """Returns sign(x) |x|^(p-1), the derivative of |x|^p / p."""
+    # The usual norms need no Pow.
     if p == 2:
         return x
     if p == 1:

@@ -40,6 +40,7 @@ def sum_by_scale(op: Emitter, n: NodeView, value: ir.Value, scale: ir.Value) -> 
     if n.attr("block_size"):
         return _sum_blocks(op, n, value, scale)
     spread = scale
+    # A vector of scales belongs to `axis`: trailing axes of size one make it broadcast there.
     if n.rank(scale) == 1:
         ones = n.rank(n.x) - 1 - n.axis(n.x, n.attr("axis"))
         spread = op.Unsqueeze(scale, list(range(1, ones + 1)))

@@ -101,6 +101,7 @@ def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
 
     With linear_before_reset h = Tanh(x_h + r (H_prev R_h^T + rb_h)).
     """
+    # Other activations would need other slopes; these are what exporters write.
     _activations(n, ["Sigmoid", "Tanh"])
     reset_last = bool(n.attr("linear_before_reset"))
 
@@ -173,6 +174,7 @@ def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangen
             gates = body.Mul(body.Concat(ct_c, ct_h, ct_c, ct_c, axis=-1), to_gates)
             return gates, [body.MatMul(gates, layer.r), body.Mul(ct_c, keep)]
 
+        # All that does not depend on cotangents is computed before, for all steps at once.
         gates, states = _scan_back(op, n, layer, [to_c, to_gates, keep], step)
         peepholes = None
         if n.needs("P"):
@@ -330,6 +332,7 @@ def _scan_back(
     states, steps = list(body.graph.inputs[:count]), list(body.graph.inputs[count:])
     active = body.Greater(steps.pop(), 0.5) if n.sequence_lens is not None else None
     gates, before = step(body, [body.Add(states[0], steps[0]), *states[1:]], steps[1:])
+    # A mask as numbers, since all values of a Scan here have one dtype.
     # A sequence that has ended passes the cotangents of its states on to the step at which it ended.
     if active is not None:
         gates = body.Where(active, gates, 0.0)

@@ -43,6 +43,7 @@ def reduce_mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if count is not None:
         return expand_reduced(op, n, divide_by_count(op, ct, count))
     wide = counting_dtype(ct)
+    # The quotient of the sizes, as the reduced axes themselves may be an input of the model.
     share = op.Div(op.Cast(op.Size(n.data), to=wide), op.Cast(op.Size(n.out.reduced), to=wide))
     return expand_reduced(op, n, divide_by_count(op, ct, share))
 
@@ -61,6 +62,7 @@ def _reduced_count(n: NodeView) -> int | None:
 def _reduce_extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Elements that reach the extremum share the cotangent evenly, as in torch.amax."""
     reached = op.Equal(n.data, keep_reduced(op, n, n.out.reduced))
+    # Counted wide: a float16 sum of ones stops at 2048.
     count = _reduced_again(op, n, "ReduceSum", op.Cast(reached, to=counting_dtype(ct)))
     return op.Where(reached, divide_by_count(op, keep_reduced(op, n, ct), count), 0.0)
 

@@ -25,6 +25,7 @@ def depth_to_space(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     block = n.attr("blocksize")
     if n.attr("mode") == "DCR":
         return op.SpaceToDepth(ct, blocksize=block)
+    # There is no SpaceToDepth in this mode, so the elements are moved by a transpose.
     # CRD: channel c * block² + i * block + j went to row offset i, column offset j of channel c.
     channels, height, width = (op.dim(ct, 1), op.dim(n.input, 2), op.dim(n.input, 3))
     shape = op.Concat(op.dim(ct, 0), channels, height, [block], width, [block], axis=0)
@@ -78,6 +79,7 @@ def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
     The cotangent of such a Resize is a sum over blocks, far cheaper than products with matrices.
     """
     where, rounding = n.attr("coordinate_transformation_mode"), n.attr("nearest_mode")
+    # With these roundings position i of an integer scale s reads pixel i // s.
     centred = where == "half_pixel" and rounding in ("round_prefer_floor", "round_prefer_ceil")
     if (
         _keeps_aspect_ratio(n)

@@ -101,6 +101,7 @@ def _reflected(
     op: Emitter, where: ir.Value, size: ir.Value, last: ir.Value, align: bool
 ) -> tuple[ir.Value, ir.Value]:
     """Reflects positions at the borders until they lie between them; returns also the derivative, 1 or -1."""
+    # An image of one pixel has no distance between its borders: 1 instead of a division by zero.
     begin, span = (0.0, op.Max(last, 1.0)) if align else (-0.5, size)
     offset = op.Sub(where, begin)
     distance = op.Abs(offset)
@@ -261,6 +262,7 @@ def _side(op: Emitter, n: NodeView, axis: int) -> _Side:
     where = op.Add(op.Unsqueeze(first, [2]), op.Unsqueeze(within, [1]))
     count = op.dim(n.X, 2 + axis)
     pixels = op.Cast(count, to=where.dtype)
+    # He et al.'s code and ONNX Runtime take samples up to a pixel beyond the border for those on it, others for zero.
     near = op.And(op.GreaterOrEqual(where, -1.0), op.LessOrEqual(where, pixels))
     place = place_at(op, op.Min(op.Max(where, 0.0), op.Sub(pixels, 1.0)), count)
     counts = op.Unsqueeze(op.Cast(op.Less(sample, number), to=where.dtype), [1])

@@ -46,6 +46,7 @@ def transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def concat(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Splits the cotangent into parts of the inputs' sizes."""
     inputs = [value for value in n.inputs if value is not None]
+    # Split refuses to make a single part.
     if len(inputs) == 1:
         return [ct]
     axis = int(n.attr("axis"))
@@ -81,6 +82,7 @@ def range_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 @vjp("Tile", wrt=("input",))
 def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Axis i of the output is [repeats[i], size[i]] flattened: ct is summed over the repeats."""
+    # A scalar has no axes to repeat.
     if n.input.shape is not None and n.input.shape.rank() == 0:
         return ct
     repeats, dims = n.constant(n.repeats), static_dims(n.input)

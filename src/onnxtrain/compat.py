@@ -83,6 +83,7 @@ def uninstall() -> None:
     if _FINDER not in sys.meta_path:
         return
     sys.meta_path.remove(_FINDER)
+    # Without these entries the next import of an old name fails, as it did before.
     for name in [name for name, module in sys.modules.items() if _is_old(name) or _is_alias(name, module)]:
         del sys.modules[name]
     runtime = sys.modules.get("onnxruntime")

@@ -105,6 +105,7 @@ def expand_names(model: ir.Model, given: Iterable[str]) -> list[str]:
     given = list(given)
     known = [name for name in given if name in model.graph.initializers]
     patterns = [name for name in given if name not in model.graph.initializers]
+    # Matching looks through all initializers, so it is left out where all names are exact.
     matched = _match_patterns(model, patterns) if patterns else {}
     return list(dict.fromkeys([*known, *(name for names in matched.values() for name in names)]))
 
@@ -131,6 +132,7 @@ def select_parameters(
         NothingToTrain: nothing is left to train.
     """
     floats = dict(float_initializers(model))
+    # Every training step replaces them: they are state of the model, but no parameters.
     running = _statistics_in_training(model)
     statistics = [name for name in floats if name in running]
     given = list(requires_grad) if requires_grad is not None else None, list(frozen or ())

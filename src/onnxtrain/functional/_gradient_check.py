@@ -112,6 +112,7 @@ def check_gradients(
         OnnxTrainError: the model cannot be loaded or differentiated, or an input does not fit.
     """
     forward = canonicalize(load_model(model), wrt or ())
+    # BatchNormalization keeps its mode: in training its gradient goes through the statistics, which is worth a check.
     TrainingModePass(dropout="inference")(forward)
     output = of or _first_float_output(forward)
     names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable
@@ -181,6 +182,7 @@ def _index_bound(value: ir.Value) -> int:
         source = node.inputs[other] if other is not None else None
         sizes = static_dims(source) if source is not None else None
         if sizes:
+            # Class labels index axis 1 of the scores.
             axis = node.attributes.get_int("axis", 0) if node.op_type == "Gather" else 1
             bounds.append(sizes[axis] or 2)
     return min(bounds, default=2)
@@ -235,6 +237,7 @@ def _gradients(
     step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
     session = _session(to_proto(step))
     results = [str(value.name) for value in step.graph.outputs][-len(names) :]
+    # onnxruntime refuses feeds of inputs that the gradient does not need.
     wanted = {i.name for i in session.get_inputs()}
     given = {name: array for name, array in {**feeds, _COTANGENT: cotangent}.items() if name in wanted}
     return y, cotangent, dict(zip(names, session.run(results, given), strict=True))
@@ -336,6 +339,7 @@ def _compare(
     """Compares the gradient of one parameter with differences along random directions."""
     value, exact = widen(parameters[name]), widen(gradient)
     norm = float(np.linalg.norm(exact))
+    # A gradient of zero has to be compared with something: errors below 1e-8 count as none.
     expected = max(norm / np.sqrt(max(1, exact.size)), 1e-8)
     # Relative to the parameter's size: a step must neither be lost in rounding nor leave the range of the values.
     step = _STEP[precision] * max(1.0, float(np.linalg.norm(value)) / np.sqrt(max(1, value.size)))

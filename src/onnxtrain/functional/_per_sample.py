@@ -121,6 +121,7 @@ def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
                 f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, and no axis of samples; "
                 "leave it out of batched"
             )
+        # A fixed number of samples is baked into the model, e.g. into the target of a Reshape.
         if dims[0] not in (None, 1):
             raise DifferentiationError(
                 f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, for {dims[0]} samples; "
@@ -155,6 +156,7 @@ def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
     inputs = list(model.graph.inputs)
     of_batch = {_symbol(_sizes(value)[0]) for value in inputs if value.name in samples} - {None}
     other = {_symbol(dim) for value in inputs for dim in _sizes(value)[value.name in samples :]} - {None}
+    # A size that is the batch in one place and something else in another cannot be set to 1.
     if mixed := sorted(map(str, of_batch & other)):
         raise DifferentiationError(
             f"differentiating per sample: the number of samples, {', '.join(mixed)}, is the size of another axis or "
@@ -204,15 +206,18 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     body = op.subgraph({"sample": ir.DataType.INT64, "go_on": ir.DataType.BOOL})
     number, go_on = body.graph.inputs
     number.shape = go_on.shape = ir.Shape(())
+    # Gather with a vector of one index keeps the axis of samples, which the model expects.
     index = body.Unsqueeze(number, op.const([0]))
     ones = {name: body.Gather(values[name], index, axis=0) for name in declared}
     for name, one in ones.items():
         one.shape = values[name].shape
         results = [one if value is values[name] else value for value in results]
         for user, place in values[name].uses():
+            # The Gather itself goes on reading all samples.
             if user is not one.producer():
                 user.replace_input_with(place, one)
         values[name].shape = declared[name]
+    # Nodes that depend on parameters alone run once, in front of the Loop.
     inside = _inside(graph, ones.values(), results)
     graph.remove(inside)
     body.graph.extend(inside)
@@ -237,6 +242,7 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     trips = op.Squeeze(op.Shape(first, start=0, end=1))
     attribute = ir.AttrGraph("body", body.graph)
     stacked = op.emit("Loop", trips, op.const(True), body=attribute, _outputs=len(kept))
+    # The stacked output takes the name that the value of one sample had.
     values[of].name = op.unique_name(f"{of}_of_sample")
     names = [of, *(op.unique_name(f"{name}_grad") for name in gradients)]
     for output, name, (_, like, axes) in zip(stacked, names, kept, strict=True):

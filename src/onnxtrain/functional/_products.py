@@ -237,6 +237,7 @@ def hessian_vector_product(
 
 def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
     """Loads a model into a canonical copy and checks `of` and `wrt`."""
+    # Before the model is loaded, which takes long for a large one.
     check_names(of, "of")
     check_names(wrt, "wrt")
     graph = canonicalize(with_exact_masks(load_model(model)), wrt)
@@ -257,6 +258,7 @@ def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]
     values, op = values_by_name(model.graph), Emitter(model.graph)
     added = []
     for name in names:
+        # An ONNX input must declare its dtype.
         if values[name].type is None:
             raise DifferentiationError(
                 f"differentiating: the dtype of {name!r} is not known; declare it in the model's value_info"
@@ -313,6 +315,7 @@ def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[st
     values, op = values_by_name(model.graph), Emitter(model.graph)
     for name, cotangent in zip(of, cotangents, strict=True):
         model.graph.inputs.remove(values[cotangent])
+        # Mostly nothing reads it any more; shapes of gradients may.
         users = values[cotangent].uses()
         if users:
             values[cotangent].replace_all_uses_with(op.zeros_like(values[name]))

@@ -46,6 +46,7 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
     for factor in _STEPS:
         size = factor * step
         differences.append((function(size) - function(-size)) / (2 * size))
+        # The first difference may settle it alone: to agree by chance it would have to hit the margin.
         settled = _settled(differences, margin) if len(differences) > 1 else differences
         for difference in settled:
             if abs(difference - derivative) <= margin:

@@ -102,6 +102,7 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            # Parameters that had no gradient in some steps are at another step, with other bias corrections.
             by_step: dict[int, list[torch.Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -137,6 +138,8 @@ class FusedAdam(torch.optim.Optimizer):
         second = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         if decay and mode is AdamWMode.ADAM_L2_REGULARIZATION:
             gradients = torch._foreach_add(gradients, parameters, alpha=decay)
+        # Decay before the update here, after it at the end: the order is all that distinguishes the two AdamWs, besides
+        # eps.
         if decay and mode is AdamWMode.ADAMW_TORCH:
             torch._foreach_mul_(parameters, 1 - lr * decay)
         torch._foreach_lerp_(first, gradients, 1 - beta1)

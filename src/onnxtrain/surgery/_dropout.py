@@ -72,6 +72,7 @@ def restore_dropout(
         if node.op_type == "Identity" and _DROPOUT_CLASS in node.metadata_props.get(_CLASSES, "")
     ]
     layers = _layers(nodes, [before] if isinstance(before, str) else before)
+    # Better an error than a model that trains without the Dropout that was asked for.
     if not (dropouts or traces or layers):
         raise ModelError(_LOST)
     if p is None and (traces or layers):
@@ -80,6 +81,7 @@ def restore_dropout(
         )
     if p is not None:
         for node in dropouts:
+            # The ratio is an optional input.
             node.resize_inputs(max(2, len(node.inputs)))
             node.replace_input_with(1, _ratio(result, p))
         for node in traces:

@@ -84,10 +84,12 @@ def make_batch_dynamic(
     """
     loaded = load_model(model)
     batch = fixed_batch(loaded)
+    # Symbolic already.
     if batch is None:
         return as_given(canonicalize(loaded), model)
     if batch == 0:
         raise ModelError("Making the batch dynamic: the model takes no samples at all. Export it with some.")
+    # The fixed model stays for the comparison.
     dynamic = loaded.clone()
     free_batch(dynamic, batch, name)
     dynamic = canonicalize(dynamic)
@@ -122,6 +124,7 @@ def _compare(
         parts = [chunk[index] for chunk in chunks]
         if batch <= total:
             _require_equal(name, parts[0], first[index])
+        # Only outputs with the samples along axis 0 can be compared sample by sample.
         if parts[0].ndim and len(parts[0]) == batch:
             _require_equal(name, np.concatenate(parts)[:total], together[index])
             compared = True
@@ -194,6 +197,7 @@ def _filled(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
 
 def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> None:
     wide, other = expected.astype(np.float64), actual.astype(np.float64)
+    # Infinite scores, of masked positions, say nothing about the size of the others.
     scale = max(1e-6, float(np.abs(wide[np.isfinite(wide)]).max(initial=0)))
     if expected.shape != actual.shape or not np.allclose(
         wide, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True

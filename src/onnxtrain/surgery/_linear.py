@@ -14,6 +14,7 @@ from onnxtrain.passes import is_float_parameter
 from onnxtrain.surgery._tail import TAIL_OPS, data_input
 
 _DOING = "Replacing the head"
+# Exporters put these between a weight and its layer: Cast for half precision, Transpose for `x @ weight.T`.
 _PASSED_ON = ("Cast", "Identity", "Transpose")
 _SHOWN = 6
 _QUANTISED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
@@ -99,6 +100,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
     Raises:
         ModelError: there is no such layer, or several outputs to choose from.
     """
+    # Without a name all outputs are candidates; `head` may single one out.
     outputs = [value for value in model.graph.outputs if output in (None, value.name)]
     names = ", ".join(str(value.name) for value in model.graph.outputs)
     if not outputs:
@@ -113,6 +115,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         traced = _trace(value, head)
         if isinstance(traced, Linear):
             return traced
+        # Weights of a quantised model are integers: whatever else is missing, that is the reason to tell.
         quantised = next((node for node in _behind(value) if _QUANTISED.search(node.op_type)), None)
         if quantised is not None:
             traced = f"{op_name(quantised)} is quantised: replace the head of the float model, quantise after training"
@@ -136,12 +139,14 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
             return f"'{value.name}' is no result of a node"
         linear = read_linear(node, any_kernel=head is not None)
         if isinstance(linear, Linear):
+            # The search stops at the last linear layer: another one further back is no head of this output.
             if head is not None and not linear.is_called(head):
                 return (
                     f"its last linear layer is {op_name(linear.node)} with the weight '{linear.weight.name}'"
                 )
             linear.tail, linear.output = tail, output
             return linear
+        # Only ops through which the axis of the classes can be followed may stand behind a head.
         source = data_input(node) if node.domain == "" and node.op_type in TAIL_OPS else None
         if source is None:
             return linear
@@ -186,8 +191,10 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
     weight, through = traced
     dims = tuple(weight.const_value.shape.numpy()) if weight.const_value is not None else ()
     rows = node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1
+    # Each Transpose on the way swaps the two axes of the weight.
     rows ^= sum(step.op_type == "Transpose" for step in through) % 2 == 1
     if node.op_type == "Conv":
+        # A larger kernel is rarely a head; with a name the user says that it is. Groups would divide the classes, too.
         small = any_kernel or all(size == 1 for size in dims[2:])
         if node.attributes.get_int("group", 1) != 1 or not small:
             return f"{op_name(node)} has a kernel of {list(dims[2:])} and is taken for no head unless head= names it"
@@ -230,6 +237,7 @@ def _is_bias(value: ir.Value | None, classes: int) -> bool:
     if value is None or not value.is_initializer() or value.const_value is None:
         return False
     dims = tuple(value.const_value.shape.numpy())
+    # A vector [classes], or the same with leading axes of size one.
     floating = is_float_parameter(value) or (value.dtype is not None and value.dtype.is_floating_point())
     return floating and bool(dims) and dims[-1] == classes and math.prod(dims) == classes
 

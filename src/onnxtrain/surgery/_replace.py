@@ -108,11 +108,13 @@ def replace_head(
     assert layer.output is not None
     name = str(layer.output.name)
     _resize(result, layer, int(classes), name)
+    # Drawn as [classes, ...] whatever the layout of the file, so that one seed gives one layer.
     rng = np.random.default_rng(seed)
     bound = 1 / math.sqrt(layer.fan_in)
     shape = layer.shape if layer.rows else layer.shape[::-1]
     weight = rng.uniform(-bound, bound, (classes, *shape[1:]))
     old = layer.weight
+    # A tied weight, e.g. of the embedding, must keep its values for the other reader.
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
     new_weight = _new(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
@@ -141,6 +143,7 @@ def _had_bias(model: ir.Model, layer: Linear) -> bool:
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
     """Follows the axis of the classes to the output, and writes their new number into shapes on the way."""
     axis, old, at = layer.axis, layer.classes, layer.node
+    # Nothing on the way depends on the number then, and ops that could not be followed do no harm.
     if old == classes:
         return
     try:
@@ -220,6 +223,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
         reader.replace_input_with(list(reader.inputs).index(old), new)
         return
     new = _new_bias(model, layer, array)
+    # MatMul has no third input.
     if layer.node.op_type in ("Gemm", "Conv"):
         layer.node.resize_inputs(3)
         layer.node.replace_input_with(2, new)
@@ -230,6 +234,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
     sum_.type, sum_.shape = before.type, before.shape
     layer.node.append(add)
     name, output = before.name, before.is_graph_output()
+    # The Add itself reads `before`, too, and must go on to do so.
     before.replace_all_uses_with(sum_, replace_graph_outputs=True)
     add.replace_input_with(0, before)
     if output:
@@ -289,6 +294,7 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
 
 def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:
     """Drops the other outputs that are computed from the head."""
+    # E.g. the label that an ArgMax computes from the old classes: its graph would not fit the new number.
     behind: set[ir.Value] = {layer.node.outputs[0]}
     for node in model.graph:
         if any(value in behind for value in node.inputs if value is not None):

@@ -54,12 +54,14 @@ def _same(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
 
 
 def _pool(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    # Pooling leaves batch and channels, axes 0 and 1, and reduces all others.
     if axis != 1:
         raise Refusal("it pools over the classes")
     return axis
 
 
 def _resize(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    # `sizes` without `axes` has an entry for every axis, the classes included.
     if len(node.inputs) > 3 and node.inputs[3] is not None and "axes" not in node.attributes:
         raise Refusal("it gives the number of classes as a size")
     return axis
@@ -99,6 +101,7 @@ def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
     start = node.attributes.get_int("axis", 1) % max(1, len(dims))
     group = dims[:start] if axis < start else dims[start:]
     position = axis if axis < start else axis - start
+    # Flattened together with other axes the classes are no axis of their own, unless the others have size one.
     if any(dim != 1 for index, dim in enumerate(group) if index != position):
         raise Refusal(f"it merges the classes with other axes of {list(dims)}")
     return 0 if axis < start else 1
@@ -147,6 +150,7 @@ def _set(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
     value = ir.Value(
         name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([len(sizes)]), const_value=tensor
     )
+    # Marked, so that selection does not take it for a parameter and folding may use it.
     mark_constant(value)
     model.graph.register_initializer(value)
     node.replace_input_with(1, value)

@@ -79,6 +79,8 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
         [[0.5, 1.0], [2.0, 4.0]]
     """
     result = canonicalize(load_model(model))
+    # Optimizers first: a Gradient may differentiate through their formulas, as in meta-learning, but not through the
+    # ops.
     _lower_optimizers(result)
     result = _lower_gradients(result)
     CleanupPass()(result)
@@ -99,6 +101,7 @@ def _lower_optimizers(model: ir.Model) -> None:
                 continue
             modified = True
             op.scope = f"{node.name or node.op_type}/"
+            # Inputs: learning rate and update count, then all X, all G, all V, ...
             count, rest = divmod(len(node.inputs) - 2, lower[1])
             if rest or count < 1 or None in node.inputs:
                 raise ModelError(
@@ -197,6 +200,7 @@ def _momentum(
         )
     g = _regularized(op, node, x, g)
     first = op.const(1.0, like=x)
+    # The standard ignores beta at the first step, t = 0.
     beta = op.Where(op.Greater(_scalar(op, step, x), 0.0), op.const(_number(node, "beta"), like=x), first)
     v_new = op.Add(op.Mul(v, alpha), op.Mul(beta, g))
     direction = v_new if mode == "standard" else op.Add(g, op.Mul(v_new, alpha))
@@ -283,6 +287,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
         (op.zeros_like(values[leaf]) if gradient is None else gradient) if name else None
         for leaf, gradient, name in zip(leaves, gradients, names, strict=False)
     ]
+    # `expand_path` returned a copy of the model: the node is found again by the names of its outputs.
     again = next(other for other in model.graph if _is_gradient(other) and _names(other) == names)
     _replace(op, again, results)
     common.TopologicalSortPass()(model)
@@ -314,6 +319,7 @@ def _copy(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
         values[name].replace_all_uses_with(leaf)
     for value in (*twin.graph.inputs, *twin.graph.initializers.values()):
         value.replace_all_uses_with(originals[str(value.name)])
+    # y may be one of the xs, whose gradient is then one.
     output = ends.get(_target(node), values[_target(node)])
     part = ir.Graph(inputs, [output], nodes=nodes, opset_imports=model.graph.opset_imports, name="part")
     for leaf, value in zip(inputs, copies, strict=True):

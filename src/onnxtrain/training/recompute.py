@@ -74,7 +74,6 @@ class _Plan:
 
     def __init__(self, graph: ir.Graph, names: Collection[str]) -> None:
         self.forward: set[ir.Node] = set()
-        self._inputs = set(graph.inputs)
         for node in graph:
             if any(value.name in names for value in node.outputs) or self._is_copy(node):
                 self.forward.add(node)

@@ -107,6 +107,7 @@ def _real_package() -> str | None:
 
 
 def _is_old(name: str) -> bool:
+    """Says if a module name is `onnxruntime.training` or below it."""
     return name == _OLD or name.startswith(_OLD + ".")
 
 
@@ -181,6 +182,7 @@ def _import_new(old: str, new: str) -> ModuleType:
 
 
 def _missing(old: str, new: str) -> str:
+    """Returns the message for a module of onnxtrain that is not installed."""
     message = f"importing {old}: it comes with {new}, which this version of onnxtrain does not have"
     if new == f"{_NEW}.ortmodule":
         return message + "; install a version that has it: pip install --upgrade 'onnxtrain[torch]'"

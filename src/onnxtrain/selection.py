@@ -282,10 +282,12 @@ def batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
 
 
 def _statistics_in_training(model: ir.Model) -> set[str]:
+    """Returns the names of running statistics that training steps update."""
     return {str(v.name) for node, training in batch_norms(model) if training for v in node.inputs[3:5] if v}
 
 
 def _statistics_in_inference(model: ir.Model) -> set[str]:
+    """Returns the names of running statistics that stay as they are."""
     return {
         str(v.name) for node, training in batch_norms(model) if not training for v in node.inputs[3:5] if v
     }

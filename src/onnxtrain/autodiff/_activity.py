@@ -110,6 +110,7 @@ def reads(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yields the values that the nodes and outputs of a subgraph read from enclosing graphs."""
     for node in graph.all_nodes():
         # `all_nodes` also visits subgraphs of subgraphs, whose own values are not outer ones either.
         for value in node.inputs:
@@ -121,4 +122,5 @@ def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _within(value: ir.Value, graph: ir.Graph) -> bool:
+    """Says if a value belongs to a subgraph of a graph."""
     return any(subgraph is value.graph for subgraph in graph.subgraphs())

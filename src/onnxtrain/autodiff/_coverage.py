@@ -72,6 +72,7 @@ def coverage_of(domain: str, op_type: str) -> OpCoverage:
 
 
 def _row(op_type: str, opsets: list[int], domain: str = "") -> OpCoverage:
+    """Makes the row of an op from the tables of rules and declarations."""
     # A rule wins over a function body, which is then never inlined on the path of a gradient.
     key, since = (domain, op_type), opsets[0] if opsets else 0
     if key in RULES:

@@ -296,14 +296,17 @@ def is_straight_through(output: ir.Value) -> bool:
 
 
 def _is_step_of_gradient(node: ir.Node) -> bool:
+    """Says if a node is a piecewise constant step that a rule wrote into a gradient."""
     return _ORIGIN in node.metadata_props and node.op_type in STEPS_OF_GRADIENTS
 
 
 def _local(key: tuple[str, str]) -> Rule | None:
+    """Returns the rule of the innermost `local_rules` block that has one."""
     return next((layer[key] for layer in reversed(_LOCAL.get()) if key in layer), None)
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
+    """Returns domain and op of a node as the tables are keyed; both names of the standard domain are ""."""
     return (node.domain if node.domain != "ai.onnx" else "", node.op_type)
 
 
@@ -323,6 +326,7 @@ def _schema_signature(op_type: str, domain: str) -> Signature:
 
 
 def _signature_of(schema: onnx.defs.OpSchema) -> Signature:
+    """Reads a signature off an ONNX schema."""
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     return Signature(
         tuple(formal.name for formal in schema.inputs),
@@ -333,6 +337,7 @@ def _signature_of(schema: onnx.defs.OpSchema) -> Signature:
 
 
 def _refuse_duplicate(op_type: str, domain: str) -> None:
+    """Raises RuleDefinitionError if an op has a rule or a declaration already."""
     key = (domain, op_type)
     if key in RULES or key in NON_DIFFERENTIABLE:
         kind = "has a rule" if key in RULES else "is declared to have no gradient"
@@ -343,6 +348,7 @@ def _refuse_duplicate(op_type: str, domain: str) -> None:
 
 
 def _add(rule: Rule, override: bool) -> None:
+    """Adds a rule to the innermost `local_rules` block, or to the global table."""
     key = (rule.domain, rule.op_type)
     # Inside of `with local_rules():` the global tables stay as they are, and the innermost block gets the rule.
     layers = _LOCAL.get()
@@ -361,6 +367,7 @@ def _add(rule: Rule, override: bool) -> None:
 
 
 def _validate(rule: Rule) -> None:
+    """Raises RuleDefinitionError for names that the schema lacks, and for integers without straight_through."""
     for kind, names, known in (
         ("input", rule.wrt, rule.signature.inputs),
         ("output", (*rule.outputs, *rule.saves), rule.signature.outputs),

@@ -129,6 +129,7 @@ def check_gradients(
 
 
 def _first_float_output(model: ir.Model) -> str:
+    """Returns the name of the first floating-point output."""
     for value in model.graph.outputs:
         if value.dtype is not None and value.dtype.is_floating_point():
             return str(value.name)
@@ -138,6 +139,7 @@ def _first_float_output(model: ir.Model) -> str:
 
 
 def _value(model: ir.Model, name: str) -> Array:
+    """Returns the value of a parameter."""
     value = model.graph.initializers.get(name)
     if value is None or value.const_value is None:
         raise GraphBuildError(f"checking gradients: the model has no parameter {name!r}")
@@ -189,6 +191,7 @@ def _index_bound(value: ir.Value) -> int:
 
 
 def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
+    """Raises InputError for names that no symbolic dimension has."""
     symbols = [d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
     known = sorted({symbol for symbol in symbols if symbol})
     if unknown := sorted(set(dims) - set(known)):
@@ -199,6 +202,7 @@ def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
 
 
 def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Converts the user's inputs to arrays of the model's dtypes; raises InputError if one does not fit."""
     known = {str(value.name): value for value in model.graph.inputs}
     result = {}
     for name, array in inputs.items():

@@ -183,6 +183,7 @@ def _symbol(dim: int | ir.SymbolicDim) -> str | None:
 def _for_one(
     dim: int | ir.SymbolicDim, of_batch: Collection[str | None], other: Collection[str | None]
 ) -> int | str | None:
+    """Returns a dimension for a batch of one: 1 for the batch, None for a size that followed from it."""
     symbol = _symbol(dim)
     if isinstance(dim, int):
         return dim

@@ -240,6 +240,7 @@ def _of_each(op: Emitter, terms: ir.Value, *, mean: bool) -> ir.Value:
 
 
 def _weighted_sum(op: Emitter, terms: ir.Value, weight: ir.Value) -> ir.Value:
+    """Returns the sum of terms times weights, shape []."""
     total: ir.Value = op.ReduceSum(op.Mul(terms, weight), keepdims=0)
     total.shape = ir.Shape(())
     return total
@@ -264,6 +265,7 @@ def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
 
 
 def _may_be_equal(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
+    """Says if two shapes may be equal; None stands for an unknown size."""
     return len(first) == len(second) and all(
         a is None or b is None or a == b for a, b in zip(first, second, strict=True)
     )

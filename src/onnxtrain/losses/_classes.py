@@ -178,6 +178,7 @@ class _ClassLoss(Loss):
         return counts
 
     def _class_weights(self, op: Emitter, scores: ir.Value, like: ir.Value) -> ir.Value | None:
+        """Returns the class weights as a constant in the dtype of `like`, or None; checks their number."""
         if self.weight is None:
             return None
         array = numbers(self, "weight", self.weight)
@@ -263,6 +264,7 @@ class CrossEntropyLoss(_ClassLoss):
     def _probability_terms(
         self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value | None
     ) -> ir.Value:
+        """Writes -sum_c weight[c]·target[c]·log p[c] for smoothed target probabilities."""
         if self.label_smoothing:
             target = op.Add(op.Mul(target, 1 - self.label_smoothing), self._share(op, scores))
         return _class_sum(op, op.Mul(op.LogSoftmax(scores, axis=1), target), weight, like=scores)

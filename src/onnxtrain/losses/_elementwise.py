@@ -118,6 +118,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         return terms
 
     def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
+        """Returns a weight as an array after a check that it broadcasts to the scores."""
         array = numbers(self, field, value)
         dims = static_dims(scores) or ()
         tail = dims[len(dims) - array.ndim :] if array.ndim <= len(dims) else ()

@@ -51,6 +51,7 @@ def _described(value: ir.Value) -> str | None:
 
 
 def _operands(node: ir.Node) -> list[ir.Value]:
+    """Returns the inputs of a node without omitted ones."""
     return [value for value in node.inputs if value is not None]
 
 

@@ -95,6 +95,7 @@ class RINorm(nn.Module):
         return centered * (self.affine_weight / stdev) + self.affine_bias
 
     def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns mean and stdev of the last `forward`; raises RuntimeError before the first."""
         if self.mean is None or self.stdev is None:
             raise RuntimeError(
                 f"RINorm.{method}: there are no statistics yet; call the layer on the input series first"
@@ -102,6 +103,7 @@ class RINorm(nn.Module):
         return self.mean, self.stdev
 
     def _check(self, method: str, x: torch.Tensor, axis: int) -> None:
+        """Raises RuntimeError unless an axis has the size `input_dim`."""
         if self.affine and not is_tracing() and x.shape[axis] != self.input_dim:
             raise RuntimeError(
                 f"RINorm.{method}: axis {axis} of the input must have size {self.input_dim}, the argument "

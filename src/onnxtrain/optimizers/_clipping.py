@@ -76,6 +76,7 @@ class ClipGradValue(GradientClipping):
 
 
 def _require_positive(owner: GradientClipping, field: str) -> None:
+    """Raises GraphBuildError unless a field is a positive, finite number."""
     require(
         owner,
         field,

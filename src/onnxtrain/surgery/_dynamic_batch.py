@@ -177,6 +177,7 @@ def _session(model: ir.Model, path: Path) -> Any:
 
 
 def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
+    """Runs a session; raises ModelError that says how the model was run."""
     names = {value.name for value in session.get_inputs()}
     try:
         return [
@@ -196,6 +197,7 @@ def _filled(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
 
 
 def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> None:
+    """Raises ModelError unless two results are equal up to rounding."""
     wide, other = expected.astype(np.float64), actual.astype(np.float64)
     # Infinite scores, of masked positions, say nothing about the size of the others.
     scale = max(1e-6, float(np.abs(wide[np.isfinite(wide)]).max(initial=0)))

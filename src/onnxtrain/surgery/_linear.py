@@ -254,10 +254,12 @@ def _behind(value: ir.Value) -> list[ir.Node]:
 
 
 def _last_ops(value: ir.Value) -> str:
+    """Names the last nodes in front of an output, for messages."""
     return ", ".join(map(op_name, _behind(value))) or "no op"
 
 
 def _layers(model: ir.Model) -> str:
+    """Names the last linear layers of a model, for messages."""
     layers = [read_linear(node, any_kernel=True) for node in model.graph]
     names = [str(layer.weight.name) for layer in layers if isinstance(layer, Linear)]
     return ", ".join(list(dict.fromkeys(names))[-5:]) or "none"

@@ -97,6 +97,7 @@ def _transpose(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) ->
 
 
 def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    """Follows the classes through a Flatten that does not merge them with other axes."""
     dims = _dims(node.inputs[0])
     start = node.attributes.get_int("axis", 1) % max(1, len(dims))
     group = dims[:start] if axis < start else dims[start:]
@@ -157,17 +158,20 @@ def _set(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
 
 
 def _constant(value: ir.Value | None) -> list[int] | None:
+    """Returns the integers of a constant; None for a computed value."""
     if value is None or value.const_value is None:
         return None
     return [int(number) for number in value.const_value.numpy().reshape(-1)]
 
 
 def _axes(node: ir.Node, rank: int) -> set[int] | None:
+    """Returns the axes of a node, not negative; None if they are computed."""
     axes = _constant(node.inputs[1]) if len(node.inputs) > 1 else None
     return None if axes is None else {axis % rank for axis in axes}
 
 
 def _dims(value: ir.Value | None) -> Dims:
+    """Returns the sizes of a value; raises Refusal if its shape is unknown."""
     dims = static_dims(value) if value is not None else None
     if dims is None:
         raise Refusal("its shape is not known")

@@ -244,6 +244,7 @@ def _target(node: ir.Node) -> str:
 
 
 def _sources(node: ir.Node) -> tuple[list[str], list[str]]:
+    """Returns the names in `xs` and `zs` of a Gradient."""
     xs, zs = node.attributes.get_strings("xs", ()), node.attributes.get_strings("zs", ())
     return list(xs), list(zs)
 

@@ -114,6 +114,7 @@ class _Plan:
         return signal
 
     def _signal(self, node: ir.Node) -> ir.Value | None:
+        """Returns the first floating-point input that a gradient node computes, or None."""
         for value in node.inputs:
             producer = None if value is None else value.producer()
             if value is None or producer is None or producer in self.forward:
@@ -127,6 +128,7 @@ class _Plan:
         return node not in self.forward and node.op_type not in ("Shape", "Size")
 
     def _is_copy(self, node: ir.Node) -> bool:
+        """Says if a node is a view of results of the forward pass, outside of it."""
         if node.domain != "" or node.op_type not in _VIEWS:
             return False
         sources = [value.producer() for value in node.inputs if value is not None]
@@ -140,6 +142,7 @@ class _Plan:
         return self._repeated[value]
 
     def _is_worth_it(self, node: ir.Node, value: ir.Value) -> bool:
+        """Says if a node is cheap, its result large enough, and its inputs in memory or recomputable."""
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):
             return False
         if value.dtype is None or not value.dtype.is_floating_point():
@@ -176,6 +179,7 @@ class _Writer:
         graph.insert_before(node, new)
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
+        """Returns the value that gradients read instead: the same if small, else delayed by the signal or recomputed."""
         if value in self._again:
             return self._again[value]
         if self._plan.is_there(value) or not self._plan.is_activation(value):

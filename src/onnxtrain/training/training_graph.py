@@ -269,6 +269,7 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    """Makes the named values the only outputs of a model, in order."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise GraphBuildError(
@@ -304,6 +305,7 @@ def _make_scalar(model: ir.Model) -> None:
 
 
 def _named(model: ir.Model, name: str) -> ir.Value:
+    """Returns the value of a name; raises GraphBuildError if there is none."""
     value = find_value(model.graph, name)
     if value is not None:
         return value
@@ -314,6 +316,7 @@ def _named(model: ir.Model, name: str) -> ir.Value:
 
 
 def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
+    """Returns the initial value of an initializer."""
     tensor = model.graph.initializers[name].const_value
     if tensor is None:
         raise GraphBuildError(f"building the training graph: the parameter {name!r} has no value")
@@ -402,6 +405,7 @@ def _optional(key: str, name: str | None) -> dict[str, str]:
 
 
 def _tensor_entry(value: ir.Value) -> dict[str, Any]:
+    """Returns name, dtype and shape of a value for the manifest; symbolic sizes by name."""
     dims = static_dims(value)
     shape = None
     if dims is not None and value.shape is not None:

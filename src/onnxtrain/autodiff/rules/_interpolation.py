@@ -105,6 +105,7 @@ def corners(places: Sequence[Place]) -> list[tuple[int, ...]]:
 
 
 def _steps(place: Place) -> tuple[int, ...]:
+    """Returns the steps from `low` to the pixels of a sample along one axis."""
     if place.taps is not None:
         return tuple(place.taps)
     return (0,) if place.weight is None else (0, 1)

@@ -74,6 +74,7 @@ def _rows(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+    """Swaps the last two axes."""
     axes = list(range(n.rank(value)))
     return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])
 

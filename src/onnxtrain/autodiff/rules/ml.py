@@ -117,6 +117,7 @@ def _class_rows(n: NodeView) -> int:
 
 
 def _scores(op: Emitter, n: NodeView) -> ir.Value:
+    """Writes the scores of a LinearClassifier."""
     return _transformed(op, n, _linear(op, n, _class_rows(n)))
 
 
@@ -161,9 +162,11 @@ def linear_classifier(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _float(op: Emitter, x: ir.Value) -> ir.Value:
+    """Casts to float32, the dtype of all results of ai.onnx.ml."""
     return x if x.dtype in (None, ir.DataType.FLOAT) else op.Cast(x, to=ir.DataType.FLOAT)
 
 
 def _text(n: NodeView, name: str) -> str:
+    """Returns an attribute as text."""
     value = n.attr(name)
     return value.decode() if isinstance(value, bytes) else str(value)

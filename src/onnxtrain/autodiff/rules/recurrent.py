@@ -386,10 +386,12 @@ def _sigmoid_slope(op: Emitter, y: ir.Value) -> ir.Value:
 
 
 def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
+    """Splits the last axis into equal parts, one per gate."""
     return op.Split(value, axis=-1, num_outputs=parts, _outputs=parts)
 
 
 def _stack(op: Emitter, values: list[ir.Value]) -> ir.Value:
+    """Stacks the values of all directions along a new axis 0."""
     return op.Concat(*(op.Unsqueeze(value, [0]) for value in values), axis=0)
 
 

@@ -47,6 +47,7 @@ def simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _sum(op: Emitter, n: NodeView) -> ir.Value:
+    """Returns input + skip + bias."""
     total = op.Add(n.input, n.skip)
     return total if n.bias is None else op.Add(total, n.bias)
 

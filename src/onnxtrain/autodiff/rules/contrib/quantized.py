@@ -195,6 +195,7 @@ def _global_average_pool(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
 
 
 def _pooled(op: Emitter, n: NodeView, x: ir.Value, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    """Applies a pooling to images with channels first or last."""
     if not n.attr("channels_last"):
         return pool(x)
     rank = n.rank(n.X)

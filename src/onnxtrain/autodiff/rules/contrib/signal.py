@@ -25,6 +25,7 @@ def irfft(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _check_transform(n: NodeView) -> None:
+    """Raises NoGradientRule unless a transform is over the last axis, unscaled, and of half a spectrum."""
     if n.attr("signal_ndim") != 1 or n.attr("normalized") or not n.attr("onesided"):
         raise refused(n, "transforms over several axes, normalized or of the whole spectrum")
 
@@ -42,6 +43,7 @@ def complex_mul_conj(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _complex_product(op: Emitter, n: NodeView, sign: float) -> ir.Value:
+    """Returns A·B, or A·conj(B) for sign -1."""
     a, b = ([op.Slice(value, [part], [part + 1], [-1]) for part in (0, 1)] for value in (n.A, n.B))
     b[1] = op.Mul(b[1], sign)
     real = op.Sub(op.Mul(a[0], b[0]), op.Mul(a[1], b[1]))

@@ -179,7 +179,7 @@ class _Writer:
         graph.insert_before(node, new)
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns the value that gradients read instead: the same if small, else delayed by the signal or recomputed."""
+        """Returns the value that gradients read instead: the same if small, else delayed by a signal or recomputed."""
         if value in self._again:
             return self._again[value]
         if self._plan.is_there(value) or not self._plan.is_activation(value):

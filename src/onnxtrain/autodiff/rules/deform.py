@@ -67,6 +67,7 @@ def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         masked = value if mask is None else op.Mul(value, mask)
         read = _reshaped(op, op.Transpose(masked, perm=first), columns)
         ct_w = op.MatMul(flat_ct, op.Transpose(read, perm=[0, 1, 3, 2]))
+        # The product is per sample; the weight is common to all.
         ct_w = op.Reshape(op.ReduceSum(ct_w, [0], keepdims=0), list(shape))
     ct_x = ct_offset = ct_mask = None
     if n.needs("X") or n.needs("offset") or n.needs("mask"):
@@ -134,6 +135,7 @@ def _image_cotangent(op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, channe
     where = op.Unsqueeze(op.Concat(*s.indices, axis=0), [-1])
     total = scatter_nd(op, op.Shape(s.rows), where, updates)
     sizes = [op.dim(n.X, 2 + axis) for axis in range(len(s.places))]
+    # Back from one image per offset group to the channels of X.
     images = op.Mul(op.dim(n.X, 0), [n.attr("offset_group")])
     pixels = _reshaped(op, total, [images, *sizes, [channels]])
     return op.reshape_like(op.Transpose(pixels, perm=[0, len(sizes) + 1, *range(1, len(sizes) + 1)]), n.X)

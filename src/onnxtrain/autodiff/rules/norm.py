@@ -203,6 +203,7 @@ def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangen
     """Y = (x - mean) * (weight / stdev) + bias; mean and stdev of x count as constants, as darts detaches them."""
     ct, weight, stdev, centered = _wide(op, ct, n.weight, n.out.stdev, n.out.centered)
     rows = list(range(n.rank(n.x) - 1))
+    # A fixed weight needs no sum over positions, nor the standardised x.
     if not n.needs("weight"):
         ct_x = op.Mul(ct, op.Div(weight, stdev)) if n.needs("x") else None
         ct_bias = op.ReduceSum(ct, rows, keepdims=0) if n.needs("bias") else None
@@ -362,6 +363,7 @@ def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int)
 def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value]:
     """Returns mean and 1 / sqrt(variance + epsilon) over the axes from `axis` on."""
     axes: Any = list(range(axis, 0 if n.X.shape is None else n.rank(n.X)))
+    # An axis counted from the front of an unknown rank: the axes are computed from the shape at run time.
     if n.X.shape is None and axis >= 0:
         axes = op.Range(axis, op.Size(op.Shape(n.X)), 1)
     mean = op.ReduceMean(n.X, axes, keepdims=1)

@@ -200,6 +200,7 @@ def _layer(
         cts: cotangents of its outputs.
         gradients: writes the cotangents of one direction, given that and its hidden states.
     """
+    # A clipped gate has a derivative of zero beyond the bounds, which these formulas do not have.
     if n.attr("clip") is not None:
         raise _unsupported(n, "clip")
     backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[n.attr("direction")]
@@ -250,6 +251,7 @@ def _direction(
 
     # If Y was added to the forward node by `saves`, it has no dtype yet; Cast gives it one.
     x, hidden = n.X, op.Cast(own(n.out.Y, 1), to=n.X.dtype)
+    # Only the final states may be read: the Scan still wants a cotangent for every step.
     ct_y = op.Expand(op.const(0, like=n.X), op.Shape(hidden)) if cts[0] is None else own(cts[0], 1)
     if reverse:
         x, hidden, ct_y = (_flip(op, n, value) for value in (x, hidden, ct_y))

@@ -135,6 +135,7 @@ def cum_prod(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     def back(value: ir.Value) -> ir.Value:
         return op.CumSum(value, axis, exclusive=exclusive, reverse=1 - reverse)
 
+    # Counted along the product: 1 at the first zero and behind it, 2 from the second one on.
     zero = op.Equal(n.x, 0.0)
     zeros = op.CumSum(op.Cast(zero, to=ct.dtype), axis, reverse=reverse)
     first, second = (op.And(zero, op.Equal(zeros, number)) for number in (1.0, 2.0))

@@ -64,6 +64,7 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     rank = n.rank(n.X)
     axes = [n.axis(n.X, axis) for axis in n.attr("axes") or range(rank)]
     factors = _repeats(n, axes)
+    # Every pixel was repeated: the sum over its copies is their mean times their number.
     if factors is not None:
         mean = op.AveragePool(ct, kernel_shape=factors, strides=factors)
         return op.Mul(mean, float(np.prod(factors)))
@@ -201,6 +202,7 @@ def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir
 
 def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
     """Multiplies `ct` by a matrix along one axis."""
+    # The last two axes are those that MatMul multiplies; axes before are merged with all behind them.
     if axis == rank - 1:
         return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))
     if axis == rank - 2:

@@ -121,6 +121,7 @@ def _as(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
 def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """grid[p] = theta · (base[p], 1) with the grid `base` of the identity: ct_theta = sum_p ct[p] (base[p], 1)ᵀ."""
     (rank,) = n.static(n.theta, [1])
+    # The op itself makes the base grid, with its rules about align_corners and the order of axes.
     identity = op.const(np.eye(rank, rank + 1)[None], like=ct)
     one = op.Concat([1], op.Slice(n.size, [1], [rank + 2]), axis=0)
     base = op.Reshape(op.AffineGrid(identity, one, align_corners=n.attr("align_corners")), [-1, rank])
@@ -147,6 +148,7 @@ def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     first = op.ArgMax(op.merge_from(shown, 4), axis=4, keepdims=0)
     places = op.merge_from(op.Gather(positions(op, n.X), batch, axis=0), 2)
     where = op.GatherElements(places, op.merge_from(first, 2), axis=2)
+    # A bin outside of the image is empty: its result is constant.
     some = op.ReduceMax(op.Cast(inside, to=ct.dtype), [4, 5], keepdims=0)
     return {"X": scatter_to(op, op.Mul(ct, some), where, n.X)}
 
@@ -222,6 +224,7 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = op.Concat(op.Mul(op.dim(n.X, 0), area), op.dim(n.X, 1), axis=0)
     last = op.Transpose(ct, perm=[0, 2, 3, 1])
     if n.attr("mode") == "avg":
+        # A region without extent has no samples, and a mean of 0.
         number = op.Max(op.Mul(rows.number, columns.number), 1.0)
         share = op.Unsqueeze(op.Div(last, op.Reshape(number, [-1, 1, 1, 1])), [2, 4])
         updates = op.Concat(*(op.Mul(share, factor) for factor in factors), axis=0)

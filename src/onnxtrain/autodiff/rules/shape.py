@@ -130,6 +130,7 @@ def _axes_and_steps(n: NodeView) -> tuple[list[int] | None, list[int] | None]:
         axes = None if constant is None else [n.axis(n.data, int(axis)) for axis in constant]
     elif n.starts.shape is not None and isinstance(n.starts.shape[0], int):
         axes = list(range(n.starts.shape[0]))
+    # Without the input all steps are 1.
     if n.steps is None:
         return axes, None if axes is None else [1] * len(axes)
     constant = n.constant(n.steps)
@@ -200,6 +201,7 @@ def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     axes = _padded_axes(op, n)
     if pads is not None:
         begin, end = np.split(pads.astype(np.int64), 2)
+        # Positive padding is sliced off first: negative padding is relative to what is left.
         if (pads > 0).any():
             ends = np.where(end > 0, -end, _INT64_MAX)
             ct = op.Slice(ct, np.maximum(begin, 0), ends, axes)
@@ -222,6 +224,7 @@ def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
 
 def _padding_total(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Returns the sum of `ct` over the padding."""
+    # Ones, padded with zeros as the data was with the constant, mark the elements that are data.
     inside = op.Pad(op.ones_like(n.data), n.pads, None, n.axes)
     return op.reshape_like(
         op.ReduceSum(op.Where(op.Greater(inside, 0.0), 0.0, ct), keepdims=0), n.constant_value

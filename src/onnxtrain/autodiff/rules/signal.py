@@ -62,6 +62,7 @@ def _counts_in_spectrum(op: Emitter, n: NodeView, length: ir.Value, like: ir.Val
     """Returns 1 or 2: the number of times that each entry of half a spectrum stands in the whole one."""
     half = op.Div(length, [2])
     place = op.Range(0, op.Reshape(op.Add(half, [1]), []), 1)
+    # The first number, and for an even length the middle one, are their own mirror images.
     alone = op.Or(op.Equal(place, [0]), op.Equal(op.Mul(place, [2]), length))
     counts = op.Where(alone, op.const(1.0, like=like), op.const(2.0, like=like))
     return op.Reshape(counts, op.Where(_is_axis(op, n), [-1], [1]))

@@ -23,6 +23,7 @@ def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 
     The cached keys and values in `past`, [2, batch, heads, sequence, size], come before the new ones.
     """
+    # A shared buffer of keys and values is overwritten by the kernel, which no functional graph can express.
     if n.past_sequence_length is not None or n.attr("do_rotary"):
         raise refused(n, "a cache that is written in place, or rotary embeddings")
     joint = op.MatMul(n.input, n.weights)
@@ -55,6 +56,7 @@ def attention_of(
     if n.mask_index is not None:
         bias = [*bias, _mask(op, n, n.mask_index, op.Shape(k, start=2, end=3), joint)]
     y = _attention(op, n, (q, k, v), bias)
+    # `present` is only written if the model reads it.
     if len(n.node.outputs) == 1:
         return [y]
     return [y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)]
@@ -79,6 +81,7 @@ def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.bias is not None:
         if any(apart):
             raise refused(n, "a bias of what is packed")
+        # One vector for all three: its parts are as long as the last axes, which may differ.
         last = [op.Shape(value, start=-1) for value in values]
         parts = op.Split(n.bias, op.Concat(*last, axis=0), axis=0, _outputs=3)
         values = [op.Add(value, part) for value, part in zip(values, parts, strict=True)]
@@ -135,6 +138,7 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
     """Computes attention of q, k, v `[batch, heads, sequence, size]`; result `[batch, sequence, heads * size]`."""
     q, k, v = values
     scores = op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
+    # No scale, or 0, means 1 / sqrt(size).
     if n.attr("scale"):
         scores = op.Mul(scores, n.attr("scale"))
     else:

@@ -51,6 +51,7 @@ def conv_transpose_with_dynamic_pads(op: Emitter, n: NodeView) -> ir.Value:
         raise refused(n, f"the padding {n.attr('auto_pad')}")
     names = ("dilations", "group", "kernel_shape", "output_padding", "strides")
     whole: ir.Value = op.ConvTranspose(n.X, n.W, n.B, **{name: n.attr(name) for name in names})
+    # Without the input there is no padding.
     if n.Pads is None:
         return whole
     spatial = n.rank(n.X) - 2

@@ -38,6 +38,7 @@ def _transposed(op: Emitter, n: NodeView, value: ir.Value, matrix: int, batch: i
         return value
     rank = n.rank(value)
     order = list(range(rank))
+    # transBatch: the matrices lie along the first and the last axis, the batch between them.
     if batch and rank > 2:
         order = [*order[1:-1], 0, rank - 1]
     if matrix and rank > 1:
@@ -69,15 +70,18 @@ def matmul_nbits(op: Emitter, n: NodeView) -> ir.Value:
     blocks = math.ceil(columns / size)
     like = n.A
     codes = _unpacked(op, n.B, bits, [rows, blocks, size], like)
+    # Without zero points the codes are around the middle of their range, e.g. 8 for 4 bits.
     if n.zero_points is None:
         zeros = op.const(float(2 ** (bits - 1)), like=like)
     elif n.zero_points.dtype == ir.DataType.UINT8:
+        # Packed row by row: each row of zero points begins with a new byte.
         per_row = math.ceil(blocks * bits / 8) * 8 // bits
         packed = _unpacked(op, n.zero_points, bits, [rows, per_row], like)
         zeros = op.Unsqueeze(op.Slice(packed, [0], [blocks], [1]), [2])
     else:
         zeros = op.Reshape(op.CastLike(n.zero_points, like), [rows, blocks, 1])
     scales = op.Reshape(op.CastLike(n.scales, like), [rows, blocks, 1])
+    # The last block of a row may be longer than the columns that are left.
     weight = op.Slice(
         op.Reshape(op.Mul(op.Sub(codes, zeros), scales), [rows, blocks * size]), [0], [columns], [1]
     )

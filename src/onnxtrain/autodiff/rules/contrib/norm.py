@@ -80,6 +80,7 @@ def embed_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.segment_ids is not None:
         total = op.Add(total, op.Gather(n.segment_embedding, n.segment_ids))
     y = op.LayerNormalization(total, n.gamma, n.beta, axis=-1, epsilon=n.attr("epsilon"))
+    # mask_index, the second output, holds the number of valid words of each sequence, 0 without a mask.
     counted = n.input_ids if n.mask is None else n.mask
     ones = op.Cast(op.Greater(op.Cast(counted, to=ir.DataType.INT64), 0), to=ir.DataType.INT32)
     lengths = op.ReduceSum(ones, [1], keepdims=0)
@@ -101,6 +102,7 @@ def skip_group_norm(op: Emitter, n: NodeView) -> list[ir.Value]:
     """Y = GroupNorm(X + skip + bias); skip may be `[batch, channels]` or `[batch, 1, 1, channels]`."""
     if not n.attr("channels_last"):
         raise refused(n, "channels that are not last")
+    # A skip connection without spatial axes is added at every position.
     skip = op.Unsqueeze(n.skip, [1, 2]) if n.rank(n.skip) == 2 else n.skip
     total = op.Add(n.X, skip)
     total = total if n.bias is None else op.Add(total, n.bias)

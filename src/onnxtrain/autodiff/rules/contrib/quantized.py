@@ -159,10 +159,12 @@ def matmul_integer_to_float(op: Emitter, n: NodeView) -> ir.Value:
 def qgemm(op: Emitter, n: NodeView) -> ir.Value:
     """Y = alpha·A·B + C; the scale of C is alpha·a_scale·b_scale."""
     a = _real(op, n.A, n.a_scale, n.a_zero_point)
+    # One scale per column of the product, which is a row of a transposed B.
     b = _real(op, n.B, n.b_scale, n.b_zero_point, 0 if n.attr("transB") else 1)
     y = op.Gemm(a, b, **{name: n.attr(name) for name in ("alpha", "transA", "transB")})
     if n.C is not None:
         y = op.Add(y, op.Mul(_times(op, n.C, n.a_scale, n.b_scale), n.attr("alpha")))
+    # Without y_scale the result is floating point.
     return y if n.y_scale is None else _quantized(op, y, n.y_scale, n.y_zero_point, n.A)
 
 

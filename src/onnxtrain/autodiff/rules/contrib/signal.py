@@ -14,6 +14,7 @@ from onnxtrain.emitter import Emitter
 def rfft(op: Emitter, n: NodeView) -> ir.Value:
     """Y is half the spectrum of the last axis, with real and imaginary parts as a new last axis."""
     _check_transform(n)
+    # DFT wants the axis of parts, of size one for real numbers; -2 is then the last axis of X.
     return op.DFT(op.Unsqueeze(n.X, [-1]), None, op.const(-2), onesided=1)
 
 

@@ -104,7 +104,7 @@ def differentiate(
         result, gradients = add_gradients(canonical, of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")
-    # The value is there for the asking, as autograd's forward pass returns it.
+    # Whoever runs a gradient nearly always wants the loss as well.
     if value not in outputs:
         outputs.append(value)
     append_outputs(result, wrt, gradients)

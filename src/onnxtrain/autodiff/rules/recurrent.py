@@ -326,6 +326,7 @@ def _scan_back(
     dtype = layer.x.dtype
     assert dtype is not None
     sequences = [layer.ct_y, *values]
+    # The mask as numbers: all inputs of this Scan's body are declared with one dtype.
     if n.sequence_lens is not None:
         sequences.append(op.Cast(_within(op, n), to=dtype))
     count = len(layer.ct_states)
@@ -334,7 +335,6 @@ def _scan_back(
     states, steps = list(body.graph.inputs[:count]), list(body.graph.inputs[count:])
     active = body.Greater(steps.pop(), 0.5) if n.sequence_lens is not None else None
     gates, before = step(body, [body.Add(states[0], steps[0]), *states[1:]], steps[1:])
-    # A mask as numbers, since all values of a Scan here have one dtype.
     # A sequence that has ended passes the cotangents of its states on to the step at which it ended.
     if active is not None:
         gates = body.Where(active, gates, 0.0)

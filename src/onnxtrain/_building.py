@@ -1,4 +1,4 @@
-"""Two settings of the interpreter for building graphs: no garbage collection, and room for deep calls."""
+"""Changes two settings of the interpreter while graphs are built: no garbage collection, and room for deep calls."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _T = TypeVar("_T")
 def without_collection() -> Iterator[None]:
     """Pauses the cyclic garbage collector while a graph is built; also a decorator.
 
-    A graph is made of objects that know each other and that nearly all stay: looking through them, again and again as
-    they grow, takes a third of the time that building takes, and frees nothing.
+    The collector would scan all objects of the growing graph again and again, which takes a third of the building time
+    and frees nothing, as nearly all of them stay.
     """
-    if not gc.isenabled():  # by the user, or by an outer pause
+    # Off already, by the user or by an outer pause: then it must stay off afterwards.
+    if not gc.isenabled():
         yield
         return
     gc.disable()
@@ -29,14 +30,15 @@ def without_collection() -> Iterator[None]:
 
 
 def with_room(function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Calls a function that calls many others, far down.
+    """Calls a function with deep recursion, such as a capture of PyTorch, in a block of frames that fits all of it.
 
-    CPython keeps frames in blocks of 16 KiB, and a block goes back to the system with the last frame in it: where a
-    loop calls across the border of two blocks, each call takes two system calls and a page fault. PyTorch's captures
-    spend up to a third of their time so. This frame says that it needs half a megabyte, for which it gets a block of
-    one; the frames that follow have the rest.
+    CPython (3.11) keeps frames in blocks of 16 KiB and returns a block to the system with its last frame. A loop that
+    calls across the border of two blocks costs two system calls and a page fault per call: up to a third of the time of
+    PyTorch's captures.
     """
     return function(*args, **kwargs)
 
 
+# This frame claims a stack of half a megabyte, so that CPython allocates a block of a megabyte for it. The frames of
+# the calls inside take the rest of that block.
 with_room.__code__ = with_room.__code__.replace(co_stacksize=2**16)

@@ -1,4 +1,4 @@
-"""Imported first by all that runs at the desk: says what to install where the packages of a graph are missing."""
+"""Says what to install if onnx or onnx_ir is missing; every package that builds graphs imports this module first."""
 
 from __future__ import annotations
 

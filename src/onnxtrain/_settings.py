@@ -10,11 +10,19 @@ from onnxtrain.errors import GraphBuildError
 
 
 def require(owner: object, field: str, holds: Callable[[Any], bool], allowed: str) -> None:
-    """Raises GraphBuildError naming a field of `owner` unless `holds` of its value, or cannot say so."""
+    """Raises GraphBuildError unless a field of `owner` is valid.
+
+    Args:
+        owner: a loss, optimizer or clipping.
+        field: name of the field.
+        holds: says if a value is valid; a TypeError or ValueError counts as no.
+        allowed: describes the valid values, e.g. "a positive number".
+    """
     value = getattr(owner, field)
+    # Comparing a text with a number raises TypeError, float of a text ValueError: both are invalid settings.
     try:
         valid = holds(value)
-    except (TypeError, ValueError):  # a comparison with something that is no number
+    except (TypeError, ValueError):
         valid = False
     if not valid:
         raise GraphBuildError(f"making {type(owner).__name__}: {field} is {value!r}; it must be {allowed}")

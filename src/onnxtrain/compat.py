@@ -1,4 +1,4 @@
-"""`install()`: code written for onnxruntime-training runs on a stock ONNX Runtime, without a changed line.
+"""Makes code written for onnxruntime-training run on a stock ONNX Runtime without a changed line: `install()`.
 
 ::
 
@@ -10,8 +10,8 @@
     from torch_ort import ORTModule                                 # onnxtrain.ortmodule
     from onnxruntime.training.optim import FusedAdam                # onnxtrain.optim
 
-The modules are the same objects under a second name, imported when they are first asked for: a device that
-has only what `onnxtrain.api` needs can use `onnxruntime.training.api`.
+The modules are the same objects under a second name. They are imported when they are first used, so that a device
+which has only the packages of `onnxtrain.api` can use `onnxruntime.training.api`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ _INNER_MODULES = {
     "onnxblock.loss": {"loss": "onnxblock.loss"},
     "onnxblock.optim": {"optim": "onnxblock.optim"},
 }
+"""Inner modules of the old package and their place here; some of its classes could only be imported from them."""
+
 # Names of the distributions that bring the real package, normalised as PEP 503 says.
 _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
 
@@ -52,8 +54,8 @@ _REAL_DISTRIBUTION = re.compile(r"(onnxruntime|ort)-(.*-)?training(-.*)?")
 def install() -> None:
     """Makes `onnxruntime.training` and its modules importable: api, artifacts, onnxblock, optim, ortmodule, utils.data.
 
-    So is `torch_ort`, the other name of ortmodule; where torch-ort itself is installed, it stays, and finds our
-    ORTModule. Calling it again does nothing.
+    `torch_ort`, the other name of ortmodule, becomes importable, too. If torch-ort itself is installed, it stays and
+    finds this ORTModule. A second call does nothing.
 
     Raises:
         CompatError: the real package is installed; it must not be shadowed.
@@ -83,6 +85,7 @@ def uninstall() -> None:
     if _FINDER not in sys.meta_path:
         return
     sys.meta_path.remove(_FINDER)
+    # Without these entries the next import of an old name fails, as it did before.
     for name in [name for name, module in sys.modules.items() if _is_old(name) or _is_alias(name, module)]:
         del sys.modules[name]
     runtime = sys.modules.get("onnxruntime")
@@ -91,7 +94,7 @@ def uninstall() -> None:
 
 
 def _real_package() -> str | None:
-    """The name of the real package if it is there, or what else provides `onnxruntime.training`."""
+    """Returns name and version of an installed package that provides `onnxruntime.training`, else None."""
     for distribution in distributions():
         name = re.sub(r"[-_.]+", "-", distribution.name or "").lower()
         if _REAL_DISTRIBUTION.fullmatch(name):
@@ -106,6 +109,7 @@ def _real_package() -> str | None:
 
 
 def _is_old(name: str) -> bool:
+    """Says if a module name is `onnxruntime.training` or below it."""
     return name == _OLD or name.startswith(_OLD + ".")
 
 
@@ -118,7 +122,7 @@ def _new_name(old: str) -> str:
 
 
 class _Finder(MetaPathFinder):
-    """Finds the old names."""
+    """Import finder for the old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -132,7 +136,7 @@ class _Finder(MetaPathFinder):
 
 
 class _AliasLoader(Loader):
-    """Loads the package as a module that imports nothing, and all below it as the modules of onnxtrain."""
+    """Import loader: the package becomes a module that imports nothing, its modules those of onnxtrain."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return _TrainingPackage(spec.name, __doc__) if spec.name == _OLD else None
@@ -148,7 +152,7 @@ class _AliasLoader(Loader):
 
 
 class _TrainingPackage(ModuleType):
-    """`onnxruntime.training`: its modules, and ORTModule, are imported on first use."""
+    """The module `onnxruntime.training`, which imports its modules and ORTModule on first use."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _MODULES:
@@ -164,12 +168,14 @@ class _TrainingPackage(ModuleType):
 
 
 def _import_new(old: str, new: str) -> ModuleType:
+    """Imports the module of onnxtrain that stands for a module of the old package."""
     if new.split(".")[1] in _MODULES:
         try:
             return importlib.import_module(new)
         except ModuleNotFoundError as error:
+            # A package that the module imports is missing: its own message names it.
             if error.name != new:
-                raise  # what the module itself imports is missing: its own message is the helpful one
+                raise
             raise ModuleNotFoundError(_missing(old, new), name=old) from error
     # Without a name: `from onnxruntime.training import ...` swallows an error that has that of the module.
     raise ModuleNotFoundError(
@@ -178,6 +184,7 @@ def _import_new(old: str, new: str) -> ModuleType:
 
 
 def _missing(old: str, new: str) -> str:
+    """Returns the message for a module of onnxtrain that is not installed."""
     message = f"importing {old}: it comes with {new}, which this version of onnxtrain does not have"
     if new == f"{_NEW}.ortmodule":
         return message + "; install a version that has it: pip install --upgrade 'onnxtrain[torch]'"

@@ -1,4 +1,4 @@
-"""Every exception that onnxtrain raises on purpose.
+"""Defines every exception that onnxtrain raises on purpose.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which initializers of a model are trained, which are frozen, and which are BatchNorm statistics."""
+"""Sorts the initializers of a model into trained parameters, frozen ones and BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _GENERATED_NAME = re.compile(r"(val|const|onnx::\w+|_?inlfunc\w*|scalar_tensor\w
 # Converters that write the numbers of formulas (the 1 of a sigmoid, the 0 that an LSTM starts from and that ids of
 # words are compared with) as initializers without axes, which parameters have.
 _CONVERTERS = frozenset({"tf2onnx", "skl2onnx", "OnnxMLTools"})
-# What masks hold where float16 has no more room, and how many elements are looked at.
+# The least absolute value that marks a mask of float16 (other dtypes: 1e30), and the largest tensor that is searched.
 _ENDLESS = {ir.DataType.FLOAT16: 6e4}
 _MOST_OF_A_MASK = 1 << 20
-_VARIABLE = "ReadVariableOp"  # what TensorFlow calls parameters that have none
-# Values that the exporters have computed from parameters, and what keeps each from doing so.
+# Part of the name that TensorFlow gives to variables without a name of their own.
+_VARIABLE = "ReadVariableOp"
+# Names of values that PyTorch's exporters computed from parameters, and the option that keeps them from doing so.
 _COMPUTED_NAMES = (
     (re.compile(r"val_\d+|.*\.val_\d+"), "optimize=False"),
     (re.compile(r"onnx::\w+_\d+"), "do_constant_folding=False"),
@@ -52,14 +53,14 @@ class Selection:
 
     @property
     def parameters(self) -> set[str]:
-        """The parameters, trainable and frozen."""
+        """All parameters, trainable and frozen."""
         return {*self.trainable, *self.frozen}
 
 
 def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, list[str]]:
-    """Returns what each pattern stands for: the name that it is, else the names that match it.
+    """Expands patterns: a pattern that is a name stands for that name, any other for all names that match it.
 
-    `*` is any text, also with dots in it, `?` one character, `[...]` one of several; upper and lower case differ.
+    `*` matches any text, dots included, `?` one character, `[...]` one of several. Upper and lower case differ.
 
     >>> match_names(["conv.*", "fc[0].w"], ["conv.w", "conv.b", "fc[0].w", "fc0.w"])
     {'conv.*': ['conv.w', 'conv.b'], 'fc[0].w': ['fc[0].w']}
@@ -75,42 +76,43 @@ def match_names(patterns: Iterable[str], names: Collection[str]) -> dict[str, li
 def matched_names(
     patterns: Iterable[str], names: Collection[str], refusal: Callable[[str], Exception]
 ) -> set[str]:
-    """Returns the names that any of the patterns stands for, as in :func:`match_names`.
+    """Returns the names that match any of the patterns, as in :func:`match_names`.
 
     Args:
         patterns: names and patterns.
-        names: what they can stand for.
-        refusal: makes of a pattern that matches nothing what is raised.
+        names: names to choose from.
+        refusal: makes the exception for a pattern that matches nothing.
     """
     matched = match_names(patterns, names)
-    for pattern, found in matched.items():
-        if not found:
+    for pattern, matches in matched.items():
+        if not matches:
             raise refusal(pattern)
-    return {name for found in matched.values() for name in found}
+    return {name for matches in matched.values() for name in matches}
 
 
 def some_names(names: Collection[str], limit: int = 20) -> str:
-    """Returns names for a message, the first ones where there are many."""
+    """Joins names for a message, e.g. "a, b, ... (40 in all)"; at most `limit` of them."""
     shown = ", ".join(list(names)[:limit])
     return f"{shown}, ... ({len(names)} in all)" if len(names) > limit else shown or "none"
 
 
 def expand_names(model: ir.Model, given: Iterable[str]) -> list[str]:
-    """Returns the names that names and patterns stand for in a canonical model; names first, as they were given.
+    """Expands names and patterns to the names of initializers of a canonical model; exact names come first.
 
-    A pattern stands for parameters: not for running statistics, nor for what only sets up ops or, where the file
-    tells, is a buffer or a constant. A pattern that matches no parameter stands for the quantisation scales and rotary
-    caches that it matches. It may match none.
+    A pattern matches parameters only: not running statistics, settings of ops (bounds of Clip, scales of Resize), nor,
+    if the file tells, buffers and constants. A pattern that matches no parameter matches quantisation scales and rotary
+    caches. It may match nothing.
     """
     given = list(given)
     known = [name for name in given if name in model.graph.initializers]
     patterns = [name for name in given if name not in model.graph.initializers]
+    # Matching looks through all initializers, so it is left out where all names are exact.
     matched = _match_patterns(model, patterns) if patterns else {}
     return list(dict.fromkeys([*known, *(name for names in matched.values() for name in names)]))
 
 
 def _match_patterns(model: ir.Model, patterns: Iterable[str]) -> dict[str, list[str]]:
-    """Returns the parameters that each pattern matches, or where it matches none, the scales and rotary caches."""
+    """Returns the parameters that each pattern matches; if it matches none, the scales and rotary caches."""
     patterns = list(patterns)
     fixed = [name for name, value in float_initializers(model) if is_quantisation_or_rotary(value)]
     parameters, others = match_names(patterns, _parameter_names(model)), match_names(patterns, fixed)
@@ -122,16 +124,16 @@ def select_parameters(
 ) -> Selection:
     """Sorts the initializers of a model into trainable ones, frozen ones and BatchNorm statistics.
 
-    Names may be patterns (:func:`match_names`). What a pattern of `requires_grad` matches is not trained where
-    `frozen` names or matches it; what `requires_grad` names is trained though a pattern of `frozen` matches it.
-    Quantisation scales and rotary caches are trained only where a name, or a pattern that matches no parameter, asks
-    for them.
+    Names may be patterns (:func:`match_names`). If a parameter matches both `requires_grad` and `frozen`, it is frozen,
+    unless `requires_grad` has its exact name and `frozen` only a pattern. Quantisation scales and rotary caches are
+    trained only if an exact name, or a pattern that matches no parameter, asks for them.
 
     Raises:
         GraphBuildError: a name is unknown, not floating point, or in both lists; a pattern matches nothing.
         NothingToTrain: nothing is left to train.
     """
     floats = dict(float_initializers(model))
+    # Every training step replaces them: they are state of the model, but no parameters.
     running = _statistics_in_training(model)
     statistics = [name for name in floats if name in running]
     given = list(requires_grad) if requires_grad is not None else None, list(frozen or ())
@@ -160,6 +162,7 @@ def select_parameters(
 
 
 def _check_names(model: ir.Model, requested: list[str], frozen: list[str], statistics: set[str]) -> None:
+    """Raises GraphBuildError for a name that is unknown, in both lists, or cannot be trained."""
     both = sorted(set(requested) & set(frozen))
     if both:
         raise GraphBuildError(
@@ -184,7 +187,7 @@ def _check_names(model: ir.Model, requested: list[str], frozen: list[str], stati
 
 
 def _check_pattern(model: ir.Model, role: str, pattern: str) -> None:
-    """Raises GraphBuildError for what is no name and matches none."""
+    """Raises GraphBuildError for a pattern that matches nothing; `role` is the argument, e.g. "requires_grad"."""
     if _match_patterns(model, [pattern])[pattern]:
         return
     parameters = _parameter_names(model)
@@ -197,7 +200,7 @@ def _check_pattern(model: ir.Model, role: str, pattern: str) -> None:
 
 
 def _parameter_names(model: ir.Model) -> list[str]:
-    """Returns the names of the initializers that are trained where nothing else is asked for."""
+    """Returns the names of the initializers that are trained by default."""
     fixed = _statistics_in_training(model) | _statistics_in_inference(model)
     signature = TorchSignature(model)
     converted = bool(_CONVERTERS & {model.producer_name, model.graph.name})
@@ -209,7 +212,7 @@ def _parameter_names(model: ir.Model) -> list[str]:
 
 
 def _hint(model: ir.Model) -> str:
-    """What to say of names that PyTorch's exporters make up."""
+    """Returns advice for a message if PyTorch's exporter has replaced parameters by computed values, else ''."""
     for pattern, option in _COMPUTED_NAMES:
         computed = next((name for name, _ in float_initializers(model) if pattern.fullmatch(name)), None)
         if computed is not None:
@@ -221,22 +224,23 @@ def _hint(model: ir.Model) -> str:
 
 
 def is_float(value: ir.Value) -> bool:
-    """Returns whether a value is known to be floating point."""
+    """Says if a value is known to be floating point."""
     return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def is_generated_name(name: str) -> bool:
-    """Returns whether PyTorch's exporters have made up the name of a value."""
+    """Says if a name is one that PyTorch's exporters make up, e.g. "val_12" or "onnx::MatMul_7"."""
     return _GENERATED_NAME.fullmatch(name) is not None
 
 
 def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -> bool:
-    """Whether a value is a parameter: as the file says or, where it does not, unless it looks like a constant."""
-    told = signature.is_parameter(value)
-    if told is not None:
-        return told
+    """Says if a value is a parameter: by the file's list of parameters, else unless it looks like a constant."""
+    listed = signature.is_parameter(value)
+    if listed is not None:
+        return listed
     tensor = value.const_value
     size = tensor.size if tensor is not None else None
+    # tf2onnx and skl2onnx write the numbers of formulas as initializers without axes; variables keep TensorFlow's name.
     if converted and tensor is not None and tensor.shape.rank() == 0:
         return _VARIABLE in str(value.name)
     if (size == 1 or signature) and is_generated_name(value.name or ""):
@@ -245,7 +249,7 @@ def _is_parameter(value: ir.Value, signature: TorchSignature, converted: bool) -
 
 
 def _is_mask(value: ir.Value) -> bool:
-    """Whether a value is infinite, or as good as that, somewhere: what attention adds where it must not look."""
+    """Says if some element is so large that the tensor is a mask, which attention adds to hide positions."""
     tensor = value.const_value
     if tensor is None or tensor.size > _MOST_OF_A_MASK:
         return False
@@ -253,10 +257,8 @@ def _is_mask(value: ir.Value) -> bool:
 
 
 def _is_power(value: ir.Value) -> bool:
-    """Whether a value is the 2 of a square, or another whole number, and no more than that.
-
-    Of negative bases it has no gradient, and they have no power but such a one.
-    """
+    """Says if a value is nothing but a constant integer exponent, such as the 2 of a square."""
+    # Trained, it would leave the integers, and powers of negative bases would become NaN.
     tensor = value.const_value
     if tensor is None or tensor.shape.rank() != 0 or not float(tensor.numpy()).is_integer():
         return False
@@ -265,26 +267,28 @@ def _is_power(value: ir.Value) -> bool:
 
 
 def _sets_up(value: ir.Value) -> bool:
-    """Whether a value is no weight by what reads it."""
+    """Says if the ops that read a value use it as a setting, and not as a weight."""
     return is_setting(value) or is_quantisation_or_rotary(value)
 
 
 def float_initializers(model: ir.Model) -> list[tuple[str, ir.Value]]:
-    """Returns the floating-point initializers that may be parameters, by name and in order."""
+    """Returns the floating-point initializers that may be parameters, as pairs of name and value in graph order."""
     return [(name, value) for name, value in model.graph.initializers.items() if is_float_parameter(value)]
 
 
 def batch_norms(model: ir.Model) -> list[tuple[ir.Node, bool]]:
-    """Returns all BatchNormalization nodes in order, and whether each is in training mode."""
+    """Returns all BatchNormalization nodes in order, each with True for training mode."""
     nodes = [node for node in model.graph if node.op_type == "BatchNormalization" and node.domain == ""]
     return [(node, is_training_batch_norm(node)) for node in nodes]
 
 
 def _statistics_in_training(model: ir.Model) -> set[str]:
+    """Returns the names of running statistics that training steps update."""
     return {str(v.name) for node, training in batch_norms(model) if training for v in node.inputs[3:5] if v}
 
 
 def _statistics_in_inference(model: ir.Model) -> set[str]:
+    """Returns the names of running statistics that stay as they are."""
     return {
         str(v.name) for node, training in batch_norms(model) if not training for v in node.inputs[3:5] if v
     }

@@ -225,6 +225,8 @@ OPS = [
         "NhwcFusedConv", [_f(1, 5, 4, 2), _f(3, 2, 3, 2), _f(3), _f(1, 2, 3, 3)],
         {"strides": [2, 1], "activation": "Tanh"}, range(4), runs=False,
     ),
+    Op("ExpandDims", [_f(3, 4), np.array(1, np.int32)]),
+    Op("ExpandDims", [_f(3, 4), np.array(-1, np.int32)], name="last"),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Which values lie between what is differentiated and what it is differentiated with respect to."""
+"""Finds the active values: those between the differentiated values and the leaves that get gradients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from ._registry import NonDifferentiable, is_straight_through, reason_not_yet, r
 
 
 def is_differentiable_dtype(value: ir.Value) -> bool:
-    """Whether a value can carry a cotangent: floating point, or of a dtype not known."""
+    """Says if a value can carry a cotangent: its dtype is floating point, or unknown."""
     return value.dtype is None or value.dtype.is_floating_point()
 
 
 def _carries_gradient(value: ir.Value) -> bool:
-    """Whether a value must have a cotangent, be it only to find that its op has no rule (quantization to integers).
+    """Says if the walk follows a value that an active op computes.
 
-    Integers also of an op that becomes others which quantize: whether one of these has a rule is found then.
+    Besides floats these are integers of ops that quantize: their op has a straight-through rule, has a body of other
+    ops in which such a rule may stand, or is `not_yet`.
     """
     producer = value.producer()
+    # Without the `not_yet` ops the gradient would end silently at a quantized value, as zero, instead of in an error.
     return is_differentiable_dtype(value) or (
         producer is not None
         and (
@@ -34,18 +36,18 @@ def _carries_gradient(value: ir.Value) -> bool:
 
 
 def active_values(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterable[ir.Value]) -> set[ir.Value]:
-    """Returns the values that depend on one of `wrt`, and one of `of` on them, through differentiable ops.
+    """Returns the values on a path of differentiable ops from one of `wrt` to one of `of`, both ends included.
 
     Args:
-        nodes: what there is in between, in order.
-        of: what is differentiated.
-        wrt: with respect to these.
+        nodes: nodes of the graph, in topological order.
+        of: values that are differentiated, e.g. the loss.
+        wrt: values that get gradients, e.g. the parameters.
 
-    Integers that an op makes of others, moving or choosing them as Reshape and MaxPool do, carry a cotangent if these
-    do.
+    An integer that an op only moves or selects (Reshape, MaxPool) is active if the op's input of that dtype is.
     """
     leaves = set(wrt)
     dependent = set(leaves)
+    # Forwards for what depends on the leaves, then backwards for what reaches `of`: active is what does both.
     passing = [
         node
         for node in nodes
@@ -53,6 +55,8 @@ def active_values(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterabl
     ]
     for node in passing:
         if any(value in dependent for value in reads(node)):
+            # Ops such as Reshape give their integers the dtype of the input; a Shape, which does not, has no rule at
+            # all.
             moved = {value.dtype for value in node.inputs if value in dependent}
             dependent.update(
                 value for value in node.outputs if _carries_gradient(value) or value.dtype in moved
@@ -65,8 +69,9 @@ def active_values(nodes: Iterable[ir.Node], of: Iterable[ir.Value], wrt: Iterabl
 
 
 def captured_values(node: ir.Node) -> Iterator[ir.Value]:
-    """The values of enclosing graphs that the subgraphs of a control-flow node read."""
+    """Yields the values of enclosing graphs that the subgraphs of a control-flow node read."""
     for attribute in node.attributes.values():
+        # In the body of a function an attribute may stand for one of the caller; it has no value to look into.
         if attribute.is_ref():
             continue
         if attribute.type == ir.AttributeType.GRAPH:
@@ -74,7 +79,15 @@ def captured_values(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], active: set[ir.Value]) -> str:
-    """Describes the path from `of` through `start` to the nearest leaf, for error messages."""
+    """Says between which values a node lies, for messages, e.g. "on the path from 'loss' to 'conv1.weight'".
+
+    Args:
+        start: the node; the named leaf is the nearest one before it.
+        of: the differentiated value.
+        leaves: values that get gradients.
+        active: result of :func:`active_values`.
+    """
+    # Breadth first, so that the message names the nearest parameter.
     goal = set(leaves)
     queue = deque(value for value in reads(start) if value in active)
     seen = set(queue)
@@ -91,13 +104,15 @@ def path_to_leaf(start: ir.Node, of: ir.Value, leaves: Iterable[ir.Value], activ
 
 
 def reads(node: ir.Node) -> Iterator[ir.Value]:
-    """The inputs of a node that are there, and what its subgraphs read of enclosing graphs."""
+    """Yields the inputs of a node without omitted ones, and the outer values that its subgraphs read."""
     yield from (value for value in node.inputs if value is not None)
     yield from captured_values(node)
 
 
 def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
+    """Yields the values that the nodes and outputs of a subgraph read from enclosing graphs."""
     for node in graph.all_nodes():
+        # `all_nodes` also visits subgraphs of subgraphs, whose own values are not outer ones either.
         for value in node.inputs:
             if value is not None and value.graph is not graph and not _within(value, graph):
                 yield value
@@ -107,4 +122,5 @@ def _outer_values(graph: ir.Graph) -> Iterator[ir.Value]:
 
 
 def _within(value: ir.Value, graph: ir.Graph) -> bool:
+    """Says if a value belongs to a subgraph of a graph."""
     return any(subgraph is value.graph for subgraph in graph.subgraphs())

@@ -1,4 +1,4 @@
-"""What autodiff can do with each op, for the docs, the command line and the completeness test."""
+"""Lists how the gradient of each op is found, for the docs, the command line and the completeness test."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from onnxtrain.errors import GraphBuildError
 from onnxtrain.passes import BODIES, NEWEST_OPSET, has_schema_function
 
 READ_OPSETS = range(OPSETS[0], NEWEST_OPSET + 1)
-"""Opsets whose ops are differentiated; those of opset 27 and 28 are written in older ones when a model is loaded."""
+"""Opsets whose ops are differentiated. Ops of opset 27 and 28 are rewritten with older ones when a model is loaded."""
 
 Status = Literal["rule", "function", "nondifferentiable", "not yet", "unknown"]
 
 
 @dataclass(frozen=True)
 class OpCoverage:
-    """How the gradient of one op is found.
+    """Says by which way the gradient of one op is found.
 
     Attributes:
         op_type: name of the op in the standard domain.
         since: oldest supported opset that has it.
-        status: `rule`: it has a VJP rule; `function`: it is replaced by its ONNX function body, or one that is
-            registered for it, whose ops are differentiated; `nondifferentiable`: no gradient flows through it;
-            `not yet`: a gradient that has to flow through it is an error, as it is for `unknown`, which nothing is
-            declared about.
+        status: `rule`: it has a VJP rule. `function`: its function body of the ONNX standard, or one registered with
+            `defbody`, is differentiated in its place. `nondifferentiable`: no gradient flows through it. `not yet`: a
+            gradient that has to flow through it is an error. `unknown`: so it is, as the op is not declared at all.
         inputs: for a rule, the names of the inputs that get a gradient.
         reason: why it is `nondifferentiable` or `not yet`, else empty.
     """
@@ -54,25 +53,27 @@ def coverage() -> list[OpCoverage]:
 
 
 def _opsets_with(op_type: str) -> list[int]:
-    """The supported opsets in which an op exists and is not deprecated."""
-    found = []
+    """Returns the supported opsets in which an op exists and is not deprecated."""
+    opsets = []
     for opset in READ_OPSETS:
         try:
             schema = schema_of(op_type, opset)
         except GraphBuildError:
             continue
         if not schema.deprecated:
-            found.append(opset)
-    return found
+            opsets.append(opset)
+    return opsets
 
 
 def coverage_of(domain: str, op_type: str) -> OpCoverage:
-    """Returns what is known about an op of any domain; `since` is 0 for one that the standard does not have."""
+    """Returns the row of an op of any domain; `since` is 0 for an op outside the standard."""
     opsets = _opsets_with(op_type) if domain == "" else []
     return _row(op_type, opsets, domain)
 
 
 def _row(op_type: str, opsets: list[int], domain: str = "") -> OpCoverage:
+    """Makes the row of an op from the tables of rules and declarations."""
+    # A rule wins over a function body, which is then never inlined on the path of a gradient.
     key, since = (domain, op_type), opsets[0] if opsets else 0
     if key in RULES:
         return OpCoverage(op_type, since, "rule", RULES[key].wrt)

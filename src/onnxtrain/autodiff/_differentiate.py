@@ -1,4 +1,4 @@
-"""`differentiate`: an ONNX model in, the same model with gradient outputs out."""
+"""Adds gradients to a model: `differentiate` takes an ONNX model and returns it with more outputs."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def differentiate(
         wrt: names of parameters (initializers), inputs or intermediate values, floating point.
         cotangent: name for a new input of the shape and dtype of `of`; the outputs are then the vector-Jacobian
             products of that input.
-        straight_through: whether Round, Ceil, Floor, QuantizeLinear and DynamicQuantizeLinear pass gradients on as if
-            they did not round; values beyond the range of the integers have none.
+        straight_through: True passes gradients through Round, Ceil, Floor, QuantizeLinear and DynamicQuantizeLinear
+            as if they did not round. Values outside the range of the integers get gradient zero.
 
     Returns:
-        An `onnx_ir.Model` for one, else a `ModelProto`. It has all outputs of `model`, then `of` unless it was
-        an output, then the gradients, each of its primal's shape and dtype; zeros where `of` does not
-        depend on it. When `<name>_grad` is taken, `<name>_grad_1` is used.
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its outputs are those of `model`, then `of` if it is
+        not among them, then the gradients, each of the shape and dtype of its value, zeros if `of` does not depend on
+        it. If the name `<name>_grad` is taken, the output is `<name>_grad_1`.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
@@ -98,11 +98,13 @@ def differentiate(
         [3.0, 12.0]
     """
     check_names(wrt, "wrt")
+    # `wrt` are withheld from constant folding, as a parameter that was folded away has no value left to differentiate.
     with straight_through_rules(straight_through):
         canonical = canonicalize(with_exact_masks(load_model(model)), wrt)
         result, gradients = add_gradients(canonical, of, wrt, cotangent=cotangent)
     outputs = result.graph.outputs
     value = _find(result.graph, of, "of")
+    # Whoever runs a gradient nearly always wants the loss as well.
     if value not in outputs:
         outputs.append(value)
     append_outputs(result, wrt, gradients)
@@ -118,9 +120,10 @@ def add_gradients(
     """Appends the gradient computation to a copy of a canonical model; arguments as in :func:`differentiate`.
 
     Returns:
-        The model, and the gradient of every name in `wrt`, of its shape and dtype; zeros where `of` does not depend
-        on it. The gradients are not graph outputs yet.
+        The model, and one gradient per name in `wrt`, of the value's shape and dtype; zeros if `of` does not depend on
+        it. The gradients are not graph outputs yet.
     """
+    # Checked before the copy is made, so that mistakes in names are found at once.
     target = typed_values(model.graph, [of], "of")[0]
     typed_values(model.graph, wrt, "wrt")
     if cotangent is None:
@@ -132,6 +135,7 @@ def add_gradients(
         seed = op.ones_like(target)
     else:
         seed = ir.Value(name=cotangent, shape=target.shape, type=target.type)
+        # The caller binds the input by this name, so it must not get a number like other names.
         if op.unique_name(cotangent) != cotangent:
             raise DifferentiationError(
                 f"adding the cotangent input {cotangent!r}: the model has a value of that name"
@@ -147,10 +151,12 @@ def add_gradients(
 def append_outputs(
     model: ir.Model, wrt: Sequence[str], gradients: Sequence[ir.Value], suffix: str = "_grad"
 ) -> None:
-    """Makes what :func:`add_gradients` returned the last outputs of `model`, named `<name>_grad` where free."""
+    """Appends the gradients of :func:`add_gradients` to the outputs of `model`, named `<name>_grad` if that is free."""
     writer = Emitter(model.graph)
     primals = find_values(model.graph, wrt, "wrt")
     for name, primal, gradient in zip(wrt, primals, gradients, strict=True):
+        # The gradient of x + y is one value for both names, and that of a sum may be an input or a constant. An output
+        # is renamed below, so it must be a value of its own.
         if gradient.is_graph_output() or gradient.is_graph_input() or gradient.is_initializer():
             gradient = writer.Identity(gradient)
         gradient.name = writer.unique_name(f"{name}{suffix}")
@@ -159,14 +165,14 @@ def append_outputs(
 
 
 def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
-    """Returns a copy of a model in which ops without a rule, between `wrt` and `of`, are their function bodies.
+    """Returns a copy of a model in which active ops without a rule are replaced by their function bodies.
 
-    Bodies multiply in floating point. So does what is left of products that may be of integers, lest one model computes
-    in two ways.
+    The bodies of quantized products (QLinearMatMul) multiply in floating point. Other quantized products, which need no
+    gradient, are rewritten alike, so that one model does not round in two ways.
     """
     targets, leaves = find_values(model.graph, of, "of"), find_values(model.graph, wrt, "wrt")
     active = {value.name for value in active_values(model.graph, targets, leaves)}
-    # Which values of a branch or body are active is found when the node around it is differentiated.
+    # Values in branches and loop bodies all count as active here: the rule of the node around them finds which are.
     active |= {value.name for graph in model.graph.subgraphs() for node in graph for value in node.outputs}
 
     def keep(node: ir.Node) -> bool:
@@ -179,12 +185,13 @@ def expand_path(model: ir.Model, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
 
 
 def check_names(names: object, role: str) -> None:
-    """Checks that an argument is several names.
+    """Checks that an argument is a collection of names.
 
     Raises:
         TypeError: it is one string, or no collection.
     """
-    if isinstance(names, str):  # a sequence of names too, of one letter each
+    # A str is a collection as well, of names of one letter each.
+    if isinstance(names, str):
         raise TypeError(f"differentiating: {role} is the str {names!r}; pass a list of names")
     if not isinstance(names, Collection):
         raise TypeError(f"differentiating: {role} is {names!r}; pass a list of names")
@@ -210,11 +217,11 @@ def differentiable_values(graph: ir.Graph, names: Sequence[str], role: str) -> l
 
 
 def typed_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Value]:
-    """Returns the values of these names, as `differentiable_values` does, after it has checked that dtypes are known.
+    """Returns the values of these names if their dtypes are known and floating point.
 
     Raises:
-        DifferentiationError: as `differentiable_values`, or an op whose result the file does not declare leaves a
-            dtype open.
+        DifferentiationError: as `differentiable_values`; or the dtype is unknown, because shape inference does not know
+            an op before the value and the file does not declare the op's result.
     """
     values = differentiable_values(graph, names, role)
     for value in values:
@@ -229,7 +236,7 @@ def check_scalar(value: ir.Value) -> None:
     """Checks that a value has one element.
 
     Raises:
-        DifferentiationError: it has more, or a size that is not known.
+        DifferentiationError: it has more, or its shape is not known.
     """
     dims = static_dims(value)
     if dims is None or any(dim != 1 for dim in dims):
@@ -247,8 +254,9 @@ def find_values(graph: ir.Graph, names: Sequence[str], role: str) -> list[ir.Val
     """Returns the values of these names.
 
     Raises:
-        DifferentiationError: one is unknown; `role` says what names it.
+        DifferentiationError: one is unknown. The message names the argument `role`, e.g. "wrt".
     """
+    # One dictionary for all names: a graph may have 100,000 values.
     values = values_by_name(graph)
     for name in names:
         if name not in values:

@@ -1,7 +1,7 @@
-"""The reverse walk: from the cotangent of one value to the cotangents of others, one rule per node.
+"""Walks a graph backwards, node by node, and writes the gradient with the rule of each node's op.
 
-Rules return formulas; everything that is common to them happens here, once: dead cotangents are not asked for,
-broadcast cotangents are summed to the shape of their primal, and contributions to one value are added up.
+A rule is a formula only. The driver does what all rules have in common: it asks for no cotangent that nothing reads,
+sums the cotangents of broadcast inputs to the input's shape, and adds up the contributions to one value.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def pull_back(
         op: emitter of the graph that holds all these values; gradient nodes are appended to it.
         seeds: the values to differentiate, each with its cotangent of the same shape and dtype.
         wrt: values to differentiate with respect to.
-        nodes: those of the graph that are differentiated, in order; all by default. The results of others are
-            constants.
+        nodes: nodes to differentiate, in order; all of the graph by default. Results of other nodes count as constants.
 
     Returns:
         One cotangent per entry of `wrt`, of its shape and dtype; None where nothing in `seeds` depends on it.
@@ -47,6 +46,8 @@ def pull_back(
     walk = _ReverseWalk(op, list(seeds), wrt, nodes)
     for value, seed in seeds.items():
         walk.add(value, seed)
+    # Marks the Floor, Sign, ... that rules write: straight-through rules must leave them alone when the gradient is
+    # differentiated again.
     outer_metadata, op.metadata = op.metadata, STEPS_OF_GRADIENTS
     for node in reversed(nodes):
         walk.visit(node)
@@ -55,6 +56,8 @@ def pull_back(
 
 
 class _ReverseWalk:
+    """The state of one backward walk: the active values, and the contributions to their cotangents so far."""
+
     def __init__(
         self, op: Emitter, of: Sequence[ir.Value], wrt: Sequence[ir.Value], nodes: Sequence[ir.Node]
     ) -> None:
@@ -74,6 +77,7 @@ class _ReverseWalk:
         if not parts:
             return None
         total = add_up(self.op, parts)
+        # A sum is a new node, whose shape nothing has inferred yet.
         total.shape = total.shape if len(parts) == 1 else value.shape
         self._contributions[value] = [total]
         return total
@@ -84,6 +88,7 @@ class _ReverseWalk:
             return
         if not any(value in self.active for value in (*node.inputs, *captured_values(node))):
             return
+        # Names of gradient nodes say which forward node they belong to, as viewers and profiles show them.
         self.op.scope = f"grad/{node.name or node.op_type}/"
         rule = rule_for(node)
         if rule is None or isinstance(rule, NonDifferentiable):
@@ -95,19 +100,21 @@ class _ReverseWalk:
         self._save_outputs(node, rule)
         result = self._apply(rule, view, ct)
         captured = {value for value in captured_values(node) if value in self.active}
+        # A rule of control flow returns cotangents of values that its subgraphs read, which are no inputs of the node
+        # and have no schema name: the values themselves are the keys.
         if isinstance(result, Mapping):
-            given = {key: value for key, value in result.items() if isinstance(key, ir.Value)}
-            for primal, cotangent in given.items():
+            of_captured = {key: value for key, value in result.items() if isinstance(key, ir.Value)}
+            for primal, cotangent in of_captured.items():
                 if cotangent is not None and primal in captured:
                     self._add_checked(node, primal, cotangent)
-            captured -= given.keys()
+            captured -= of_captured.keys()
             result = {key: value for key, value in result.items() if not isinstance(key, ir.Value)}
         for index, cotangent in self._by_input(node, rule, result):
             self._contribute(node, rule, index, cotangent)
         self._check_complete(node, rule, captured)
 
     def _apply(self, rule: Rule, view: NodeView, ct: Any) -> Cotangents:
-        """What the rule returns; a shape that is unknown behind an op without a rule is that op's fault."""
+        """Calls the rule. An unknown shape that an op without a rule caused is reported as that op's missing rule."""
         try:
             return rule.function(self.op, view, ct)
         except ShapeRequired as error:
@@ -118,10 +125,12 @@ class _ReverseWalk:
             raise
 
     def _output_cotangents(self, node: ir.Node, rule: Rule) -> ir.Value | tuple[ir.Value | None, ...] | None:
+        """Returns the cotangents as the rule takes them (see `Rule.outputs`); None if no output has one."""
         names = [_formal(rule.signature.outputs, i) for i in range(len(node.outputs))]
         for value, name in zip(node.outputs, names, strict=True):
             if value in self._contributions and value in self.active and name not in rule.outputs:
                 raise self._no_rule(node, f" through its output {name!r}")
+        # All outputs count, also those that nothing needs: the rule tells them apart by position.
         if rule.signature.variadic_output:
             return tuple(self.total(value) for value in node.outputs)
         by_name = {name: self.total(value) for value, name in zip(node.outputs, names, strict=True)}
@@ -131,25 +140,27 @@ class _ReverseWalk:
         return cts[0] if len(rule.outputs) == 1 else cts
 
     def _save_outputs(self, node: ir.Node, rule: Rule) -> None:
-        """Gives the forward node the optional outputs that the rule reads."""
+        """Adds the optional outputs that the rule reads to the forward node, e.g. the mask of a Dropout."""
         for name in rule.saves:
             index = rule.signature.outputs.index(name)
             if len(node.outputs) <= index:
                 node.resize_outputs(index + 1)
             output = node.outputs[index]
+            # An output that was left out has an empty name.
             if not output.name:
                 output.name = self.op.unique_name(f"{node.outputs[0].name}_{name}")
             if output.type is None and node.domain == "":
                 output.type = self._type_of_output(node, index)
 
     def _type_of_output(self, node: ir.Node, index: int) -> ir.TensorType | None:
+        """Returns the type that the schema gives an output; None if the schema leaves it open."""
         schema = schema_of(node.op_type, self.op.opset)
         attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         dtype = output_dtype(schema.outputs[index], schema, node.inputs, attributes)
         return None if dtype is None else ir.TensorType(dtype)
 
     def _by_input(self, node: ir.Node, rule: Rule, result: Cotangents) -> list[tuple[int, ir.Value]]:
-        """Pairs the cotangents that a rule returned with the indices of the node's inputs."""
+        """Pairs the cotangents of a rule's result with indices of the node's inputs, e.g. [(0, ct_a), (1, ct_b)]."""
         if not isinstance(result, Mapping):
             parts: list[Any] = [result] if len(rule.wrt) == 1 else list(cast(Sequence[Any], result))
             result = dict(zip(rule.wrt, parts, strict=True))
@@ -164,6 +175,7 @@ class _ReverseWalk:
         return pairs
 
     def _contribute(self, node: ir.Node, rule: Rule, index: int, cotangent: ir.Value) -> None:
+        """Adds the cotangent of an input, un-broadcast if the rule asks for it; ignores inputs that are not active."""
         primal = node.inputs[index]
         if primal is None or primal not in self.active:
             return
@@ -172,7 +184,8 @@ class _ReverseWalk:
         self._add_checked(node, primal, cotangent)
 
     def _add_checked(self, node: ir.Node, primal: ir.Value, cotangent: ir.Value) -> None:
-        """Adds a contribution, of the dtype of its primal unless that is an integer."""
+        """Adds a contribution after a check that its dtype is that of its primal."""
+        # The cotangent of an integer is a float: straight-through rules pass it on to the op that quantized.
         straight_through = primal.dtype is not None and not primal.dtype.is_floating_point()
         if straight_through:
             self.add(primal, cotangent)
@@ -182,6 +195,7 @@ class _ReverseWalk:
                 f"differentiating {node.op_type} ({where(node)}): its rule gave {primal.name!r} ({primal.dtype}) "
                 f"a cotangent of {cotangent.dtype}; this is a defect of the rule, please report it"
             )
+        # Shape inference has not run over new nodes; the shape of a primal is that of its cotangent.
         if cotangent.type is None:
             cotangent.type = primal.type
         if cotangent.shape is None:
@@ -189,7 +203,8 @@ class _ReverseWalk:
         self.add(primal, cotangent)
 
     def _check_complete(self, node: ir.Node, rule: Rule, captured: Collection[ir.Value]) -> None:
-        """An active input, or one of a subgraph, for which there is no formula would silently get no gradient."""
+        """Raises NoGradientRule for an active input, or value read by a subgraph, that the rule has no formula for."""
+        # Without this check such a value would silently get no gradient.
         if captured:
             names = ", ".join(sorted(repr(value.name) for value in captured))
             raise self._no_rule(node, f" with respect to {names}, which its subgraphs read")
@@ -199,8 +214,10 @@ class _ReverseWalk:
                 raise self._no_rule(node, f" with respect to its input {name!r}", value)
 
     def _no_rule(self, node: ir.Node, detail: str, value: ir.Value | None = None) -> NoGradientRule:
+        """Returns the error for a node without a rule: the op, the path it is on, the reason, the remedy."""
         domain = f"{node.domain}::" if node.domain else ""
         source = value.producer() if value is not None else None
+        # Without a reason of its own the node may stand behind an op that is `not_yet`, whose integers it reads.
         reason = reason_not_yet(node) or (reason_not_yet(source) if source is not None else None)
         if reason is None and value is not None and value.dtype is not None and value.dtype.is_integer():
             reason = "its values are quantized: pass straight_through=True for gradients as if they were not"
@@ -212,7 +229,7 @@ class _ReverseWalk:
 
 
 def _how(node: ir.Node) -> str:
-    """How the rule of an op is registered, where the name of the op is not enough."""
+    """Returns the arguments of `vjp` that a rule for this node needs, for the message, e.g. ' with override=True'."""
     options = [f'domain="{node.domain}"'] if node.domain else []
     if rule_for(node) is not None:
         options.append("override=True")
@@ -220,5 +237,5 @@ def _how(node: ir.Node) -> str:
 
 
 def _formal(names: tuple[str, ...], index: int) -> str:
-    """Schema name of argument `index`; arguments past the end belong to the last, variadic one."""
+    """Returns the schema name of argument `index`; arguments past the end belong to the last, variadic one."""
     return names[min(index, len(names) - 1)]

@@ -1,9 +1,9 @@
-"""Whether cotangents can be infinite where a value is masked: what decides how a mask is written.
+"""Decides if the mask of a cotangent may be a product, or must be a Where.
 
-A Relu's cotangent is `ct` where the result is positive, else 0. ONNX Runtime computes a product with the mask four to
-eight times as fast as Where, but where `ct` is infinite and the mask 0 it is NaN, as behind sqrt(relu(x)). Behind a
-matrix product or a convolution this makes no difference: an infinite cotangent there makes those of its weights and of
-all that it was computed from infinite or NaN anyway.
+The cotangent of Relu is `ct` where the result is positive, else 0. ONNX Runtime multiplies by a mask four to eight
+times as fast as it runs Where. But an infinite `ct` times a mask of 0 is NaN, as in the gradient of sqrt(relu(x)) at 0.
+If the value goes into a matrix product or a convolution, that makes no difference: an infinite cotangent behind such an
+op makes the gradients of its weights, and of all that comes before it, infinite or NaN anyway.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _PASSING = frozenset(
         *("Relu", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze"),
     }
 )
-"""Ops whose cotangents are finite where those of their results are, and that lead on to others."""
+"""Ops that turn finite cotangents into finite ones, so that the ops behind them decide."""
 _FAR = 64
-"""How many nodes are looked at: what is further away counts as not mixed."""
+"""Number of nodes that the search visits before it gives up and answers no."""
 
 
 def is_mixed(value: ir.Value, active: Set[ir.Value], of: Collection[ir.Value]) -> bool:
-    """Returns whether everything between `value` and what is differentiated starts with sums over many elements.
+    """Says if every path from `value` to a differentiated value soon meets an op that sums over many elements.
 
     Args:
         value: result of a forward node.
-        active: the values through which gradients flow.
-        of: the values that are differentiated; their cotangents can be anything.
+        active: values through which gradients flow.
+        of: differentiated values. The user may seed them with any cotangent, also an infinite one.
     """
     seen, waiting, nodes = {value}, [value], 0
     while waiting:
@@ -40,6 +40,7 @@ def is_mixed(value: ir.Value, active: Set[ir.Value], of: Collection[ir.Value]) -
             return False
         for use in current.uses():
             node = use.node
+            # Bounded, because the question is asked for every mask and must not cost the square of the graph.
             nodes += 1
             reached = [output for output in node.outputs if output in active]
             if not reached or (node.domain == "" and node.op_type in _MIXING):

@@ -1,4 +1,4 @@
-"""What a gradient rule sees of a forward node."""
+"""Shows a forward node to its gradient rule: inputs and outputs by schema name, attributes with their defaults."""
 
 from __future__ import annotations
 
@@ -17,16 +17,21 @@ from ._mixing import is_mixed
 
 
 def where(node: ir.Node) -> str:
-    """Returns how messages point at a node: by its name, or if it has none, by its first output."""
+    """Names a node for messages: "node 'conv1'", or without a name "the node that computes 'y'"."""
     return f"node {node.name!r}" if node.name else f"the node that computes {node.outputs[0].name!r}"
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Names of an op's inputs and outputs, and whether the last of each is variadic.
+    """Names of an op's inputs, outputs and attributes.
 
-    `attributes` are, for an op without an ONNX schema, its attributes and what they are by default (None: nothing); for
-    None nobody knows them.
+    Attributes:
+        inputs: names of the inputs, e.g. ("X", "W", "B").
+        outputs: names of the outputs, e.g. ("Y",).
+        variadic_input: True if any number of arguments belong to the last input.
+        variadic_output: the same for outputs.
+        attributes: for an op without an ONNX schema, the default of each attribute, None for no default, e.g.
+            {"metric": "sqeuclidean"}. None if the attributes are not declared: then `NodeView.attr` accepts any name.
     """
 
     inputs: tuple[str, ...]
@@ -37,7 +42,7 @@ class Signature:
 
 
 class Outputs:
-    """The outputs of a node by their schema names: `n.out.Y`; None for an omitted optional output."""
+    """Gives the outputs of a node by their schema names, `n.out.Y`; None for an omitted optional output."""
 
     def __init__(self, node: ir.Node, signature: Signature) -> None:
         self._node = node
@@ -56,10 +61,16 @@ class Outputs:
 class NodeView:
     """A forward node, its inputs by their schema names: `n.X` is a value, or None when omitted.
 
+    Args:
+        node: the node.
+        signature: names of its inputs and outputs.
+        opset: version of the standard domain in force, e.g. 21.
+        needed: the active values; :meth:`needs` looks an input up in them.
+        of: the differentiated values; :meth:`is_mixed` needs them.
+
     Attributes:
         out: its outputs by name (`n.out.Y`).
-        inputs: all inputs in order; `outputs` all outputs.
-        opset: version of the standard domain in force.
+        opset: as above.
     """
 
     def __init__(
@@ -78,6 +89,7 @@ class NodeView:
         self.out = Outputs(node, signature)
 
     def __getattr__(self, name: str) -> Any:
+        # `self._signature` would call this method again, without end, as long as __init__ has not set it.
         signature: Signature = self.__dict__["_signature"]
         if name not in signature.inputs:
             raise RuleDefinitionError(f"{self._node.op_type} has no input {name!r}: {signature.inputs}")
@@ -95,7 +107,7 @@ class NodeView:
         return self._node
 
     def is_mixed(self, output: ir.Value) -> bool:
-        """Whether an infinite cotangent of one of the outputs can come from overflow only (see `_mixing`)."""
+        """Says if the mask of a cotangent of this output may be a product instead of a Where (see `_mixing`)."""
         return is_mixed(output, self._needed, self._of)
 
     @property
@@ -109,7 +121,7 @@ class NodeView:
         return self._node.outputs
 
     def needs(self, input_: str | ir.Value | None) -> bool:
-        """Whether the cotangent of an input (given by schema name or as a value) is wanted."""
+        """Says if the cotangent of an input, given by schema name or as a value, is wanted."""
         value = getattr(self, input_) if isinstance(input_, str) else input_
         return value is not None and value in self._needed
 
@@ -117,9 +129,11 @@ class NodeView:
         """Returns an attribute's value, the schema's default when absent, or None when it has none."""
         attribute = self._node.attributes.get(name)
         if attribute is not None:
+            # Lists, because rules add and slice them together with lists of their own.
             return list(attribute.value) if isinstance(attribute.value, tuple) else attribute.value
         declared = self._signature.attributes
-        if declared is not None:  # also of ops that onnxruntime writes into the standard domain
+        # Asked before the schema: onnxruntime also writes ops of its own into the standard domain.
+        if declared is not None:
             if name not in declared:
                 raise RuleDefinitionError(f"{self.op_type} has no attribute {name!r}: {sorted(declared)}")
             return declared[name]
@@ -175,7 +189,8 @@ class NodeView:
         return tuple(result)
 
     def constant(self, value: ir.Value | None) -> np.ndarray | None:
-        """Returns the array of a value known when the graph is built, None when it is computed at run time."""
+        """Returns the array of a value that is known when the graph is built; None for a value of run time."""
+        # An initializer that is trained has an array, too, but the next step changes it.
         if value is None or value in self._needed or value.is_graph_input():
             return None
         tensor = ir.convenience.get_const_tensor(value)

@@ -1,7 +1,7 @@
-"""The rule table: one VJP rule per op, validated against the ONNX schemas when it is registered.
+"""Holds the rule table: one VJP rule per op, validated against the op's ONNX schema when it is registered.
 
-The table is open: rules can be added for ops of any domain and for those that are `not_yet`, replaced with
-`override=True`, and replaced for a while with :func:`local_rules`.
+The table is open. A program can add rules for ops of any domain and for ops that are `not_yet`, replace a rule with
+`override=True`, or replace it inside of a `with local_rules():` block.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ ArgumentRule = Callable[[Emitter, NodeView, Any], ir.Value | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """How cotangents of a node's outputs become cotangents of its inputs.
+    """Turns the cotangents of a node's outputs into cotangents of its inputs.
 
     Attributes:
-        op_type: name of the op; `domain` its domain ("" is the standard one).
+        op_type: name of the op, e.g. "Mul".
+        domain: domain of the op; "" is the standard one.
         wrt: schema names of the inputs that can have a cotangent. A variadic input stands for all its arguments.
         outputs: schema names of the outputs whose cotangents the rule takes. With one name `ct` is a value,
             otherwise a tuple with None for outputs that nothing needs. A variadic output stands for all of them.
         function: the rule itself, called with (emitter, node view, ct).
-        saves: optional outputs of the forward node that the rule reads.
-        broadcasts: whether the returned cotangents have the output's shape and must be summed to the inputs' shapes.
+        saves: optional outputs of the forward node that the rule reads, e.g. ("Mean", "InvStdDev").
+        broadcasts: True if the cotangents have the output's shape and the driver must sum them to the inputs' shapes.
         signature: the op's input and output names.
-        straight_through: whether cotangents pass through integers: those of its outputs and inputs carry some.
+        straight_through: True if integer inputs and outputs carry (floating-point) cotangents.
     """
 
     op_type: str
@@ -62,7 +63,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class NonDifferentiable:
-    """An op through which no gradient flows, and why."""
+    """An op through which no gradient flows.
+
+    Attributes:
+        op_type: name of the op, e.g. "Shape".
+        reason: why its derivative is zero or undefined, for `onnxtrain ops` and docs/ops.md.
+    """
 
     op_type: str
     reason: str
@@ -78,18 +84,21 @@ STEPS_OF_GRADIENTS: Mapping[str, Mapping[str, str]] = {
     op_type: {_ORIGIN: "gradient"}
     for op_type in ("Ceil", "DynamicQuantizeLinear", "Floor", "QuantizeLinear", "Round", "Sign")
 }
-"""By op type, the metadata of piecewise constant nodes that rules write: :func:`rule_for` takes these for constants.
+"""By op type, the `metadata_props` that mark piecewise constant nodes in gradients: :func:`rule_for` gives them no
+rule.
 
-A straight-through rule replaces the derivative of a step that the user's model has. The steps inside of a gradient,
-such as the Floor by which GridSample finds its pixels, are ordinary ones whenever the gradient is differentiated again.
+Straight-through rules are for the rounding in the user's model. If a gradient is differentiated again, the rounding
+that a rule wrote into it, such as the Floor by which GridSample finds its pixels, must keep its derivative of zero.
 """
 
+# A context variable and not a global list: a thread or task that differentiates at the same time must not see the
+# rules.
 _LOCAL: ContextVar[tuple[dict[tuple[str, str], Rule], ...]] = ContextVar("onnxtrain local rules", default=())
 
 
 @contextmanager
 def local_rules() -> Iterator[None]:
-    """Makes the rules that are registered inside the `with` block replace others, until it ends.
+    """Registers rules for the duration of a `with` block, in the place of existing ones.
 
     Example:
         >>> from onnxtrain.autodiff import differentiate, local_rules, vjp
@@ -139,17 +148,17 @@ def vjp(
         broadcasts: whether the cotangents have the output's shape and must be summed to the inputs' shapes.
         domain: of the op.
         signature: for ops outside the standard domain, their input and output names.
-        straight_through: whether cotangents pass through the integers that the op gives or takes, as a rule for
-            rounding to them wants; their cotangents are floating point.
-        override: whether the rule takes the place of one that there is, or of the declaration that there is none. An op
-            that is only `not_yet` needs no override.
-        shapes: for ops outside the standard domain, called with `(op, n)` to write standard ops that have outputs of
-            the same shapes and dtypes, and return them. It only tells shape inference what it cannot know, and stays
-            when :func:`local_rules` end: nothing runs it.
+        straight_through: True if the op takes or gives integers that carry cotangents, as rules for quantization need.
+            These cotangents are floating point.
+        override: True replaces an existing rule, or a declaration as nondifferentiable. An op that is `not_yet` needs
+            no override.
+        shapes: for ops outside the standard domain: a function that is called with `(op, n)`, writes standard ops with
+            outputs of the same shapes and dtypes, and returns these. Shape inference reads them; nothing runs them.
+            They stay when a block of :func:`local_rules` ends.
 
     Raises:
         RuleDefinitionError: the op has a rule already, a name is not in its schema, or its outputs are integers and
-            `straight_through` does not say so.
+            `straight_through` is False.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -167,6 +176,7 @@ def vjp(
         )
         _validate(rule)
         _add(rule, override)
+        # Not removed when local rules end: a model that was built with them is still to be inferred.
         if shapes is not None:
             TWINS[domain, op_type] = functools.partial(_twin, shapes, known)
         return function
@@ -177,17 +187,18 @@ def vjp(
 def defbody(
     op_type: str, domain: str, inputs: str, outputs: str, **attributes: Any
 ) -> Callable[[ShapeFunction], ShapeFunction]:
-    """Registers the decorated function as what an op outside the standard domain computes, in standard ops.
+    """Registers the decorated function as the body of an op outside the standard domain: the op in standard ops.
 
-    It is called with `(op, n)` and returns the outputs, as far as they can be had. On the path of a gradient the op
-    becomes these ops, unless it has a rule; elsewhere it stays, and they tell its shapes.
+    The function is called with `(op, n)` and returns the outputs, from the first to the last one that it can compute.
+    If a gradient passes the op and the op has no rule, its body takes its place. Elsewhere the op stays, and shape
+    inference reads the shapes of its body.
 
     Args:
         op_type: name of the op.
-        domain: of the op.
-        inputs: names of its inputs, separated by blanks.
+        domain: domain of the op, e.g. "com.microsoft".
+        inputs: names of its inputs, separated by blanks, e.g. "X W B".
         outputs: names of its outputs, likewise.
-        attributes: its attributes, and what they are by default.
+        attributes: names of its attributes, with their defaults; None for no default.
     """
     signature = Signature(tuple(inputs.split()), tuple(outputs.split()), attributes=attributes)
 
@@ -210,11 +221,13 @@ def _twin(shapes: ShapeFunction, signature: Signature, node: ir.Node, opset: int
         )
         for index, (name, value) in enumerate(zip(names, node.inputs, strict=True))
     ]
-    given = [copy if value is not None else None for copy, value in zip(inputs, node.inputs, strict=True)]
+    # An omitted input stays an input of the function, whose inputs are counted, but the node in it must not read it.
+    present = [copy if value is not None else None for copy, value in zip(inputs, node.inputs, strict=True)]
     graph = ir.Graph(inputs, [], nodes=[], opset_imports={"": opset}, name="twin")
     attributes = list(node.attributes.values())
     outputs = [ir.Value(name=output.name) for output in node.outputs]
-    outside = ir.Node(node.domain, node.op_type, given, attributes, outputs=outputs, name=node.name)
+    # A copy outside of any graph, only to be looked at: its inputs are those of the function.
+    outside = ir.Node(node.domain, node.op_type, present, attributes, outputs=outputs, name=node.name)
     result = shapes(Emitter(graph, in_function=True), NodeView(outside, signature, opset, frozenset()))
     results = [result] if isinstance(result, ir.Value) else list(result)
     graph.outputs.extend(results)
@@ -232,13 +245,14 @@ def defvjp(
     """Registers the rule of `op_type` as one formula `(op, n, ct) -> cotangent` per differentiable input."""
 
     def function(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
+        # Formulas of inputs that need no cotangent are not written: dead nodes would only be removed again.
         return {name: formula(op, n, ct) if n.needs(name) else None for name, formula in by_input.items()}
 
     vjp(op_type, wrt=tuple(by_input), saves=saves, broadcasts=broadcasts, override=override)(function)
 
 
 def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
-    """Declares ops through which no gradient flows (piecewise constant, integer or shape results)."""
+    """Declares ops through which no gradient flows: their results are piecewise constant, integers or shapes."""
     for op_type in op_types:
         _refuse_duplicate(op_type, domain)
         if not domain:
@@ -248,9 +262,10 @@ def nondifferentiable(*op_types: str, reason: str, domain: str = "") -> None:
 
 
 def not_yet(*op_types: str, reason: str, domain: str = "") -> None:
-    """Declares ops that are differentiable but have no rule yet, with the reason."""
+    """Declares ops that have a derivative but no rule yet; `reason` goes into error messages."""
     for op_type in op_types:
         _refuse_duplicate(op_type, domain)
+        # Raises for a misspelt op; other domains have no schemas to look it up in.
         if not domain:
             _schema_signature(op_type, domain)
         NOT_YET[domain, op_type] = reason
@@ -265,13 +280,13 @@ def rule_for(node: ir.Node) -> Rule | NonDifferentiable | None:
 
 
 def reason_not_yet(node: ir.Node) -> str | None:
-    """Returns why a node's op has no rule yet, None where it was not declared so."""
+    """Returns the reason that `not_yet` gave for a node's op; None if it is not declared so."""
     key = _key(node)
     return None if _local(key) or _is_step_of_gradient(node) else NOT_YET.get(key)
 
 
 def is_straight_through(output: ir.Value) -> bool:
-    """Whether a value is one whose cotangents its node has a rule for, though it be made of integers."""
+    """Says if a value is an output whose cotangent a straight-through rule takes, be its dtype an integer."""
     node = output.producer()
     rule = rule_for(node) if node is not None else None
     if not isinstance(rule, Rule) or not rule.straight_through:
@@ -281,19 +296,22 @@ def is_straight_through(output: ir.Value) -> bool:
 
 
 def _is_step_of_gradient(node: ir.Node) -> bool:
+    """Says if a node is a piecewise constant step that a rule wrote into a gradient."""
     return _ORIGIN in node.metadata_props and node.op_type in STEPS_OF_GRADIENTS
 
 
 def _local(key: tuple[str, str]) -> Rule | None:
+    """Returns the rule of the innermost `local_rules` block that has one."""
     return next((layer[key] for layer in reversed(_LOCAL.get()) if key in layer), None)
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
+    """Returns domain and op of a node as the tables are keyed; both names of the standard domain are ""."""
     return (node.domain if node.domain != "ai.onnx" else "", node.op_type)
 
 
 def _schema_signature(op_type: str, domain: str) -> Signature:
-    """Input and output names, which must be the same at every supported opset that has the op."""
+    """Returns the input and output names of the op's schema at the newest supported opset that has the op."""
     signatures = []
     for opset in OPSETS:
         try:
@@ -308,6 +326,7 @@ def _schema_signature(op_type: str, domain: str) -> Signature:
 
 
 def _signature_of(schema: onnx.defs.OpSchema) -> Signature:
+    """Reads a signature off an ONNX schema."""
     variadic = onnx.defs.OpSchema.FormalParameterOption.Variadic
     return Signature(
         tuple(formal.name for formal in schema.inputs),
@@ -318,6 +337,7 @@ def _signature_of(schema: onnx.defs.OpSchema) -> Signature:
 
 
 def _refuse_duplicate(op_type: str, domain: str) -> None:
+    """Raises RuleDefinitionError if an op has a rule or a declaration already."""
     key = (domain, op_type)
     if key in RULES or key in NON_DIFFERENTIABLE:
         kind = "has a rule" if key in RULES else "is declared to have no gradient"
@@ -328,7 +348,9 @@ def _refuse_duplicate(op_type: str, domain: str) -> None:
 
 
 def _add(rule: Rule, override: bool) -> None:
+    """Adds a rule to the innermost `local_rules` block, or to the global table."""
     key = (rule.domain, rule.op_type)
+    # Inside of `with local_rules():` the global tables stay as they are, and the innermost block gets the rule.
     layers = _LOCAL.get()
     if not layers:
         if not override:
@@ -345,6 +367,7 @@ def _add(rule: Rule, override: bool) -> None:
 
 
 def _validate(rule: Rule) -> None:
+    """Raises RuleDefinitionError for names that the schema lacks, and for integers without straight_through."""
     for kind, names, known in (
         ("input", rule.wrt, rule.signature.inputs),
         ("output", (*rule.outputs, *rule.saves), rule.signature.outputs),
@@ -362,7 +385,7 @@ def _validate(rule: Rule) -> None:
 
 
 def _gives_integers(rule: Rule) -> bool:
-    """Whether the outputs whose cotangents the rule takes are never ordinary floating-point numbers."""
+    """Says if the schema allows no floating-point type for the outputs whose cotangents the rule takes."""
     schema = schema_of(rule.op_type, OPSETS[-1])
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     types = {

@@ -1,4 +1,4 @@
-"""Gradients through rounding as if it did nothing (straight-through estimators; Bengio et al., 2013)."""
+"""Passes gradients through rounding as if it did nothing (straight-through estimators; Bengio et al., 2013)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .rules.quantized import scale_cotangent, sum_by_scale
 
 @contextmanager
 def straight_through_rules(wanted: bool = True) -> Iterator[None]:
-    """Makes rounding and quantisation pass their cotangents on in what is differentiated inside the `with` block.
+    """Registers straight-through rules for rounding and quantization until the `with` block ends.
 
-    Round, Ceil and Floor pass them on as they are. QuantizeLinear passes those of values in the range of its integers
-    on, as PyTorch's fake quantisation does, and gives its scale the slope of Learned Step Size Quantization (Esser et
-    al., 2020); the range that DynamicQuantizeLinear finds is taken for a constant. Products of integers are those of
-    the numbers that they stand for.
+    Round, Ceil and Floor pass cotangents on unchanged. QuantizeLinear does so for values within the range of its
+    integers, as PyTorch's fake quantization, and its scale gets the gradient of Learned Step Size Quantization (Esser
+    et al., 2020). DynamicQuantizeLinear does so with the range that it found as a constant. MatMulInteger and
+    ConvInteger have the gradients of the product of the real numbers that their integers stand for.
 
     Args:
-        wanted: False does nothing.
+        wanted: False registers nothing.
     """
     with local_rules() if wanted else nullcontext():
         if wanted:
@@ -36,6 +36,8 @@ def straight_through_rules(wanted: bool = True) -> Iterator[None]:
 
 
 def _register() -> None:
+    """Registers the straight-through rules in the innermost block of `local_rules`."""
+    # Nobody holds these functions afterwards: `local_rules` drops them with its block.
     for name in ("Round", "Ceil", "Floor"):
         vjp(name, wrt=("X",))(lambda op, n, ct: ct)
     vjp("QuantizeLinear", wrt=("x", "y_scale"), straight_through=True)(_quantize)
@@ -49,7 +51,8 @@ def _register() -> None:
 
 
 def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x / y_scale + y_zero_point within the range of y's dtype, constant beyond it."""
+    """Y = x / y_scale + y_zero_point within the range of y's dtype, constant outside it."""
+    # The test below compares with the steps of integers; those of float8 types are not equal.
     dtype = n.out.y.dtype
     if dtype is None or not dtype.is_integer():
         raise NoGradientRule(
@@ -62,6 +65,7 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         inside = op.Add(inside, _spread(op, n, op.Cast(n.y_zero_point, to=n.y_scale.dtype)))
     low, high = (op.const(float(end), like=inside) for end in (dtype.min, dtype.max))
     within = op.And(op.GreaterOrEqual(inside, low), op.LessOrEqual(inside, high))
+    # PyTorch's fake quantization gives values outside of the range no gradient.
     ct_x = op.Where(within, op.Div(ct, scale), op.const(0.0, like=ct))
     if not n.needs("y_scale"):
         return {"x": ct_x}
@@ -72,6 +76,7 @@ def _quantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _quantize_dynamically(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
 ) -> ir.Value | None:
+    """ct_x = ct_y / y_scale: the scale is computed from x but counts as a constant."""
     return None if cts[0] is None else op.Div(cts[0], n.out.y_scale)
 
 
@@ -84,6 +89,7 @@ def _dequantize(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = (A - a_zero_point) · (B - b_zero_point)."""
     b = _shifted(op, n.B, n.b_zero_point, ct)
+    # A vector B gives one number per row of A: the product of that column of cotangents with B as a row.
     if n.rank(n.B) == 1:
         return op.MatMul(op.Unsqueeze(ct, [-1]), op.Unsqueeze(b, [0]))
     if n.rank(n.B) != 2:
@@ -95,10 +101,11 @@ def _matmul_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _conv_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """As Conv, of what lies between the integers and their zero points."""
+    """As Conv with the weight w - w_zero_point: ct_x scatters ct · weight back over the windows of x."""
     shape = n.static(n.w)
     zero = n.w_zero_point
-    if zero is not None and n.rank(zero) == 1:  # one for each output channel
+    # A vector has one zero point per output channel, the first axis of the weight.
+    if zero is not None and n.rank(zero) == 1:
         zero = op.Reshape(zero, [-1] + [1] * (len(shape) - 1))
     weight = _shifted(op, n.w, zero, ct)
     windows = windows_of(op, n, n.x, shape[2:], n.out.y)
@@ -106,19 +113,21 @@ def _conv_integer(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _shifted(op: Emitter, q: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
+    """Returns q - zero in the dtype of `like`."""
     value: ir.Value = op.Cast(q, to=like.dtype)
     value.shape = q.shape
     return value if zero is None else op.Sub(value, op.Cast(zero, to=like.dtype))
 
 
 def _cast_from_integers(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The cotangent of an integer is a floating-point number, too."""
+    """Passes the cotangent of an integer input on as it is, a float; else as the ordinary rule of Cast."""
     integer = n.input.dtype is not None and not n.input.dtype.is_floating_point()
     return ct if integer else cast_back(op, n, ct)
 
 
 def _spread(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """A value for all, per entry of an axis or per block of it, for each element of x: what it makes of ones."""
+    """Expands a scale or zero point to the shape of x, be it one for all, per entry of an axis, or per block."""
+    # DequantizeLinear of ones multiplies each by its scale, with every rule about axis and block_size built in.
     ones = op.Expand(op.const(1, ir.DataType.INT8), op.shape_of(n.x))
     attributes = {name: n.attr(name) for name in ("axis", "block_size")}
     result: ir.Value = op.DequantizeLinear(ones, value, **attributes)

@@ -1,4 +1,7 @@
-"""Derivatives of ONNX models as ONNX models: what `torch.func` and JAX offer for functions, for graphs."""
+"""Turns an ONNX model into models of its derivatives (JVP, VJP, Hessian products), as `torch.func` does for functions.
+
+Not to be confused with `functions`, which holds ops that a graph calls.
+"""
 
 import onnxtrain._desk  # noqa: F401  # isort: skip
 

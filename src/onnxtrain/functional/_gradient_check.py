@@ -1,4 +1,4 @@
-"""Gradients of a model against finite differences of its own outputs."""
+"""Checks the gradients of a model against finite differences of its own outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ _BATCH, _OTHER_DIM = 3, 8
 # Central differences err by O(h^2) plus rounding / h; h is the usual compromise for each precision.
 _STEP = {"float64": 1e-5, "float32": 1e-2}
 _TOLERANCE = {"float64": 1e-3, "float32": 5e-2}
-# Of the reference's output beside onnxruntime's, relative to the norm; by the dtype that onnxruntime computes in.
+# Largest distance between the outputs of reference evaluator and onnxruntime, relative to the norm, by onnxruntime's
+# dtype.
 _SAME_OUTPUT = {"float64": 1e-6, "float32": 1e-3, "float16": 3e-2, "bfloat16": 2e-1}
 _DIRECTIONS = 2
 # Ops whose integer input counts along an axis of another input: (op, index input) -> the other input's index.
@@ -52,19 +53,19 @@ class GradientCheck:
     """The gradient of one parameter along a random direction.
 
     Attributes:
-        name: the parameter.
+        name: name of the parameter.
         shape: its shape.
-        norm: L2 norm of the gradient, as onnxruntime computes it in the model's own precision.
+        norm: L2 norm of the gradient, computed by onnxruntime in the model's own precision.
         derivative: the gradient times a random unit direction.
         difference: the central finite difference along the same direction.
-        precision: of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime
-            where the reference evaluator lacks an op, or gives another output than onnxruntime.
-        error: |derivative - difference|, relative to norm / sqrt(size), which a random direction gives on
+        precision: precision of the difference: "float64" by the ONNX reference evaluator, or "float32" by onnxruntime
+            if the reference evaluator lacks an op or computes another output.
+        error: |derivative - difference| relative to norm / sqrt(size), the derivative that a random direction has on
             average.
         tolerance: the largest error that passes.
-        verdict: "agrees"; "differs" where settled differences contradict the gradient in two directions; or
-            "inconclusive" where differences do not settle, or the parameter is at a kink.
-        reason: why it is inconclusive, else empty.
+        verdict: "agrees"; "differs" if settled differences contradict the gradient in two directions; "inconclusive" if
+            differences do not settle, or the parameter is at a kink.
+        reason: why the check is inconclusive, else empty.
     """
 
     name: str
@@ -80,7 +81,7 @@ class GradientCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the two agree."""
+        """True if derivative and difference agree."""
         return self.verdict == "agrees"
 
 
@@ -93,24 +94,25 @@ def check_gradients(
     dims: Mapping[str, int] | None = None,
     seed: int = 0,
 ) -> list[GradientCheck]:
-    """Returns a comparison for each parameter.
+    """Compares the gradient of each parameter with finite differences; returns one check per parameter.
 
-    The output is contracted with a random cotangent, so no loss is needed. Dropout is switched off, as two
+    The output is multiplied by a random cotangent and summed, so no loss is needed. Dropout is switched off, as two
     runs of it differ; BatchNormalization runs as the model says. Where the model stops gradients (a `detach`, the
-    statistics of `onnxtrain.nn.RINorm`), the differences take what passes for a constant, as the gradients do.
+    statistics of `onnxtrain.nn.RINorm`), the differences take the stopped value as a constant, as the gradients do.
 
     Args:
         model: path, proto or IR model.
-        of: the output to differentiate; default: the first floating-point one.
+        of: name of the output to differentiate; default: the first floating-point one.
         wrt: names of parameters; default: all that would be trained.
-        inputs: values of the inputs; those that are missing are random.
-        dims: sizes for symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
-        seed: of all random numbers.
+        inputs: values of inputs, by name; missing ones are random.
+        dims: sizes of symbolic dimensions, e.g. {"sequence": 5}; default: 3 along the first axis, 8 elsewhere.
+        seed: seed of all random numbers.
 
     Raises:
         OnnxTrainError: the model cannot be loaded or differentiated, or an input does not fit.
     """
     forward = canonicalize(load_model(model), wrt or ())
+    # BatchNormalization keeps its mode: in training its gradient goes through the statistics, which is worth a check.
     TrainingModePass(dropout="inference")(forward)
     output = of or _first_float_output(forward)
     names = list(wrt) if wrt is not None else select_parameters(forward, None, None).trainable
@@ -127,6 +129,7 @@ def check_gradients(
 
 
 def _first_float_output(model: ir.Model) -> str:
+    """Returns the name of the first floating-point output."""
     for value in model.graph.outputs:
         if value.dtype is not None and value.dtype.is_floating_point():
             return str(value.name)
@@ -136,6 +139,7 @@ def _first_float_output(model: ir.Model) -> str:
 
 
 def _value(model: ir.Model, name: str) -> Array:
+    """Returns the value of a parameter."""
     value = model.graph.initializers.get(name)
     if value is None or value.const_value is None:
         raise GraphBuildError(f"checking gradients: the model has no parameter {name!r}")
@@ -143,12 +147,12 @@ def _value(model: ir.Model, name: str) -> Array:
 
 
 def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, int]) -> dict[str, Array]:
-    """Returns random values for all inputs: floats from -1 .. 1, integers that are valid as indices.
+    """Makes random values for all inputs: floats from -1 to 1, integers that are valid as indices.
 
     Args:
         model: canonical model.
         rng: source of randomness.
-        dims: sizes for symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
+        dims: sizes of symbolic dimensions; default: 3 along the first axis, 8 elsewhere.
     """
     sizes = dict(dims)
     result: dict[str, Array] = {}
@@ -173,19 +177,21 @@ def random_inputs(model: ir.Model, rng: np.random.Generator, dims: Mapping[str, 
 
 
 def _index_bound(value: ir.Value) -> int:
-    """The smallest axis that an integer input indexes; 2 where it indexes nothing known."""
+    """Returns the size of the smallest axis that an integer input indexes; 2 if it is not known to be an index."""
     bounds = []
     for node, index in value.uses():
         other = _INDEXES.get((node.op_type, index))
         source = node.inputs[other] if other is not None else None
         sizes = static_dims(source) if source is not None else None
         if sizes:
+            # Class labels index axis 1 of the scores.
             axis = node.attributes.get_int("axis", 0) if node.op_type == "Gather" else 1
             bounds.append(sizes[axis] or 2)
     return min(bounds, default=2)
 
 
 def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
+    """Raises InputError for names that no symbolic dimension has."""
     symbols = [d.value for v in model.graph.inputs for d in v.shape or () if isinstance(d, ir.SymbolicDim)]
     known = sorted({symbol for symbol in symbols if symbol})
     if unknown := sorted(set(dims) - set(known)):
@@ -196,6 +202,7 @@ def _check_dims(model: ir.Model, dims: Mapping[str, int]) -> None:
 
 
 def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Converts the user's inputs to arrays of the model's dtypes; raises InputError if one does not fit."""
     known = {str(value.name): value for value in model.graph.inputs}
     result = {}
     for name, array in inputs.items():
@@ -214,7 +221,7 @@ def _checked(model: ir.Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _sizes(model: ir.Model, given: Mapping[str, Array]) -> dict[str, int]:
-    """Returns the sizes that given inputs have along symbolic dimensions."""
+    """Returns the sizes of symbolic dimensions that follow from the arrays of some inputs."""
     return {
         dim.value: size
         for value in model.graph.inputs
@@ -227,13 +234,14 @@ def _sizes(model: ir.Model, given: Mapping[str, Array]) -> dict[str, int]:
 def _gradients(
     forward: ir.Model, output: str, names: Sequence[str], feeds: Mapping[str, Array], rng: np.random.Generator
 ) -> tuple[Array, Array, dict[str, Array]]:
-    """Returns the output, a random cotangent of it and the vector-Jacobian products, by onnxruntime."""
+    """Runs the model and its gradient by onnxruntime; returns output, random cotangent, and gradients by name."""
     plain = _session(_proto(forward, [output]))
     y = plain.run([output], dict(feeds))[0]
     cotangent = np.asarray(rng.standard_normal(np.shape(y)), y.dtype)
     step = differentiate(forward, of=output, wrt=names, cotangent=_COTANGENT)
     session = _session(to_proto(step))
     results = [str(value.name) for value in step.graph.outputs][-len(names) :]
+    # onnxruntime refuses feeds of inputs that the gradient does not need.
     wanted = {i.name for i in session.get_inputs()}
     given = {name: array for name, array in {**feeds, _COTANGENT: cotangent}.items() if name in wanted}
     return y, cotangent, dict(zip(names, session.run(results, given), strict=True))
@@ -244,7 +252,7 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _proto(model: ir.Model, outputs: Sequence[str], given: Sequence[str] = ()) -> onnx.ModelProto:
-    """Returns the model with other outputs; what nodes compute for `given` is taken from inputs instead."""
+    """Returns the model with other outputs; the values named in `given` become inputs."""
     cut = model.clone()
     cut.graph.outputs.clear()
     values = {str(v.name): v for node in cut.graph for v in node.outputs}
@@ -268,13 +276,20 @@ def _evaluator(
     parameters: Mapping[str, Array],
     result: Array,
 ) -> tuple[Evaluate, str]:
-    """Returns the output as a function of parameters, and the precision it is computed in.
+    """Returns the output as a function of parameters, and the precision in which it is computed.
 
-    The reference evaluator judges only a model whose output it computes as onnxruntime does, which is `result`.
-    Where gradients stop, the values stay those of the given parameters, as the gradients take them for constants.
+    Args:
+        forward: canonical model.
+        output: name of its output.
+        names: names of the parameters.
+        feeds: values of the inputs.
+        parameters: values of the parameters.
+        result: the output as onnxruntime computes it. If the reference evaluator computes another one, it is not used.
     """
     bare = expand_rounded(forward)
     promote_initializers(bare, list(names))
+    # Where gradients stop, values must not move with the parameters, as the gradients take them for constants: they are
+    # computed once, and are inputs of the model that the differences run.
     stopped = [str(node.outputs[0].name) for node in bare.graph if is_stop_gradient(node)]
     whole, cut = _proto(bare, stopped), _proto(bare, [output], given=stopped)
 
@@ -287,13 +302,14 @@ def _evaluator(
     try:
         evaluate = evaluator(run_in_float64)
         same = _is_same_output(evaluate(parameters), result)
-    except Exception:  # the reference evaluator lacks ops, and fails in as many ways as it has authors
+    except Exception:
+        # The reference evaluator raises exceptions of any class for ops that it lacks.
         same = False
     return (evaluate, "float64") if same else (evaluator(_runtime), "float32")
 
 
 def _is_same_output(reference: Array, result: Array) -> bool:
-    """Whether what the reference evaluator computes is what onnxruntime does, up to rounding in the latter's dtype."""
+    """Says if the outputs of reference evaluator and onnxruntime agree up to rounding in onnxruntime's dtype."""
     if reference.shape != result.shape:
         return False
     exact, distance = widen(result), widen(reference) - widen(result)
@@ -301,7 +317,7 @@ def _is_same_output(reference: Array, result: Array) -> bool:
 
 
 def _runtime(proto: onnx.ModelProto) -> Run:
-    """Returns what runs a model as it is, by onnxruntime."""
+    """Returns a function that runs a model by onnxruntime, in the model's own dtypes."""
     session = _session(proto)
     dtypes = {
         info.name: onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
@@ -324,15 +340,16 @@ def _compare(
     precision: str,
     rng: np.random.Generator,
 ) -> GradientCheck:
+    """Compares the gradient of one parameter with differences along random directions."""
     value, exact = widen(parameters[name]), widen(gradient)
     norm = float(np.linalg.norm(exact))
+    # A gradient of zero has to be compared with something: errors below 1e-8 count as none.
     expected = max(norm / np.sqrt(max(1, exact.size)), 1e-8)
-    # The step is relative to the parameter's size, so that it is neither lost in rounding nor leaves its
-    # range.
+    # Relative to the parameter's size: a step must neither be lost in rounding nor leave the range of the values.
     step = _STEP[precision] * max(1.0, float(np.linalg.norm(value)) / np.sqrt(max(1, value.size)))
     middle = evaluate(parameters).astype(np.float64)
 
-    # Other noise of the same kind is rare in two directions: a verdict against the gradient needs both.
+    # Differences that are wrong by chance are rarely so in two directions: only both together contradict the gradient.
     for _ in range(_DIRECTIONS):
         direction = rng.standard_normal(value.shape)
         direction /= np.linalg.norm(direction) or 1.0
@@ -342,19 +359,19 @@ def _compare(
             return float(((moved - middle) * widen(cotangent)).sum())
 
         derivative = float((exact * direction).sum())
-        found = compare(along, derivative, step, _TOLERANCE[precision] * expected)
-        if found.verdict != "differs":
+        comparison = compare(along, derivative, step, _TOLERANCE[precision] * expected)
+        if comparison.verdict != "differs":
             break
-    error = float(abs(derivative - found.difference) / expected)
+    error = float(abs(derivative - comparison.difference) / expected)
     return GradientCheck(
         name,
         tuple(value.shape),
         norm,
         derivative,
-        found.difference,
+        comparison.difference,
         precision,
         error,
         _TOLERANCE[precision],
-        found.verdict,
-        found.reason,
+        comparison.verdict,
+        comparison.reason,
     )

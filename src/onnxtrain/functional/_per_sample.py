@@ -1,4 +1,4 @@
-"""`per_sample_gradients`: the gradient of each sample of a batch, by a Loop over the samples."""
+"""Computes the gradient of each sample of a batch, by a Loop over the samples."""
 
 from __future__ import annotations
 
@@ -47,26 +47,26 @@ def per_sample_gradients(
     batched: Sequence[str] | None = None,
     straight_through: bool = False,
 ) -> onnx.ModelProto | ir.Model:
-    """Returns a model that computes the gradient of `of` for each sample alone.
+    """Returns a model that computes the gradient of `of` for each sample by itself.
 
-    What `torch.func.vmap(torch.func.grad(loss), in_dims=...)` computes where `loss` runs the model on a batch of one
-    sample: clipping and noise of differential privacy, influence of samples, variance of gradients. The samples go
-    through one after the other, in a Loop, so that every model that trains has these gradients, and memory for one
-    sample suffices. What mixes samples (BatchNormalization in training mode, a loss that is a mean) sees one of
-    them; Dropout draws for each.
+    The result is that of `torch.func.vmap(torch.func.grad(loss), in_dims=...)`, where `loss` runs the model on a batch
+    of one sample. It is used for differential privacy, influence of samples, and variance of gradients. The samples run
+    one after the other, in a Loop: memory for one sample is enough, and every op with a gradient works. Layers that mix
+    samples (BatchNormalization in training mode, a loss that is a mean) see a batch of one; Dropout draws anew for
+    each.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
-        of: name of a floating-point value that has one element for a batch of one sample, such as a loss.
+        of: name of a floating-point value with one element for a batch of one sample, such as a loss.
         wrt: names of parameters (initializers) or inputs, floating point.
-        batched: names of the inputs that have a sample at each index of axis 0; by default, all of them.
+        batched: names of the inputs with samples along axis 0; by default, all of them.
         straight_through: as for :func:`onnxtrain.differentiate`.
 
     Returns:
-        An `onnx_ir.Model` for one, else a `ModelProto`. It has the inputs of `model`, in which the first axis of those
-        in `batched` is symbolic. Its outputs are `of`, of shape [batch], then `<name>_grad` for every name in
-        `wrt`: of shape [batch, *shape of a parameter], or of the shape of an input in `batched`. Names that are
-        taken get a number.
+        An `onnx_ir.Model` if `model` is one, else a `ModelProto`. Its inputs are those of `model`, with a symbolic
+        first axis for those in `batched`. Its outputs are `of`, of shape [batch], then `<name>_grad` for every name in
+        `wrt`: of shape [batch, *shape of a parameter], or of the shape of an input in `batched`. Names that are taken
+        get a number.
 
     Raises:
         ModelError: the model cannot be loaded or converted.
@@ -101,7 +101,7 @@ def per_sample_gradients(
 
 
 def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
-    """Returns the names of the inputs that have samples along axis 0."""
+    """Returns the names of the inputs with samples along axis 0, after checks."""
     inputs = {str(value.name): value for value in graph.inputs}
     if names is not None:
         check_names(names, "batched")
@@ -121,6 +121,7 @@ def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
                 f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, and no axis of samples; "
                 "leave it out of batched"
             )
+        # A fixed number of samples is baked into the model, e.g. into the target of a Reshape.
         if dims[0] not in (None, 1):
             raise DifferentiationError(
                 f"differentiating per sample: input {name!r} has shape {inputs[name].shape}, for {dims[0]} samples; "
@@ -130,6 +131,7 @@ def _batched_inputs(graph: ir.Graph, names: Sequence[str] | None) -> list[str]:
 
 
 def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
+    """Raises DifferentiationError unless the model computes `of`, and computes none of `wrt`."""
     values = values_by_name(graph)
     if values[of].producer() is None:
         raise DifferentiationError(
@@ -143,17 +145,18 @@ def _check_ends(graph: ir.Graph, of: str, wrt: Sequence[str]) -> None:
 
 
 def _with_batch(model: ir.Model, name: str, samples: Collection[str]) -> ir.Shape:
-    """Returns the shape of a batched input with a symbol for the number of samples."""
+    """Returns the shape of a batched input with a symbolic number of samples."""
     sizes = {value.name: _sizes(value) for value in model.graph.inputs if value.name in samples}
     symbols = [symbol for dims in sizes.values() if (symbol := _symbol(dims[0]))]
     return ir.Shape([symbols[0] if symbols else "batch", *sizes[name][1:]])
 
 
 def _take_one_sample(model: ir.Model, samples: Collection[str]) -> None:
-    """Makes the batch of these inputs one sample, and forgets the sizes that follow from another."""
+    """Sets the batch size of these inputs to 1, and drops the sizes that followed from the old one."""
     inputs = list(model.graph.inputs)
     of_batch = {_symbol(_sizes(value)[0]) for value in inputs if value.name in samples} - {None}
     other = {_symbol(dim) for value in inputs for dim in _sizes(value)[value.name in samples :]} - {None}
+    # A size that is the batch in one place and something else in another cannot be set to 1.
     if mixed := sorted(map(str, of_batch & other)):
         raise DifferentiationError(
             f"differentiating per sample: the number of samples, {', '.join(mixed)}, is the size of another axis or "
@@ -180,6 +183,7 @@ def _symbol(dim: int | ir.SymbolicDim) -> str | None:
 def _for_one(
     dim: int | ir.SymbolicDim, of_batch: Collection[str | None], other: Collection[str | None]
 ) -> int | str | None:
+    """Returns a dimension for a batch of one: 1 for the batch, None for a size that followed from it."""
     symbol = _symbol(dim)
     if isinstance(dim, int):
         return dim
@@ -187,7 +191,14 @@ def _for_one(
 
 
 def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: dict[str, ir.Value]) -> None:
-    """Makes a graph for one sample one for many, whose outputs are `of` and the gradients of each."""
+    """Wraps a graph for one sample in a Loop over samples; its outputs are `of` and the gradients, stacked.
+
+    Args:
+        model: the model for one sample, with its gradients.
+        declared: by name of each batched input, its shape with a symbolic number of samples.
+        of: name of the differentiated value.
+        gradients: by name of each parameter or input, its gradient.
+    """
     graph = model.graph
     op = Emitter(graph, functions=model.functions)
     values = values_by_name(graph)
@@ -196,15 +207,18 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     body = op.subgraph({"sample": ir.DataType.INT64, "go_on": ir.DataType.BOOL})
     number, go_on = body.graph.inputs
     number.shape = go_on.shape = ir.Shape(())
+    # Gather with a vector of one index keeps the axis of samples, which the model expects.
     index = body.Unsqueeze(number, op.const([0]))
     ones = {name: body.Gather(values[name], index, axis=0) for name in declared}
     for name, one in ones.items():
         one.shape = values[name].shape
         results = [one if value is values[name] else value for value in results]
         for user, place in values[name].uses():
+            # The Gather itself goes on reading all samples.
             if user is not one.producer():
                 user.replace_input_with(place, one)
         values[name].shape = declared[name]
+    # Nodes that depend on parameters alone run once, in front of the Loop.
     inside = _inside(graph, ones.values(), results)
     graph.remove(inside)
     body.graph.extend(inside)
@@ -216,17 +230,20 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
     for name, gradient in zip(gradients, results[1:], strict=True):
         leaf = values[name]
         axes = _sizes(leaf)[name in declared :]
-        own = body.Squeeze(gradient, op.const([0])) if name in declared else body.Identity(gradient)
-        kept.append((own, leaf, axes))
-    for own, like, axes in kept:
-        own.type, own.shape = like.type, ir.Shape(axes)
-        body.graph.outputs.append(own)
+        # The Loop stacks along a new axis 0, which replaces the axis of one sample. Two names may share one gradient,
+        # and a body must not return a value twice.
+        result = body.Squeeze(gradient, op.const([0])) if name in declared else body.Identity(gradient)
+        kept.append((result, leaf, axes))
+    for result, like, axes in kept:
+        result.type, result.shape = like.type, ir.Shape(axes)
+        body.graph.outputs.append(result)
     first, *others = (values[name] for name in declared)
     for other in others:
         _check_number(op, first, other, ones[str(other.name)])
     trips = op.Squeeze(op.Shape(first, start=0, end=1))
     attribute = ir.AttrGraph("body", body.graph)
     stacked = op.emit("Loop", trips, op.const(True), body=attribute, _outputs=len(kept))
+    # The stacked output takes the name that the value of one sample had.
     values[of].name = op.unique_name(f"{of}_of_sample")
     names = [of, *(op.unique_name(f"{name}_grad") for name in gradients)]
     for output, name, (_, like, axes) in zip(stacked, names, kept, strict=True):
@@ -235,7 +252,7 @@ def _loop(model: ir.Model, declared: dict[str, ir.Shape], of: str, gradients: di
 
 
 def _check_number(op: Emitter, first: ir.Value, other: ir.Value, one: ir.Value) -> None:
-    """Lets a run fail in which an input has another number of samples than the first."""
+    """Makes a run fail if an input has another number of samples than the first one: by a Reshape to that number."""
     shape = op.Concat(op.Shape(first, start=0, end=1), op.Shape(other, start=1), axis=0)
     checked = op.Reshape(other, shape, allowzero=1)
     checked.shape = other.shape
@@ -245,7 +262,7 @@ def _check_number(op: Emitter, first: ir.Value, other: ir.Value, one: ir.Value) 
 
 
 def _inside(graph: ir.Graph, samples: Iterable[ir.Value], results: Iterable[ir.Value]) -> list[ir.Node]:
-    """Returns the nodes that have to run for each sample: others give the same for all of them."""
+    """Returns the nodes that must run for each sample: they depend on one, or draw random numbers."""
     dependent, needed = set(samples), set(results)
     for node in graph:
         if not dependent.isdisjoint(reads(node)) or _draws(node):

@@ -1,4 +1,4 @@
-"""Products of vectors with Jacobians and Hessians: one or two reverse walks over the graph, by the same rules."""
+"""Multiplies vectors by Jacobians and Hessians: one or two reverse walks over the graph, by the rules of gradients."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def vjp(
 ) -> onnx.ModelProto | ir.Model:
     """Returns the model with vector-Jacobian products: for cotangents u of `of`, uᵀ·∂(of)/∂(wrt).
 
-    What `torch.func.vjp` and `jax.vjp` return functions for. The result is an ordinary ONNX model.
+    As `torch.func.vjp` and `jax.vjp`, but the result is an ordinary ONNX model and not a function.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
@@ -117,10 +117,9 @@ def jvp(
 ) -> onnx.ModelProto | ir.Model:
     """Returns the model with Jacobian-vector products: for tangents t of `wrt`, ∂(of)/∂(wrt)·t.
 
-    Forward-mode differentiation, as `torch.func.jvp` and `jax.jvp`: the cost is that of one more forward computation,
-    however many elements `of` has. The vector-Jacobian product uᵀJ is linear in u, so that its own vector-Jacobian
-    product with respect to u is J·t: both walks use the rules of reverse mode, and what computes uᵀJ alone is
-    removed.
+    Forward-mode differentiation, as `torch.func.jvp` and `jax.jvp`. It costs one more forward computation, however many
+    elements `of` has. The vector-Jacobian product uᵀJ is linear in u, so its own vector-Jacobian product with respect
+    to u is J·t. Both walks use the rules of reverse mode; nodes that only uᵀJ needs are removed.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
@@ -153,7 +152,7 @@ def jvp(
     with straight_through_rules(straight_through):
         graph = prepared(model, of, wrt)
         tangents = _add_inputs(graph, wrt, "_tangent")
-        # Inputs for now: from zeros, folding constants would conclude that all that follows is zero.
+        # Inputs for now: if they were constant zeros, constant folding would turn everything behind them into zeros.
         cotangents = _add_inputs(graph, of, "_cotangent")
         graph, products = _pulled_back(graph, dict(zip(of, cotangents, strict=True)), wrt)
         graph, names = _differentiable_again(graph, products)
@@ -162,7 +161,8 @@ def jvp(
     _keep_outputs(graph, of)
     append_outputs(graph, of, derivatives, "_tangent")
     CleanupPass()(graph)
-    common.TopologicalSortPass()(graph)  # zeros come last, and their readers before them
+    # The zeros in place of cotangents were appended behind the nodes that read them.
+    common.TopologicalSortPass()(graph)
     return finished(graph, model)
 
 
@@ -186,9 +186,9 @@ def hessian_vector_product(
 ) -> onnx.ModelProto | ir.Model:
     """Returns the model with products of the Hessian of a scalar: for vectors v of `wrt`, ∂²(of)/∂(wrt)²·v.
 
-    It is the gradient of the sum of gradient · v (Pearlmutter, Fast Exact Multiplication by the Hessian, 1994), at
-    about twice the cost of the gradient. Names in `wrt` are one variable together: the products hold the mixed second
-    derivatives, too.
+    Computed as the gradient of the sum of gradient · v (Pearlmutter, Fast Exact Multiplication by the Hessian, 1994),
+    at about twice the cost of the gradient. All names in `wrt` together are one variable: the products contain the
+    mixed second derivatives.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
@@ -236,7 +236,8 @@ def hessian_vector_product(
 
 
 def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Model:
-    """Returns a model in canonical form, of its own, with `of` and `wrt` checked."""
+    """Loads a model into a canonical copy and checks `of` and `wrt`."""
+    # Before the model is loaded, which takes long for a large one.
     check_names(of, "of")
     check_names(wrt, "wrt")
     graph = canonicalize(with_exact_masks(load_model(model)), wrt)
@@ -246,17 +247,18 @@ def prepared(model: ModelSource, of: Sequence[str], wrt: Sequence[str]) -> ir.Mo
 
 
 def finished(graph: ir.Model, given: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Returns a model with derivatives as stock runtimes take it, in the form that was given."""
+    """Rewrites a model with derivatives for stock runtimes; returns it as a proto or IR model, as `given` was."""
     mark_gradients(graph)
     graph = suit_runtime(graph)
     return as_given(graph, given)
 
 
 def _add_inputs(model: ir.Model, names: Sequence[str], suffix: str) -> list[str]:
-    """Adds inputs of the shapes and dtypes of these values; returns their names."""
+    """Adds one graph input per value, of its shape and dtype; returns their names."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     added = []
     for name in names:
+        # An ONNX input must declare its dtype.
         if values[name].type is None:
             raise DifferentiationError(
                 f"differentiating: the dtype of {name!r} is not known; declare it in the model's value_info"
@@ -292,34 +294,35 @@ def _pulled_back(
 
 
 def _differentiable_again(model: ir.Model, values: Sequence[ir.Value]) -> tuple[ir.Model, list[str]]:
-    """Returns the model without composite ops, which have bodies but no rules, and the names of these values in it.
-
-    Each has a name of its own: gradients may be one and the same value, of which each has a cotangent of its own.
-    """
+    """Inlines composite ops, which have bodies but no rules; returns the model and new names of these values."""
     op = Emitter(model.graph, functions=model.functions)
-    own = [op.Identity(value) for value in values]
-    for copy, value in zip(own, values, strict=True):
+    # A copy of each: two gradients may be one value, but each needs a cotangent of its own.
+    copies = [op.Identity(value) for value in values]
+    for copy, value in zip(copies, values, strict=True):
         copy.shape = value.shape
-    model.graph.outputs.extend(own)  # lest folding remove what nothing reads yet
+    # Outputs for now, so that the passes below do not remove values that nothing reads yet.
+    model.graph.outputs.extend(copies)
     model = inline_functions(with_exact_masks(model))
     settle_shapes(lift_constants(model))
     outputs = list(model.graph.outputs)
     model.graph.outputs.clear()
-    model.graph.outputs.extend(outputs[: -len(own)])
-    return model, [str(value.name) for value in outputs[-len(own) :]]
+    model.graph.outputs.extend(outputs[: -len(copies)])
+    return model, [str(value.name) for value in outputs[-len(copies) :]]
 
 
 def _drop_cotangents(model: ir.Model, of: Sequence[str], cotangents: Sequence[str]) -> None:
-    """Puts zeros in the place of inputs on which nothing depends but shapes."""
+    """Replaces the cotangent inputs by zeros: only their shapes matter now, as the product is linear in them."""
     values, op = values_by_name(model.graph), Emitter(model.graph)
     for name, cotangent in zip(of, cotangents, strict=True):
         model.graph.inputs.remove(values[cotangent])
+        # Mostly nothing reads it any more; shapes of gradients may.
         users = values[cotangent].uses()
         if users:
             values[cotangent].replace_all_uses_with(op.zeros_like(values[name]))
 
 
 def _keep_outputs(model: ir.Model, of: Sequence[str]) -> None:
+    """Appends the differentiated values to the outputs unless they are there."""
     values = values_by_name(model.graph)
     for name in of:
         if values[name] not in model.graph.outputs:

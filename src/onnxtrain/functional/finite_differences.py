@@ -1,4 +1,4 @@
-"""Compare a derivative along a direction with finite differences, and tell a wrong derivative from bad differences."""
+"""Compares a derivative with finite differences, and tells a wrong derivative from differences that cannot decide."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _STEPS = (1.0, 4.0, 16.0, 64.0, 256.0)
 
 @dataclass(frozen=True)
 class Comparison:
-    """A derivative beside the difference that decides about it.
+    """The result of a comparison.
 
     Attributes:
-        verdict: "agrees", "differs", or "inconclusive" where differences cannot decide.
-        difference: the central difference nearest to the derivative among those that decide.
-        reason: why it is inconclusive, else empty.
+        verdict: "agrees", "differs", or "inconclusive" if the differences cannot decide.
+        difference: the central difference nearest to the derivative, among those that decide.
+        reason: why the comparison is inconclusive, else empty.
     """
 
     verdict: Verdict
@@ -29,23 +29,24 @@ class Comparison:
 
 
 def compare(function: Callable[[float], float], derivative: float, step: float, margin: float) -> Comparison:
-    """Compare the derivative of a function of one number at 0 with differences of the function.
+    """Compares the derivative of a function of one number at 0 with central differences.
 
-    A central difference at the first step that is within `margin` settles it. Otherwise, differences at larger steps
-    are taken until two neighbours are within `margin` of each other: neither rounding errors nor kinks nearby move
-    these. A kink at 0 itself, as of a ReLU of zeros, shows in one-sided differences that do not come closer as the
-    step shrinks.
+    If the difference at the first step is within `margin` of the derivative, they agree. Otherwise differences at
+    larger steps are taken. Two neighbours within `margin` of each other decide: neither rounding errors nor kinks
+    nearby move them. A kink at 0 itself, as of a ReLU of zeros, shows in one-sided differences that do not approach
+    each other as the step shrinks.
 
     Args:
-        function: computes a value for a step along the direction.
-        derivative: what is to be judged.
-        step: the first step.
-        margin: the largest distance between derivative and difference.
+        function: computes the value for a step along the direction.
+        derivative: the derivative to check.
+        step: the first step, e.g. 1e-5.
+        margin: the largest distance between derivative and difference that counts as agreement.
     """
     differences: list[float] = []
     for factor in _STEPS:
         size = factor * step
         differences.append((function(size) - function(-size)) / (2 * size))
+        # The first difference may settle it alone: to agree by chance it would have to hit the margin.
         settled = _settled(differences, margin) if len(differences) > 1 else differences
         for difference in settled:
             if abs(difference - derivative) <= margin:
@@ -63,14 +64,14 @@ def compare(function: Callable[[float], float], derivative: float, step: float, 
 
 
 def _settled(differences: Sequence[float], margin: float) -> list[float]:
-    """Return the differences that one at the next larger step confirms."""
+    """Returns the differences that the difference at the next larger step confirms."""
     return [near for near, far in itertools.pairwise(differences) if abs(near - far) <= margin]
 
 
 def _kink(
     function: Callable[[float], float], derivative: float, step: float, margin: float
 ) -> tuple[float, float] | None:
-    """Return the slopes on both sides of 0 where they are those of a kink that the derivative lies between."""
+    """Returns the slopes on both sides of 0 if there is a kink and the derivative lies between them, else None."""
     middle = function(0.0)
 
     def sides(size: float) -> tuple[float, float]:
@@ -78,7 +79,7 @@ def _kink(
 
     near, far = sides(step), sides(16 * step)
     gap = abs(near[1] - near[0])
-    # Of a smooth function the gap at the smaller step is a sixteenth of the other.
+    # For a smooth function the gap between the slopes shrinks with the step, here to a sixteenth; at a kink it stays.
     if gap <= margin or gap < abs(far[1] - far[0]) / 2:
         return None
     return near if min(near) - margin <= derivative <= max(near) + margin else None

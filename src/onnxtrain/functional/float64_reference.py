@@ -1,4 +1,4 @@
-"""Run a model in float64, by the ONNX reference evaluator: what stock runtimes lack kernels for."""
+"""Runs a model in float64 by the ONNX reference evaluator, as ONNX Runtime lacks float64 kernels for many ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Run = Callable[[Sequence[str], Mapping[str, Array]], list[Array]]
 
 
 class Erf(OpRun):
-    """The error function in float64; that of onnx (1.23) rounds results to float32, whose differences are noise."""
+    """Computes the error function in float64.
+
+    onnx's own (1.23) rounds to float32, and finite differences of such values are noise.
+    """
 
     op_domain = ""
 
@@ -29,15 +32,13 @@ class Erf(OpRun):
 
 
 def expand_rounded(model: ir.Model) -> ir.Model:
-    """Returns a copy of a canonical model whose Gelus are function bodies.
-
-    The reference evaluator would run their Erf as onnx has it, as it gives functions no other ops.
-    """
+    """Returns a copy of a canonical model whose Gelu nodes are replaced by their function bodies."""
+    # Inside of a function the reference evaluator uses onnx's Erf, which rounds, and not the one above.
     return inline_schema_functions(model, lambda node: node.op_type != "Gelu")
 
 
 def run_in_float64(proto: onnx.ModelProto) -> Run:
-    """Returns what runs a model in float64, by the ONNX reference evaluator."""
+    """Returns a function that runs a model in float64 by the ONNX reference evaluator."""
     reference = ReferenceEvaluator(in_precision(proto), new_ops=[Erf])
 
     def run(outputs: Sequence[str], values: Mapping[str, Array]) -> list[Array]:
@@ -48,12 +49,12 @@ def run_in_float64(proto: onnx.ModelProto) -> Run:
 
 
 def widen(array: Array) -> Array:
-    """Returns an array with floats as float64."""
+    """Casts floats to float64; returns integers and booleans unchanged."""
     return array.astype(np.float64) if array.dtype.kind not in "iub" else array
 
 
 def in_precision(proto: onnx.ModelProto, to: int = onnx.TensorProto.DOUBLE) -> onnx.ModelProto:
-    """Returns a copy of a model in which every narrower float is one of `to`, float32 or float64."""
+    """Returns a copy of a model in which all float16, bfloat16 and float32 tensors have dtype `to`, an onnx enum."""
     copy = onnx.ModelProto()
     copy.CopyFrom(proto)
     narrow = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16} - {to}
@@ -78,8 +79,10 @@ def in_precision(proto: onnx.ModelProto, to: int = onnx.TensorProto.DOUBLE) -> o
                     tensor(attribute.t)
                 if attribute.HasField("g"):
                     graph(attribute.g)
+                # A Cast to float32 in a float64 model would round, and bring two dtypes together.
                 if node.op_type == "Cast" and attribute.name == "to" and attribute.i in narrow:
                     attribute.i = to
+                # This attribute is float32 by its schema.
                 if node.op_type == "Constant" and attribute.name == "value_float":
                     value = np.array(attribute.f, dtype)
                     attribute.CopyFrom(

@@ -1,4 +1,7 @@
-"""Composite training ops as model-local functions of domain `onnxtrain`."""
+"""Defines composite training ops, such as an AdamW step, as ONNX functions of domain `onnxtrain` that graphs call.
+
+Not to be confused with `functional`, which turns a model into models of its derivatives.
+"""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
 from ._exact_masks import with_exact_masks

@@ -1,4 +1,4 @@
-"""Losses: each appends the nodes that turn scores and a target into a loss, as `torch.nn.functional` does.
+"""Appends the nodes of a loss to a graph of scores, with the formulas of `torch.nn.functional`.
 
     >>> import onnx_ir as ir
     >>> from onnxtrain.losses import CrossEntropyLoss
@@ -74,14 +74,14 @@ def loss_class(name: str) -> type[Loss]:
     return next((kind for kind in LOSSES.values() if kind.__name__ == name), Loss)
 
 
-# Their output has the elements of their first input, at other positions at most; labels keep their range.
+# Ops that only move or cast the elements of their first input, so that labels behind them keep their range.
 _SAME_ELEMENTS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 _LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 
 
 def make_loss(spec: str | Loss) -> Loss:
-    """Returns the loss of a name in :data:`LOSSES`, with default settings; a :class:`Loss` stays as it is.
+    """Makes the loss of a name in :data:`LOSSES` with default settings; returns a :class:`Loss` unchanged.
 
     Raises:
         GraphBuildError: there is no loss of that name.
@@ -109,26 +109,25 @@ def attach_loss(
     origin: ir.Graph | None = None,
     sample_weight: bool = False,
 ) -> ir.Value:
-    """Appends a loss, and new graph inputs for its targets.
+    """Appends a loss to a graph, with new graph inputs for its targets.
 
     Args:
         op: writes into the model's graph.
         loss: what to append.
-        scores: name of the value that the loss judges.
+        scores: name of the model's output that the loss compares with the target.
         target: name of an existing value to use as the target (see :func:`mark_target`); None adds an input.
-        new_target: name for the input that is added; default: `target` or `labels`. With a number behind it when the
-            name is taken.
-        origin: the model's graph, where `op` writes into one that will become part of it.
-        sample_weight: whether to add an input of a weight for each sample too (see :meth:`Loss.build_weighted`).
+        new_target: name for the added input; default: `target` or `labels`. If it is taken, a number is appended.
+        origin: the model's graph, if `op` writes into another graph that will become part of it.
+        sample_weight: True adds an input with one weight per sample (see :meth:`Loss.build_weighted`).
 
     Returns:
-        The loss, named `loss` unless that name is taken; its metadata says what it is the mean over.
+        The loss, named `loss` unless that name is taken. Its metadata holds :meth:`Loss.mean_over`.
 
     Raises:
         GraphBuildError: a name is no value of the graph, or the loss does not fit the values.
     """
-    judged = _find(op.graph, scores, loss)
-    spec = loss.targets(judged)[0]
+    scored = _find(op.graph, scores, loss)
+    spec = loss.targets(scored)[0]
     source: ir.Value | None
     if target is not None:
         value = _find(op.graph, target, loss)
@@ -139,18 +138,18 @@ def attach_loss(
         op.graph.inputs.append(value)
     mean = loss.mean_over(source.name if source else None)
     if sample_weight:
-        weight = _add_weight(op, judged, loss)
-        result = loss.build_weighted(op, judged, value, weight)
+        weight = _add_weight(op, scored, loss)
+        result = loss.build_weighted(op, scored, value, weight)
         mean = mean if mean is None else mean | {"sample_weight": weight.name}
     else:
-        result = loss.build(op, judged, value)
+        result = loss.build(op, scored, value)
     result.name = op.unique_name("loss")
     result.metadata_props[MEAN_KEY] = json.dumps(mean)
     return result
 
 
 def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
-    """Adds a graph input for the weights of the samples, behind the targets."""
+    """Adds a graph input with one weight per sample, behind the targets."""
     if not static_dims(scores):
         raise GraphBuildError(
             f"attaching {type(loss).__name__}: the scores {scores.name!r} of shape {scores.shape} have no axis for the "
@@ -159,6 +158,7 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
     assert scores.shape is not None
     first = scores.shape[0]
     size = first if isinstance(first, int) else first.value
+    # float32 for half precision, as the loss itself is computed in float32 then.
     dtype = ir.DataType.DOUBLE if scores.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     weight = TargetSpec(WEIGHT_NAME, dtype, (size,)).as_input()
     weight.name = op.unique_name(WEIGHT_NAME)
@@ -168,16 +168,17 @@ def _add_weight(op: Emitter, scores: ir.Value, loss: Loss) -> ir.Value:
 
 
 def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
-    """Marks the graph input that a value is, or takes its elements from, as a target; returns that input.
+    """Marks the graph input that holds a target, so that the runtime can check its labels; returns that input or None.
 
-    So the runtime can check its labels. An input that the model reads as well stays among the user inputs.
-    What another loss has recorded stays.
+    The target may be the input itself, or a value with its elements (by Cast, Reshape, ...). An input that the model
+    also reads stays a user input. Marks of another loss are not overwritten.
 
     Args:
         target: the value that a loss uses as its target.
-        spec: what the loss needs there.
+        spec: specification of the target.
     """
     source, readers = _source(target)
+    # A target that the model computes has no labels that could be checked before the run.
     if not source.is_graph_input():
         return None
     _record(source, spec, LABELS_KEY if readers else TARGET_KEY)
@@ -185,9 +186,9 @@ def mark_target(target: ir.Value, spec: TargetSpec) -> ir.Value | None:
 
 
 def mark_labels(graph: ir.Graph) -> None:
-    """Records which labels the losses that a model computes itself take, as :func:`mark_target` does.
+    """Marks the inputs with the labels of losses that the model already contains, as :func:`mark_target` does.
 
-    The inputs that hold them stay user inputs.
+    They stay user inputs.
     """
     for node in graph:
         if node.domain != "" or node.op_type not in _LABEL_OPS:
@@ -196,6 +197,7 @@ def mark_labels(graph: ir.Graph) -> None:
         assert scores is not None
         assert target is not None
         source, _ = _source(target)
+        # Behind a Cast the labels may come from a floating-point input, which the runtime does not check.
         if source.is_graph_input() and source.dtype is not None and source.dtype.is_integer():
             count = (static_dims(scores) or (None, None))[1]
             labels = ClassLabels(count, node.attributes.get_int("ignore_index", None))
@@ -203,7 +205,7 @@ def mark_labels(graph: ir.Graph) -> None:
 
 
 def _source(value: ir.Value) -> tuple[ir.Value, int]:
-    """Follows a value to the one that it takes its elements from; returns it, and what else reads any of them."""
+    """Follows a value back to the one that holds its elements; returns that, and the number of other readers."""
     readers = len(value.uses())
     producer = value.producer()
     while producer is not None and producer.op_type in _SAME_ELEMENTS and producer.inputs[0] is not None:
@@ -214,7 +216,9 @@ def _source(value: ir.Value) -> tuple[ir.Value, int]:
 
 
 def _record(source: ir.Value, spec: TargetSpec, key: str) -> None:
+    """Writes the specification of a target into the metadata of its input, unless a fuller one is there."""
     marks = source.metadata_props
+    # An input stays a target if one loss uses it as such, even if the model reads it for another loss.
     key = TARGET_KEY if TARGET_KEY in marks else key
     if marks.get(key, "{}") == "{}":
         marks[key] = spec.described

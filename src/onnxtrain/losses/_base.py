@@ -1,4 +1,4 @@
-"""What every loss has: its target's specification, its reduction, its checks."""
+"""Defines the base class of losses: specification of the target, reduction, checks, sample weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LABELS_KEY = "onnxtrain.class_labels"
 """Metadata of a graph input that the model reads and a loss uses as labels as well: JSON as above."""
 
 MEAN_KEY = "onnxtrain.loss_mean"
-"""Metadata of a loss: JSON of what :meth:`Loss.mean_over` returns."""
+"""Metadata of a loss: the result of :meth:`Loss.mean_over` as JSON."""
 
 WEIGHT_NAME = "sample_weight"
 """Suggested name of the graph input with a weight for each sample."""
@@ -38,13 +38,13 @@ _LABEL_DTYPES = (ir.DataType.INT64, ir.DataType.INT32)
 
 @dataclass(frozen=True)
 class ClassLabels:
-    """What integer targets may hold: 0 .. count-1, or `ignore_index`.
+    """The allowed values of integer targets: 0 .. count-1, and `ignore_index`.
 
     Attributes:
-        count: number of classes; None when the scores leave it symbolic.
-        ignore_index: label of positions that do not count; None when there is none.
-        axis: of the scores, which holds the classes.
-        scores: dimensions of the scores where they have more than two, e.g. ("batch", 7, 512).
+        count: number of classes, e.g. 10; None if it is symbolic.
+        ignore_index: label of positions that do not count, e.g. -100; None if there is none.
+        axis: axis of the scores along which the classes lie.
+        scores: dimensions of scores with more than two axes, e.g. ("batch", 7, 512), for messages about shapes.
     """
 
     count: int | None
@@ -53,7 +53,7 @@ class ClassLabels:
     scores: tuple[int | str | None, ...] | None = None
 
     def described(self) -> dict[str, Any]:
-        """Returns the fields for JSON; axis and scores where there is a choice of axis."""
+        """Returns the fields for JSON; `axis` and `scores` only if there is a choice of axis."""
         several = {} if self.scores is None else {"axis": self.axis, "scores": list(self.scores)}
         return {"count": self.count, "ignore_index": self.ignore_index, **several}
 
@@ -65,8 +65,8 @@ class TargetSpec:
     Attributes:
         name: suggested name of the graph input.
         dtype: its element type.
-        shape: its dimensions: numbers, or names of the symbolic dimensions that it shares with the scores.
-        class_labels: range of the labels when the target holds class labels.
+        shape: its dimensions: numbers, or names of symbolic dimensions that it shares with the scores.
+        class_labels: allowed labels, if the target holds class labels.
     """
 
     name: str
@@ -82,7 +82,7 @@ class TargetSpec:
 
     @property
     def described(self) -> str:
-        """What the metadata of a graph input says of this target."""
+        """JSON for the metadata of the graph input that holds this target."""
         return json.dumps({"class_labels": self.class_labels.described()} if self.class_labels else {})
 
 
@@ -102,6 +102,7 @@ class Loss(ABC):
     default_metrics: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        # Before the checks of subclasses, whose messages then show what will be used.
         integers_to_floats(self)
         require(self, "reduction", lambda value: value in ("mean", "sum", "none"), "'mean', 'sum' or 'none'")
 
@@ -130,12 +131,13 @@ class Loss(ABC):
         """
 
     def build_weighted(self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value) -> ir.Value:
-        """Appends the loss with a weight for each sample to a graph.
+        """Appends the loss with one weight per sample to a graph.
 
-        The mean is sum(w[i]·l[i]) / sum(w[i]·c[i]) over the samples i, with l[i] the sum of the terms of a sample
-        and c[i] what they count: PyTorch's mean of a loss with class weights, Keras' `mean_with_sample_weight`. A
-        sample of weight 0 is as if it were not there, one of weight 2 as if it were there twice. Where all terms of
-        a sample count 1, l[i] is their mean and c[i] is 1. Without "mean" it is sum(w[i]·l[i]).
+        A sample of weight 0 has no effect, one of weight 2 acts as two equal samples. The mean is
+        sum(w[i]·l[i]) / sum(w[i]·c[i]) over the samples i. l[i] is the sum of the terms of a sample, c[i] the sum of
+        the weights of these terms in the mean: PyTorch's mean of a loss with class weights, Keras'
+        `mean_with_sample_weight`. If all terms have weight 1, l[i] is their mean and c[i] is 1. The sum is
+        sum(w[i]·l[i]).
 
         Args:
             op: writes into the graph of the others.
@@ -153,8 +155,10 @@ class Loss(ABC):
             raise self._error("sample weights need the reduction 'mean' or 'sum'")
         wide = widen(op, scores)
         target = widen(op, target)
+        # Widened before, because the terms are weighted and summed in float32.
         terms = replace(self, reduction="none").build(op, wide, target)
         counts = self._counts(op, wide, target) if self.reduction == "mean" else None
+        # Every sample has the same number of terms, so that a mean per sample saves counting them.
         share = self.reduction == "mean" and counts is None
         loss = _weighted_sum(op, _of_each(op, terms, mean=share), weight)
         if self.reduction == "mean":
@@ -168,26 +172,27 @@ class Loss(ABC):
         return narrow(op, loss, scores)
 
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
-        """What each term counts in the mean, of the shape of the terms; None where each counts 1."""
+        """Returns the weight of each term in the mean, of the shape of the terms; None if all are 1."""
         return None
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
-        """Returns what the loss of a batch is the mean over, as the manifest says it.
+        """Describes the mean for the manifest, so that a host can average the losses of several batches.
 
         Args:
-            labels: name of the graph input that holds the target, if one does.
+            labels: name of the graph input that holds the target, None if there is none.
 
         Returns:
-            None for a sum, {} for a mean over samples, else `labels`, `ignore_index` and `weight`: the mean is
-            over the labels that count, each with the weight of its class (1 if `weight` is None).
+            None for a sum, {} for a mean over samples. Else a mean over the labels that are not ignored, weighted by
+            class: {"labels": "labels", "ignore_index": -100, "weight": None}, where None is a weight of 1 for all.
         """
         return {} if self.reduction == "mean" else None
 
     def _error(self, problem: str) -> GraphBuildError:
+        """Returns the error for scores, targets or settings that do not fit this loss."""
         return GraphBuildError(f"building {type(self).__name__}: {problem}")
 
     def _scores_dims(self, scores: ir.Value) -> tuple[int | str | None, ...]:
-        """The dimensions of the scores, checked to be of known rank and floating point."""
+        """Returns the dimensions of the scores after checks: known rank, floating point."""
         if scores.dtype is None:
             raise self._error(f"the dtype of scores {scores.name!r} is unknown.{why_untyped(scores)}")
         if not scores.dtype.is_floating_point():
@@ -200,6 +205,8 @@ class Loss(ABC):
         return tuple(dim if isinstance(dim, int) else dim.value for dim in scores.shape)
 
     def _check_target(self, spec: TargetSpec, target: ir.Value) -> None:
+        """Raises GraphBuildError unless the target has the dtype and may have the shape of `spec`."""
+        # ONNX's losses take int32 labels as well as the int64 that new inputs get.
         allowed = _LABEL_DTYPES if spec.class_labels else (spec.dtype,)
         if target.dtype not in allowed:
             wanted = " or ".join(str(dtype) for dtype in allowed)
@@ -213,14 +220,15 @@ class Loss(ABC):
             )
 
     def _fitting(self, spec: TargetSpec) -> str:
-        """What to do about a target of another shape than `spec` says."""
+        """Says how to repair a target of another shape than `spec`, for the error."""
         return "reshape the target or the scores"
 
 
 def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
-    """Returns the terms reduced: shape [] for "mean" and "sum"."""
+    """Reduces the terms by "mean" or "sum" to shape []; returns them unchanged for "none"."""
     if reduction == "none":
         return terms
+    # Over all axes: without `axes` a reduction leaves a scalar.
     loss: ir.Value = (
         op.ReduceMean(terms, keepdims=0) if reduction == "mean" else op.ReduceSum(terms, keepdims=0)
     )
@@ -229,7 +237,7 @@ def reduce(op: Emitter, terms: ir.Value, reduction: Reduction) -> ir.Value:
 
 
 def _of_each(op: Emitter, terms: ir.Value, *, mean: bool) -> ir.Value:
-    """Returns the sum or the mean of the terms of each sample: shape [N]."""
+    """Sums or averages the terms of each sample: shape [N]."""
     axes = list(range(1, len(static_dims(terms) or (None,))))
     if not axes:
         return terms
@@ -238,13 +246,14 @@ def _of_each(op: Emitter, terms: ir.Value, *, mean: bool) -> ir.Value:
 
 
 def _weighted_sum(op: Emitter, terms: ir.Value, weight: ir.Value) -> ir.Value:
+    """Returns the sum of terms times weights, shape []."""
     total: ir.Value = op.ReduceSum(op.Mul(terms, weight), keepdims=0)
     total.shape = ir.Shape(())
     return total
 
 
 def widen(op: Emitter, value: ir.Value) -> ir.Value:
-    """Returns a float16 or bfloat16 value as float32, any other as it is."""
+    """Casts float16 and bfloat16 to float32; returns other values unchanged."""
     if value.dtype not in _HALF:
         return value
     wide: ir.Value = op.Cast(value, to=ir.DataType.FLOAT)
@@ -253,7 +262,7 @@ def widen(op: Emitter, value: ir.Value) -> ir.Value:
 
 
 def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
-    """Returns the loss in the dtype of the scores."""
+    """Casts the loss back to the dtype of the scores."""
     if loss.dtype == scores.dtype:
         return loss
     narrow: ir.Value = op.Cast(loss, to=scores.dtype)
@@ -262,19 +271,21 @@ def narrow(op: Emitter, loss: ir.Value, scores: ir.Value) -> ir.Value:
 
 
 def _may_be_equal(first: tuple[int | None, ...], second: tuple[int | None, ...]) -> bool:
+    """Says if two shapes may be equal; None stands for an unknown size."""
     return len(first) == len(second) and all(
         a is None or b is None or a == b for a, b in zip(first, second, strict=True)
     )
 
 
 def numbers(loss: Loss, field: str, value: npt.ArrayLike) -> np.ndarray:
-    """Returns a weight as a finite float64 array; `field` names it in errors."""
+    """Converts a setting to a float64 array of finite numbers; `field` names the setting in errors."""
     try:
         array = np.asarray(value, np.float64)
     except (TypeError, ValueError) as error:
         raise GraphBuildError(
             f"making {type(loss).__name__}: {field} is {value!r}; give an array of numbers"
         ) from error
+    # A NaN weight would only show as a NaN loss in training.
     if not np.isfinite(array).all():
         raise GraphBuildError(
             f"making {type(loss).__name__}: {field} holds NaN or infinity; give finite numbers"

@@ -1,4 +1,4 @@
-"""Losses of one class per position."""
+"""Defines the losses with one class per position: cross-entropy and negative log-likelihood."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from ._base import Activation, ClassLabels, Loss, TargetSpec, narrow, numbers, r
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _ClassLoss(Loss):
-    """A loss of one class label per position.
+    """A loss with one class label per position.
 
-    Scores are [N, C, d1, ...], or with `axis=-1` [N, d1, ..., C], labels [N, d1, ...] in 0 .. C-1 or `ignore_index`.
-    The mean is weighted: the
-    sum of the terms over the sum of the weights of the labels that count. As in PyTorch, the mean of a batch
-    where nothing counts is 0/0 = NaN, with zero gradients: a zero would hide that there is no loss to report.
+    Scores are [N, C, d1, ...], or with `axis=-1` [N, d1, ..., C]; labels are [N, d1, ...], in 0 .. C-1 or
+    `ignore_index`. The mean is the sum of the terms over the sum of the weights of all labels that are not ignored. As
+    in PyTorch, the mean of a batch of ignored labels is 0/0 = NaN, with zero gradients.
 
     Attributes:
         weight: one weight per class, float [C].
-        ignore_index: positions with this label do not count; None when every label is a class.
-        axis: of the scores, along which the classes lie: -1 for the scores [batch, sequence, vocabulary] of a language
-            model. None is 1, as in ONNX and PyTorch, and an error where scores of more than two axes may mean another.
+        ignore_index: positions with this label do not count; None if every label is a class.
+        axis: axis of the scores along which the classes lie, e.g. -1 for [batch, sequence, vocabulary] of a language
+            model. None means 1, as in ONNX and PyTorch, and is an error if the shape does not tell that it is 1.
     """
 
     weight: npt.ArrayLike | None = None
@@ -46,6 +45,7 @@ class _ClassLoss(Loss):
                     "give one weight per class, shape [C]"
                 )
         if self.axis is not None:
+            # Not isinstance: True is an int.
             require(
                 self, "axis", lambda axis: type(axis) is int and axis != 0, "an axis, and not 0, the batch"
             )
@@ -60,15 +60,16 @@ class _ClassLoss(Loss):
         axis = self._class_axis(scores, dims)
         weights = None if self.weight is None else numbers(self, "weight", self.weight).size
         classes = dims[axis]
+        # The number of class weights bounds the labels of scores with a symbolic number of classes.
         count = classes if isinstance(classes, int) else weights
         labels = ClassLabels(count, self.ignore_index, axis, dims if len(dims) > 2 else None)
         return [TargetSpec("labels", ir.DataType.INT64, (*dims[:axis], *dims[axis + 1 :]), labels)]
 
     def _class_axis(self, scores: ir.Value, dims: tuple[int | str | None, ...]) -> int:
-        """The axis of the classes, counted from the front.
+        """Returns the axis of the classes, not negative.
 
         Raises:
-            GraphBuildError: `axis` is none of the scores, or is left open and the shape does not tell.
+            GraphBuildError: the scores lack `axis`, or it is None and the shape does not tell.
         """
         rank = len(dims)
         if self.axis is not None:
@@ -79,8 +80,9 @@ class _ClassLoss(Loss):
                 )
             return self.axis % rank
         known, last_known = isinstance(dims[1], int), isinstance(dims[-1], int)
-        # Nothing later could tell a sequence as long as there are classes from a mistake. Images [N, C, H, W] of which
-        # no size is known are taken as such: PyTorch has no other, and a mistake is an error of the first batch.
+        # [batch, sequence, classes] in place of [batch, classes, sequence] would train without an error if sequence and
+        # classes are of one size, so axis 1 is taken only if that is ruled out. Images [N, C, H, W] of unknown sizes
+        # have their classes there in PyTorch, always, and a mistake is an error at the first batch.
         if rank == 2 or (
             dims[1] != dims[2] if known and rank == 3 else known or not (rank == 3 or last_known)
         ):
@@ -106,7 +108,7 @@ class _ClassLoss(Loss):
         )
 
     def _classes_second(self, op: Emitter, value: ir.Value, axis: int) -> ir.Value:
-        """The value with the axis of the classes behind that of the batch."""
+        """Moves the axis of the classes to position 1, behind the batch."""
         assert value.shape is not None
         order = [0, axis, *(k for k in range(1, value.shape.rank()) if k != axis)]
         moved: ir.Value = op.Transpose(value, perm=order)
@@ -116,7 +118,11 @@ class _ClassLoss(Loss):
     def _with_classes_second(
         self, op: Emitter, scores: ir.Value, target: ir.Value
     ) -> tuple[Self, ir.Value, ir.Value] | None:
-        """This loss for scores (and probabilities) whose classes lie along axis 1; None where they do."""
+        """Transposes scores (and probabilities) so that classes lie along axis 1, where ONNX's losses want them.
+
+        Returns:
+            This loss with `axis=1`, the scores and the target; None if the classes lie along axis 1 already.
+        """
         spec = self.targets(scores)[0]
         self._check_target(spec, target)
         axis = self._class_axis(scores, self._scores_dims(scores))
@@ -139,7 +145,7 @@ class _ClassLoss(Loss):
 
     @abstractmethod
     def _build(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
-        """Appends the loss of scores whose classes lie along axis 1."""
+        """Appends the loss, for scores whose classes lie along axis 1."""
 
     def mean_over(self, labels: str | None) -> dict[str, Any] | None:
         mean = super().mean_over(labels)
@@ -149,14 +155,14 @@ class _ClassLoss(Loss):
         return {"labels": labels, "ignore_index": self.ignore_index, "weight": weight}
 
     def _ignored(self, op: Emitter, labels: ir.Value) -> ir.Value | None:
-        """Which labels do not count; None where all do."""
+        """Returns a bool mask of the ignored labels; None if there is no `ignore_index`."""
         if self.ignore_index is None:
             return None
         ignored: ir.Value = op.Equal(labels, op.const(self.ignore_index, labels.dtype))
         return ignored
 
     def _counts(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value | None:
-        """The weights of the classes of the labels, 0 for those that do not count."""
+        """Returns the class weight of each label, 0 for ignored labels."""
         weight, ignored = self._class_weights(op, scores, scores), self._ignored(op, target)
         counts: ir.Value | None = None
         if weight is None:
@@ -164,6 +170,7 @@ class _ClassLoss(Loss):
         elif ignored is None:
             counts = op.Gather(weight, target)
         else:
+            # Gather must not see an ignored label such as -100.
             safe = op.Where(ignored, op.const(0, target.dtype), target)
             counts = op.Where(ignored, 0.0, op.Gather(weight, safe))
         if counts is not None:
@@ -171,6 +178,7 @@ class _ClassLoss(Loss):
         return counts
 
     def _class_weights(self, op: Emitter, scores: ir.Value, like: ir.Value) -> ir.Value | None:
+        """Returns the class weights as a constant in the dtype of `like`, or None; checks their number."""
         if self.weight is None:
             return None
         array = numbers(self, "weight", self.weight)
@@ -208,8 +216,8 @@ class CrossEntropyLoss(_ClassLoss):
     and weights scale the classes' terms only.
 
     Attributes:
-        label_smoothing: in [0, 1]: this part of the target's mass is spread evenly over all classes
-            (Szegedy et al. 2016, section 7).
+        label_smoothing: fraction of the target's mass, 0 to 1, that is spread evenly over all classes (Szegedy et al.,
+            2016, section 7).
         probabilities: targets are class probabilities instead of labels.
     """
 
@@ -248,6 +256,7 @@ class CrossEntropyLoss(_ClassLoss):
             terms.shape = positions
             loss = reduce(op, terms, self.reduction)
         elif self.label_smoothing:
+            # ONNX's SoftmaxCrossEntropyLoss has no label smoothing.
             loss = self._smoothed(op, wide, target, weight, positions)
         else:
             loss = op.SoftmaxCrossEntropyLoss(
@@ -259,6 +268,7 @@ class CrossEntropyLoss(_ClassLoss):
     def _probability_terms(
         self, op: Emitter, scores: ir.Value, target: ir.Value, weight: ir.Value | None
     ) -> ir.Value:
+        """Writes -sum_c weight[c]·target[c]·log p[c] for smoothed target probabilities."""
         if self.label_smoothing:
             target = op.Add(op.Mul(target, 1 - self.label_smoothing), self._share(op, scores))
         return _class_sum(op, op.Mul(op.LogSoftmax(scores, axis=1), target), weight, like=scores)
@@ -268,15 +278,17 @@ class CrossEntropyLoss(_ClassLoss):
     ) -> ir.Value:
         """-(1 - s)·w[label]·log p[label] - (s/C)·sum_c w[c]·log p[c] with s = label_smoothing."""
         log_p: ir.Value = op.LogSoftmax(scores, axis=1)
-        own = op.NegativeLogLikelihoodLoss(
+        of_label = op.NegativeLogLikelihoodLoss(
             log_p, labels, weight, ignore_index=self.ignore_index, reduction="none"
         )
         spread = op.Mul(_class_sum(op, log_p, weight, like=scores), self._share(op, scores))
-        terms: ir.Value = op.Add(op.Mul(own, 1 - self.label_smoothing), spread)
+        terms: ir.Value = op.Add(op.Mul(of_label, 1 - self.label_smoothing), spread)
         ignored = self._ignored(op, labels)
+        # The smoothed part of an ignored position is not zero by itself.
         if ignored is not None:
             terms = op.Where(ignored, 0.0, terms)
         terms.shape = positions
+        # PyTorch divides the smoothed part, too, by the sum of the weights of the labels.
         if self.reduction != "mean" or (ignored is None and weight is None):
             return reduce(op, terms, self.reduction)
         total = op.ReduceSum(terms, keepdims=0)
@@ -289,7 +301,7 @@ class CrossEntropyLoss(_ClassLoss):
         return None if self.probabilities else super()._counts(op, scores, target)
 
     def _share(self, op: Emitter, scores: ir.Value) -> ir.Value:
-        """label_smoothing / C, as a tensor of one element."""
+        """Returns label_smoothing / C as a tensor of one element."""
         classes = (static_dims(scores) or (None, None))[1]
         if classes is not None:
             return op.const(self.label_smoothing / max(classes, 1), like=scores)
@@ -297,7 +309,7 @@ class CrossEntropyLoss(_ClassLoss):
 
 
 def _choice(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
-    """What to write where the classes lie along another axis of `scores` than `axis`."""
+    """Says, for errors, which `axis` and labels belong to scores whose classes lie along another axis than `axis`."""
     last = axis != len(scores) - 1
     labels = ir.Shape(scores[:-1] if last else (scores[0], *scores[2:]))
     where = "the last axis, as the vocabulary of a language model" if last else "axis 1"
@@ -305,7 +317,7 @@ def _choice(loss: str, scores: tuple[int | str | None, ...], axis: int) -> str:
 
 
 def _class_sum(op: Emitter, terms: ir.Value, weight: ir.Value | None, *, like: ir.Value) -> ir.Value:
-    """-sum_c weight[c]·terms[:, c, ...], for terms of the shape of `like`."""
+    """Returns -sum_c weight[c]·terms[:, c, ...], for terms of the shape of `like`."""
     if weight is not None:
         rank = len(static_dims(like) or ())
         terms = op.Mul(terms, op.Reshape(weight, [1, -1] + [1] * (rank - 2)))

@@ -1,4 +1,4 @@
-"""Losses with one term per score."""
+"""Defines the losses with one term per score."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ._base import Activation, Loss, TargetSpec, narrow, numbers, reduce, widen
 
 
 class ElementwiseLoss(Loss):
-    """A loss with one term per score, and a target of the scores' shape and dtype."""
+    """A loss with one term per score, and a target of the scores' shape and dtype; subclasses write `_terms`."""
 
     default_metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse")
 
@@ -33,7 +33,8 @@ class ElementwiseLoss(Loss):
         return narrow(op, reduce(op, terms, self.reduction), scores)
 
     @abstractmethod
-    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value: ...
+    def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
+        """Writes the terms, of the shape of the scores, from scores and target in float32 or float64."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class MSELoss(ElementwiseLoss):
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference = op.Sub(scores, target)
+        # Not Pow, which costs far more than a product.
         return op.Mul(difference, difference)
 
 
@@ -73,7 +75,7 @@ class HuberLoss(ElementwiseLoss):
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothL1Loss(ElementwiseLoss):
-    """Huber's loss divided by its threshold; beta = 0 is the absolute error.
+    """Huber's loss divided by its threshold: d²/(2·beta) where |d| < beta, else |d| - beta/2; beta = 0 gives |d|.
 
     Attributes:
         beta: threshold, not negative, in units of the scores.
@@ -87,6 +89,7 @@ class SmoothL1Loss(ElementwiseLoss):
 
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         difference: ir.Value = op.Sub(scores, target)
+        # Huber's loss divided by 0: its limit, as in PyTorch.
         if self.beta == 0:
             return op.Abs(difference)
         return op.Mul(_huber(op, difference, self.beta), 1 / self.beta)
@@ -111,6 +114,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
     def _terms(self, op: Emitter, scores: ir.Value, target: ir.Value) -> ir.Value:
         minus_log_p = softplus(op, op.Neg(scores))
         if self.pos_weight is not None:
+            # 1 + (p - 1)·t is p for a positive target and 1 for a negative one.
             excess = self._weight_for("pos_weight", self.pos_weight, scores) - 1
             minus_log_p = op.Mul(op.Add(op.Mul(target, op.const(excess, like=scores)), 1.0), minus_log_p)
         terms: ir.Value = op.Add(op.Mul(op.Sub(1.0, target), scores), minus_log_p)
@@ -119,6 +123,7 @@ class BCEWithLogitsLoss(ElementwiseLoss):
         return terms
 
     def _weight_for(self, field: str, value: npt.ArrayLike, scores: ir.Value) -> np.ndarray:
+        """Returns a weight as an array after a check that it broadcasts to the scores."""
         array = numbers(self, field, value)
         dims = static_dims(scores) or ()
         tail = dims[len(dims) - array.ndim :] if array.ndim <= len(dims) else ()
@@ -133,10 +138,9 @@ class BCEWithLogitsLoss(ElementwiseLoss):
 
 
 def softplus(op: Emitter, x: ir.Value) -> ir.Value:
-    """log(1 + exp(x)); ONNX Runtime's CPU has no kernel of Softplus for float64.
-
-    max(x, 0) + log(1 + exp(-|x|)), whose two halves have one derivative at 0 as Max and Abs have not.
-    """
+    """Returns log(1 + exp(x))."""
+    # ONNX Runtime's CPU has no kernel of Softplus for float64, so it is max(x, 0) + log(1 + exp(-|x|)) there. By Where
+    # and not by Max and Abs: at x = 0 both halves then take the same side, and the derivative is 1/2 there, too.
     if x.dtype != ir.DataType.DOUBLE:
         return op.Softplus(x)
     positive = op.Greater(x, 0.0)
@@ -145,6 +149,6 @@ def softplus(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _huber(op: Emitter, difference: ir.Value, delta: float) -> ir.Value:
-    """c·(d - c/2) with c = clip(d, -delta, delta): Huber's two branches without a comparison."""
+    """Returns c·(d - c/2) with c = clip(d, -delta, delta): Huber's two branches without a comparison."""
     clipped = op.Clip(difference, -delta, delta)
     return op.Mul(clipped, op.Sub(difference, op.Mul(clipped, 0.5)))

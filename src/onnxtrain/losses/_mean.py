@@ -1,4 +1,4 @@
-"""What a loss of a model is the mean over: read off the losses that it is made of."""
+"""Finds what the loss of a model is a mean over, from the losses of onnxtrain that it is computed from."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from onnxtrain.losses._base import MEAN_KEY
 
+# The JSON of `Loss.mean_over` for a mean over samples, which an unknown loss is taken for, and for a sum.
 _UNKNOWN = "{}"
 _SUM = "null"
 _SAME = frozenset({"Cast", "Identity", "Neg", "Reshape", "Squeeze", "Unsqueeze"})
@@ -17,17 +18,18 @@ _ADDED = frozenset({"Add", "Sub", "Sum"})
 
 
 def loss_mean(loss: ir.Value) -> dict[str, Any] | None:
-    """Returns what a loss is the mean over, as the manifest says it (see :meth:`Loss.mean_over`).
+    """Returns :meth:`Loss.mean_over` of the losses that a value is computed from.
 
-    Multiples of a loss are the mean over the same, so are sums of such losses, and a mean to which something is added
-    that depends on no input (a penalty on the weights). Whatever else is the mean over samples, as far as is known.
+    A multiple of a loss is a mean over the same as the loss. So is a sum of losses that all have one mean, and a loss
+    plus a value that depends on no input, such as a penalty on the weights. Any other value counts as a mean over
+    samples, {}.
     """
     result: dict[str, Any] | None = json.loads(_described(loss) or _UNKNOWN)
     return result
 
 
 def _described(value: ir.Value) -> str | None:
-    """The JSON of what a value is the mean over; None where it is the same for every batch."""
+    """Returns the JSON of `Loss.mean_over` for a value; None for a value that is the same for every batch."""
     if MEAN_KEY in value.metadata_props:
         return value.metadata_props[MEAN_KEY]
     node = value.producer()
@@ -36,22 +38,25 @@ def _described(value: ir.Value) -> str | None:
         return _described(_operands(node)[0])
     if node is not None and known and node.op_type in _SCALED:
         parts = [_described(operand) for operand in _operands(node)]
+        # One factor is the loss, the other is the same for every batch. A quotient by a loss is no mean at all.
         if parts.count(None) == 1:
             return _UNKNOWN if node.op_type == "Div" and parts[0] is None else parts[0] or parts[1]
     elif node is not None and known and node.op_type in _ADDED:
         parts = [_described(operand) for operand in _operands(node)]
         varying = {part for part in parts if part is not None}
+        # A sum over samples plus a penalty is not a sum over samples: the penalty does not grow with the batch.
         if len(varying) == 1 and not (None in parts and _SUM in varying):
             return varying.pop()
     return _UNKNOWN if _varies(value) else None
 
 
 def _operands(node: ir.Node) -> list[ir.Value]:
+    """Returns the inputs of a node without omitted ones."""
     return [value for value in node.inputs if value is not None]
 
 
 def _varies(value: ir.Value) -> bool:
-    """Whether a value depends on an input of the graph."""
+    """Says if a value depends on an input of the graph."""
     seen = {value}
     todo = [value]
     while todo:

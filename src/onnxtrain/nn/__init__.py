@@ -1,8 +1,8 @@
-"""Normalisation layers of forecasting models for PyTorch, beside those of darts.
+"""Offers the normalisation layers of darts, a library of forecasting models, as PyTorch modules that export well.
 
 Constructors, parameter names, state dicts, values and gradients are those of
-`darts.models.components.layer_norm_variants`. `ORTModule` and `generate_artifacts` run each as one op with one for the
-gradient. docs/layer-norms.md has the formulas.
+`darts.models.components.layer_norm_variants`. `ORTModule` and `generate_artifacts` run each layer as one op, and its
+gradient as one op. docs/layer-norms.md has the formulas.
 """
 
 from __future__ import annotations

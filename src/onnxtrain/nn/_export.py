@@ -1,4 +1,4 @@
-"""What exporters to ONNX would lose otherwise."""
+"""Helps layers to survive PyTorch's exporters: stopped gradients, float64 constants."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["exact", "is_tracing", "stop_gradient"]
 
 
 def is_tracing() -> bool:
-    """Returns whether TorchScript is tracing, where a size is a tensor and must not be compared."""
+    """Says if TorchScript is tracing. A size is a tensor then, and a comparison would be frozen into the trace."""
     # TorchScript wants no more than one code in such a comment.
     return bool(torch.jit._trace.is_tracing())  # type: ignore[no-untyped-call]
 
 
 def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
-    """Returns a number, as a tensor where an exporter would round it: the one of Dynamo writes float32."""
+    """Returns a number, as a float64 tensor where the Dynamo exporter would round it to float32."""
     if like.dtype == torch.float64 and torch.compiler.is_exporting():
         return torch.tensor(number, dtype=like.dtype, device=like.device)
     return number
@@ -23,10 +23,9 @@ def exact(number: float, like: torch.Tensor) -> float | torch.Tensor:
 def stop_gradient(x: torch.Tensor) -> torch.Tensor:
     """Returns `x.detach()`, in a form that survives `torch.onnx.export`.
 
-    The exporters leave nothing of a `detach`, so that gradients made from the exported graph would flow where
-    PyTorch's do not. While a module is being exported, the value therefore passes through `where(True, x, x)`, which
-    no exporter removes and which `onnxtrain.passes.mark_stopped_gradients` knows. It changes no value; everywhere else
-    this is `x.detach()` alone.
+    PyTorch's exporters drop a `detach`, and gradients made from the exported graph would then flow where PyTorch's do
+    not. During an export the value therefore passes through `where(True, x, x)`, which no exporter removes and which
+    `onnxtrain.passes.mark_stopped_gradients` recognises. Outside of exports this is `x.detach()` alone.
 
     Example:
         >>> stop_gradient(torch.ones(2, requires_grad=True) * 3)

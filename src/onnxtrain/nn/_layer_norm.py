@@ -1,4 +1,4 @@
-"""Layer normalisation with and without a learned scale and bias."""
+"""Defines layer normalisation with and without a learned scale and bias."""
 
 from __future__ import annotations
 

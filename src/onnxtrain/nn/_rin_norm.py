@@ -1,4 +1,4 @@
-"""Reversible instance normalisation."""
+"""Defines reversible instance normalisation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtrain.nn._export import exact, is_tracing, stop_gradient
 __all__ = ["RINorm"]
 
 _NARROW = (torch.float16, torch.bfloat16)
-"""The dtypes whose statistics are computed in float32: a square of 256 leaves the range of float16."""
+"""Dtypes whose statistics are computed in float32, as the square of 256 is beyond the range of float16."""
 
 
 class RINorm(nn.Module):
@@ -23,8 +23,8 @@ class RINorm(nn.Module):
 
     Args:
         input_dim: size of the last axis of the input.
-        eps: what is added to the variance.
-        affine: whether a scale and a bias of each target are learned.
+        eps: added to the variance.
+        affine: True learns a scale and a bias per target.
 
     Raises:
         RuntimeError: the targets of an input are not `input_dim`, also where one weight would broadcast; without
@@ -95,6 +95,7 @@ class RINorm(nn.Module):
         return centered * (self.affine_weight / stdev) + self.affine_bias
 
     def _statistics(self, method: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns mean and stdev of the last `forward`; raises RuntimeError before the first."""
         if self.mean is None or self.stdev is None:
             raise RuntimeError(
                 f"RINorm.{method}: there are no statistics yet; call the layer on the input series first"
@@ -102,6 +103,7 @@ class RINorm(nn.Module):
         return self.mean, self.stdev
 
     def _check(self, method: str, x: torch.Tensor, axis: int) -> None:
+        """Raises RuntimeError unless an axis has the size `input_dim`."""
         if self.affine and not is_tracing() and x.shape[axis] != self.input_dim:
             raise RuntimeError(
                 f"RINorm.{method}: axis {axis} of the input must have size {self.input_dim}, the argument "

@@ -1,4 +1,4 @@
-"""Root mean square normalisation."""
+"""Defines root mean square normalisation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RMSNorm(nn.Module):
 
     Args:
         dim: size of the last axis of the input.
-        eps: what a root mean square at least counts as. The gradient of a row below it does not see its norm.
+        eps: lower bound of the root mean square. Below it the gradient of a row does not pass through its norm.
 
     Raises:
         RuntimeError: from `forward`, when the last axis of the input has another size, also where dim is 1.
@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
                 f"received shape {list(x.shape)}"
             )
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        # TorchScript has no value that is a float or a tensor.
+        # `exact` returns a float or a tensor, a union that TorchScript cannot compile.
         if torch.jit.is_scripting():  # type: ignore[attr-defined]
             rms = (norm * self.scale).clamp(min=self.eps)
         else:

@@ -1,4 +1,7 @@
-"""PyTorch optimizers under the names of onnxruntime-training; those that are ONNX models are in `optimizers`."""
+"""Offers the PyTorch optimizer of onnxruntime-training, `FusedAdam`, for training loops in PyTorch.
+
+Not to be confused with `optimizers`, which writes optimizer steps as ONNX models.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`FP16_Optimizer` of onnxruntime-training, which has no counterpart: its name, and an error that says what has."""
+"""Refuses `FP16_Optimizer` of onnxruntime-training, which has no counterpart here, and names the alternatives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["FP16_Optimizer"]
 
 
 def FP16_Optimizer(optimizer: Any, **options: Any) -> NoReturn:
-    """Raises: it replaced methods of optimizers of Apex, DeepSpeed and Megatron by CUDA kernels.
+    """Raises an error: it replaced methods of optimizers of Apex, DeepSpeed and Megatron by CUDA kernels.
 
     Raises:
         CompatError: always.

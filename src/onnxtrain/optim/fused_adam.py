@@ -1,4 +1,4 @@
-"""Adam for all parameters at once."""
+"""Defines FusedAdam, a PyTorch optimizer that updates all parameters in a few calls."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["AdamWMode", "FusedAdam"]
 
 
 class AdamWMode(IntEnum):
-    """What weight decay does, with the old package's names and numbers."""
+    """The forms of weight decay, with the names and numbers of onnxruntime-training."""
 
     ADAM_L2_REGULARIZATION = 0
-    """It is added to the gradient: `torch.optim.Adam`."""
+    """Adds the decay to the gradient, as `torch.optim.Adam`."""
     ADAMW_TRANSFORMERS = 1
-    """The updated parameter shrinks, and epsilon is added before the bias is corrected: the AdamW of transformers 4."""
+    """Shrinks the updated parameter, and adds epsilon before the bias correction, as the AdamW of transformers 4."""
     ADAMW_TORCH = 2
-    """The parameter shrinks before the update: `torch.optim.AdamW`."""
+    """Shrinks the parameter before the update, as `torch.optim.AdamW`."""
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -32,12 +32,12 @@ class FusedAdam(torch.optim.Optimizer):
     Args:
         params: parameters, or groups of them.
         lr: learning rate.
-        bias_correction: whether to divide the moments by `1 - beta ** step`.
-        betas: decay of the two moments.
+        bias_correction: True divides the moments by `1 - beta ** step`.
+        betas: decay rates of the two moments.
         eps: added to the denominator.
-        adam_w_mode: see :class:`AdamWMode`.
-        weight_decay: per step, as a share of the learning rate.
-        set_grad_none: whether :meth:`zero_grad` sets gradients to None, whatever it is called with.
+        adam_w_mode: form of the weight decay, an :class:`AdamWMode`.
+        weight_decay: factor of the decay; a step shrinks parameters by lr * weight_decay.
+        set_grad_none: True makes :meth:`zero_grad` set gradients to None, whatever its argument.
 
     Raises:
         ValueError: a number is out of range.
@@ -102,6 +102,7 @@ class FusedAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            # Parameters that had no gradient in some steps are at another step, with other bias corrections.
             by_step: dict[int, list[torch.Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -111,7 +112,7 @@ class FusedAdam(torch.optim.Optimizer):
         return loss
 
     def _count(self, parameter: torch.Tensor, group: dict[str, Any]) -> int:
-        """The number of this step; makes the state before the first."""
+        """Counts a step of a parameter and returns its number; creates the state at the first one."""
         gradient = parameter.grad
         if gradient is None or gradient.is_sparse or gradient.is_complex():
             raise RuntimeError(
@@ -122,12 +123,14 @@ class FusedAdam(torch.optim.Optimizer):
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
             state["step"] = 0
-        elif "step" not in state:  # of a checkpoint of the old package, which counted per group
+        elif "step" not in state:
+            # A checkpoint of onnxruntime-training counts steps per group.
             state["step"] = int(group["step"])
         state["step"] = int(state["step"]) + 1
         return int(state["step"])
 
     def _update(self, parameters: list[torch.Tensor], group: dict[str, Any], step: int) -> None:
+        """Updates parameters that are at the same step, with PyTorch's multi-tensor operators."""
         mode, decay, lr, eps = self._adam_w_mode, group["weight_decay"], float(group["lr"]), group["eps"]
         beta1, beta2 = group["betas"]
         gradients: Any = [parameter.grad for parameter in parameters]
@@ -135,6 +138,8 @@ class FusedAdam(torch.optim.Optimizer):
         second = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         if decay and mode is AdamWMode.ADAM_L2_REGULARIZATION:
             gradients = torch._foreach_add(gradients, parameters, alpha=decay)
+        # Decay before the update here, after it at the end: the order is all that distinguishes the two AdamWs, besides
+        # eps.
         if decay and mode is AdamWMode.ADAMW_TORCH:
             torch._foreach_mul_(parameters, 1 - lr * decay)
         torch._foreach_lerp_(first, gradients, 1 - beta1)

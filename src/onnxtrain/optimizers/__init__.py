@@ -1,4 +1,6 @@
-"""Optimizers, and the model of one optimizer step.
+"""Writes optimizer steps as ONNX models: `optimizer_model.onnx` of a training run.
+
+Not to be confused with `optim`, which holds a PyTorch optimizer of onnxruntime-training.
 
 >>> from onnxtrain.optimizers import AdamW, ClipGradNorm, ParameterSpec, build_optimizer_model
 >>> optimizer = AdamW(weight_decay=0.01, clip_grad=ClipGradNorm(1.0))
@@ -63,11 +65,11 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "prodigy": Prodigy,
     "sparse_adam": SparseAdam,
 }
-"""The optimizers by the names that :func:`make_optimizer` takes."""
+"""The optimizers by the names that :func:`make_optimizer`, `Trainer` and `--optimizer` take."""
 
 
 def make_optimizer(spec: str | Optimizer) -> Optimizer:
-    """Returns the optimizer of a name in :data:`OPTIMIZERS`, with default settings; an Optimizer stays as is.
+    """Makes the optimizer of a name in :data:`OPTIMIZERS` with default settings; returns an Optimizer unchanged.
 
     Raises:
         GraphBuildError: there is no optimizer of that name.

@@ -1,4 +1,4 @@
-"""Adafactor."""
+"""Defines Adafactor."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from ._base import Moment, Optimizer, require_not_negative
 
 @dataclass(frozen=True, kw_only=True)
 class Adafactor(Optimizer):
-    """Adafactor (Shazeer and Stern, 2018), as torch.optim.Adafactor: for a matrix its state is a row and a column.
+    """Adafactor (Shazeer and Stern, 2018), as torch.optim.Adafactor: the state of a matrix is a row and a column.
 
-    With t the step, b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' and columns' are running means of the means
-    of g² over each row and column, rows' = (1 - b)·rows + b·mean(g²), the estimate of g² is
-    rows'·columns'/mean(rows'); of vectors and scalars it is the running mean itself. With
-    u = g/sqrt(max(estimate, eps1²)): w' = (1 - lr·weight_decay)·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
-    The step is relative to the size of the parameter: learning rates are around 1e-2.
+    With the step t, b = t**beta2_decay and rho = min(lr, 1/sqrt(t)): rows' = (1 - b)·rows + b·mean(g² over each row),
+    and columns' likewise. The estimate of g² is rows'·columns'/mean(rows'), or for vectors and scalars a running mean
+    of g². With u = g/sqrt(max(estimate, eps1²)): w' = (1 - lr·weight_decay)·w - rho·max(eps2, rms(w))/max(1,
+    rms(u)/d)·u. Steps are relative to the size of the parameter: learning rates are around 1e-2.
 
     Attributes:
-        beta2_decay: how fast the running means become longer.
-        eps: eps1 keeps the estimate from zero, None is the resolution of the dtype; eps2 the step of a small parameter.
-        d: the root mean square of u above which it is scaled down.
-        weight_decay: decoupled from the gradient.
+        beta2_decay: exponent of b, negative; closer to 0 forgets faster.
+        eps: (eps1, eps2): eps1 keeps the estimate from zero, None is the resolution of the dtype; eps2 is the least
+            size that a parameter counts as.
+        d: root mean square of u above which u is scaled down.
+        weight_decay: factor of the decay, decoupled from the gradient.
     """
 
+    # Root mean squares and moments need the parameter's own shape.
     elementwise: ClassVar[bool] = False
 
     beta2_decay: float = -0.8
@@ -65,6 +66,7 @@ class Adafactor(Optimizer):
 
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
         count = op.Cast(step, to=learning_rate.dtype)
+        # 1 at the first step: the running means then start as the first squares, without a bias.
         renew = op.Pow(count, self.beta2_decay)
         rho = op.Min(learning_rate, op.Reciprocal(op.Sqrt(count)))
         decay = op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
@@ -76,7 +78,8 @@ class Adafactor(Optimizer):
         assert w.dtype is not None
         assert w.shape is not None
         eps1 = float(np.finfo(w.dtype.numpy()).eps) if self.eps[0] is None else self.eps[0]
+        # An empty parameter has no root mean square; PyTorch divides by its 0 elements.
         count = float(max(1, math.prod(w.shape.numpy())))
-        own = (count, eps1, eps1**2, self.eps[1], self.d)
+        settings = (count, eps1, eps1**2, self.eps[1], self.d)
         step = adafactor_step if len(moments) == 1 else adafactor_matrix_step
-        return op.call(step, w, g, *moments, *scalars, *own, _outputs=1 + len(moments))
+        return op.call(step, w, g, *moments, *scalars, *settings, _outputs=1 + len(moments))

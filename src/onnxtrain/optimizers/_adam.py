@@ -1,4 +1,4 @@
-"""Adam, AdamW and SparseAdam."""
+"""Defines Adam, AdamW and SparseAdam."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _MOMENTS = (Moment("running mean of the gradient"), Moment("running mean of its 
 
 @dataclass(frozen=True, kw_only=True)
 class _AdamFamily(Optimizer):
+    """The settings, moments and coefficients that Adam, AdamW and SparseAdam have in common."""
+
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
 
@@ -30,21 +32,25 @@ class _AdamFamily(Optimizer):
         return _MOMENTS
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
+        # The gradient enters by two scalars only: as f·g with 1 - beta1, and as f²·g² with 1 - beta2.
         beta1, one_minus_beta1, beta2, one_minus_beta2, *others = scalars
         square = op.Mul(op.Mul(factor, factor), one_minus_beta2)
         return beta1, op.Mul(factor, one_minus_beta1), beta2, square, *others
 
     def _coefficients(self) -> tuple[float, float, float, float]:
+        """Returns beta1, 1 - beta1, beta2, 1 - beta2, in float64."""
         beta1, beta2 = self.betas
         return beta1, 1 - beta1, beta2, 1 - beta2
 
     def _corrected(
         self, op: Emitter, learning_rate: ir.Value, step: ir.Value, *, scale_eps: bool
     ) -> tuple[ir.Value, Operand]:
-        """The step size lr·sqrt(c2)/c1, and eps, times sqrt(c2) if wanted, with c = 1 - beta**step.
+        """Returns the step size lr·sqrt(c2)/c1, with c = 1 - beta**step, and eps, times sqrt(c2) if `scale_eps` is set.
 
-        With both, step_size·m/(sqrt(v) + eps) is lr·(m/c1)/(sqrt(v/c2) + eps).
+        With scaled eps, step_size·m/(sqrt(v) + eps·sqrt(c2)) is lr·(m/c1)/(sqrt(v/c2) + eps), so that the bias
+        correction needs no operation per element.
         """
+        # Per step and not per element, as both corrections are scalars.
         root = op.Sqrt(bias_correction(op, self.betas[1], step, learning_rate))
         first = bias_correction(op, self.betas[0], step, learning_rate)
         step_size: ir.Value = op.Div(op.Mul(learning_rate, root), first)
@@ -65,11 +71,11 @@ class AdamW(_AdamFamily):
     The names of `generate_artifacts`, "adamw" and `OptimType.AdamW`, are :meth:`of_onnxruntime_training`.
 
     Attributes:
-        betas: decay rates of the running means.
+        betas: decay rates of the running means, e.g. (0.9, 0.999).
         eps: keeps the denominator from zero.
-        weight_decay: decoupled from the gradient.
+        weight_decay: factor of the decay, decoupled from the gradient.
         bias_correction: False takes c1 = c2 = 1.
-        adam_mode: which of the two forms.
+        adam_mode: 0 or 1, the form of the step.
     """
 
     weight_decay: float = 0.01
@@ -78,7 +84,7 @@ class AdamW(_AdamFamily):
 
     @classmethod
     def of_onnxruntime_training(cls) -> AdamW:
-        """Returns AdamW with the defaults of onnxruntime-training: eps 1e-6, no weight decay, adam_mode 1."""
+        """Makes AdamW with the defaults of onnxruntime-training: eps 1e-6, no weight decay, adam_mode 1."""
         return cls(eps=1e-6, weight_decay=0.0, adam_mode=1)
 
     def __post_init__(self) -> None:
@@ -93,13 +99,15 @@ class AdamW(_AdamFamily):
         if not self.weight_decay:
             return *self._coefficients(), step_size, eps
         decay = op.Sub(1.0, op.Mul(learning_rate, self.weight_decay))
-        if self.adam_mode == 1:  # the decay comes after the step and shrinks it too
+        # In this form the decay follows the step, and shrinks the step, too.
+        if self.adam_mode == 1:
             step_size = op.Mul(step_size, decay)
         return *self._coefficients(), step_size, eps, decay
 
     def update(
         self, op: Emitter, w: ir.Value, g: ir.Value, moments: Sequence[ir.Value], scalars: Sequence[Operand]
     ) -> tuple[ir.Value, ...]:
+        # Without decay one multiplication per element less.
         step = adamw_step if self.weight_decay else adam_step
         return op.call(step, w, g, *moments, *scalars, _outputs=3)
 
@@ -112,7 +120,7 @@ class Adam(_AdamFamily):
     square, c1 = 1 - beta1**step, c2 = 1 - beta2**step.
 
     Attributes:
-        betas: decay rates of the running means.
+        betas: decay rates of the running means, e.g. (0.9, 0.999).
         eps: keeps the denominator from zero.
         weight_decay: factor of the L2 penalty.
     """
@@ -127,6 +135,7 @@ class Adam(_AdamFamily):
         return *self._coefficients(), *self._corrected(op, learning_rate, step, scale_eps=True)
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
+        # The penalty is added to the gradient after clipping, so that a factor of the gradient alone must stay apart.
         return None if self.weight_decay else super().scaled(op, scalars, factor)
 
     def update(
@@ -138,10 +147,10 @@ class Adam(_AdamFamily):
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAdam(_AdamFamily):
-    """Adam of the rows of embeddings that were read, as torch.optim.SparseAdam: other rows and their moments stay.
+    """Adam for the rows of embeddings that a batch reads, as torch.optim.SparseAdam; other rows and moments stay.
 
     w' = w - lr·sqrt(c2)/c1·m'/(sqrt(v') + eps), with m' and v' the running means of g and g², c1 = 1 - beta1**step,
-    c2 = 1 - beta2**step. Steps that did not read a row count in `step`, but do not let its moments decay.
+    c2 = 1 - beta2**step. A step that does not read a row counts in `step`, but its moments do not decay.
 
     For parameters in `sparse_gradients` of :func:`onnxtrain.artifacts.generate_artifacts`, usually as a group::
 

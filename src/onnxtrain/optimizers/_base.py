@@ -1,4 +1,4 @@
-"""What every optimizer has: its moments, its step of one parameter, gradient clipping, groups of parameters."""
+"""Defines the base class of optimizers: moments, the step of one parameter, clipping, groups of parameters."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class MomentSpec:
     """One tensor of optimizer state of a parameter.
 
     Attributes:
-        name: `momentum0`, `momentum1`, ...: the suffix of its graph input and its key in checkpoints.
-        initial_value: what it is filled with before the first step.
-        meaning: what it holds.
+        name: `momentum0`, `momentum1`, ...: suffix of its graph input, and its key in checkpoints.
+        initial_value: every element before the first step, e.g. 0.0.
+        meaning: a description, e.g. "running mean of the gradient".
         shape: its dimensions, for most optimizers those of the parameter.
     """
 
@@ -34,7 +34,13 @@ class MomentSpec:
 
 
 class Moment(NamedTuple):
-    """What an optimizer says of one of its moments; `shape` None is that of the parameter."""
+    """One tensor of optimizer state, as `Optimizer.moments` declares it.
+
+    Attributes:
+        meaning: a description, e.g. "running mean of the gradient".
+        initial_value: every element before the first step.
+        shape: its dimensions, e.g. () or (3, 1); None for those of the parameter.
+    """
 
     meaning: str
     initial_value: float = 0.0
@@ -57,15 +63,15 @@ class StepInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that are updated otherwise than the rest.
+    """Parameters with other settings than the rest.
 
-    Where several groups have a parameter, each setting is that of the last one that gives it.
+    If a parameter is in several groups, the last group that gives a setting wins.
 
     Attributes:
-        parameters: names, or patterns of names such as `*.bias`; at least one parameter must match each of them.
-        learning_rate_scale: factor of the learning rate; None leaves it.
-        weight_decay: in place of the optimizer's; None leaves it.
-        optimizer: in place of the optimizer; it has neither clipping nor groups of its own.
+        parameters: names, or patterns of names such as `*.bias`; each must match at least one parameter.
+        learning_rate_scale: factor of the learning rate, e.g. 0.1; None for 1.
+        weight_decay: replaces the optimizer's; None keeps it.
+        optimizer: replaces the optimizer; it has neither clipping nor groups of its own. None keeps it.
 
     Example:
         >>> from onnxtrain.optimizers import AdamW
@@ -78,6 +84,7 @@ class ParameterGroup:
     optimizer: Optimizer | None = None
 
     def __post_init__(self) -> None:
+        # A str is a sequence of names, too, of one letter each.
         names = [self.parameters] if isinstance(self.parameters, str) else list(self.parameters)
         object.__setattr__(self, "parameters", tuple(names))
         require(self, "parameters", lambda names: names and all(isinstance(n, str) for n in names), "names")
@@ -87,8 +94,9 @@ class ParameterGroup:
         require(
             self,
             "optimizer",
-            lambda own: (
-                own is None or (isinstance(own, Optimizer) and not own.groups and own.clip_grad is None)
+            lambda value: (
+                value is None
+                or (isinstance(value, Optimizer) and not value.groups and value.clip_grad is None)
             ),
             "an Optimizer without clip_grad and groups, or None",
         )
@@ -96,22 +104,23 @@ class ParameterGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(ABC):
-    """An optimizer: hyperparameters, and how to write its step.
+    """An optimizer: its settings, and the methods that write its step as ONNX nodes.
 
     The learning rate is an input of the optimizer model, not a field.
 
     Attributes:
-        clip_grad: how to clip the gradients before they are used, before any weight decay is added to them.
-        groups: parameters that are updated otherwise.
+        clip_grad: clipping of the gradients, e.g. ClipGradNorm(1.0), applied before any weight decay is added.
+        groups: parameters with other settings.
     """
 
     elementwise: ClassVar[bool] = True
-    """Whether each element is updated by itself, whatever the shape."""
+    """True if each element is updated by itself: then :meth:`update` may get a parameter as a vector."""
 
     clip_grad: GradientClipping | None = None
     groups: Sequence[ParameterGroup] = ()
 
     def __post_init__(self) -> None:
+        # Before the checks of subclasses, which call this method first.
         integers_to_floats(self)
         require(
             self,
@@ -119,6 +128,7 @@ class Optimizer(ABC):
             lambda clip: clip is None or isinstance(clip, GradientClipping),
             "ClipGradNorm(...), ClipGradValue(...) or None",
         )
+        # A tuple, because settings are hashed: parameters with equal ones share their scalars.
         if isinstance(self.groups, Sequence):
             object.__setattr__(self, "groups", tuple(self.groups))
         require(
@@ -140,20 +150,20 @@ class Optimizer(ABC):
         """Returns the moments of a parameter of this shape."""
 
     def refusal(self, shape: tuple[int, ...]) -> str | None:
-        """Returns why a parameter of this shape cannot be updated; None where it can."""
+        """Returns the reason why a parameter of this shape cannot be updated, for the error; None if it can."""
         return None
 
     def gradient_refusal(self, *, sparse: bool) -> str | None:
-        """Returns why a sparse gradient, or one that is not, cannot be used; None where it can.
+        """Returns the reason why a sparse (or a dense) gradient cannot be used, for the error; None if it can.
 
-        The rows of a sparse gradient are updated as if they were a parameter, and all other rows stay as they are. That
-        is right for what updates each element by itself, and leaves those whose gradient is zero.
+        With a sparse gradient only the rows that were read are updated, as if they were the parameter. That equals the
+        dense step for an optimizer that is elementwise and does not move elements whose gradient is zero.
         """
         return "moments and weight decay move rows without a gradient too" if sparse else None
 
     @abstractmethod
     def scalars(self, op: Emitter, learning_rate: ir.Value, step: ir.Value) -> Sequence[Operand]:
-        """Returns the scalars that :meth:`update` needs: what does not depend on the parameter.
+        """Returns the scalars that :meth:`update` needs and that do not depend on the parameter.
 
         Args:
             op: writes into the optimizer model.
@@ -177,13 +187,13 @@ class Optimizer(ABC):
         return scalars
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
-        """Returns scalars with which :meth:`update` takes `g` for `factor` times `g`; None if there are none such.
+        """Returns scalars with which :meth:`update` treats `g` as `factor`·`g`; None if no scalars do that.
 
-        So clipping by the norm need not write the clipped gradients.
+        Clipping by the norm then costs no operation per element of the gradients.
 
         Args:
             op: writes into the optimizer model.
-            scalars: what :meth:`scalars` returned.
+            scalars: the result of :meth:`scalars`.
             factor: [], in the dtype of the computation.
         """
         return None
@@ -220,7 +230,12 @@ def require_betas(owner: object) -> None:
 
 
 def moved_by(owner: object, *fields: str) -> str | None:
-    """Returns which of these fields of an optimizer move rows without a gradient; None if all of them are zero."""
+    """Returns the reason against sparse gradients if one of these fields is not zero, else None.
+
+    >>> from onnxtrain.optimizers import SGD
+    >>> moved_by(SGD(weight_decay=0.1), "momentum", "weight_decay")
+    'weight_decay would move rows without a gradient too'
+    """
     moving = [field for field in fields if getattr(owner, field)]
     return f"{' and '.join(moving)} would move rows without a gradient too" if moving else None
 
@@ -231,12 +246,10 @@ def add_l2(op: Emitter, w: ir.Value, g: ir.Value, weight_decay: float) -> ir.Val
 
 
 def bias_correction(op: Emitter, beta: float, step: ir.Value, like: ir.Value) -> ir.Value:
-    """Returns 1 - beta**step in the dtype of `like`.
-
-    As -2t/(1 - t) with t = tanh(step·log(beta)/2): subtracting a power from one loses five of float32's
-    seven digits for beta = 0.9999, and float64 kernels are missing from the smaller web builds of ONNX
-    Runtime.
-    """
+    """Returns 1 - beta**step in the dtype of `like`."""
+    # As -2t/(1 - t) with t = tanh(step·log(beta)/2): subtracting a power from one loses five of float32's seven digits
+    # for beta = 0.9999, and float64 kernels are missing from the smaller web builds of ONNX Runtime.
+    # The logarithm of 0 does not exist; 1 - 0**step is 1.
     if beta == 0:
         return op.const(1.0, like=like)
     count = op.Cast(step, to=like.dtype)

@@ -1,4 +1,4 @@
-"""`build_optimizer_model`: the optimizer step of all parameters as one ONNX model."""
+"""Builds the ONNX model of one optimizer step over all parameters."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ _Settings = tuple[Optimizer, float, ir.DataType]
 def build_optimizer_model(
     optimizer: Optimizer, parameters: Sequence[ParameterSpec], opset: int = CANONICAL_OPSET
 ) -> ir.Model:
-    """Returns the model of one optimizer step over all parameters.
+    """Builds the model of one optimizer step over all parameters.
 
-    Inputs: `learning_rate` (float32 []), `step` (int64 [], 1 at the first step), then for every parameter
-    `<p>`, `<p>_grad`, `<p>_momentum0`, ...; outputs: for every parameter `<p>_updated`,
-    `<p>_momentum0_updated`, ... of the same shapes and dtypes. Every output may be bound onto the buffer of
-    its input.
+    Inputs: `learning_rate` (float32 []), `step` (int64 [], 1 at the first step), then for every parameter `<p>`,
+    `<p>_grad`, `<p>_momentum0`, ... Outputs: for every parameter `<p>_updated`, `<p>_momentum0_updated`, ... of the
+    same shapes and dtypes. Every output may be bound onto the buffer of its input.
 
-    A sparse gradient `<p>_grad` is `[reads, *rest]`, and `<p>_grad_indices`, the input behind it, int64 `[reads]`. Rows
-    that were read several times have the sum of their gradients; the others, and their moments, stay as they are.
+    A sparse gradient `<p>_grad` is `[reads, *rest]`, followed by the input `<p>_grad_indices`, int64 `[reads]`. The
+    gradients of rows that were read several times are added up. Rows that were not read stay, as do their moments.
 
     Parameters of float16 and bfloat16 are converted to float32, updated, and rounded back; their moments are
     float32. Changes smaller than half a unit in the last place of such a parameter are lost.
@@ -70,16 +69,19 @@ def build_optimizer_model(
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
     op = Emitter(graph, functions=model.functions)
     for name in (name for slot in slots for name in slot.outputs):
-        op.unique_name(name)  # reserved: no other value may take it
+        # Reserved: a parameter may be called as the emitter would call an intermediate value.
+        op.unique_name(name)
     _write(op, optimizer, slots, learning_rate, step)
     fit_ir_version(model)
     return model
 
 
 def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> dict[str, Any]:
-    """Returns what the manifest says of the model that :func:`build_optimizer_model` makes of the same arguments."""
+    """Returns the manifest entry of the model that :func:`build_optimizer_model` builds from these arguments."""
     updates = plan_updates(optimizer, parameters)
+    # One value per name: the plan numbers moments such that equal names start from equal values.
     values = {moment.name: moment.initial_value for update in updates for moment in update.moments}
+    # As numbers: momentum10 comes behind momentum9.
     names = sorted(values, key=lambda name: int(name.removeprefix("momentum")))
     return {
         "type": type(optimizer).__name__,
@@ -92,7 +94,15 @@ def manifest_entry(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) ->
 
 @dataclass(frozen=True)
 class _Slot:
-    """The graph inputs and the names of the graph outputs of one parameter, and how it is updated."""
+    """The graph inputs of one parameter, and how it is updated.
+
+    Attributes:
+        w: the parameter.
+        g: its gradient.
+        indices: rows of a sparse gradient; None for a dense one.
+        moments: its optimizer state.
+        update: optimizer, rate and moments from the plan.
+    """
 
     w: ir.Value
     g: ir.Value
@@ -102,6 +112,7 @@ class _Slot:
 
     @classmethod
     def of(cls, update: Update) -> _Slot:
+        """Makes the graph inputs of one parameter."""
         parameter = update.parameter
         name, dtype = parameter.name, parameter.data_type
 
@@ -134,24 +145,25 @@ class _Slot:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the step is computed on vectors instead of tensors whose last of several axes has size one.
-
-        ONNX Runtime (1.31.1) combines such a tensor, e.g. the weight of a 1x1 convolution, with a scalar element by
-        element, 60 times as slow as a vector.
-        """
+        """True if the step is computed on the parameter as a vector."""
+        # If the last of several axes has size one, as in the weight of a 1x1 convolution, ONNX Runtime (1.31.1)
+        # combines the tensor with a scalar element by element, 60 times as slow as a vector.
         shape = self.w.shape
         return self.update.optimizer.elementwise and shape is not None and shape.rank() > 1 and shape[-1] == 1
 
     @property
     def inputs(self) -> list[ir.Value]:
+        """All graph inputs, in the order of the model."""
         return [self.w, self.g, *([] if self.indices is None else [self.indices]), *self.moments]
 
     @property
     def outputs(self) -> list[str]:
+        """Names of the graph outputs, one per entry of `state`."""
         return [f"{value.name}_updated" for value in self.state]
 
 
 def _check_names(names: Sequence[str]) -> None:
+    """Raises GraphBuildError if two inputs or outputs would have one name."""
     taken: set[str] = set()
     for name in names:
         if name in taken:
@@ -166,10 +178,14 @@ def _check_names(names: Sequence[str]) -> None:
 def _write(
     op: Emitter, optimizer: Optimizer, slots: Sequence[_Slot], learning_rate: ir.Value, step: ir.Value
 ) -> None:
+    """Writes the nodes: gradients, scalars per settings, then the update of each parameter."""
     gradients = [_as(op, slot.g, slot.dtype) for slot in slots]
+    # Sparse gradients are summed per row before clipping, whose norm is that of the whole gradient.
     rows_of = [None if slot.indices is None else Rows(op, slot.indices) for slot in slots]
     gradients = [g if rows is None else rows.add_up(g) for g, rows in zip(gradients, rows_of, strict=True)]
+    # All gradients together, whatever the groups: the norm that they are clipped by is that of the whole model.
     factor = optimizer.clip_grad.factor(op, gradients) if optimizer.clip_grad is not None else None
+    # Clipping by value changes each element, and no factor stands for it.
     if optimizer.clip_grad is not None and factor is None:
         gradients = optimizer.clip_grad.apply(op, gradients)
     own_scalars: dict[_Settings, tuple[Sequence[Operand], ir.Value | None]] = {}
@@ -179,6 +195,7 @@ def _write(
         settings = slot.settings
         own, scale, dtype = settings
         if settings not in own_scalars:
+            # A factor of 1 is left out, so that a group without one has the same nodes as no group.
             rate = _as(op, learning_rate, dtype)
             scalars = own.scalars(op, rate if scale == 1 else op.Mul(rate, scale), step)
             own_scalars[settings] = _scaled(op, own, scalars, factor and _as(op, factor, dtype))
@@ -209,12 +226,17 @@ def _write(
 def _scaled(
     op: Emitter, optimizer: Optimizer, scalars: Sequence[Operand], factor: ir.Value | None
 ) -> tuple[Sequence[Operand], ir.Value | None]:
-    """Returns the scalars of a step of gradients times a factor, and what is left to multiply these by."""
+    """Folds the factor of clipping into the scalars if the optimizer can.
+
+    Returns:
+        The scalars, and the factor that is left to multiply the gradients by, or None.
+    """
     scaled = None if factor is None else optimizer.scaled(op, scalars, factor)
     return (scalars, factor) if scaled is None else (scaled, None)
 
 
 def _as(op: Emitter, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    """Casts a value unless it has the dtype."""
     if value.dtype == dtype:
         return value
     result = op.Cast(value, to=dtype)

@@ -1,4 +1,4 @@
-"""Gradient clipping."""
+"""Defines gradient clipping by norm and by value."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from onnxtrain.emitter import Emitter
 
 
 class GradientClipping(ABC):
-    """A way to limit gradients before an optimizer uses them."""
+    """Base class of clippings: limits gradients before an optimizer uses them."""
 
     @abstractmethod
     def apply(self, op: Emitter, gradients: Sequence[ir.Value]) -> list[ir.Value]:
         """Returns the clipped gradients, of their shapes and dtypes (float or double)."""
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value | None:
-        """Returns the scalar, float or double, that clipping multiplies all gradients by; None where it does not."""
+        """Returns the scalar, float or double, that clipping multiplies all gradients by; None for other clippings."""
         return None
 
 
@@ -29,12 +29,11 @@ class GradientClipping(ABC):
 class ClipGradNorm(GradientClipping):
     """Scales all gradients by max_norm/norm when the Euclidean norm of all of them together is larger.
 
-    As onnxruntime-training did. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6 instead: a relative
-    difference of 1e-6/norm, and scaled gradients just below max_norm. A NaN or infinity in any gradient makes
-    NaNs, as there.
+    The formula is that of onnxruntime-training. `torch.nn.utils.clip_grad_norm_` divides by norm + 1e-6, a relative
+    difference of 1e-6/norm. As there, NaN or infinity in any gradient makes all of them NaN.
 
     Attributes:
-        max_norm: positive.
+        max_norm: largest norm of all gradients together, positive, e.g. 1.0.
     """
 
     max_norm: float = 1.0
@@ -49,10 +48,12 @@ class ClipGradNorm(GradientClipping):
         return [op.Mul(gradient, factors[gradient.dtype]) for gradient in gradients if gradient.dtype]
 
     def factor(self, op: Emitter, gradients: Sequence[ir.Value]) -> ir.Value:
+        # Parameters of several dtypes share one norm, summed in the widest of them.
         dtypes = {gradient.dtype for gradient in gradients}
         wide = ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
         squares = [_cast(op, op.ReduceSumSquare(gradient, keepdims=0), wide) for gradient in gradients]
         norm = op.Sqrt(op.Sum(*squares))
+        # 1 for norms up to max_norm; and no division by a norm of zero.
         return op.Div(self.max_norm, op.Max(norm, self.max_norm))
 
 
@@ -61,7 +62,7 @@ class ClipGradValue(GradientClipping):
     """Limits each entry of each gradient to [-value, value].
 
     Attributes:
-        value: positive.
+        value: largest absolute value, positive, e.g. 0.5.
     """
 
     value: float = 1.0
@@ -75,6 +76,7 @@ class ClipGradValue(GradientClipping):
 
 
 def _require_positive(owner: GradientClipping, field: str) -> None:
+    """Raises GraphBuildError unless a field is a positive, finite number."""
     require(
         owner,
         field,

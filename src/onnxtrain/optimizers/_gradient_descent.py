@@ -1,4 +1,4 @@
-"""SGD, Adagrad and RMSprop."""
+"""Defines SGD, Adagrad and RMSprop."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class SGD(Optimizer):
     momentum·b').
 
     Attributes:
-        momentum: 0 has no state.
-        dampening: of the gradient on its way into the momentum.
+        momentum: decay rate of the momentum b, e.g. 0.9; 0 keeps no state.
+        dampening: reduces the gradient's part in the momentum, (1 - dampening)·g.
         weight_decay: factor of the L2 penalty.
-        nesterov: look ahead; needs momentum, and no dampening.
+        nesterov: True uses Nesterov's momentum, which needs momentum > 0 and dampening 0.
     """
 
     momentum: float = 0.0
@@ -62,11 +62,13 @@ class SGD(Optimizer):
             return (learning_rate,)
         if not self.dampening:
             return (learning_rate, self.momentum)
+        # PyTorch starts the momentum from the whole gradient, without dampening.
         first = op.const(1.0, like=learning_rate)
         gain = op.Where(op.Equal(step, 1), first, op.const(1 - self.dampening, like=learning_rate))
         return (learning_rate, self.momentum, gain)
 
     def scaled(self, op: Emitter, scalars: Sequence[Operand], factor: ir.Value) -> Sequence[Operand] | None:
+        # With momentum the gradient and the old momentum have different factors; the L2 penalty is not clipped.
         return None if self.momentum or self.weight_decay else [op.Mul(factor, scalar) for scalar in scalars]
 
     def update(
@@ -76,6 +78,7 @@ class SGD(Optimizer):
         if not moments:
             return (op.call(sgd_step, w, g, *scalars),)
         learning_rate, momentum, *gain = scalars
+        # Only with dampening, so that the usual SGD multiplies no gradient.
         if gain:
             g = op.Mul(g, *gain)
         step = nesterov_step if self.nesterov else momentum_step
@@ -89,9 +92,9 @@ class Adagrad(Optimizer):
     With g + weight_decay·w for g: s' = s + g²; w' = w - lr/(1 + (step - 1)·lr_decay)·g/(sqrt(s') + eps).
 
     Attributes:
-        lr_decay: how fast the learning rate falls.
+        lr_decay: decay of the learning rate per step, as in the formula.
         weight_decay: factor of the L2 penalty.
-        initial_accumulator_value: what s is before the first step.
+        initial_accumulator_value: s before the first step.
         eps: keeps the denominator from zero.
     """
 
@@ -134,8 +137,8 @@ class RMSprop(Optimizer):
     Attributes:
         alpha: decay rate of the running means.
         eps: keeps the denominator from zero.
-        momentum: of the changes; 0 has no state.
-        centered: divide by the standard deviation instead of the root mean square.
+        momentum: decay rate of the momentum b of the changes; 0 keeps no state.
+        centered: True divides by the standard deviation of the gradient instead of its root mean square.
         weight_decay: factor of the L2 penalty.
     """
 

@@ -1,4 +1,4 @@
-"""Lion."""
+"""Defines Lion."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Lion(Optimizer):
     by the learning rate, so that it should be three to ten times smaller than that of AdamW, and the decay larger.
 
     Attributes:
-        betas: of the average whose sign is the step, and of the moment.
-        weight_decay: decoupled from the gradient.
+        betas: weights of the moment in the average whose sign is the step, and in the new moment.
+        weight_decay: factor of the decay, decoupled from the gradient.
     """
 
     betas: tuple[float, float] = (0.9, 0.99)

@@ -1,4 +1,4 @@
-"""Muon."""
+"""Defines Muon."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ class Muon(Optimizer):
     x = a·x + (b·xxᵀ + c·(xxᵀ)²)·x. w' = (1 - lr·weight_decay)·w - lr·r·O(u), with r = sqrt(max(1, rows/columns)), or
     0.2·sqrt(max(rows, columns)) to match the size of AdamW's steps. PyTorch computes O in bfloat16; this does not.
 
-    Embeddings, heads, biases and norms are updated by something else::
+    Embeddings, heads, biases and norms need another optimizer::
 
         AdamW(groups=[ParameterGroup("layers.*.weight", optimizer=Muon(), learning_rate_scale=20)])
 
     Attributes:
-        momentum: of the gradient.
-        nesterov: look ahead.
-        weight_decay: decoupled from the gradient.
+        momentum: decay rate of the momentum m.
+        nesterov: True uses Nesterov's momentum.
+        weight_decay: factor of the decay, decoupled from the gradient.
         ns_coefficients: a, b and c.
         ns_steps: number of Newton-Schulz steps.
         eps: keeps the norm from zero.
-        adjust_lr_fn: which r.
+        adjust_lr_fn: "original" or "match_rms_adamw", the two forms of r.
     """
 
+    # The step is a product of matrices: no element is updated by itself.
     elementwise: ClassVar[bool] = False
 
     momentum: float = 0.95
@@ -90,9 +91,11 @@ class Muon(Optimizer):
         rows, columns = static_dims(w) or (None, None)
         assert rows is not None
         assert columns is not None
+        # PyTorch's `lerp`: the gradient enters with 1 - momentum, unlike in SGD.
         renewed = op.Mul(g, 1 - self.momentum)
         momentum = op.Add(op.Mul(moments[0], self.momentum), renewed)
         direction = op.Add(op.Mul(momentum, self.momentum), renewed) if self.nesterov else momentum
+        # The products x·xᵀ are then of the smaller of the two sizes.
         if rows > columns:
             orthogonal = op.Transpose(self._orthogonal(op, op.Transpose(direction, perm=[1, 0])), perm=[1, 0])
         else:
@@ -105,11 +108,12 @@ class Muon(Optimizer):
         return op.Sub(op.Mul(w, decay), change), momentum
 
     def _orthogonal(self, op: Emitter, x: ir.Value) -> ir.Value:
-        """Newton-Schulz steps from a matrix `[n, m]`, n <= m, of norm one on."""
+        """Scales a matrix `[n, m]`, n <= m, to norm one and takes the Newton-Schulz steps."""
         a, b, c = self.ns_coefficients
         x = op.Div(x, op.Max(op.Sqrt(op.ReduceSumSquare(x, keepdims=0)), self.eps))
         for _ in range(self.ns_steps):
             gram = op.MatMul(x, op.Transpose(x, perm=[1, 0]))
             polynomial = op.Add(op.Mul(gram, b), op.Mul(op.MatMul(gram, gram), c))
-            x = op.Add(op.Mul(x, a), op.MatMul(polynomial, x))  # Gemm's factors are float32
+            # Not by Gemm, whose alpha and beta are float32 in a float64 model, too.
+            x = op.Add(op.Mul(x, a), op.MatMul(polynomial, x))
         return x

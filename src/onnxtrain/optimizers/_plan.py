@@ -1,4 +1,4 @@
-"""How each parameter is updated: by which optimizer, at which rate, with which moments."""
+"""Plans the update of each parameter: its optimizer, the factor of its learning rate, the names of its moments."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """A parameter to be trained.
+    """A parameter to train.
 
     Attributes:
         name: its name in the training model.
-        dtype: its element type, or the name of it that manifests use, such as "float32".
+        dtype: its element type, or the name that manifests have for it, such as "float32".
         shape: its dimensions.
-        sparse: whether its gradient is that of the rows that were read, with their indices.
+        sparse: True if its gradient holds the rows that were read, and their indices.
     """
 
     name: str
@@ -60,13 +60,13 @@ def moment_dtype(dtype: ir.DataType) -> ir.DataType:
 
 @dataclass(frozen=True)
 class Update:
-    """How one parameter is updated.
+    """The update of one parameter.
 
     Attributes:
         parameter: the parameter.
-        optimizer: with the settings of its groups.
+        optimizer: the optimizer with the settings of the parameter's groups, without groups and clipping.
         learning_rate_scale: factor of the learning rate.
-        moments: its state, under names that have one initial value in all of the model.
+        moments: its state. A name such as `momentum1` has the same initial value for all parameters of the model.
     """
 
     parameter: ParameterSpec
@@ -76,35 +76,37 @@ class Update:
 
 
 def plan_updates(optimizer: Optimizer, parameters: Sequence[ParameterSpec]) -> list[Update]:
-    """Returns how each of the parameters is updated, in their order.
+    """Plans the update of each parameter, in order.
 
     Raises:
-        GraphBuildError: a group names no parameter, or gives a setting that the optimizer has not; a parameter has
-            a shape or a gradient that its optimizer cannot use.
+        GraphBuildError: a group names no parameter, or gives a setting that the optimizer lacks; a parameter has a
+            shape or a gradient that its optimizer cannot use.
     """
     members = _members(optimizer.groups, [parameter.name for parameter in parameters])
     names_of_values: dict[str, float] = {}
     updates = []
     for parameter in parameters:
-        own, scale = _settings(optimizer, parameter.name, members)
-        refusal = own.refusal(parameter.shape)
+        own_optimizer, scale = _settings(optimizer, parameter.name, members)
+        refusal = own_optimizer.refusal(parameter.shape)
         if refusal is not None:
             raise GraphBuildError(
                 f"building the optimizer model: {parameter.name!r} has shape {list(parameter.shape)}; {refusal}"
             )
-        _check_gradient(own, parameter)
-        moments = own.state_spec(parameter.shape)
+        _check_gradient(own_optimizer, parameter)
+        moments = own_optimizer.state_spec(parameter.shape)
+        # The manifest has one initial value per name, so moments with another one get higher numbers.
         start = next(n for n in range(len(names_of_values) + 1) if _fits(moments, n, names_of_values))
         moments = tuple(
             dataclasses.replace(moment, name=f"momentum{start + index}")
             for index, moment in enumerate(moments)
         )
         names_of_values |= {moment.name: moment.initial_value for moment in moments}
-        updates.append(Update(parameter, own, scale, moments))
+        updates.append(Update(parameter, own_optimizer, scale, moments))
     return updates
 
 
 def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
+    """Raises GraphBuildError if the optimizer cannot use the sparse or dense gradient of a parameter."""
     refusal, name = optimizer.gradient_refusal(sparse=parameter.sparse), parameter.name
     if refusal is None:
         return
@@ -119,7 +121,7 @@ def _check_gradient(optimizer: Optimizer, parameter: ParameterSpec) -> None:
 
 
 def _fits(moments: Sequence[MomentSpec], start: int, names_of_values: dict[str, float]) -> bool:
-    """Whether moments numbered from `start` on have the initial values that these numbers have already."""
+    """Says if moments numbered from `start` on have the initial values that these names have already."""
     return all(
         names_of_values.get(f"momentum{start + index}", moment.initial_value) == moment.initial_value
         for index, moment in enumerate(moments)
@@ -134,11 +136,13 @@ def _settings(optimizer: Optimizer, name: str, members: Sequence[set[str]]) -> t
             own = group.optimizer or own
             decay = decay if group.weight_decay is None else group.weight_decay
             scale = scale if group.learning_rate_scale is None else group.learning_rate_scale
+    # Optimizers without weight decay, such as SparseAdam, have no such field to replace.
     changes = {} if decay is None else {"weight_decay": decay}
     if decay is not None and not hasattr(own, "weight_decay"):
         raise GraphBuildError(
             f"building the optimizer model: a group gives {name!r} a weight_decay, which {type(own).__name__} has not"
         )
+    # Without clipping and groups, parameters with the same settings compare equal and share their scalars.
     return dataclasses.replace(own, clip_grad=None, groups=(), **changes), scale
 
 

@@ -70,9 +70,12 @@ class Prodigy(Optimizer):
     ) -> Sequence[Operand]:
         learning_rate, is_first = scalars
         _, _, s, _, r, d = zip(*(entry.moments for entry in inputs), strict=True)
+        # The paper computes the estimate at the end of a step, for the next one. Here it is computed at the beginning,
+        # from the r and s that the step before has left, so that it needs no gradient.
         norm = op.Sum(*(op.ReduceL1(value, keepdims=0) for value in s))
         # Before the first step r and s are zero, and the estimate is 0/tiny = 0, not 0/0.
         estimate = op.Div(op.Sum(*r), op.Max(norm, 1e-37))
+        # Every parameter has a copy of d, as state belongs to parameters; all copies are equal.
         new_d = op.Max(*d, op.Mul(estimate, self.d_coef))
         step_size = op.Mul(learning_rate, new_d)
         # r and s only meet in r/||s||, so both are kept without the factor d0², with which they would come near the

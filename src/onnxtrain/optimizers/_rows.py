@@ -1,4 +1,4 @@
-"""Updating the rows of a table that have a gradient, and no others."""
+"""Updates the rows of a table that have a gradient, and no others."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from onnxtrain.functions import embedding_gradient
 
 
 class Rows:
-    """The rows of a table that a sparse gradient names, each once.
-
-    Written with TopK rather than Unique, which takes eight times as long (ONNX Runtime 1.32) and runs on CPUs only.
+    """The distinct rows that a sparse gradient names.
 
     Args:
         op: writes into the optimizer model.
-        reads: int64 [reads], the row of each read, in any order and repeated as often as it was read.
+        reads: int64 [reads], the row of each read, in any order, with repetitions.
     """
 
     def __init__(self, op: Emitter, reads: ir.Value) -> None:
         self._op = op
+        # Sorted by TopK, neighbours compared: Unique takes eight times as long (ONNX Runtime 1.32) and runs on CPUs
+        # only.
         ordered, order = op.TopK(reads, op.Shape(reads), largest=0, _outputs=2)
+        # Row numbers are not negative, so -1 in front makes the first one differ from its neighbour.
         before = op.Slice(op.Concat([-1], ordered, axis=0), [0], [-1])
         first = op.Not(op.Equal(ordered, before))
         rows = op.Compress(ordered, first, axis=0)
@@ -30,15 +31,15 @@ class Rows:
         self._rows = rows
 
     def add_up(self, gradient: ir.Value) -> ir.Value:
-        """Returns the gradient [rows, *rest] of one [reads, *rest]."""
+        """Adds up the gradients [reads, *rest] of equal rows: [rows, *rest]."""
         op = self._op
         shape = op.Concat(self._count, op.Shape(gradient, start=1), axis=0)
         return op.call(embedding_gradient, gradient, self._places, shape)
 
     def read(self, table: ir.Value) -> ir.Value:
-        """Returns the rows of a table [n, *rest]."""
+        """Gathers the rows of a table [n, *rest]."""
         return self._op.Gather(table, self._rows)
 
     def write(self, table: ir.Value, values: ir.Value) -> ir.Value:
-        """Returns the table with other values in these rows; where it is bound in place nothing else is written."""
+        """Replaces these rows of a table; if the result is bound onto the table, nothing else is written."""
         return self._op.ScatterND(table, self._op.Unsqueeze(self._rows, [-1]), values)

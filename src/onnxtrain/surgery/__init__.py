@@ -1,4 +1,4 @@
-"""Change a model before training: replace its head, restore Dropout, make its batch dynamic, lower training ops."""
+"""Changes a model before training: a new head, restored Dropout, a dynamic batch, training ops as standard ops."""
 
 from __future__ import annotations
 

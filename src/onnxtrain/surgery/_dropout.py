@@ -1,4 +1,4 @@
-"""`restore_dropout`: Dropout where the network had it, or where it is wanted."""
+"""Restores Dropout that an exporter removed, or adds it in front of layers."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def restore_dropout(
 def restore_dropout(
     model: ModelSource, p: float | None = None, *, before: str | Sequence[str] = ()
 ) -> onnx.ModelProto | ir.Model:
-    """Returns the model with its Dropout in training mode, so that it is trained with; `model` stays as it is.
+    """Returns the model with its Dropout in training mode, so that training uses it; `model` is not changed.
 
-    Of Dropout in a file there may be left: a node in inference mode, which has its ratio; with PyTorch's Dynamo
-    exporter and `optimize=False` an Identity that says it was Dropout, whose ratio is then `p`; or nothing. Evaluation,
-    prediction and export of a trainer leave it out as ever.
+    A file may still have a Dropout node in inference mode, with its ratio. PyTorch's Dynamo exporter with
+    `optimize=False` leaves an Identity that says it was Dropout, without its ratio. Other exports leave nothing.
+    Evaluation, prediction and export of a trainer run without Dropout as always.
 
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
-        p: the ratio; None keeps that of the nodes.
-        before: names or patterns of layers (of a Gemm's, MatMul's or Conv's node, weight or module) that get Dropout in
-            front of them, whatever is left in the file.
+        p: the ratio, e.g. 0.5; None keeps that of the nodes.
+        before: names or patterns of layers that get Dropout in front of them, by the name of the node (Gemm, MatMul,
+            Conv), of its weight, or of its module.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
         `onnx.save` takes.
 
     Raises:
-        ModelError: there is no trace of Dropout and `before` names nothing; the ratio is not known; no layer matches.
+        ModelError: there is no trace of Dropout and `before` is empty; the ratio is not known; no layer matches.
         InputError: `p` is no number from 0 up to 1.
     """
     if p is not None and (isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1):
@@ -72,6 +72,7 @@ def restore_dropout(
         if node.op_type == "Identity" and _DROPOUT_CLASS in node.metadata_props.get(_CLASSES, "")
     ]
     layers = _layers(nodes, [before] if isinstance(before, str) else before)
+    # Better an error than a model that trains without the Dropout that was asked for.
     if not (dropouts or traces or layers):
         raise ModelError(_LOST)
     if p is None and (traces or layers):
@@ -80,6 +81,7 @@ def restore_dropout(
         )
     if p is not None:
         for node in dropouts:
+            # The ratio is an optional input.
             node.resize_inputs(max(2, len(node.inputs)))
             node.replace_input_with(1, _ratio(result, p))
         for node in traces:
@@ -93,33 +95,33 @@ def restore_dropout(
 
 
 def _layers(nodes: Sequence[ir.Node], names: Sequence[str]) -> list[ir.Node]:
-    """Returns the nodes of the linear layers of these names.
+    """Returns the nodes of the linear layers that match names or patterns.
 
     Raises:
         ModelError: a name or pattern matches none.
     """
     if not names:
         return []
-    called: dict[str, list[ir.Node]] = {}
+    by_name: dict[str, list[ir.Node]] = {}
     for node in nodes:
         layer = read_linear(node, any_kernel=True) if node.op_type != "Add" else None
         if isinstance(layer, Linear):
             for name in layer.names:
-                called.setdefault(name, []).append(node)
+                by_name.setdefault(name, []).append(node)
     wanted = matched_names(
         names,
-        called,
+        by_name,
         lambda name: ModelError(
             f"Restoring Dropout: no Gemm, MatMul or Conv with a weight of its own matches {name!r} of before; there "
-            f"are {some_names(list(called))}."
+            f"are {some_names(list(by_name))}."
         ),
     )
-    found = {node for name in wanted for node in called[name]}
-    return [node for node in nodes if node in found]
+    matched = {node for name in wanted for node in by_name[name]}
+    return [node for node in nodes if node in matched]
 
 
 def _dropout(model: ir.Model, node: ir.Node, p: float) -> ir.Node:
-    """Returns a Dropout of the first input of a node, written in front of it."""
+    """Writes a Dropout of a node's first input in front of the node, and returns it."""
     value = node.inputs[0]
     assert value is not None
     dropout = ir.node(
@@ -134,7 +136,7 @@ def _dropout(model: ir.Model, node: ir.Node, p: float) -> ir.Node:
 
 
 def _take_place(node: ir.Node, dropout: ir.Node) -> None:
-    """Lets a node take the place of another, whose output keeps its name where it is one of the graph."""
+    """Replaces a node by a Dropout; a graph output keeps its name."""
     old, new = node.outputs[0], dropout.outputs[0]
     name, output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
@@ -145,7 +147,7 @@ def _take_place(node: ir.Node, dropout: ir.Node) -> None:
 
 
 def _ratio(model: ir.Model, p: float) -> ir.Value:
-    """Returns the initializer with a ratio, which is no parameter."""
+    """Returns the initializer that holds a ratio, marked as a constant so that it is not trained."""
     name = f"onnxtrain.dropout_ratio_{p:g}"
     value = model.graph.initializers.get(name)
     if value is None:

@@ -1,4 +1,4 @@
-"""`make_batch_dynamic`: from a model for one number of samples to one for any, checked by running both."""
+"""Makes the batch size of a model dynamic, and checks the result by running both models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 _TOLERANCE = 1e-3
 """Largest difference, relative to the largest number: kernels sum in another order for other sizes."""
-_OTHER = 6  # of other symbolic dimensions
+# Size of symbolic dimensions other than the batch, for random samples.
+_OTHER = 6
 
 
 @overload
@@ -53,25 +54,24 @@ def make_batch_dynamic(
 def make_batch_dynamic(
     model: ModelSource, *, name: str = "batch", inputs: Mapping[str, npt.ArrayLike] | None = None
 ) -> onnx.ModelProto | ir.Model:
-    """Returns the model with a batch of any size, where it was exported for one size; `model` is not changed.
+    """Returns a model for any batch size from one that was exported for a fixed size; `model` is not changed.
 
     `torch.onnx.export(model, (torch.randn(1, 3, 32, 32),), path)` fixes the batch at 1. Axis 0 of all inputs becomes
-    symbolic, and constants with the size in them (targets of Reshape, initial states, class tokens) are rewritten.
-    The result is then run beside the model, with more samples than that takes at a time: it has to give the same for
-    each of them. Models that mix their samples are refused.
+    symbolic, and constants that contain the size (targets of Reshape, initial states, class tokens) are rewritten. Then
+    both models run on more samples than the fixed size, and must give the same results for each sample. Models that mix
+    their samples are refused.
 
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
-        name: of the symbolic dimension.
-        inputs: some samples to compare with, by the names of the inputs; random numbers by default, and 0 or 1 for
-            integers.
+        name: name of the symbolic dimension.
+        inputs: samples for the comparison, by input name; by default random numbers, and 0 or 1 for integers.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
-        `onnx.save` takes. One whose batch is symbolic already is only made canonical.
+        `onnx.save` takes. A model whose batch is symbolic already is only made canonical.
 
     Raises:
-        ModelError: the model cannot be made so, or gives other results; the message names the node or output.
+        ModelError: the model cannot be rewritten, or gives other results; the message names the node or output.
 
     Example:
         >>> import onnx
@@ -84,10 +84,12 @@ def make_batch_dynamic(
     """
     loaded = load_model(model)
     batch = fixed_batch(loaded)
+    # Symbolic already.
     if batch is None:
         return as_given(canonicalize(loaded), model)
     if batch == 0:
         raise ModelError("Making the batch dynamic: the model takes no samples at all. Export it with some.")
+    # The fixed model stays for the comparison.
     dynamic = loaded.clone()
     free_batch(dynamic, batch, name)
     dynamic = canonicalize(dynamic)
@@ -102,7 +104,8 @@ def make_batch_dynamic(
 def _compare(
     fixed: ir.Model, dynamic: ir.Model, batch: int, inputs: Mapping[str, npt.ArrayLike] | None
 ) -> None:
-    """Raises ModelError unless both models give the same for each of some samples."""
+    """Raises ModelError unless both models give the same results for each of some samples."""
+    # Two batches and one sample more: the last batch of the fixed model is filled up.
     feeds = _samples(fixed, 2 * batch + 1, inputs)
     total = len(next(iter(feeds.values())))
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -121,6 +124,7 @@ def _compare(
         parts = [chunk[index] for chunk in chunks]
         if batch <= total:
             _require_equal(name, parts[0], first[index])
+        # Only outputs with the samples along axis 0 can be compared sample by sample.
         if parts[0].ndim and len(parts[0]) == batch:
             _require_equal(name, np.concatenate(parts)[:total], together[index])
             compared = True
@@ -132,6 +136,7 @@ def _compare(
 
 
 def _samples(model: ir.Model, count: int, given: Mapping[str, npt.ArrayLike] | None) -> Arrays:
+    """Returns the user's samples by input name, or `count` random ones."""
     rng = np.random.default_rng(0)
     feeds: Arrays = {}
     sizes: dict[str, int] = {}
@@ -164,7 +169,7 @@ def _samples(model: ir.Model, count: int, given: Mapping[str, npt.ArrayLike] | N
 
 
 def _session(model: ir.Model, path: Path) -> Any:
-    """A session of the model in inference mode: in training BatchNormalization mixes the samples by design."""
+    """Opens a session of the model in inference mode: in training mode BatchNormalization mixes samples by design."""
     quiet = canonicalize(model)
     TrainingModePass(batch_norm="inference", dropout="inference")(quiet)
     save_model(quiet, path)
@@ -172,12 +177,14 @@ def _session(model: ir.Model, path: Path) -> Any:
 
 
 def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
+    """Runs a session; raises ModelError that says how the model was run."""
     names = {value.name for value in session.get_inputs()}
     try:
         return [
             np.asarray(output) for output in session.run(None, {k: v for k, v in feeds.items() if k in names})
         ]
-    except Exception as error:  # onnxruntime's own exceptions share no base class but Exception
+    except Exception as error:
+        # onnxruntime's own exceptions share no base class but Exception.
         raise ModelError(
             f"Making the batch dynamic: the model does not run {how}: {error}. Export it with a dynamic batch axis, or "
             "pass samples that suit it as inputs={...}."
@@ -185,11 +192,14 @@ def _run(session: Any, feeds: Arrays, how: str) -> list[np.ndarray[Any, Any]]:
 
 
 def _filled(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
+    """Fills a batch up to `size` samples by repeating the last one."""
     return np.concatenate([array, np.repeat(array[-1:], size - len(array), axis=0)])
 
 
 def _require_equal(name: str, expected: np.ndarray[Any, Any], actual: np.ndarray[Any, Any]) -> None:
+    """Raises ModelError unless two results are equal up to rounding."""
     wide, other = expected.astype(np.float64), actual.astype(np.float64)
+    # Infinite scores, of masked positions, say nothing about the size of the others.
     scale = max(1e-6, float(np.abs(wide[np.isfinite(wide)]).max(initial=0)))
     if expected.shape != actual.shape or not np.allclose(
         wide, other, rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True

@@ -1,4 +1,4 @@
-"""The last linear layer of a model: found from an output backwards."""
+"""Finds the last linear layer of a model, from an output backwards."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from onnxtrain.passes import is_float_parameter
 from onnxtrain.surgery._tail import TAIL_OPS, data_input
 
 _DOING = "Replacing the head"
+# Exporters put these between a weight and its layer: Cast for half precision, Transpose for `x @ weight.T`.
 _PASSED_ON = ("Cast", "Identity", "Transpose")
 _SHOWN = 6
 _QUANTISED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
@@ -21,14 +22,17 @@ _QUANTISED = re.compile("[Qq]uantize|QLinear|Integer|NBits|QGemm")
 
 @dataclass
 class Linear:
-    """A linear layer, and what is between it and an output.
+    """A linear layer, and the nodes between it and an output.
 
     Attributes:
-        node: Gemm, MatMul or Conv.
-        weight: the initializer; `through` are the nodes between it and `node`, the one that reads it first.
-        rows: whether the classes are axis 0 of the weight, else axis 1.
-        bias: the initializer, None if there is none; `add` is the node that adds it where `node` does not.
-        tail: the nodes behind, up to `output`.
+        node: the Gemm, MatMul or Conv.
+        weight: the initializer of the weight.
+        through: nodes between `weight` and `node` (Cast, Transpose), the one that reads `weight` first.
+        rows: True if the classes are axis 0 of the weight, False for axis 1.
+        bias: the initializer of the bias, or None.
+        add: the Add of the bias, if it is not an input of `node`.
+        tail: the nodes behind the layer, up to `output`.
+        output: the model's output that the tail leads to.
     """
 
     node: ir.Node
@@ -70,32 +74,33 @@ class Linear:
 
     @property
     def names(self) -> list[str]:
-        """Names of the node, its output, its weight, and what comes before `.weight`."""
+        """Names by which a user may mean the layer: of the node, its output, its weight, and its module."""
         weight = str(self.weight.name)
         names = (self.node.name, self.node.outputs[0].name, self.last.name, weight, weight.rpartition(".")[0])
         return [name for name in dict.fromkeys(names) if name]
 
     def is_called(self, name: str) -> bool:
-        """Whether this is one of the names."""
+        """Says if `name` is one of the layer's names."""
         return name in self.names
 
 
 def op_name(node: ir.Node) -> str:
-    """Returns op and name of a node, for messages."""
+    """Returns op and name of a node for messages, e.g. "Gemm 'fc'"."""
     return f"{node.op_type} '{node.name or node.outputs[0].name}'"
 
 
 def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
-    """Returns the linear layer in front of an output.
+    """Finds the linear layer in front of an output.
 
     Args:
         model: canonical model.
-        output: name of the output; None for the only one, or the only one that has `head`.
+        output: name of the output; None for the only one, or for the one behind `head`.
         head: name of the layer; None for the last one.
 
     Raises:
-        ModelError: there is none, or there are several outputs to choose from.
+        ModelError: there is no such layer, or several outputs to choose from.
     """
+    # Without a name all outputs are candidates; `head` may single one out.
     outputs = [value for value in model.graph.outputs if output in (None, value.name)]
     names = ", ".join(str(value.name) for value in model.graph.outputs)
     if not outputs:
@@ -107,14 +112,15 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
         )
     refusals = []
     for value in outputs:
-        found = _trace(value, head)
-        if isinstance(found, Linear):
-            return found
+        traced = _trace(value, head)
+        if isinstance(traced, Linear):
+            return traced
+        # Weights of a quantised model are integers: whatever else is missing, that is the reason to tell.
         quantised = next((node for node in _behind(value) if _QUANTISED.search(node.op_type)), None)
         if quantised is not None:
-            found = f"{op_name(quantised)} is quantised: replace the head of the float model, quantise after training"
+            traced = f"{op_name(quantised)} is quantised: replace the head of the float model, quantise after training"
         refusals.append(
-            f"the output '{value.name}' comes from {_last_ops(value)} (last one first), and {found}"
+            f"the output '{value.name}' comes from {_last_ops(value)} (last one first), and {traced}"
         )
     wanted = "no linear layer that can be replaced" if head is None else f"no linear layer {head!r}"
     raise ModelError(
@@ -124,7 +130,7 @@ def find_head(model: ir.Model, output: str | None, head: str | None) -> Linear:
 
 
 def _trace(output: ir.Value, head: str | None) -> Linear | str:
-    """Returns the layer in front of an output, or why there is none."""
+    """Walks from an output back to the linear layer; returns it, or the reason why there is none."""
     tail: list[ir.Node] = []
     value = output
     while True:
@@ -133,12 +139,14 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
             return f"'{value.name}' is no result of a node"
         linear = read_linear(node, any_kernel=head is not None)
         if isinstance(linear, Linear):
+            # The search stops at the last linear layer: another one further back is no head of this output.
             if head is not None and not linear.is_called(head):
                 return (
                     f"its last linear layer is {op_name(linear.node)} with the weight '{linear.weight.name}'"
                 )
             linear.tail, linear.output = tail, output
             return linear
+        # Only ops through which the axis of the classes can be followed may stand behind a head.
         source = data_input(node) if node.domain == "" and node.op_type in TAIL_OPS else None
         if source is None:
             return linear
@@ -147,7 +155,14 @@ def _trace(output: ir.Value, head: str | None) -> Linear | str:
 
 
 def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
-    """Returns the linear layer that ends with a node, or why it is none."""
+    """Reads the linear layer that ends with a node; returns it, or the reason why there is none.
+
+    Args:
+        node: a Gemm, MatMul, Conv, or the Add of a bias.
+        any_kernel: True also accepts convolutions with kernels larger than 1.
+    """
+    # Exporters write a Linear of more than two axes as MatMul and Add. If something else reads the product, the Add is
+    # not part of the layer.
     if node.domain == "" and node.op_type == "Add":
         for index in (0, 1):
             bias, product = node.inputs[index], node.inputs[1 - index]
@@ -170,14 +185,16 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
         )
     if node.domain != "" or node.op_type not in ("Gemm", "MatMul", "Conv"):
         return problem
-    found = _weight(node.inputs[1])
-    if isinstance(found, str):
-        return f"the weight of {op_name(node)} {found}"
-    weight, through = found
+    traced = _weight(node.inputs[1])
+    if isinstance(traced, str):
+        return f"the weight of {op_name(node)} {traced}"
+    weight, through = traced
     dims = tuple(weight.const_value.shape.numpy()) if weight.const_value is not None else ()
     rows = node.op_type == "Conv" or node.attributes.get_int("transB", 0) == 1
+    # Each Transpose on the way swaps the two axes of the weight.
     rows ^= sum(step.op_type == "Transpose" for step in through) % 2 == 1
     if node.op_type == "Conv":
+        # A larger kernel is rarely a head; with a name the user says that it is. Groups would divide the classes, too.
         small = any_kernel or all(size == 1 for size in dims[2:])
         if node.attributes.get_int("group", 1) != 1 or not small:
             return f"{op_name(node)} has a kernel of {list(dims[2:])} and is taken for no head unless head= names it"
@@ -191,7 +208,7 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
 
 
 def _weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | str:
-    """Returns the initializer behind a value and the nodes between, or why there is none."""
+    """Walks from an input back to an initializer; returns it and the nodes between, or the reason why there is none."""
     through: list[ir.Node] = []
     while value is not None and not value.is_initializer():
         node = value.producer()
@@ -216,9 +233,11 @@ def _weight(value: ir.Value | None) -> tuple[ir.Value, list[ir.Node]] | str:
 
 
 def _is_bias(value: ir.Value | None, classes: int) -> bool:
+    """Says if a value is a floating-point initializer with one number per class."""
     if value is None or not value.is_initializer() or value.const_value is None:
         return False
     dims = tuple(value.const_value.shape.numpy())
+    # A vector [classes], or the same with leading axes of size one.
     floating = is_float_parameter(value) or (value.dtype is not None and value.dtype.is_floating_point())
     return floating and bool(dims) and dims[-1] == classes and math.prod(dims) == classes
 
@@ -235,10 +254,12 @@ def _behind(value: ir.Value) -> list[ir.Node]:
 
 
 def _last_ops(value: ir.Value) -> str:
+    """Names the last nodes in front of an output, for messages."""
     return ", ".join(map(op_name, _behind(value))) or "no op"
 
 
 def _layers(model: ir.Model) -> str:
+    """Names the last linear layers of a model, for messages."""
     layers = [read_linear(node, any_kernel=True) for node in model.graph]
     names = [str(layer.weight.name) for layer in layers if isinstance(layer, Linear)]
     return ", ".join(list(dict.fromkeys(names))[-5:]) or "none"

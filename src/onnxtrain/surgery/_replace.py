@@ -1,4 +1,4 @@
-"""`replace_head`: the same model with a new last linear layer."""
+"""Replaces the last linear layer of a model by one with another number of outputs."""
 
 from __future__ import annotations
 
@@ -64,24 +64,24 @@ def replace_head(
     bias: bool | None = None,
     logits: bool = True,
 ) -> onnx.ModelProto | ir.Model:
-    """Returns the model with its last linear layer replaced by a new one of `classes` outputs; `model` stays as it is.
+    """Returns the model with a new last linear layer of `classes` outputs; `model` is not changed.
 
-    The layer is a Gemm, a MatMul (with an Add) or a 1x1 Conv, of any layout of the weight, behind which there may be
-    Softmax, Sigmoid, LogSoftmax, Relu, pooling, Reshape and the like. It starts as PyTorch's `nn.Linear` and
-    `nn.Conv2d` do: weight and bias uniform in `[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]`, drawn by
-    `numpy.random.default_rng(seed)`, the weight first, in the layout `[classes, ...]`. Weight and bias keep their
-    names; in the place of names that an exporter has made up, and of a weight that also serves elsewhere, they are
-    `head.weight` and `head.bias`. Data type, batch and the names of inputs and of the output stay.
+    The layer is a Gemm, a MatMul (with an Add) or a 1x1 Conv, with any layout of the weight. Softmax, Sigmoid,
+    LogSoftmax, Relu, pooling, Reshape and the like may follow it. Weight and bias start as those of PyTorch's
+    `nn.Linear` and `nn.Conv2d`: uniform in `[-1 / sqrt(fan_in), 1 / sqrt(fan_in)]`, drawn by
+    `numpy.random.default_rng(seed)`, the weight first, in the layout `[classes, ...]`. They keep their names, unless an
+    exporter made the name up or another layer shares the weight: then they are `head.weight` and `head.bias`. Dtype,
+    batch and names of inputs and output stay.
 
     Args:
         model: path of an `.onnx` file, `ModelProto` or `onnx_ir.Model`.
         classes: number of outputs of the new layer.
-        seed: of the initial values.
-        output: name of the output whose head it is, where the model has several.
-        head: name of the layer (of its node, its weight, or its module), where it is not to be looked for.
-        bias: whether the new layer has a bias; None if the old one has, also one of zeros that an exporter's optimizer
-            has dropped, where the file tells.
-        logits: whether a Softmax or Sigmoid behind the layer is left out, as losses want logits.
+        seed: seed of the initial values.
+        output: name of the output behind the head, for a model with several.
+        head: name of the layer (of its node, its weight, or its module); None searches for the last one.
+        bias: True or False for a layer with or without a bias; None for as the old layer, which counts as having one if
+            an exporter's optimizer dropped a bias of zeros and the file tells.
+        logits: True removes a Softmax or Sigmoid behind the layer, as losses want logits.
 
     Returns:
         The model in canonical form (opset 21 or newer): an `onnx_ir.Model` for one, else a `ModelProto`, which
@@ -108,11 +108,13 @@ def replace_head(
     assert layer.output is not None
     name = str(layer.output.name)
     _resize(result, layer, int(classes), name)
+    # Drawn as [classes, ...] whatever the layout of the file, so that one seed gives one layer.
     rng = np.random.default_rng(seed)
     bound = 1 / math.sqrt(layer.fan_in)
     shape = layer.shape if layer.rows else layer.shape[::-1]
     weight = rng.uniform(-bound, bound, (classes, *shape[1:]))
     old = layer.weight
+    # A tied weight, e.g. of the embedding, must keep its values for the other reader.
     shared = any(len(value.uses()) > 1 for value in (old, *(node.outputs[0] for node in layer.through)))
     new_weight = _new(result, old, weight if layer.rows else weight.T, "head.weight", shared=shared)
     _rewire(layer, old, new_weight)
@@ -128,18 +130,20 @@ def replace_head(
     remove_unread_nodes(result.graph)
     remove_unread_initializers(result.graph, [old, layer.bias])
     for node in (layer.node, *layer.through, *([layer.add] if layer.add else [])):
-        node.metadata_props.clear()  # of the exporter, about parameters that are no more
+        # The exporter's notes name parameters that are gone.
+        node.metadata_props.clear()
     return as_given(result, model)
 
 
 def _had_bias(model: ir.Model, layer: Linear) -> bool:
-    """Whether the layer had a bias in PyTorch of which the file has kept the name only."""
+    """Says if the layer had a bias in PyTorch, of which only the name is left in the file."""
     return any(name.endswith("bias") for name in TorchSignature(model).read(layer.node))
 
 
 def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
-    """Follows the classes to the output, and writes their number into the shapes on the way."""
+    """Follows the axis of the classes to the output, and writes their new number into shapes on the way."""
     axis, old, at = layer.axis, layer.classes, layer.node
+    # Nothing on the way depends on the number then, and ops that could not be followed do no harm.
     if old == classes:
         return
     try:
@@ -158,6 +162,7 @@ def _resize(model: ir.Model, layer: Linear, classes: int, name: str) -> None:
 
 
 def _set_size(value: ir.Value, axis: int, size: int) -> None:
+    """Writes a size into the shape of a value, if it has one."""
     if value.shape is not None:
         value.shape = ir.Shape([size if index == axis else dim for index, dim in enumerate(value.shape)])
 
@@ -165,13 +170,22 @@ def _set_size(value: ir.Value, axis: int, size: int) -> None:
 def _new(
     model: ir.Model, like: ir.Value, array: npt.NDArray[np.float64], made_up: str, *, shared: bool
 ) -> ir.Value:
-    """Returns an initializer in the place of another, of its dtype, under its name where it can have it."""
+    """Makes an initializer that replaces another one.
+
+    Args:
+        model: the model.
+        like: the old initializer, whose dtype the new one has.
+        array: the new values.
+        made_up: name for the case that the old name was made up by an exporter, or that others read the old one.
+        shared: True if others read the old initializer.
+    """
     assert like.dtype is not None
     name = fresh_name(model, made_up) if shared or is_generated_name(str(like.name)) else str(like.name)
     tensor = ir.Tensor(np.ascontiguousarray(array.astype(like.dtype.numpy())), dtype=like.dtype, name=name)
     value = ir.Value(
         name=name, type=ir.TensorType(like.dtype), shape=ir.Shape(array.shape), const_value=tensor
     )
+    # The new one takes the place of the old among the initializers: parameters are inputs in this order.
     if name == like.name:
         order = list(model.graph.initializers.values())
         model.graph.initializers.clear()
@@ -183,22 +197,23 @@ def _new(
 
 
 def _rewire(layer: Linear, old: ir.Value, new: ir.Value) -> None:
-    """Lets the layer read a new weight, through nodes of its own where it is transposed or cast."""
+    """Makes the layer read a new weight, through copies of the Cast and Transpose nodes between."""
     value = new
     for node in layer.through:
         shape = None if node.op_type == "Transpose" and value.shape is None else value.shape
         if node.op_type == "Transpose" and shape is not None:
             shape = ir.Shape(list(shape)[::-1])
-        own = ir.node(node.op_type, [value], dict(node.attributes), name=None)
-        own.outputs[0].type, own.outputs[0].shape = node.outputs[0].type, shape
-        own.outputs[0].name = f"{layer.node.outputs[0].name}.{new.name}.{node.op_type}"
-        layer.node.prepend(own)
-        value = own.outputs[0]
+        copy = ir.node(node.op_type, [value], dict(node.attributes), name=None)
+        copy.outputs[0].type, copy.outputs[0].shape = node.outputs[0].type, shape
+        copy.outputs[0].name = f"{layer.node.outputs[0].name}.{new.name}.{node.op_type}"
+        layer.node.prepend(copy)
+        value = copy.outputs[0]
     layer.node.replace_input_with(1, value)
     layer.weight = new
 
 
 def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> None:
+    """Replaces the bias of a layer, or adds one: as an input of Gemm and Conv, by an Add behind a MatMul."""
     old = layer.bias
     if old is not None:
         rank = len(old.shape) if old.shape is not None else 1
@@ -208,6 +223,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
         reader.replace_input_with(list(reader.inputs).index(old), new)
         return
     new = _new_bias(model, layer, array)
+    # MatMul has no third input.
     if layer.node.op_type in ("Gemm", "Conv"):
         layer.node.resize_inputs(3)
         layer.node.replace_input_with(2, new)
@@ -218,6 +234,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
     sum_.type, sum_.shape = before.type, before.shape
     layer.node.append(add)
     name, output = before.name, before.is_graph_output()
+    # The Add itself reads `before`, too, and must go on to do so.
     before.replace_all_uses_with(sum_, replace_graph_outputs=True)
     add.replace_input_with(0, before)
     if output:
@@ -228,6 +245,7 @@ def _set_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
 
 
 def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) -> ir.Value:
+    """Makes the initializer of a bias for a layer without one, named after its weight."""
     weight = str(layer.weight.name)
     name = f"{weight.removesuffix('.weight')}.bias" if weight.endswith(".weight") else "head.bias"
     name = fresh_name(model, name)
@@ -240,6 +258,7 @@ def _new_bias(model: ir.Model, layer: Linear, array: npt.NDArray[np.float64]) ->
 
 
 def _drop_bias(layer: Linear) -> None:
+    """Removes the bias of a layer, and the Add if there is one; a graph output keeps its name."""
     if layer.add is None:
         layer.node.resize_inputs(2)
         return
@@ -254,7 +273,7 @@ def _drop_bias(layer: Linear) -> None:
 
 
 def _drop_probabilities(layer: Linear, name: str) -> None:
-    """Takes Softmax and Sigmoid out of the tail; the output keeps its name."""
+    """Removes Softmax and Sigmoid from the tail; the output keeps its name."""
     for node in [node for node in layer.tail if node.op_type in PROBABILITIES]:
         before, after = node.inputs[0], node.outputs[0]
         assert before is not None
@@ -275,6 +294,7 @@ def _drop_probabilities(layer: Linear, name: str) -> None:
 
 def _keep_outputs(model: ir.Model, layer: Linear, name: str) -> None:
     """Drops the other outputs that are computed from the head."""
+    # E.g. the label that an ArgMax computes from the old classes: its graph would not fit the new number.
     behind: set[ir.Value] = {layer.node.outputs[0]}
     for node in model.graph:
         if any(value in behind for value in node.inputs if value is not None):

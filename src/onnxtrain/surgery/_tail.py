@@ -1,4 +1,4 @@
-"""The ops between a head and an output: where the classes are behind each, and what has their number in it."""
+"""Follows the axis of the classes through the ops between a head and an output, and rewrites sizes on the way."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from onnxtrain.passes import mark_constant
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
 PROBABILITIES = ("Softmax", "Sigmoid")
-"""Ops that make probabilities of the logits that losses want."""
+"""Ops that turn logits, which losses want, into probabilities."""
 
 Dims = Sequence[int | None]
 
 
 class Refusal(Exception):
-    """Why the classes cannot be followed through a node."""
+    """The reason why the axis of the classes cannot be followed through a node."""
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """Returns the input of an op of the tail that comes from the head, None if it has two that may."""
+    """Returns the input of an op of the tail that comes from the head; None if two inputs may."""
     if node.op_type not in _WITH_A_NUMBER:
         return node.inputs[0]
     numbers = [
@@ -34,10 +34,17 @@ def data_input(node: ir.Node) -> ir.Value | None:
 
 
 def follow(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """Returns the axis of the classes behind a node, of which there are now `new`; rewrites sizes in the node.
+    """Returns the axis of the classes in a node's output, and rewrites sizes in the node.
+
+    Args:
+        model: the model.
+        node: a node of the tail.
+        axis: axis of the classes in its input.
+        old: the old number of classes.
+        new: the new number.
 
     Raises:
-        Refusal: it is not known.
+        Refusal: the axis cannot be followed.
     """
     return TAIL_OPS[node.op_type](model, node, axis, old, new)
 
@@ -47,12 +54,14 @@ def _same(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
 
 
 def _pool(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    # Pooling leaves batch and channels, axes 0 and 1, and reduces all others.
     if axis != 1:
         raise Refusal("it pools over the classes")
     return axis
 
 
 def _resize(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    # `sizes` without `axes` has an entry for every axis, the classes included.
     if len(node.inputs) > 3 and node.inputs[3] is not None and "axes" not in node.attributes:
         raise Refusal("it gives the number of classes as a size")
     return axis
@@ -88,17 +97,19 @@ def _transpose(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) ->
 
 
 def _flatten(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
+    """Follows the classes through a Flatten that does not merge them with other axes."""
     dims = _dims(node.inputs[0])
     start = node.attributes.get_int("axis", 1) % max(1, len(dims))
     group = dims[:start] if axis < start else dims[start:]
     position = axis if axis < start else axis - start
+    # Flattened together with other axes the classes are no axis of their own, unless the others have size one.
     if any(dim != 1 for index, dim in enumerate(group) if index != position):
         raise Refusal(f"it merges the classes with other axes of {list(dims)}")
     return 0 if axis < start else 1
 
 
 def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> int:
-    """The target in which the classes are an axis of their own, with the same numbers before and behind."""
+    """Finds the axis of the Reshape's target that holds the classes alone, with equal sizes before and behind it."""
     dims, target = _dims(node.inputs[0]), _constant(node.inputs[1])
     if target is None or (0 in target and node.attributes.get_int("allowzero", 0) == 1):
         raise Refusal("its shape is computed")
@@ -107,18 +118,20 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
     ]
     behind = math.prod(dim or 0 for dim in dims[axis + 1 :])
     for position in reversed(range(len(target))):
-        own = target[position]
-        classes = own in (old, -1) or (own == 0 and position == axis)
+        size = target[position]
+        # 0 copies the size of the input's axis, -1 stands for all that is left.
+        classes = size in (old, -1) or (size == 0 and position == axis)
         rest = sizes[position + 1 :]
         if not classes or -1 in rest or math.prod(dim or 0 for dim in rest) != behind or behind == 0:
             continue
         before, wanted = sizes[:position], list(dims[:axis])
-        if (own != -1 and -1 in before) or (before == wanted and None not in before):
-            known = True
-        else:  # symbolic sizes, copied by zeros
-            known = position == axis and all(size == 0 for size in target[:position])
-        if known:
-            if own == old and own > 0:
+        if (size != -1 and -1 in before) or (before == wanted and None not in before):
+            is_classes = True
+        else:
+            # Symbolic sizes before the classes are equal if zeros copy them.
+            is_classes = position == axis and all(number == 0 for number in target[:position])
+        if is_classes:
+            if size == old and size > 0:
                 _set(model, node, position, new)
             return position
     raise Refusal(
@@ -127,7 +140,8 @@ def _reshape(model: ir.Model, node: ir.Node, axis: int, old: int, new: int) -> i
 
 
 def _set(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
-    """Writes a size into the target of a Reshape, in a constant of its own."""
+    """Writes a size into the target of a Reshape."""
+    # In a new constant, as other nodes may read the old one.
     target = _constant(node.inputs[1])
     assert target is not None
     sizes = np.array(target, np.int64)
@@ -137,23 +151,27 @@ def _set(model: ir.Model, node: ir.Node, position: int, size: int) -> None:
     value = ir.Value(
         name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape([len(sizes)]), const_value=tensor
     )
+    # Marked, so that selection does not take it for a parameter and folding may use it.
     mark_constant(value)
     model.graph.register_initializer(value)
     node.replace_input_with(1, value)
 
 
 def _constant(value: ir.Value | None) -> list[int] | None:
+    """Returns the integers of a constant; None for a computed value."""
     if value is None or value.const_value is None:
         return None
     return [int(number) for number in value.const_value.numpy().reshape(-1)]
 
 
 def _axes(node: ir.Node, rank: int) -> set[int] | None:
+    """Returns the axes of a node, not negative; None if they are computed."""
     axes = _constant(node.inputs[1]) if len(node.inputs) > 1 else None
     return None if axes is None else {axis % rank for axis in axes}
 
 
 def _dims(value: ir.Value | None) -> Dims:
+    """Returns the sizes of a value; raises Refusal if its shape is unknown."""
     dims = static_dims(value) if value is not None else None
     if dims is None:
         raise Refusal("its shape is not known")
@@ -178,4 +196,4 @@ TAIL_OPS: dict[str, Callable[[ir.Model, ir.Node, int, int, int], int]] = {
     "Flatten": _flatten,
     "Reshape": _reshape,
 }
-"""What may stand between a head and an output, and where the classes are behind it."""
+"""The ops that may stand between a head and an output, each with the function that follows the axis of the classes."""

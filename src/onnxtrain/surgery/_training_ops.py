@@ -1,4 +1,4 @@
-"""`lower_training_ops`: the ops of `ai.onnx.preview.training` as ops that every runtime has."""
+"""Rewrites the ops of domain `ai.onnx.preview.training` as standard ops, which every runtime has."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def lower_training_ops(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.
 
 @without_collection()
 def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
-    """Returns the model with standard ops in the place of Gradient, Adam, Adagrad and Momentum.
+    """Returns the model with Gradient, Adam, Adagrad and Momentum replaced by standard ops.
 
-    Those ops are part of the ONNX standard, domain `ai.onnx.preview.training`, and no stock runtime has them.
-    A Gradient becomes the computation that :func:`onnxtrain.differentiate` writes, of the graph between the tensors
-    that its attributes name, at the values of its inputs; that may be the gradient of another Gradient. Adam,
-    Adagrad and Momentum become the formulas of the standard. Everything else in the model, training
-    Dropout and BatchNormalization for example, is written as ONNX Runtime takes it, too.
+    These ops are part of the ONNX standard, domain `ai.onnx.preview.training`, but no stock runtime has them. A
+    Gradient becomes the nodes that :func:`onnxtrain.differentiate` writes for the graph between the tensors that its
+    attributes name, at the values of its inputs; it may be the gradient of another Gradient. Adam, Adagrad and Momentum
+    become the formulas of the standard. The rest of the model, e.g. Dropout and BatchNormalization in training mode, is
+    rewritten for ONNX Runtime as `differentiate` does it.
 
     Args:
         model: path of a `.onnx` file, `ModelProto`, or `onnx_ir.Model`; it is not changed.
@@ -59,7 +59,7 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
     Raises:
         ModelError: the model cannot be loaded or converted; a Gradient stands in a branch or body, or depends on
             itself; an op has a wrong number of inputs.
-        DifferentiationError: a Gradient names a tensor that there is not, or for y or xs an integer one.
+        DifferentiationError: a Gradient names a tensor that does not exist, or an integer one as y or in xs.
         NoGradientRule: an op between the tensors that a Gradient names has no gradient rule.
 
     Example:
@@ -79,6 +79,8 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
         [[0.5, 1.0], [2.0, 4.0]]
     """
     result = canonicalize(load_model(model))
+    # Optimizers first: a Gradient may differentiate through their formulas, as in meta-learning, but not through the
+    # ops.
     _lower_optimizers(result)
     result = _lower_gradients(result)
     CleanupPass()(result)
@@ -88,16 +90,18 @@ def lower_training_ops(model: ModelSource) -> onnx.ModelProto | ir.Model:
 
 
 def _lower_optimizers(model: ir.Model) -> None:
+    """Replaces Adam, Adagrad and Momentum nodes, in subgraphs, too."""
     main = Emitter(model.graph, functions=model.functions)
-    found = False
+    modified = False
     for graph in tuple(model.graphs()):
         op = main if graph is model.graph else main.within(graph)
         for node in tuple(graph):
             lower = _OPTIMIZERS.get(node.op_type) if node.domain == _DOMAIN else None
             if lower is None:
                 continue
-            found = True
+            modified = True
             op.scope = f"{node.name or node.op_type}/"
+            # Inputs: learning rate and update count, then all X, all G, all V, ...
             count, rest = divmod(len(node.inputs) - 2, lower[1])
             if rest or count < 1 or None in node.inputs:
                 raise ModelError(
@@ -108,13 +112,13 @@ def _lower_optimizers(model: ir.Model) -> None:
             groups = [tensors[k::count] for k in range(count)]
             results = [lower[0](op, node, rate, step, *group) for group in groups]
             _replace(op, node, [value for part in zip(*results, strict=True) for value in part])
-    if found:
+    if modified:
         common.TopologicalSortPass()(model)
         settle_shapes(lift_constants(model))
 
 
 def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> None:
-    """Puts values in the place of a node's outputs, under their names."""
+    """Replaces a node by values, which take the names of its outputs; None for outputs that nothing reads."""
     graph = node.graph
     assert graph is not None
     for output, value in zip(node.outputs, results, strict=False):
@@ -128,19 +132,19 @@ def _replace(op: Emitter, node: ir.Node, results: Sequence[ir.Value | None]) -> 
 
 
 def _number(node: ir.Node, name: str) -> float:
-    """Returns a float attribute, or what the schema says where it is missing."""
+    """Returns a float attribute, or the schema's default."""
     default = schema_of(node.op_type, 1, _DOMAIN).attributes[name].default_value.f
     return float(node.attributes.get_float(name, default))
 
 
 def _scalar(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
-    """Returns a number, which models give as [] or [1], as a scalar of the dtype of `like`."""
+    """Reshapes a number of shape [] or [1] to a scalar, in the dtype of `like`."""
     result = op.Reshape(value, op.const([]))
     return result if result.dtype == like.dtype else op.Cast(result, to=like.dtype)
 
 
 def _regularized(op: Emitter, node: ir.Node, x: ir.Value, g: ir.Value) -> ir.Value:
-    """With the gradient of 0.5 * norm_coefficient * |X|²."""
+    """Adds the gradient of 0.5 * norm_coefficient * |X|² to g."""
     coefficient = _number(node, "norm_coefficient")
     return op.Add(op.Mul(x, coefficient), g) if coefficient else g
 
@@ -155,6 +159,7 @@ def _adam(
     v: ir.Value,
     h: ir.Value,
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """Writes Adam-1 of the standard for one tensor; returns the new x, v and h."""
     alpha, beta = _number(node, "alpha"), _number(node, "beta")
     r, t = _scalar(op, rate, x), _scalar(op, step, x)
     g = _regularized(op, node, x, g)
@@ -164,7 +169,8 @@ def _adam(
     of_beta = op.Sqrt(op.Sub(op.const(1.0, like=x), op.Pow(op.const(beta, like=x), t)))
     of_alpha = op.Sub(op.const(1.0, like=x), op.Pow(op.const(alpha, like=x), t))
     later = op.Greater(t, 0.0)
-    # A quotient of zeros, though not taken, would make the gradient not a number.
+    # The standard corrects the bias from t = 1 on. The inner Where avoids 0/0 at t = 0, whose gradient would be NaN
+    # though the outer Where does not take it.
     adjusted = op.Where(later, op.Div(op.Mul(r, of_beta), op.Where(later, of_alpha, 1.0)), r)
     x_new = op.Sub(x, op.Div(op.Mul(adjusted, v_new), h_sqrt))
     post = _number(node, "norm_coefficient_post")
@@ -174,6 +180,7 @@ def _adam(
 def _adagrad(
     op: Emitter, node: ir.Node, rate: ir.Value, step: ir.Value, x: ir.Value, g: ir.Value, h: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
+    """Writes Adagrad-1 of the standard for one tensor; returns the new x and h."""
     decay = _number(node, "decay_factor")
     r = op.Div(_scalar(op, rate, x), op.Add(op.Mul(_scalar(op, step, x), decay), 1.0))
     g = _regularized(op, node, x, g)
@@ -185,6 +192,7 @@ def _adagrad(
 def _momentum(
     op: Emitter, node: ir.Node, rate: ir.Value, step: ir.Value, x: ir.Value, g: ir.Value, v: ir.Value
 ) -> tuple[ir.Value, ir.Value]:
+    """Writes Momentum-1 of the standard for one tensor; returns the new x and v."""
     alpha, mode = _number(node, "alpha"), node.attributes.get_string("mode", "")
     if mode not in ("standard", "nesterov"):
         raise ModelError(
@@ -192,6 +200,7 @@ def _momentum(
         )
     g = _regularized(op, node, x, g)
     first = op.const(1.0, like=x)
+    # The standard ignores beta at the first step, t = 0.
     beta = op.Where(op.Greater(_scalar(op, step, x), 0.0), op.const(_number(node, "beta"), like=x), first)
     v_new = op.Add(op.Mul(v, alpha), op.Mul(beta, g))
     direction = v_new if mode == "standard" else op.Add(g, op.Mul(v_new, alpha))
@@ -203,11 +212,11 @@ _OPTIMIZERS: dict[str, tuple[Callable[..., tuple[ir.Value, ...]], int]] = {
     "Adagrad": (_adagrad, 3),
     "Momentum": (_momentum, 3),
 }
-"""What writes the formula for one tensor, and how many inputs there are for each."""
+"""By op: the function that writes the formula for one tensor, and the number of inputs per tensor."""
 
 
 def _lower_gradients(model: ir.Model) -> ir.Model:
-    """Returns the model without Gradient nodes; those whose `y` is another's result come after it."""
+    """Replaces all Gradient nodes; one whose `y` depends on another's result comes after that one."""
     for graph in model.graphs():
         for node in graph:
             if _is_gradient(node) and graph is not model.graph:
@@ -235,6 +244,7 @@ def _target(node: ir.Node) -> str:
 
 
 def _sources(node: ir.Node) -> tuple[list[str], list[str]]:
+    """Returns the names in `xs` and `zs` of a Gradient."""
     xs, zs = node.attributes.get_strings("xs", ()), node.attributes.get_strings("zs", ())
     return list(xs), list(zs)
 
@@ -244,28 +254,31 @@ def _behind(model: ir.Model, node: ir.Node) -> list[ir.Node]:
     xs, zs = _sources(node)
     (target,) = differentiable_values(model.graph, [_target(node)], "y")
     values = values_by_name(model.graph)
-    known = {values.get(name) for name in (*xs, *zs)}
-    needed, found = {target}, []
+    sources = {values.get(name) for name in (*xs, *zs)}
+    needed, between = {target}, []
     for other in reversed(model.graph):
-        if any(output in needed and output not in known for output in other.outputs):
+        if any(output in needed and output not in sources for output in other.outputs):
             needed.update(reads(other))
-            found.append(other)
-    return found[::-1]
+            between.append(other)
+    return between[::-1]
 
 
 def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
+    """Replaces one Gradient node by the computation of its gradients."""
     xs, zs = _sources(node)
-    given = [None if value is None else str(value.name) for value in node.inputs]
-    if len(given) != len(xs) + len(zs) or None in given:
+    input_names = [None if value is None else str(value.name) for value in node.inputs]
+    if len(input_names) != len(xs) + len(zs) or None in input_names:
         raise ModelError(
-            f"lowering Gradient ({node.name or 'without a name'}): it has {len(given)} inputs for the "
+            f"lowering Gradient ({node.name or 'without a name'}): it has {len(input_names)} inputs for the "
             f"{len(xs) + len(zs)} tensors that xs and zs name"
         )
     differentiable_values(model.graph, xs, "xs")
     find_values(model.graph, zs, "zs")
     names = _names(node)
     target, leaves = _target(node), xs
-    if given != [*xs, *zs]:
+    # The standard lets the inputs be other tensors than those that xs and zs name: the graph between is then evaluated
+    # at these inputs.
+    if input_names != [*xs, *zs]:
         target, leaves = _copy(model, node)
     model = expand_path(model, [target], leaves)
     values, op = values_by_name(model.graph), Emitter(model.graph, functions=model.functions)
@@ -275,6 +288,7 @@ def _lower_gradient(model: ir.Model, node: ir.Node) -> ir.Model:
         (op.zeros_like(values[leaf]) if gradient is None else gradient) if name else None
         for leaf, gradient, name in zip(leaves, gradients, names, strict=False)
     ]
+    # `expand_path` returned a copy of the model: the node is found again by the names of its outputs.
     again = next(other for other in model.graph if _is_gradient(other) and _names(other) == names)
     _replace(op, again, results)
     common.TopologicalSortPass()(model)
@@ -288,11 +302,12 @@ def _names(node: ir.Node) -> list[str]:
 
 
 def _copy(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
-    """Writes the graph between the named tensors once more, at the values of the inputs; returns names of y and xs."""
+    """Writes a copy of the graph between the named tensors that reads the node's inputs; returns names of y and xs."""
     op = Emitter(model.graph, functions=model.functions)
     op.scope = f"{node.name or node.op_type}/"
     xs, zs = _sources(node)
-    given = [op.Identity(value) for value in node.inputs]  # leaves of their own
+    # A copy of each input is the leaf: the input itself may be read elsewhere on the path, which must not count.
+    copies = [op.Identity(value) for value in node.inputs]
     originals = values_by_name(model.graph)
     twin = model.clone()
     values = values_by_name(twin.graph)
@@ -305,9 +320,10 @@ def _copy(model: ir.Model, node: ir.Node) -> tuple[str, list[str]]:
         values[name].replace_all_uses_with(leaf)
     for value in (*twin.graph.inputs, *twin.graph.initializers.values()):
         value.replace_all_uses_with(originals[str(value.name)])
+    # y may be one of the xs, whose gradient is then one.
     output = ends.get(_target(node), values[_target(node)])
     part = ir.Graph(inputs, [output], nodes=nodes, opset_imports=model.graph.opset_imports, name="part")
-    for leaf, value in zip(inputs, given, strict=True):
+    for leaf, value in zip(inputs, copies, strict=True):
         value.type, value.shape = leaf.type, leaf.shape
-    (target,) = op.copy_of(part, given)
-    return str(target.name), [str(value.name) for value in given[: len(xs)]]
+    (target,) = op.copy_of(part, copies)
+    return str(target.name), [str(value.name) for value in copies[: len(xs)]]

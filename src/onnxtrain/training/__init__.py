@@ -1,1 +1,1 @@
-"""From a forward graph to the training, eval and inference models."""
+"""Turns a forward graph with a loss into the training, eval and inference models."""

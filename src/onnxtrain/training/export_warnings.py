@@ -1,4 +1,4 @@
-"""Warnings, and errors, about what an exporter did to a model that is now to be trained."""
+"""Warns of changes that an exporter made to a model, and refuses those that training would suffer from."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def warn_of_export(
     *,
     as_exported: Collection[ir.Node],
 ) -> None:
-    """Logs a warning for each way in which training the model would differ from training the network it was.
+    """Logs a warning for each way in which the model trains otherwise than the network that it was exported from.
 
     Args:
         model: canonical model with its loss.
         trainable: names of the parameters to train.
-        active: the values between these and the loss.
-        as_exported: the BatchNormalization and Dropout nodes that stay in the mode they were exported in.
+        active: values between these parameters and the loss.
+        as_exported: BatchNormalization and Dropout nodes that keep the mode in which they were exported.
     """
     _warn_of_inference_mode(as_exported)
     _warn_of_lost_parameters(model)
@@ -37,15 +37,15 @@ def warn_of_export(
 
 
 def check_training_mode(model: ir.Model, *, asked: bool) -> None:
-    """Checks that BatchNormalization and Dropout can train as they are to.
+    """Checks that BatchNormalization and Dropout can run in their training modes.
 
     Args:
-        model: canonical model in the mode that it is trained in.
-        asked: whether training mode was asked for by `batch_norm="training"`.
+        model: canonical model in the mode in which it is trained.
+        asked: True if the user passed `batch_norm="training"`.
 
     Raises:
-        GraphBuildError: nothing in the model has a training mode that was asked for, or BatchNormalization would take
-            the statistics of one sample.
+        GraphBuildError: training mode was asked for and the model has no such node, or BatchNormalization would compute
+            statistics of a single sample.
     """
     nodes = list(ir.traversal.RecursiveGraphIterator(model.graph))
     norms = [node for node in nodes if node.op_type == "BatchNormalization" and node.domain == ""]
@@ -76,6 +76,7 @@ def check_training_mode(model: ir.Model, *, asked: bool) -> None:
 
 
 def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
+    """Warns of BatchNormalization and Dropout that train in inference mode, unless the user chose it."""
     norms = sum(node.op_type == "BatchNormalization" and not is_training_batch_norm(node) for node in nodes)
     if norms:
         _log.warning(
@@ -86,6 +87,7 @@ def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
             argument("batch_norm", "training"),
             argument("batch_norm", "inference"),
         )
+    # The third input of Dropout is training_mode; without it the op drops nothing.
     dropouts = sum(node.op_type == "Dropout" and len(node.inputs) < 3 for node in nodes)
     if dropouts:
         _log.warning(
@@ -98,6 +100,7 @@ def _warn_of_inference_mode(nodes: Collection[ir.Node]) -> None:
 
 
 def _warn_of_lost_parameters(model: ir.Model) -> None:
+    """Warns of parameters of the PyTorch module that the file no longer has."""
     names = TorchSignature(model).missing_parameters()
     if names:
         _log.warning(
@@ -110,8 +113,11 @@ def _warn_of_lost_parameters(model: ir.Model) -> None:
 
 
 def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
+    """Warns of one initializer that several layers read because their weights were equal when exported."""
+    # Both of PyTorch's exporters merge equal initializers; the passes restore those that the file tells apart.
     for name in trainable:
         nodes = [str(use.node.name) for use in model.graph.initializers[name].uses()]
+        # TorchScript's exporter gives this name to what it folds, e.g. a transposed weight.
         if name.startswith("onnx::") and len(nodes) > 1:
             _log.warning(
                 "%r, which PyTorch's exporter has computed from weights of equal values, serves in %s and is trained "
@@ -122,6 +128,7 @@ def _warn_of_shared_weights(model: ir.Model, trainable: Sequence[str]) -> None:
 
 
 def _warn_of_lost_detaches(model: ir.Model, active: Collection[ir.Value]) -> None:
+    """Warns of calls of detach() that the exporter has dropped, so that gradients flow on there."""
     nodes = [repr(node.name or node.outputs[0].name) for node in lost_detaches(model.graph, active)]
     if nodes:
         _log.warning(

@@ -1,4 +1,4 @@
-"""The inference model of a training run: the outputs of the original model, without targets and loss."""
+"""Builds the inference model of a training run: the outputs of the original model, without targets and loss."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onnxtrain.passes import CleanupPass, TrainingModePass, promote_initializers
 def build_inference_model(
     model: ir.Model, outputs: Sequence[str], parameters: Sequence[str], statistics: Sequence[str]
 ) -> ir.Model | None:
-    """Returns the part of a canonical model that computes `outputs`, in inference mode; `model` is not changed.
+    """Cuts out the part of a canonical model that computes `outputs`, in inference mode; `model` is not changed.
 
-    Its inputs are those of the user that are needed, then all parameters, then all statistics, as the eval model has
-    them, so that a host binds the same buffers to both. None where there are no outputs.
+    Its inputs are the user inputs that are needed, then all parameters, then all statistics, in the order of the eval
+    model, so that a host can bind the same buffers to both. Returns None if there are no outputs.
     """
     inference = model.clone()
     values = [find_value(inference.graph, name) for name in outputs]
@@ -27,9 +27,11 @@ def build_inference_model(
     inference.graph.outputs.extend(value for value in values if value is not None)
     TrainingModePass(batch_norm="inference", dropout="inference")(inference)
     CleanupPass(keep={*parameters, *statistics})(inference)
+    # Labels of a loss inside of the model are inputs that nothing reads any more.
     for value in tuple(inference.graph.inputs):
         if not value.uses() and not value.is_graph_output():
             inference.graph.inputs.remove(value)
+    # After the loop above: parameters that only the loss needs stay inputs, so that all models have the same.
     promote_initializers(inference, [*parameters, *statistics])
     inference = settle_shapes(inference)
     CleanupPass(keep=set())(inference)
@@ -37,7 +39,7 @@ def build_inference_model(
 
 
 def inference_entry(model: ir.Model, held: Sequence[str]) -> dict[str, Any]:
-    """Returns what the manifest says of an inference model, of which the store holds some inputs."""
+    """Returns the manifest entry of an inference model; `held` are the inputs that the parameter store provides."""
     return {
         "inputs": [str(value.name) for value in model.graph.inputs if value.name not in set(held)],
         "outputs": [str(value.name) for value in model.graph.outputs],

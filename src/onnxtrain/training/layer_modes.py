@@ -1,4 +1,4 @@
-"""Which BatchNormalization and Dropout nodes train, where a pattern says so for each layer."""
+"""Switches BatchNormalization and Dropout nodes to training or inference mode, all or by name."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from onnxtrain.selection import match_names, some_names
 from onnxtrain.training.running_variance import mark_unbiased
 
 BatchNormMode = Literal["as_exported", "training", "inference"] | Mapping[str, Mode]
-"""What BatchNormalization and Dropout do in training: one mode for all, or one for each pattern of names."""
+"""Mode of BatchNormalization and Dropout: one for all, or one per pattern, e.g. {"backbone.*": "inference"}."""
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _SWITCHED = ("BatchNormalization", "Dropout")
 
 
 def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
-    """Puts BatchNormalization and Dropout into their modes, in place; returns the nodes of which none was given.
+    """Switches BatchNormalization and Dropout to their modes, in place; returns the nodes that stay as exported.
 
-    Patterns (:func:`onnxtrain.selection.match_names`) are tried in their order, and the first that matches a node
-    decides. A node has the names of itself, of its scale and its module: `/body/bn/BatchNormalization`,
-    `body.bn.weight`, `body.bn`. What no pattern matches stays as it was exported.
+    The first pattern (:func:`onnxtrain.selection.match_names`) that matches a node decides. A node matches by its own
+    name, the name of its scale, or that of its module: `/body/bn/BatchNormalization`, `body.bn.weight`, `body.bn`.
 
     Raises:
         GraphBuildError: a pattern matches no node.
@@ -42,17 +41,18 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
         _update_as_pytorch(nodes if batch_norm == "training" else ())
         return nodes if batch_norm == "as_exported" else []
     names = {node: _names(node) for node in nodes}
-    known = list(dict.fromkeys(name for own in names.values() for name in own))
+    all_names = list(dict.fromkeys(name for of_node in names.values() for name in of_node))
     modes: dict[ir.Node, Mode] = {}
-    for pattern, matched in match_names(batch_norm, known).items():
+    for pattern, matched in match_names(batch_norm, all_names).items():
         if not matched:
-            shown = [own[0] for own in names.values() if own]
+            shown = [of_node[0] for of_node in names.values() if of_node]
             raise GraphBuildError(
                 f"building the training graph: no BatchNormalization or Dropout matches {pattern!r} of "
                 f"{argument('batch_norm')}; there are {some_names(shown)}"
             )
         for node in nodes:
             if not set(matched).isdisjoint(names[node]):
+                # `setdefault`: the first pattern that matches decides.
                 modes.setdefault(node, batch_norm[pattern])
     TrainingModePass(batch_norm=modes, dropout=modes)(model)
     _update_as_pytorch(node for node, mode in modes.items() if mode == "training")
@@ -60,18 +60,17 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
 
 
 def _update_as_pytorch(nodes: Iterable[ir.Node]) -> None:
-    """Marks BatchNormalization nodes whose training mode was asked for: their running variance is PyTorch's.
-
-    One whose training mode is the file's own keeps ONNX's population variance: the file says so.
-    """
+    """Marks BatchNormalization nodes that are switched to training mode: their running variance follows PyTorch."""
+    # A node that the file itself has in training mode keeps ONNX's population variance, as the file says.
     for node in nodes:
         if node.op_type == "BatchNormalization":
             mark_unbiased(node)
 
 
 def _names(node: ir.Node) -> list[str]:
-    """Returns the names of a node, the one that PyTorch has for its module first."""
+    """Returns the names of a node, PyTorch's name of its module first."""
     names = []
+    # The Dynamo exporter notes the path of modules, the node's own name last.
     scopes = node.metadata_props.get(_SCOPES)
     if scopes:
         names += [scope for scope in ast.literal_eval(scopes)[:-1] if scope][-1:]
@@ -80,6 +79,7 @@ def _names(node: ir.Node) -> list[str]:
         names += [scale.name.rpartition(".")[0], scale.name]
     if node.name:
         names.append(node.name)
-        if node.name.startswith("/"):  # as TorchScript's exporter writes the path of the module
+        # TorchScript's exporter writes the path of the module, as in "/body/bn/BatchNormalization".
+        if node.name.startswith("/"):
             names.append(node.name[1:].rpartition("/")[0].replace("/", "."))
     return [name for name in dict.fromkeys(names) if name]

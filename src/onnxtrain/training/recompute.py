@@ -1,7 +1,8 @@
-"""Computing values of the forward pass once more for the gradients, instead of keeping them.
+"""Recomputes activations in the backward pass instead of keeping them since the forward pass.
 
-Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). Here it is chosen value by value: what elementwise
-ops, normalisations and copies give is computed again, and some products of matrices where that saves most.
+The idea is that of Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016), but each activation is chosen
+by
+itself: results of elementwise ops, normalisations and views are recomputed, and a share of the matrix products.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.passes import remove_unread_nodes
 
+# Ops that cost no arithmetic: their results are recomputed at any size.
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+# Elementwise ops and ops along one axis, whose time is that of reading and writing memory.
 _CHEAP = _VIEWS | {
     *("Abs", "Add", "Cast", "Ceil", "Celu", "Clip", "Concat", "Cos", "Div", "Elu", "Erf", "Exp", "Expand", "Floor"),
     *("Gather", "Gelu", "HardSigmoid", "HardSwish", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Max"),
@@ -29,18 +32,21 @@ _PRODUCTS = frozenset(
     }
 )
 _SHARE = 1 / 2
-"""Of the work of all forward products, what is done again: a sixth more for a step, which has three of each."""
+"""Largest share of the work of all forward matrix products that is recomputed.
+
+A training step has three products per layer (forward, and two for the gradients), so one half costs a sixth more time.
+"""
 _LEAST = 64
-"""Elements, counted with 1 for sizes that are not known, from which on a value is worth it."""
+"""Smallest number of elements for which recomputing pays; an unknown size counts as 1."""
 
 
 class RecomputePass(ir.passes.InPlacePass):
-    """Rewrite gradients to read values that are computed again, when the gradients have come so far.
+    """Rewrites gradients to read recomputed activations.
+
+    Must be the last pass: merging equal nodes afterwards would undo it.
 
     Args:
         forward: names of the values of the forward pass.
-
-    To be run last: nodes that compute the same are no longer to be merged.
     """
 
     def __init__(self, forward: Collection[str]) -> None:
@@ -48,7 +54,7 @@ class RecomputePass(ir.passes.InPlacePass):
         self._forward = frozenset(forward)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
-        """Rewrite in place; subgraphs, and what they read, stay."""
+        """Rewrites in place; subgraphs, and the values that they read, stay."""
         graph = model.graph
         plan = _Plan(graph, self._forward)
         writer = _Writer(Emitter(graph, functions=model.functions), plan)
@@ -60,31 +66,32 @@ class RecomputePass(ir.passes.InPlacePass):
 
 
 class _Plan:
-    """Which values of the forward pass are kept for the gradients, and which are computed again.
+    """The decision for each value of the forward pass: keep it for the gradients, or recompute it.
 
     Attributes:
-        forward: nodes that no gradient comes to: those of the forward pass, and copies of its results.
+        forward: nodes of the forward pass, and views of its results.
     """
 
     def __init__(self, graph: ir.Graph, names: Collection[str]) -> None:
         self.forward: set[ir.Node] = set()
-        self._inputs = set(graph.inputs)
         for node in graph:
             if any(value.name in names for value in node.outputs) or self._is_copy(node):
                 self.forward.add(node)
         self._products = set(_chosen([node for node in graph if node in self.forward]))
         self._kept: set[ir.Value] = set()
         self._repeated: dict[ir.Value, bool] = {}
+        # The bodies of control flow are not rewritten, so what they read must stay.
         captured = {value for node in graph for value in _captured(node)}
         for node in graph:
             for value in node.outputs if node in self.forward else ():
                 readers = [use.node for use in value.uses() if self.is_gradient(use.node)]
+                # Without a signal nothing could delay the recomputation, and a runtime would do it at once.
                 fixed = value.is_graph_output() or value in captured or not all(map(self._signal, readers))
                 if fixed or (readers and not self._is_repeatable(value)):
                     self._kept.add(value)
 
     def repeats(self, value: ir.Value | None) -> bool:
-        """Whether gradients read a value that is computed again."""
+        """Says if a value is recomputed for the gradients that read it."""
         return (
             value is not None
             and value not in self._kept
@@ -93,20 +100,21 @@ class _Plan:
         )
 
     def is_there(self, value: ir.Value) -> bool:
-        """Whether a value is held anyway."""
+        """Says if a value is in memory anyway: it is kept, an input, or a constant."""
         return value in self._kept or value.producer() is None
 
     def is_activation(self, value: ir.Value) -> bool:
-        """Whether a value is none of the parameters and constants, and large."""
+        """Says if a value is a floating-point result of a node, not a parameter, constant or size."""
         return value.producer() is not None and value.dtype is not None and value.dtype.is_floating_point()
 
     def signal(self, node: ir.Node) -> ir.Value:
-        """Returns an input of a node that gradients compute: once it is there they have come so far."""
+        """Returns an input of a gradient node that other gradient nodes compute: the cotangent that it waits for."""
         signal = self._signal(node)
         assert signal is not None
         return signal
 
     def _signal(self, node: ir.Node) -> ir.Value | None:
+        """Returns the first floating-point input that a gradient node computes, or None."""
         for value in node.inputs:
             producer = None if value is None else value.producer()
             if value is None or producer is None or producer in self.forward:
@@ -116,27 +124,30 @@ class _Plan:
         return None
 
     def is_gradient(self, node: ir.Node) -> bool:
-        """Whether a node is behind the forward pass, and reads more than sizes."""
+        """Says if a node belongs to the backward pass and reads elements, not just sizes."""
         return node not in self.forward and node.op_type not in ("Shape", "Size")
 
     def _is_copy(self, node: ir.Node) -> bool:
+        """Says if a node is a view of results of the forward pass, outside of it."""
         if node.domain != "" or node.op_type not in _VIEWS:
             return False
         sources = [value.producer() for value in node.inputs if value is not None]
         return sources[:1] != [None] and all(source is None or source in self.forward for source in sources)
 
     def _is_repeatable(self, value: ir.Value) -> bool:
-        """Whether a value can be computed from what is held anyway, and should be."""
+        """Says if a value can be recomputed from values in memory, and if that pays."""
         if value not in self._repeated:
             node = value.producer()
             self._repeated[value] = node is not None and self._is_worth_it(node, value)
         return self._repeated[value]
 
     def _is_worth_it(self, node: ir.Node, value: ir.Value) -> bool:
+        """Says if a node is cheap, its result large enough, and its inputs in memory or recomputable."""
         if node not in self.forward or (node.op_type not in _CHEAP and node not in self._products):
             return False
         if value.dtype is None or not value.dtype.is_floating_point():
             return False
+        # A small value saves nothing, and each recomputation costs a node.
         if node.op_type not in _VIEWS and _elements(value) < _LEAST:
             return False
         sources = [source for source in node.inputs if source is not None]
@@ -147,7 +158,7 @@ class _Plan:
 
 
 class _Writer:
-    """Writes what is computed again, each value once, before the first gradient that reads it."""
+    """Writes the recomputation of each value once, before the first gradient node that reads it."""
 
     def __init__(self, op: Emitter, plan: _Plan) -> None:
         self._op, self._plan = op, plan
@@ -155,18 +166,20 @@ class _Writer:
         self._zeros: dict[ir.Value, ir.Value] = {}
 
     def rewrite(self, node: ir.Node) -> None:
-        """Makes a node read what is computed again."""
+        """Makes a gradient node read recomputed values."""
         graph = self._op.graph
         last = graph[-1]
         signal = self._plan.signal(node)
         for index, value in enumerate(node.inputs):
             if value is not None and self._plan.repeats(value):
                 node.replace_input_with(index, self._computed_again(value, signal))
+        # The emitter appended to the end; runtimes need the nodes before their reader.
         new = list(_behind(graph, last))
         graph.remove(new)
         graph.insert_before(node, new)
 
     def _computed_again(self, value: ir.Value, signal: ir.Value) -> ir.Value:
+        """Returns the value that gradients read instead: the same if small, else delayed by a signal or recomputed."""
         if value in self._again:
             return self._again[value]
         if self._plan.is_there(value) or not self._plan.is_activation(value):
@@ -191,10 +204,10 @@ class _Writer:
         return self._again[value]
 
     def _later(self, value: ir.Value, signal: ir.Value) -> ir.Value:
-        """Returns a value, which is not there before a signal is: runtimes compute what they can as soon as they can.
-
-        Its shape is known then only: a zero is added that nothing but the signal's numbers give.
-        """
+        """Makes a value depend on a signal, so that no runtime recomputes from it before the signal is computed."""
+        # A runtime runs a node as soon as its inputs are there, and then the recomputed values would live as long as
+        # the kept ones. Here the shape of a Reshape depends on the signal: a zero is added to it that is computed from
+        # the signal's numbers (x < x is false, for NaN as well), which no optimizer can fold.
         op = self._op
         if signal not in self._zeros:
             first = op.Slice(op.Reshape(signal, [-1]), [0], [1])
@@ -208,16 +221,16 @@ class _Writer:
 
 def _behind(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
     """Yields the nodes that were appended behind another one."""
-    found: list[ir.Node] = []
+    appended: list[ir.Node] = []
     for other in reversed(graph):
         if other is node:
             break
-        found.append(other)
-    yield from reversed(found)
+        appended.append(other)
+    yield from reversed(appended)
 
 
 def _captured(node: ir.Node) -> Iterator[ir.Value]:
-    """Yields what subgraphs of a node read of the graph around them."""
+    """Yields the values that subgraphs of a node read, those of the graph around them included."""
     for attribute in node.attributes.values():
         graphs = {ir.AttributeType.GRAPH: [attribute.value], ir.AttributeType.GRAPHS: attribute.value}
         for graph in graphs.get(attribute.type, ()):
@@ -226,12 +239,13 @@ def _captured(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _chosen(nodes: list[ir.Node]) -> Iterator[ir.Node]:
-    """Yields products with weights that are done again: the first ones, whose results would be kept the longest.
+    """Chooses products with weights to recompute: the first ones, whose results would be kept the longest.
 
-    What a product with `depth` terms gives costs as many multiplications per number: only those that give at least as
-    many numbers as they take are worth it.
+    One number of the result of a product over `depth` terms costs `depth` multiplications. Only products whose result
+    is at least as large as their input (width >= depth) save enough memory for that.
     """
     sizes = {node: size for node in nodes if (size := _weight(node)) is not None}
+    # The number of rows is common to all of them: depth * width measures the work.
     budget = _SHARE * sum(depth * width for depth, width in sizes.values())
     for node, (depth, width) in sizes.items():
         if width >= depth and depth * width <= budget:
@@ -240,17 +254,18 @@ def _chosen(nodes: list[ir.Node]) -> Iterator[ir.Node]:
 
 
 def _weight(node: ir.Node) -> tuple[int, int] | None:
-    """Returns how many numbers of each row a product of a tensor with a weight takes and gives."""
+    """Returns the row lengths (depth, width) of input and result of a product with a weight; None for other nodes."""
     if node.op_type not in _PRODUCTS:
         return None
-    given, result = (value and static_dims(value) for value in (node.inputs[0], node.outputs[0]))
+    rows, result = (value and static_dims(value) for value in (node.inputs[0], node.outputs[0]))
     weight = node.inputs[1] and static_dims(node.inputs[1])
-    if not given or not result or not weight or len(weight) != 2 or node.attributes.get_int("transA", 0) != 0:
+    if not rows or not result or not weight or len(weight) != 2 or node.attributes.get_int("transA", 0) != 0:
         return None
-    return None if given[-1] is None or result[-1] is None else (given[-1], result[-1])
+    return None if rows[-1] is None or result[-1] is None else (rows[-1], result[-1])
 
 
 def _elements(value: ir.Value) -> int:
+    """Returns the number of elements, counting 1 for unknown sizes."""
     count = 1
     for size in static_dims(value) or ():
         count *= 1 if size is None else size

@@ -1,4 +1,4 @@
-"""Running variances as PyTorch updates them, which ONNX's BatchNormalization does not."""
+"""Updates running variances as PyTorch does, by the unbiased variance of the batch; ONNX uses the biased one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import onnx_ir as ir
 from onnxtrain.emitter import Emitter, static_dims
 
 _KEY = "onnxtrain.unbiased_running_variance"
-"""Metadata of a BatchNormalization node whose running variance is to be updated as PyTorch does."""
+"""Metadata key of a BatchNormalization node whose running variance is updated as in PyTorch."""
 
-_INPUT_VAR, _RUNNING_VAR = 4, 2  # input and output of BatchNormalization-14
+# Index of the input and of the output in BatchNormalization-14.
+_INPUT_VAR, _RUNNING_VAR = 4, 2
 
 
 def mark_unbiased(node: ir.Node) -> None:
@@ -20,12 +21,12 @@ def mark_unbiased(node: ir.Node) -> None:
 
 
 def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
-    """Makes a training BatchNormalization that is marked update its running variance as PyTorch does.
+    """Rewrites a marked training BatchNormalization so that its running variance is updated as in PyTorch.
 
     PyTorch: running' = momentum * running + (1 - momentum) * variance * n / (n - 1), for n values per channel. ONNX
-    (BatchNormalization-15) has no factor n / (n - 1) =: b. The node gets running / b in place of running, and its
-    result is multiplied by b. So node and native kernels stay as they are. With one value per channel, which PyTorch
-    refuses to train on, the result is NaN.
+    (BatchNormalization-15) has no factor b = n / (n - 1). The node gets running / b in place of running, and its result
+    is multiplied by b, so that the op and its native kernels stay as they are. With one value per channel, which
+    PyTorch refuses to train on, the result is NaN.
 
     Args:
         op: writes into the graph of the node.
@@ -38,6 +39,7 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     x = node.inputs[0]
     if node.metadata_props.pop(_KEY, None) is None or before is None or x is None:
         return after
+    # The emitter appends to the end of the graph: what it wrote is moved in front of the node, and later behind it.
     graph, kept = op.graph, set(op.graph)
     factor = _bessel(op, x, before)
     node.replace_input_with(_INPUT_VAR, op.Div(before, factor))
@@ -47,6 +49,7 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
     product = updated.producer()
     assert product is not None
     updated.shape, updated.type = before.shape, before.type
+    # The product itself reads `after`, too, and must go on to do so.
     after.replace_all_uses_with(updated, replace_graph_outputs=True)
     product.replace_input_with(0, after)
     graph.insert_after(node, _taken_out(graph, kept))
@@ -54,21 +57,21 @@ def update_unbiased(op: Emitter, node: ir.Node) -> ir.Value:
 
 
 def _bessel(op: Emitter, x: ir.Value, like: ir.Value) -> ir.Value:
-    """Returns n / (n - 1) in the dtype of `like`, n = size(x) / channels; infinite for n = 1."""
+    """Returns n / (n - 1), with n = size(x) / channels, in the dtype of `like`; infinite for n = 1."""
     sizes = static_dims(x)
     if sizes is not None and None not in sizes:
         count = math.prod(size for axis, size in enumerate(sizes) if axis != 1 and size is not None)
         return op.const(count / (count - 1) if count > 1 else math.inf, like=like)
-    # Both are counted in float32 whatever the dtype of x, as float16 ends at 65,504.
+    # Size and channels are counted in float32 whatever the dtype of x, as float16 ends at 65,504.
     size = op.Cast(op.Size(x), to=ir.DataType.FLOAT)
-    known = None if sizes is None else sizes[1]
-    channels = known if known is not None else op.Cast(op.Squeeze(op.dim(x, 1)), to=ir.DataType.FLOAT)
-    factor: ir.Value = op.Div(size, op.Sub(size, channels if known is None else float(known)))
+    static = None if sizes is None else sizes[1]
+    channels = op.Cast(op.Squeeze(op.dim(x, 1)), to=ir.DataType.FLOAT) if static is None else float(static)
+    factor: ir.Value = op.Div(size, op.Sub(size, channels))
     return factor if like.dtype == ir.DataType.FLOAT else op.Cast(factor, to=like.dtype)
 
 
 def _taken_out(graph: ir.Graph, kept: set[ir.Node]) -> list[ir.Node]:
-    """Removes all nodes but those to keep from a graph, and returns them in their order."""
+    """Removes all nodes but `kept` from a graph; returns the removed ones in order."""
     written = [node for node in graph if node not in kept]
     for node in written:
         graph.remove(node)

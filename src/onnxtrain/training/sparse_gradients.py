@@ -1,4 +1,4 @@
-"""Gradients of embeddings in the rows that were read, in place of those of whole tables."""
+"""Replaces gradients of embedding tables by gradients of the rows that a batch reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DTYPES = (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16)
 
 
 def match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]:
-    """Returns the trained parameters that names and patterns of `sparse_gradients` stand for, in their order.
+    """Returns the trained parameters that match names or patterns of `sparse_gradients`, in graph order.
 
     Raises:
         GraphBuildError: one of them matches none.
@@ -34,17 +34,17 @@ def match_sparse(patterns: Iterable[str], trainable: Sequence[str]) -> list[str]
 def keep_rows(
     model: ir.Model, gradients: Mapping[str, ir.Value], parameters: Mapping[str, ir.Value]
 ) -> dict[str, str]:
-    """Makes of gradients of tables `[n, *rest]` outputs of rows `[reads, *rest]`, and last ones of their indices.
+    """Replaces gradient outputs `[n, *rest]` by rows `[reads, *rest]`, and appends outputs of the row numbers.
 
-    What wrote the whole gradients stays, without a reader.
+    The nodes that computed the whole gradients stay, without a reader.
 
     Args:
         model: a training model.
-        gradients: its outputs with the gradients of some parameters, by the names of these.
-        parameters: these parameters in the forward graph, for messages.
+        gradients: gradient outputs of the model, by parameter name.
+        parameters: the parameters in the forward graph, by name.
 
     Returns:
-        The names of the outputs with the indices, int64 `[reads]` and from 0 on, by those of the parameters.
+        By parameter name, the name of the output with its row numbers, int64 `[reads]`, from 0 on.
 
     Raises:
         GraphBuildError: a gradient comes from something else than Gather on axis 0.
@@ -66,6 +66,7 @@ def keep_rows(
         if rows.dtype != whole.dtype:
             rows = op.Cast(rows, to=whole.dtype)
         rows.name, whole.name = whole.name, op.unique_name(f"{whole.name}_whole")
+        # The number of rows differs from batch to batch, and is the same for gradient and row numbers.
         rows.shape = ir.Shape([f"{name}_reads", *dims[1:]])
         outputs[outputs.index(whole)] = rows
         names[name] = indices.name = op.unique_name(f"{name}_grad_indices")
@@ -75,7 +76,7 @@ def keep_rows(
 
 
 def _writers(gradient: ir.Value) -> list[ir.Node | None]:
-    """Returns the nodes whose results a gradient is the sum of; None for what no node writes."""
+    """Returns the nodes whose results are added up to a gradient; None stands for a term that no node computes."""
     node = gradient.producer()
     if node is None or node.domain != "" or node.op_type not in ("Add", "Cast", "Identity"):
         return [node]
@@ -83,18 +84,22 @@ def _writers(gradient: ir.Value) -> list[ir.Node | None]:
 
 
 def _is_of_rows(node: ir.Node | None) -> bool:
+    """Says if a node adds up rows: it is the gradient of a Gather on axis 0."""
     return node is not None and node.domain == DOMAIN and node.op_type in embedding_gradient.function_names
 
 
 def _read(op: Emitter, node: ir.Node, dims: tuple[int, ...]) -> tuple[ir.Value, ir.Value]:
-    """Returns the rows that an EmbeddingGradient adds up, and the indices of those."""
+    """Returns the rows that an EmbeddingGradient adds up, and their row numbers, not negative."""
     cotangent, indices, _ = node.inputs
     flat = op.Reshape(indices, [-1])
     rows = op.Reshape(cotangent, op.Concat(op.Shape(flat), list(dims[1:]), axis=0), allowzero=1)
+    # Gather counts negative indices from the end; one row must have one number, by which the optimizer adds up its
+    # reads.
     return rows, op.Where(op.Less(flat, 0), op.Add(flat, dims[0]), flat)
 
 
 def _refusal(parameter: ir.Value, writers: Sequence[ir.Node | None]) -> str:
+    """Says why a parameter has no sparse gradient, for the error."""
     if all(map(_is_of_rows, writers)):
         problem = f"it is {parameter.dtype}, and float32, float64 and float16 are supported"
     else:

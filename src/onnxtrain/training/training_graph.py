@@ -36,21 +36,21 @@ from onnxtrain.training.running_variance import update_unbiased
 from onnxtrain.training.sparse_gradients import keep_rows, match_sparse
 
 Precision = Literal["fp32", "bf16"]
-"""What products and convolutions of float32 are computed in: float32, or bfloat16 with sums in float32."""
+"""Precision of products and convolutions of float32: float32, or bfloat16 with sums in float32."""
 
 
 @dataclass(frozen=True)
 class TrainingGraphs:
-    """The two models of a training run, and what their manifest says.
+    """The models of a training run, with their manifest and initial values.
 
     Attributes:
-        training: loss, additional outputs, gradients and updated statistics from inputs, targets and
+        training: computes loss, additional outputs, gradients and updated statistics from inputs, targets and
             parameters.
-        eval: loss and additional outputs, with Dropout and BatchNormalization in inference mode.
+        eval: computes loss and additional outputs, with Dropout and BatchNormalization in inference mode.
         manifest: the manifest, without `files` and `optimizer`.
-        parameters: all parameters, trainable and frozen, in graph order: their values before training.
-        statistics: all BatchNorm running statistics, in graph order: their values before training.
-        inference: the outputs of the original model from its inputs and the parameters; None if not asked for.
+        parameters: value before training of each parameter, trainable or frozen, in graph order.
+        statistics: value before training of each BatchNorm running statistic, in graph order.
+        inference: computes the outputs of the original model from its inputs and the parameters; None if not asked for.
     """
 
     training: ir.Model
@@ -80,32 +80,32 @@ def build_training_graphs(
     precision: Precision = "fp32",
     sparse_gradients: Iterable[str] = (),
 ) -> TrainingGraphs:
-    """Returns the training and eval models of a canonical model that computes the scalar `loss`.
+    """Builds the training, eval and inference models from a canonical model that computes the scalar `loss`.
 
     Args:
         model: canonical model, with the parameters named here among its `variable` ones; it is not changed.
             Inputs with metadata :data:`TARGET_KEY` are targets.
         loss: name of the scalar to minimise.
         additional_outputs: names of further values to return beside the loss.
-        requires_grad: names of the parameters to train; None trains every floating-point parameter that is
-            neither frozen, nor a BatchNorm statistic, nor only a setting of ops (bounds of Clip, scales of
-            Resize, ...), nor a buffer or constant of a PyTorch module where the file tells.
+        requires_grad: names of the parameters to train. None trains every floating-point parameter that is not frozen,
+            no BatchNorm statistic, no setting of an op (bounds of Clip, scales of Resize, ...) and, if the file tells,
+            no buffer or constant of a PyTorch module.
         frozen: names of parameters that are inputs of the training model but not trained.
-        batch_norm: whether BatchNormalization (and Dropout) run as the model says, or are switched to
-            training or inference mode in the training model; for each layer by a mapping of patterns to modes.
-        input_gradients: names of floating-point inputs of which the training model returns the gradients too.
-        inference_outputs: names of what an inference model returns; none for no such model.
-        recompute: whether values are computed again for the gradients instead of being kept.
-        precision: of the training model's products and convolutions; the other models compute in float32.
-        sparse_gradients: names of trained parameters whose gradients are those of the rows that were read.
+        batch_norm: mode of BatchNormalization and Dropout in the training model: "as_exported", "training",
+            "inference", or a mapping of patterns of layers to modes.
+        input_gradients: names of floating-point inputs whose gradients the training model returns, too.
+        inference_outputs: names of the outputs of the inference model; empty for no such model.
+        recompute: True recomputes activations in the backward pass instead of keeping them.
+        precision: precision of the training model's products and convolutions; the other models compute in float32.
+        sparse_gradients: names of embedding tables whose gradients hold only the rows that a batch reads.
 
     Raises:
         DifferentiationError: one of `input_gradients` is no floating-point value.
-        GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is
-            no scalar; one of `sparse_gradients` is read otherwise than by rows.
-        NothingToTrain: no parameter is left to train, or the loss depends on none of those that are.
-        NoGradientRule: an op on the way has no gradient rule.
-        ValueError: `precision` is none of its two values.
+        GraphBuildError: a name is unknown, both trainable and frozen, or to be returned twice; the loss is no scalar;
+            one of `sparse_gradients` is read otherwise than by rows.
+        NothingToTrain: no parameter is left to train, or the loss depends on none of them.
+        NoGradientRule: an op between loss and parameters has no gradient rule.
+        ValueError: `precision` is unknown.
     """
     if precision not in get_args(Precision):
         raise ValueError(
@@ -128,6 +128,7 @@ def build_training_graphs(
     parameters, statistics = list(build.parameters), list(build.statistics)
     inference = build_inference_model(model, inference_outputs, parameters, statistics)
     manifest["inference"] = None if inference is None else inference_entry(inference, parameters + statistics)
+    # Each model carries the manifest, so that a host needs no other file.
     for graph_model in (training, evaluation):
         graph_model.metadata_props[METADATA_KEY] = json.dumps(manifest | {"files": {}, "optimizer": None})
     return TrainingGraphs(training, evaluation, manifest, build.parameters, build.statistics, inference)
@@ -270,6 +271,7 @@ def _active_values(model: ir.Model, trainable: Sequence[str]) -> set[ir.Value]:
 
 
 def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    """Makes the named values the only outputs of a model, in order."""
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise GraphBuildError(
@@ -284,7 +286,8 @@ def _set_outputs(model: ir.Model, names: Sequence[str]) -> None:
 def _make_scalar(model: ir.Model) -> None:
     """Makes the loss, the model's first output, a tensor of rank 0 under the name that it has."""
     loss = model.graph.outputs[0]
-    if loss.shape is None or loss.dtype is None:  # a loss of one's own, which need not say what it is
+    # A user's own loss class may append nodes without shapes.
+    if loss.shape is None or loss.dtype is None:
         infer_shapes(model)
     dims = static_dims(loss)
     if not is_float(loss) or dims is None or any(dim != 1 for dim in dims):
@@ -293,6 +296,7 @@ def _make_scalar(model: ir.Model) -> None:
             "which is not a scalar of floating point. Choose a loss with reduction 'mean' or 'sum', or name "
             f"a scalar of the model in loss_input_names.{why_untyped(loss) if dims is None else ''}"
         )
+    # A loss of shape [1] or [1, 1]: the manifest promises hosts a scalar of rank 0.
     if dims:
         writer = Emitter(model.graph)
         name = str(loss.name)
@@ -303,6 +307,7 @@ def _make_scalar(model: ir.Model) -> None:
 
 
 def _named(model: ir.Model, name: str) -> ir.Value:
+    """Returns the value of a name; raises GraphBuildError if there is none."""
     value = find_value(model.graph, name)
     if value is not None:
         return value
@@ -313,6 +318,7 @@ def _named(model: ir.Model, name: str) -> ir.Value:
 
 
 def _tensor(model: ir.Model, name: str) -> ir.TensorProtocol:
+    """Returns the initial value of an initializer."""
     tensor = model.graph.initializers[name].const_value
     if tensor is None:
         raise GraphBuildError(f"building the training graph: the parameter {name!r} has no value")
@@ -401,6 +407,7 @@ def _optional(key: str, name: str | None) -> dict[str, str]:
 
 
 def _tensor_entry(value: ir.Value) -> dict[str, Any]:
+    """Returns name, dtype and shape of a value for the manifest; symbolic sizes by name."""
     dims = static_dims(value)
     shape = None
     if dims is not None and value.shape is not None:

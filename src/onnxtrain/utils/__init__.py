@@ -1,1 +1,1 @@
-"""What onnxruntime-training had under this name and training loops use: `onnxtrain.utils.data`."""
+"""Holds `onnxtrain.utils.data`, the samplers that onnxruntime-training had under this name."""

@@ -1,4 +1,8 @@
-"""One module per family of ops; importing this package registers them all."""
+"""Holds the gradient rules, one module per family of ops; importing this package registers them all.
+
+Modules with a leading underscore are shared by several families. Ops of com.microsoft stand in `contrib/`, those of
+ai.onnx.ml in `ml.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Interpolation between the pixels of an image, at positions that are data.
+"""Interpolates between the pixels of an image at positions that are computed, and differentiates that.
 
-Along each axis a sample lies between the pixel `low` and the next one, at `weight` of the way; its value is the sum
-over the corners of that cell, or, where it is cubic, over those of the cells around it, too. Values of several axes
-broadcast against each other.
+Along each axis a sample lies between the pixel `low` and the next one, at the fraction `weight` of the way. Its value
+is a weighted sum over the corners of that cell; for cubic interpolation, over the corners of the neighbouring cells,
+too. Indices and weights of several axes broadcast against each other.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ _CUBIC = {
     1: (0.0, -_A, 2 * _A + 3, -_A - 2),
     2: (0.0, 0.0, _A, -_A),
 }
-"""Weights of the pixels at steps from `low`, as polynomials of the way to the next one: Keys, "Cubic convolution
-interpolation for digital image processing", 1981, with the parameter that ONNX and PyTorch have."""
+"""By step from `low`, the weight of that pixel as a polynomial of `weight`, constant term first.
+
+Keys, "Cubic convolution interpolation for digital image processing", 1981, with the parameter of ONNX and PyTorch.
+"""
 
 
 @dataclass(frozen=True)
 class Tap:
-    """A pixel near samples on one axis.
+    """One of the pixels that a sample is interpolated from, along one axis.
 
     Attributes:
-        index: which one it is, possibly outside of the image.
-        weight: what it weighs in the value; `slope` the derivative of that in the position.
+        index: its index, possibly outside of the image.
+        weight: its weight in the sample.
+        slope: derivative of the weight with respect to the position.
     """
 
     index: ir.Value
@@ -43,13 +46,14 @@ class Tap:
 
 @dataclass(frozen=True)
 class Place:
-    """Where samples lie on one axis of an image; floating-point values of one dtype.
+    """Positions of samples on one axis of an image; floating-point values of one dtype.
 
     Attributes:
-        low: the pixel at or before each sample; `weight` how far the sample is on the way to the next one, None
-            where all samples are pixels.
-        size: how many pixels there are, int64 [1]; `last` the index of the last one.
-        taps: pixels by steps from `low`; None where a sample lies between two, linearly.
+        low: index of the pixel at or before each sample.
+        weight: fraction of the way from there to the next pixel, 0 to 1; None if all samples are pixels.
+        size: number of pixels, int64 [1].
+        last: index of the last pixel.
+        taps: by step from `low`, -1 to 2, the pixels of cubic interpolation; None for linear interpolation.
     """
 
     low: ir.Value
@@ -72,9 +76,9 @@ def cubic_place_at(
 
     Args:
         op: emitter.
-        where: their positions on an axis.
-        size: how many pixels that has.
-        brought_in: gives the indices that stand for given ones, which may lie outside of the image.
+        where: positions of the samples on an axis.
+        size: number of pixels of the axis.
+        brought_in: replaces indices outside of the image, e.g. by the reflected ones.
     """
     place = place_at(op, where, size)
     assert place.weight is not None
@@ -87,7 +91,7 @@ def cubic_place_at(
 
 
 def _polynomial(op: Emitter, x: ir.Value, coefficients: Sequence[float]) -> ir.Value:
-    """Returns the value of a polynomial, its constant term first, by Horner's scheme."""
+    """Evaluates a polynomial at x by Horner's scheme; coefficients from the constant term on."""
     *rest, last = coefficients
     total = op.Mul(x, last)
     for coefficient in reversed(rest[1:]):
@@ -96,11 +100,12 @@ def _polynomial(op: Emitter, x: ir.Value, coefficients: Sequence[float]) -> ir.V
 
 
 def corners(places: Sequence[Place]) -> list[tuple[int, ...]]:
-    """Returns the corners of a cell, or of those around it, as steps along each axis."""
+    """Lists the pixels around a sample as steps from `low` along each axis, e.g. [(0, 0), (0, 1), (1, 0), (1, 1)]."""
     return list(itertools.product(*map(_steps, places)))
 
 
 def _steps(place: Place) -> tuple[int, ...]:
+    """Returns the steps from `low` to the pixels of a sample along one axis."""
     if place.taps is not None:
         return tuple(place.taps)
     return (0,) if place.weight is None else (0, 1)
@@ -109,13 +114,14 @@ def _steps(place: Place) -> tuple[int, ...]:
 def pixel(
     op: Emitter, places: Sequence[Place], corner: Sequence[int], *, zeros: bool
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Returns the flat index of the pixel at a corner, and whether it exists (1 or 0).
+    """Returns the flat index of the pixel at a corner, and 1 or 0 for a pixel inside or outside of the image.
 
     Args:
         op: emitter.
         places: of the samples, one per axis.
-        corner: of the cell.
-        zeros: whether there are zeros around the image; else, the nearest pixels and None.
+        corner: steps from `low`, an entry of :func:`corners`.
+        zeros: True if the image is padded with zeros. False takes the nearest pixel for one outside, and returns None
+            as the second value.
     """
     flat, inside = None, []
     for place, step in zip(places, corner, strict=True):
@@ -126,6 +132,7 @@ def pixel(
         if zeros:
             exists = op.And(op.GreaterOrEqual(index, 0.0), op.LessOrEqual(index, place.last))
             inside.append(op.Cast(exists, to=place.low.dtype))
+        # Clipped in both modes: Gather must not be asked for an index outside, even if the result is multiplied by 0.
         index = op.Cast(op.Min(op.Max(index, 0.0), place.last), to=ir.DataType.INT64)
         flat = index if flat is None else op.Add(op.Mul(flat, place.size), index)
     assert flat is not None
@@ -133,19 +140,19 @@ def pixel(
 
 
 def weights(op: Emitter, places: Sequence[Place], corner: Sequence[int]) -> list[ir.Value]:
-    """Returns the weight of a corner along each axis."""
-    found = []
+    """Returns the weight of a corner along each axis; none for axes on which all samples are pixels."""
+    result = []
     for place, step in zip(places, corner, strict=True):
         if place.taps is not None:
-            found.append(place.taps[step].weight)
+            result.append(place.taps[step].weight)
         elif place.weight is not None:
-            found.append(place.weight if step else op.Sub(1.0, place.weight))
-    return found
+            result.append(place.weight if step else op.Sub(1.0, place.weight))
+    return result
 
 
 def slopes(op: Emitter, places: Sequence[Place], values: Sequence[ir.Value]) -> list[ir.Value]:
-    """Returns the cotangents of the positions along each axis; `values` are those of the weights of the corners."""
-    found = []
+    """Returns the cotangents of the positions along each axis from those of the weights of the corners, `values`."""
+    result = []
     for axis, place in enumerate(places):
         total = None
         for corner, value in zip(corners(places), values, strict=True):
@@ -154,13 +161,14 @@ def slopes(op: Emitter, places: Sequence[Place], values: Sequence[ir.Value]) -> 
             if place.taps is not None:
                 term = op.Mul(term, place.taps[corner[axis]].slope)
             else:
+                # The weights are 1 - weight and weight: their slopes are -1 and 1.
                 term = term if corner[axis] else op.Neg(term)
             total = term if total is None else op.Add(total, term)
         assert total is not None
-        found.append(total)
-    return found
+        result.append(total)
+    return result
 
 
 def product(op: Emitter, values: Sequence[ir.Value]) -> ir.Value | None:
-    """Returns the product of some values, None of none."""
+    """Returns the product of the values; None if there are none."""
     return functools.reduce(op.Mul, values) if values else None

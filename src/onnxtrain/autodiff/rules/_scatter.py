@@ -1,4 +1,4 @@
-"""Adding a cotangent back to the positions that its primal was read from."""
+"""Adds a cotangent back to the positions that its primal was read from."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onnxtrain.emitter import Emitter
 def positions(op: Emitter, value: ir.Value) -> ir.Value:
     """Returns the flat position of every element of `value`: int64, of its shape.
 
-    Applied to these, an op that only moves elements (Slice, Pad, Compress, ...) tells where each element of
-    its output came from, whatever its attributes and whatever is symbolic.
+    If an op that only moves elements (Slice, Pad, Compress, ...) is applied to these positions, its output says for
+    each element where it came from. That needs no knowledge of the op's attributes, nor static sizes.
     """
     count = op.Range(0, op.Size(value), 1)
     return op.Reshape(count, op.shape_of(value), allowzero=1)
@@ -21,6 +21,7 @@ def positions(op: Emitter, value: ir.Value) -> ir.Value:
 
 def scatter_to(op: Emitter, ct: ir.Value, where: ir.Value, like: ir.Value) -> ir.Value:
     """Returns zeros of the shape of `like` with each element of `ct` added at its flat position `where`."""
+    # ScatterND into a vector: its indices have one column.
     index = op.Reshape(where, [-1, 1])
     flat = scatter_nd(op, op.Reshape(op.Size(like), [1]), index, op.Reshape(ct, [-1]))
     return op.reshape_like(flat, like)
@@ -47,7 +48,8 @@ def scatter_elements(
 def _summed(
     op: Emitter, shape: ir.Value, updates: ir.Value, scatter: Callable[[ir.Value, ir.Value], ir.Value]
 ) -> ir.Value:
-    """Scatters into zeros; half precision in float32: more accurate, and the CPU has no other kernel."""
+    """Scatters into zeros of `shape`, in float32 for half precision."""
+    # Sums in float16 lose digits, and ONNX Runtime's CPU has no kernel that adds half precision.
     dtype = updates.dtype
     narrow = dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     wide = op.Cast(updates, to=ir.DataType.FLOAT) if narrow else updates

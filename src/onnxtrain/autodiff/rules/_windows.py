@@ -1,6 +1,6 @@
-"""Sliding windows over the spatial axes of `[batch, channels, *spatial]` values, for convolution and pooling.
+"""Describes sliding windows over the spatial axes of `[batch, channels, *spatial]`, for convolution and pooling.
 
-Window `o` reads, with its tap `t`, position `o * stride + t * dilation - pad_begin` of what it slides over.
+Tap `t` of window `o` reads position `o * stride + t * dilation - pad_begin` of the input.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from onnxtrain.autodiff._node import NodeView
 from onnxtrain.emitter import Emitter, static_dims
 
 Sizes = tuple[int, ...] | ir.Value
-"""One number per spatial axis: integers, or an int64 tensor where they are known at run time only."""
+"""One number per spatial axis: integers, or an int64 tensor if they are known at run time only."""
 
 _END = np.iinfo(np.int64).max
-"""As the end of a Slice: everything."""
+"""End of a Slice that takes everything."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,11 @@ class Windows:
     """The geometry of sliding windows, one entry per spatial axis.
 
     Attributes:
-        kernel: taps; `strides`, `dilations` as in the schema.
-        begins: padding before each axis, `ends` after it.
+        kernel: number of taps, e.g. (3, 3).
+        strides: steps between windows, as in the schema.
+        dilations: steps between taps, as in the schema.
+        begins: padding before each axis.
+        ends: padding after each axis.
     """
 
     kernel: tuple[int, ...]
@@ -45,7 +48,7 @@ class Windows:
 
     @property
     def padded(self) -> bool:
-        """Whether there may be any padding."""
+        """True if there may be any padding."""
         return not (
             isinstance(self.begins, tuple)
             and isinstance(self.ends, tuple)
@@ -54,7 +57,7 @@ class Windows:
 
     @property
     def disjoint(self) -> bool:
-        """Whether no two windows share a position."""
+        """True if no two windows share a position."""
         return all(s >= e for s, e in zip(self.strides, self.extents, strict=True))
 
 
@@ -64,19 +67,21 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
     Args:
         op: emitter, for padding that is known at run time only.
         n: the node.
-        over: what the windows slide over.
+        over: the value that the windows slide over.
         kernel: taps per spatial axis.
-        result: has one position per window.
+        result: output of the node, with one position per window.
     """
     rank = len(kernel)
     strides = tuple(n.attr("strides") or [1] * rank)
     dilations = tuple(n.attr("dilations") or [1] * rank)
     pads = tuple(n.attr("pads") or [0] * 2 * rank)
+    # VALID means no padding, whatever `pads` says.
     if n.attr("auto_pad") == "VALID":
         pads = (0,) * (2 * rank)
     windows = Windows(tuple(kernel), strides, dilations, pads[:rank], pads[rank:])
     if n.attr("auto_pad") in ("SAME_UPPER", "SAME_LOWER"):
         begins, ends = _same_pads(op, windows, over, result)
+        # An odd total puts the extra position at the beginning for SAME_LOWER, at the end for SAME_UPPER.
         if n.attr("auto_pad") == "SAME_LOWER":
             begins, ends = ends, begins
         return Windows(tuple(kernel), strides, dilations, begins, ends)
@@ -84,7 +89,8 @@ def windows_of(op: Emitter, n: NodeView, over: ir.Value, kernel: Sequence[int], 
 
 
 def _same_pads(op: Emitter, w: Windows, over: ir.Value, result: ir.Value) -> tuple[Sizes, Sizes]:
-    """The smaller and the larger half of the padding with which `result` has ceil(size / stride) windows."""
+    """Returns the smaller and the larger half of the padding that gives ceil(size / stride) windows."""
+    # With stride 1 the padding does not depend on the size, which may be symbolic.
     if all(s == 1 for s in w.strides):
         totals = [extent - 1 for extent in w.extents]
     else:
@@ -107,6 +113,7 @@ def spatial_sizes(value: ir.Value) -> tuple[int | None, ...]:
 
 
 def _run_time_sizes(op: Emitter, value: ir.Value) -> ir.Value:
+    """Returns the spatial sizes as int64 [axes]: a constant if all are static."""
     sizes = spatial_sizes(value)
     if sizes and None not in sizes:
         return op.const([int(size or 0) for size in sizes])
@@ -123,7 +130,7 @@ def pad(op: Emitter, value: ir.Value, w: Windows) -> ir.Value:
 
 
 def tap_slices(op: Emitter, padded: ir.Value, w: Windows) -> Iterator[ir.Value]:
-    """Yields, for each tap in row-major order, what the windows read with it: `[batch, channels, *counts]`.
+    """Yields, for each tap in row-major order, the elements that it reads in all windows: `[batch, channels, *counts]`.
 
     Args:
         op: emitter.
@@ -150,7 +157,7 @@ def scatter_windows(
     *,
     maybe_none: bool = False,
 ) -> ir.Value:
-    """Returns the adjoint of convolution in its input: each window adds `ct * weight` to what it read.
+    """Returns the cotangent of a convolution's input: each window adds `ct * weight` to the elements that it read.
 
     Args:
         op: emitter.
@@ -159,12 +166,13 @@ def scatter_windows(
         w: the windows.
         over: the value that the windows slid over; gives the spatial sizes of the result.
         group: groups of channels.
-        maybe_none: whether there may be no window at all, which runtimes allow a pooling, but no convolution.
+        maybe_none: True if there may be no window at all, which ONNX Runtime allows for a pooling only.
 
     Returns:
         `[batch, C, *spatial]`.
     """
-    if 0 in spatial_sizes(ct):  # no window: the runtime can end the process there
+    # ONNX Runtime can end the process at a ConvTranspose of no windows.
+    if 0 in spatial_sizes(ct):
         return _nothing(op, weight, over, group)
     common = {"strides": w.strides, "dilations": w.dilations, "group": group, "kernel_shape": w.kernel}
     open_ended = maybe_none and None in (spatial_sizes(ct) or (None,))
@@ -175,7 +183,8 @@ def scatter_windows(
     # Up to stride - 1 positions at the end are in no window, and windows may reach beyond the end: make room
     # for both, then cut out the part that is the input.
     room: dict[str, Any] = {"output_padding": [s - 1 for s in w.strides]}
-    if open_ended:  # one window more, which adds nothing
+    # One window of zeros more adds nothing, and there is never none.
+    if open_ended:
         ct, room = op.Pad(ct, [0] * (4 + len(w.kernel)) + [1] * len(w.kernel)), {}
     wide = op.ConvTranspose(ct, weight, **room, **common)
     axes = list(range(2, 2 + len(w.kernel)))
@@ -184,7 +193,7 @@ def scatter_windows(
 
 
 def _nothing(op: Emitter, weight: ir.Value, over: ir.Value, group: int) -> ir.Value:
-    """Returns zeros of the shape of `over`, as many channels as the weight has columns."""
+    """Returns zeros of the shape of `over`, with the number of channels of the weight."""
     channels = op.Mul(op.dim(weight, 1), [group])
     shape = op.Concat(op.dim(over, 0), channels, op.Shape(over, start=2), axis=0)
     return op.Expand(op.const(0, like=weight), shape)
@@ -197,10 +206,11 @@ def _uncovered(
     sizes: Sequence[int | None],
     counts: Sequence[int | None],
 ) -> list[int] | None:
-    """Returns how many positions at each end no window reaches; None if unknown or windows reach beyond."""
+    """Counts the positions at the end of each axis that no window reaches; None if unknown, or windows reach beyond."""
     rest = []
     for axis, stride in enumerate(w.strides):
         size, count = (sizes[axis], counts[axis]) if sizes and counts else (None, None)
+        # With stride 1 the windows reach every position, also of a symbolic size.
         if stride == 1:
             rest.append(0)
             continue

@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Gives activation functions their gradients."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def _positive(op: Emitter, x: ir.Value | None) -> ir.Value:
 
 
 # At the kinks as torch does: relu'(0) = 0, and LeakyRelu, PRelu, Elu, Selu and Celu take the left slope at 0.
+# Relu's gradient reads y, not x: then x need not be kept, and y is kept anyway for the op behind it.
 defvjp(
     "Relu",
     X=lambda op, n, ct: op.call(
@@ -68,6 +69,7 @@ def celu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     return op.Where(_positive(op, n.X), ct, op.Mul(ct, left))
 
 
+# From the outputs: y (1 - y) and 1 - y² need no second exponential.
 defvjp("Sigmoid", X=lambda op, n, ct: op.call(sigmoid_gradient, n.out.Y, ct))
 defvjp("Tanh", input=lambda op, n, ct: op.call(tanh_gradient, n.out.output, ct))
 defvjp("Softplus", X=lambda op, n, ct: op.Mul(ct, op.Sigmoid(n.X)))
@@ -90,6 +92,7 @@ def hard_sigmoid(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 @vjp("HardSwish", wrt=("X",))
 def hard_swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """X / 3 + 1/2 for -3 < x < 3; 0 up to -3 and 1 from 3 on, as in torch."""
+    # d/dx of x (x/6 + 1/2).
     middle = op.Mul(ct, op.Add(op.Div(n.X, 3.0), 0.5))
     left = op.Where(op.Greater(n.X, -3.0), middle, 0.0)
     return op.Where(op.Less(n.X, 3.0), left, ct)
@@ -108,7 +111,7 @@ def shrink(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Gelu", wrt=("X",))
 def gelu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """As one composite per approximation."""
+    """Calls one composite function per approximation, for which there is a native kernel."""
     gradient = gelu_tanh_gradient if n.attr("approximate") == "tanh" else gelu_gradient
     return op.call(gradient, n.X, ct)
 
@@ -122,16 +125,17 @@ def _silu(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _hardtanh(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x between the bounds, where alone it has a gradient."""
+    """Y = min(max(x, low), high): the gradient is ct between the bounds, 0 elsewhere."""
     gradient = hardtanh_gradient_of_finite if n.is_mixed(n.out.y) else hardtanh_gradient
     return op.call(gradient, n.out.y, n.low, n.high, ct)
 
 
 def _safe_softmax(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Rows of zeros have zero gradients by the formula of Softmax."""
+    """As Softmax: for a row of zeros its formula gives zeros."""
     return op.call(softmax_gradient, n.out.y, ct, axis=n.attr("axis"))
 
 
+# The name of a composite's function carries its dtype: one rule per name.
 for _composite, _rule in ((silu, _silu), (hardtanh, _hardtanh), (safe_softmax, _safe_softmax)):
     for _name in _composite.function_names:
         vjp(_name, domain=DOMAIN, wrt=("x",), signature=Signature(_composite.inputs, ("y",)))(_rule)
@@ -150,16 +154,18 @@ def swish(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 def softmax(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """ct_x = y * (ct - sum(ct * y)).
 
-    Of minus infinity alone, y is not a number. Where the model replaces it, it is zero here.
+    A row of which all scores are minus infinity has y = NaN. If the model replaces these NaN, they count as zero here.
     """
     y = n.out.output
+    # Where hands the replaced elements a cotangent of 0, but 0 * NaN is NaN: a fully masked row would spoil all
+    # gradients.
     if _is_replaced(y):
         y = op.Where(op.IsNaN(y), 0.0, y)
     return op.call(softmax_gradient, y, ct, axis=n.attr("axis"))
 
 
 def _is_replaced(value: ir.Value) -> bool:
-    """Whether a Where chooses between elements of a value and others, as Attention does for rows that are masked."""
+    """Says if the model replaces elements of a value by a Where, as Attention's body does for fully masked rows."""
     for node, index in value.uses():
         if node.op_type == "IsNaN" or (node.op_type == "Where" and index > 0):
             return True

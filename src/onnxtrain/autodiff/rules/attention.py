@@ -1,4 +1,8 @@
-"""Attention as composite ops, which keep the logarithms of the sums of exponentials, and no probabilities."""
+"""Gives the composite attention ops their gradients.
+
+They keep no probabilities `[batch, heads, queries, keys]` for the gradient, only `log_sum`, the logarithm of the sum of
+exponentials of each query, from which the probabilities are computed again.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,8 @@ from onnxtrain.functions import (
 
 
 def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Of queries, keys and values by one composite op; of a mask, where that is learned, in standard ops."""
+    """Writes the cotangents of q, k and v as one composite op, that of a learned mask in standard ops."""
+    # The cotangent of a mask is as large as the scores, which the composite op never holds.
     result: dict[str, ir.Value] = {}
     if any(map(n.needs, "qkv")):
         masks = n.inputs[3:]
@@ -36,8 +41,9 @@ def _attention(gradient: CompositeOp, op: Emitter, n: NodeView, ct: ir.Value) ->
 
 
 def _ct_mask(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """That of the scores, summed over where the mask was repeated."""
+    """Returns the cotangent of the mask: that of the scores, summed over the axes along which the mask was repeated."""
     keys, values = (op.Transpose(x, perm=[0, 1, 3, 2]) for x in (n.k, n.v))
+    # The probabilities are computed again: exp(score - log_sum) is the softmax without another sum.
     scores = op.Add(op.MatMul(op.Mul(n.q, n.attr("scale")), keys), n.mask)
     probabilities = op.Exp(op.Sub(scores, op.Unsqueeze(n.out.log_sum, [-1])))
     product = op.Mul(probabilities, op.MatMul(ct, values))

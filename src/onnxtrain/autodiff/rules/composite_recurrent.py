@@ -1,4 +1,7 @@
-"""Recurrent layers that are composite ops, which keep their gates: a composite op computes the gradient."""
+"""Gives recurrent layers that are composite ops (LSTM, GRU) their gradients, which are composite ops, too.
+
+The forward op keeps the gates of all steps (`saves`), so that the gradient does not run the recurrence again.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from onnxtrain.functions import DOMAIN, LAYERS, CompositeOp
 def _lstm_layer(
     gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> Cotangents:
-    """One direction of an LSTM as a composite op."""
-    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:3], strict=True)]
-    gates, *states = op.call(gradient, *given, n.out.gates, n.out.cells, n.initial_c, n.r, _outputs=3)
+    """Returns the cotangents of one direction of an LSTM."""
+    # A composite has no optional inputs: an output that nothing reads has a cotangent of zeros.
+    output_cts = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:3], strict=True)]
+    gates, *states = op.call(gradient, *output_cts, n.out.gates, n.out.cells, n.initial_c, n.r, _outputs=3)
     gates.shape = n.out.gates.shape
     result = dict(zip(("initial_h", "initial_c"), states, strict=True))
     return result | _operands(op, n, weights, gates, gates)
@@ -26,10 +30,10 @@ def _lstm_layer(
 def _gru_layer(
     gradient: CompositeOp, weights: CompositeOp, op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> Cotangents:
-    """One direction of a GRU as a composite op."""
-    given = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:2], strict=True)]
+    """Returns the cotangents of one direction of a GRU."""
+    output_cts = [op.zeros_like(v) if ct is None else ct for ct, v in zip(cts, n.outputs[:2], strict=True)]
     saved = (n.out.gates, n.out.inner, n.out.y, n.initial_h)
-    *gates, state = op.call(gradient, *given, *saved, n.r, _outputs=3)
+    *gates, state = op.call(gradient, *output_cts, *saved, n.r, _outputs=3)
     for ct in gates:
         ct.shape = n.out.gates.shape
     return {"initial_h": state} | _operands(op, n, weights, *gates)
@@ -38,17 +42,19 @@ def _gru_layer(
 def _operands(
     op: Emitter, n: NodeView, weights: CompositeOp, ct_input: ir.Value, ct_hidden: ir.Value
 ) -> dict[str, ir.Value]:
-    """Cotangents of x, w, r and b from those of the two parts of the gates."""
+    """Returns the cotangents of x, w, r and b from those of the input's and the hidden state's part of the gates."""
     result = {}
     if n.needs("x"):
         result["x"] = op.MatMul(ct_input, op.Squeeze(n.w, [0]))
     if any(map(n.needs, "wrb")):
-        found = op.call(weights, ct_input, ct_hidden, n.x, n.out.y, n.initial_h, _outputs=3)
-        result |= dict(zip("wrb", found, strict=True))
+        # One composite for all three: they are sums over the same steps.
+        ct_weights = op.call(weights, ct_input, ct_hidden, n.x, n.out.y, n.initial_h, _outputs=3)
+        result |= dict(zip("wrb", ct_weights, strict=True))
     return result
 
 
 def _register() -> None:
+    """Registers a rule for the function of each layer and dtype."""
     rules = {
         "LSTM": (_lstm_layer, ("y", "y_h", "y_c"), ("gates", "cells")),
         "GRU": (_gru_layer, ("y", "y_h"), ("gates", "inner")),

@@ -1,8 +1,8 @@
-"""Control flow: If, Loop and Scan.
+"""Differentiates control flow: If, Loop and Scan.
 
-The gradient of an If is an If of the same condition, that of a Loop or a Scan a Loop over the same iterations, the last
-one first. Each computes its branch or iteration again, from what it has read: a loop is given further scan outputs, its
-state before each iteration, which must therefore keep its shape. Nothing else is kept.
+The gradient of an If is an If with the same condition. The gradient of a Loop or Scan is a Loop over the same
+iterations, the last one first. Each computes its branch or iteration again instead of keeping intermediate results. A
+loop only records its state before each iteration, as further scan outputs, which is why the state must keep its shape.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Cts = Sequence[ir.Value | None]
 
 @vjp("If", wrt=())
 def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
-    """The branch that is taken is computed again, and its cotangents."""
+    """Computes the branch that is taken again, and from it the cotangents of what it reads."""
     captured = _captured(n)
     branches = {}
     for name in ("then_branch", "else_branch"):
         inner = op.subgraph({})
         outputs = inner.copy_of(n.attr(name), [])
-        own = [
+        branch_cts = [
             None if ct is None else _of_branch(inner, value, ct)
             for value, ct in zip(outputs, cts, strict=True)
         ]
-        pairs = [(value, ct) for value, ct in zip(outputs, own, strict=True) if ct is not None]
-        # A branch whose results have other shapes than what was computed from them is not the one that was taken.
+        pairs = [(value, ct) for value, ct in zip(outputs, branch_cts, strict=True) if ct is not None]
+        # If the results of a branch cannot have the shapes of their cotangents, the other branch is the one that runs.
         possible = all(_may_agree(value, ct) for value, ct in pairs)
         gradients = _gradients(inner, pairs if possible else [], captured)
         _return(
@@ -52,26 +52,27 @@ def if_(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
 
 @vjp("Loop", wrt=("v_initial",))
 def loop(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
-    """Cotangents of the state, and of what the body reads of enclosing graphs."""
+    """Returns the cotangents of the first state, and of the outer values that the body reads."""
     body: ir.Graph = n.attr("body")
     count = len(n.inputs) - 2
     stacks = _recorded(op, n, body.inputs[2:])
     trips = op.Squeeze(op.dim((stacks or n.outputs)[0], 0), [0])
 
-    def given(inner: Emitter, index: ir.Value) -> list[ir.Value]:
+    def body_inputs(inner: Emitter, index: ir.Value) -> list[ir.Value]:
+        # An iteration that ran had the condition true.
         return [index, inner.const(np.array(True)), *(_at(inner, stack, index) for stack in stacks)]
 
     carried = {k: op.zeros_like(n.outputs[k]) if ct is None else ct for k, ct in enumerate(cts[:count])}
     state = {2 + k: (1 + k, ct) for k, ct in carried.items() if _is_float(n, n.outputs[k])}
     emitted = {1 + count + k: _Slices(ct) for k, ct in enumerate(cts[count:]) if ct is not None}
-    before, _, captured = _walk_back(op, n, trips, given, state, emitted, {})
+    before, _, captured = _walk_back(op, n, trips, body_inputs, state, emitted, {})
     first: Any = [before.get(2 + k) for k in range(count)]
     return {"v_initial": first, **captured}
 
 
 @vjp("Scan", wrt=("initial_state_and_scan_inputs",))
 def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
-    """As of a Loop; a scan input has the cotangents of its slices."""
+    """As the rule of Loop; the cotangent of a scan input is stacked from those of its slices."""
     body: ir.Graph = n.attr("body")
     read = int(n.attr("num_scan_inputs"))
     count = len(n.inputs) - read
@@ -79,12 +80,13 @@ def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     emits = _sliced(n, cts[count:], "scan_output", body.outputs[count:])
     trips = op.Squeeze(op.dim(sources[0].value, sources[0].axis), [0])
     for own, after, first in zip(body.inputs, body.outputs, n.inputs[:count], strict=False):
-        if own.shape is None:  # ONNX Runtime needs the rank
-            known = after if after.shape is not None or first is None else first
-            own.shape = ir.Shape([None] * n.rank(known))
+        # ONNX Runtime needs the rank of the recorded states, which are scan outputs.
+        if own.shape is None:
+            ranked = after if after.shape is not None or first is None else first
+            own.shape = ir.Shape([None] * n.rank(ranked))
     stacks = _recorded(op, n, body.inputs[:count])
 
-    def given(inner: Emitter, index: ir.Value) -> list[ir.Value]:
+    def body_inputs(inner: Emitter, index: ir.Value) -> list[ir.Value]:
         state = [_at(inner, stack, index) for stack in stacks]
         return [*state, *(sources[k].at(inner, index, trips) for k in range(read))]
 
@@ -92,14 +94,21 @@ def scan(op: Emitter, n: NodeView, cts: Cts) -> Cotangents:
     state = {k: (k, ct) for k, ct in carried.items() if _is_float(n, n.outputs[k])}
     emitted = {count + k: slices for k, slices in emits.items()}
     wanted = {count + k: slices for k, slices in sources.items() if n.needs(slices.value)}
-    before, parts, captured = _walk_back(op, n, trips, given, state, emitted, wanted)
+    before, parts, captured = _walk_back(op, n, trips, body_inputs, state, emitted, wanted)
     inputs: Any = [before.get(k) for k in range(count)] + [parts.get(count + k) for k in range(read)]
     return {"initial_state_and_scan_inputs": inputs, **captured}
 
 
 @dataclass(frozen=True)
 class _Slices:
-    """A value of which each iteration has a slice along an axis; backwards if the first iteration has the last."""
+    """A value of which each iteration reads or writes one slice.
+
+    Attributes:
+        value: the stacked value.
+        axis: axis of the slices.
+        backwards: True if the first iteration has the last slice.
+        rank: rank of `value`; 0 if nothing needs it.
+    """
 
     value: ir.Value
     axis: int = 0
@@ -107,11 +116,11 @@ class _Slices:
     rank: int = 0
 
     def at(self, op: Emitter, index: ir.Value, trips: ir.Value) -> ir.Value:
-        """Returns the slice of an iteration."""
+        """Returns the slice of iteration `index` of `trips`."""
         return _at(op, self.value, op.Sub(op.Sub(trips, 1), index) if self.backwards else index, self.axis)
 
     def from_last_to_first(self, op: Emitter, stack: ir.Value) -> ir.Value:
-        """Returns the value whose slices are stacked along axis 0, those of the last iteration first."""
+        """Restores order and axis of slices that the backward loop stacked along axis 0, the last iteration first."""
         dims = static_dims(self.value)
         if dims is None or not all(dims):
             # A stack of no slices has not even their rank.
@@ -127,12 +136,20 @@ class _Slices:
 
 
 def _sliced(n: NodeView, values: Cts, kind: str, slices: Sequence[ir.Value]) -> dict[int, _Slices]:
-    """The scan inputs, or the cotangents of the scan outputs, by their index, without those that there are not."""
+    """Describes the scan inputs, or the cotangents of the scan outputs, by index; absent ones are left out.
+
+    Args:
+        n: the node.
+        values: scan inputs, or cotangents.
+        kind: "scan_input" or "scan_output", the prefix of the node's attributes.
+        slices: inputs or outputs of the body that the slices belong to.
+    """
     axes, directions = (n.attr(f"{kind}_{what}") or [0] * len(slices) for what in ("axes", "directions"))
     result = {}
     for k, (value, slice_) in enumerate(zip(values, slices, strict=True)):
         if value is not None:
-            rank = 0  # does not matter along the first axis
+            # Along the first axis, the default, no transpose is needed and so no rank.
+            rank = 0
             if value.shape is None and slice_.shape is not None:
                 rank = slice_.shape.rank() + 1
             elif axes[k]:
@@ -145,25 +162,25 @@ def _walk_back(
     op: Emitter,
     n: NodeView,
     trips: ir.Value,
-    given: Callable[[Emitter, ir.Value], list[ir.Value]],
+    body_inputs: Callable[[Emitter, ir.Value], list[ir.Value]],
     state: dict[int, tuple[int, ir.Value]],
     emitted: dict[int, _Slices],
     wanted: dict[int, _Slices],
 ) -> tuple[dict[int, ir.Value], dict[int, ir.Value], dict[ir.Value, ir.Value]]:
-    """Writes the Loop over the iterations, the last one first.
+    """Writes the Loop that walks the iterations backwards, the last one first.
 
     Args:
         op: writes beside the node.
         n: the node.
         trips: number of iterations, int64 [].
-        given: what the body had for its inputs in an iteration.
+        body_inputs: writes, for an iteration's index, the values that the body's inputs had.
         state: by index of the body's inputs, the output that is the next state, and the cotangent of the last state.
         emitted: by index of the body's outputs, the cotangents of scan outputs.
         wanted: by index of the body's inputs, the scan inputs whose cotangents are wanted.
 
     Returns:
-        Cotangents of the first state and of the scan inputs, by index of the body's inputs, and of what the body reads
-        of enclosing graphs.
+        Cotangents of the first state and of the scan inputs, both by index of the body's inputs, and of the outer
+        values that the body reads.
     """
     captured = _captured(n)
     carried = [*(ct for _, ct in state.values()), *map(op.zeros_like, captured)]
@@ -175,9 +192,11 @@ def _walk_back(
     iteration.shape = go_on.shape = ir.Shape(())
     for own, value in zip(cts, carried, strict=True):
         own.shape = value.shape
+    # The backward loop counts up, the forward iterations are visited from the last one down.
     index = inner.Sub(inner.Sub(trips, 1), iteration)
-    inputs = given(inner, index)
-    # What was given is constant in the iteration, even if it is a slice of a value that the body reads as well.
+    inputs = body_inputs(inner, index)
+    # Only nodes of the copied body are differentiated. The slices before them read stacks that the body may read as
+    # well, and the cotangents of slices are collected by the loop, not passed on to the stack in each iteration.
     before = len(inner.graph)
     outputs = inner.copy_of(n.attr("body"), inputs)
     iterated = list(inner.graph)[before:]
@@ -186,39 +205,41 @@ def _walk_back(
     pairs += [(outputs[k], slices.at(inner, index, trips)) for k, slices in emitted.items()]
     gradients = _gradients(inner, pairs, leaves, iterated)
     sums = range(len(state), len(state) + len(captured))
+    # Every iteration reads the same outer values, so their cotangents are sums over iterations.
     results = [
         (inner.Add(cts[k], ct) if ct else cts[k]) if k in sums else (ct or inner.zeros_like(leaf))
         for k, (leaf, ct) in enumerate(zip(leaves, gradients, strict=True))
     ]
     _return(inner, [go_on, *results], [go_on, *leaves])
     body = ir.AttrGraph("body", inner.graph)
-    # A condition that is there: nodes lose absent inputs at their end, and onnx fails on a Loop with one input.
-    found = op.emit("Loop", trips, op.const(np.array(True)), *carried, body=body, _outputs=len(results))
-    for value, leaf in zip(found, leaves, strict=True):
+    # With a condition, though it is always true: absent inputs at the end of a node are dropped, and onnx fails on a
+    # Loop with one input.
+    loop_outputs = op.emit(
+        "Loop", trips, op.const(np.array(True)), *carried, body=body, _outputs=len(results)
+    )
+    for value, leaf in zip(loop_outputs, leaves, strict=True):
         value.type = leaf.type
     parts = {
         k: slices.from_last_to_first(op, stack)
-        for (k, slices), stack in zip(wanted.items(), found[sums.stop :], strict=True)
+        for (k, slices), stack in zip(wanted.items(), loop_outputs[sums.stop :], strict=True)
     }
-    by_captured = dict(zip(captured, found[sums.start : sums.stop], strict=True))
-    return dict(zip(state, found, strict=False)), parts, by_captured
+    by_captured = dict(zip(captured, loop_outputs[sums.start : sums.stop], strict=True))
+    return dict(zip(state, loop_outputs, strict=False)), parts, by_captured
 
 
 def _of_branch(op: Emitter, value: ir.Value, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of a branch's result, of the shape that the result has in this branch.
-
-    Shape inference may find later that the other branch is the one that is taken, and gives other sizes: the cotangent
-    of those would not fit here.
-    """
+    """Returns the cotangent of an If's output with the shape that the result has in this branch."""
+    # Shape inference may later settle the cotangent's sizes by the other branch, and onnx would then refuse the nodes
+    # of this one. A Reshape, or if no shape is known a value of its own, keeps the two apart.
     if value.shape is None and ct.shape is None:
-        return op.Identity(ct)  # a value of its own, whose rank is that of this branch
+        return op.Identity(ct)
     sizes = static_dims(value)
     settled = sizes is not None and None not in sizes and sizes == static_dims(ct)
     return ct if settled else op.reshape_like(ct, value)
 
 
 def _may_agree(value: ir.Value, other: ir.Value) -> bool:
-    """Whether two values may have the same shape, as far as these are known."""
+    """Says if two values may have the same shape, as far as their shapes are known."""
     one, two = static_dims(value), static_dims(other)
     if one is None or two is None:
         return True
@@ -228,12 +249,12 @@ def _may_agree(value: ir.Value, other: ir.Value) -> bool:
 
 
 def _captured(n: NodeView) -> list[ir.Value]:
-    """The values of enclosing graphs, which the subgraphs read, whose cotangents are wanted."""
+    """Returns the outer values that the subgraphs read and whose cotangents are wanted."""
     return [value for value in dict.fromkeys(captured_values(n.node)) if n.needs(value)]
 
 
 def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.Value]:
-    """Makes the state before each iteration further scan outputs of a loop; returns them."""
+    """Adds the state before each iteration to the scan outputs of a loop; returns these outputs."""
     body: ir.Graph = n.attr("body")
     node, writer, results = n.node, op.within(body), []
     for state in tuple(states):
@@ -243,6 +264,7 @@ def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.V
         result.name, result.type = op.unique_name(f"{op.scope}{state.name}_before"), state.type
         result.shape = None if state.shape is None else ir.Shape([None, *state.shape])
         results.append(result)
+    # These attributes have one entry per scan output; the added ones are stacked along axis 0, forwards.
     for name in ("scan_output_axes", "scan_output_directions"):
         if name in node.attributes:
             kept = node.attributes[name].as_ints()
@@ -251,7 +273,7 @@ def _recorded(op: Emitter, n: NodeView, states: Iterable[ir.Value]) -> list[ir.V
 
 
 def _at(op: Emitter, stack: ir.Value, index: ir.Value, axis: int = 0) -> ir.Value:
-    """Returns one slice along an axis."""
+    """Returns the slice of a stack at `index` along an axis."""
     result = op.Gather(stack, index, axis=axis)
     if stack.shape is not None:
         result.shape = ir.Shape([dim for k, dim in enumerate(stack.shape) if k != axis])
@@ -264,7 +286,15 @@ def _gradients(
     leaves: Sequence[ir.Value],
     nodes: Sequence[ir.Node] | None = None,
 ) -> list[ir.Value | None]:
-    """Cotangents of the leaves, given pairs of a value and its cotangent, through all nodes of the graph or these."""
+    """Returns the cotangents of the leaves, None for zeros.
+
+    Args:
+        op: writes into the subgraph.
+        pairs: values of the subgraph with their cotangents.
+        leaves: values that get cotangents.
+        nodes: nodes to differentiate; by default all of the subgraph.
+    """
+    # The forward pass has drawn its numbers; computed again, the branch would draw others and differentiate those.
     for node in op.graph.all_nodes():
         if _draws(node):
             raise NoGradientRule(
@@ -274,23 +304,25 @@ def _gradients(
     seeds: dict[ir.Value, ir.Value] = {}
     for value, ct in pairs:
         if ct is not None and is_differentiable_dtype(value):
+            # A body may return one value twice, as state and as scan output: its cotangents add up.
             seeds[value] = op.Add(seeds[value], ct) if value in seeds else ct
     return pull_back(op, seeds, leaves, nodes) if seeds else [None] * len(leaves)
 
 
 def _draws(node: ir.Node) -> bool:
-    """Whether an op draws random numbers; a Dropout does not unless it is told to train."""
+    """Says if a node draws random numbers; a Dropout does in training mode only, or if its mode is an input."""
     if node.domain != "" or node.op_type not in RANDOM_OPS:
         return False
     if node.op_type != "Dropout":
         return True
     training = node.inputs[2] if len(node.inputs) > 2 else None
-    told = None if training is None else ir.convenience.get_const_tensor(training)
-    return training is not None and (told is None or bool(told.numpy().any()))
+    mode = None if training is None else ir.convenience.get_const_tensor(training)
+    return training is not None and (mode is None or bool(mode.numpy().any()))
 
 
 def _return(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -> None:
-    """Makes values outputs of a subgraph, each as a result of its own there, with these dtypes and shapes."""
+    """Appends values to the outputs of a subgraph, with the dtypes and shapes of `like`."""
+    # By an Identity each: an output of a subgraph must be computed in it, and no value may be two outputs.
     for value, primal in zip(values, like, strict=True):
         result = op.Identity(value)
         result.type, result.shape = primal.type, primal.shape
@@ -298,6 +330,7 @@ def _return(op: Emitter, values: Sequence[ir.Value], like: Sequence[ir.Value]) -
 
 
 def _is_float(n: NodeView, value: ir.Value) -> bool:
+    """Says if a state is floating point; raises NoGradientRule if its dtype is unknown."""
     if value.dtype is None:
         raise NoGradientRule(
             f"differentiating {n.op_type} ({where(n.node)}): the dtype of its state {value.name!r} is not known; "

@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Differentiates Conv and ConvTranspose."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ _FEW_COLUMNS = 32
 @vjp("Conv", wrt=("X", "W", "B"))
 def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Y[o] = sum_t W[t] X[o * stride + t * dilation - pad] + B: linear in X, W and B."""
+    # The number of taps decides how many nodes are written, so the weight's size must be known.
     shape = n.static(n.W)
     w = windows_of(op, n, n.X, shape[2:], n.out.Y)
     group = n.attr("group")
@@ -44,12 +45,13 @@ def conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _known_pads(w: Windows) -> tuple[int, ...] | None:
-    """Returns the padding before all axes, then that after them, if it is known."""
+    """Returns the padding before all axes, then after them, as the attribute `pads` has it; None if not known."""
     return w.begins + w.ends if isinstance(w.begins, tuple) and isinstance(w.ends, tuple) else None
 
 
 def _has_kernel(op: Emitter, w: Windows, ct: ir.Value) -> bool:
-    """Whether the gradient can be a function that native kernels know, if only when it is computed in float32."""
+    """Says if native kernels know the gradient as a function."""
+    # Half precision is included, as a later pass can have these products computed in float32.
     return (
         op.can_call
         and 0 not in spatial_sizes(ct)
@@ -67,9 +69,10 @@ def _in_functions(
     shape: Sequence[int],
     group: int,
 ) -> dict[str, ir.Value | None]:
-    """The gradient as one function of all that is wanted, so that a kernel can take its place."""
+    """Returns the cotangents as results of one function, in whose place a native kernel can run."""
     wanted = [name for name in ("X", "W", "B") if n.needs(name)]
     grads: dict[str, ir.Value | None] = {}
+    # There is no kernel of input and bias without the weight: the bias is a sum by itself then.
     if "W" not in wanted and "B" in wanted:
         grads["B"] = _sum_over_positions(op, n, ct)
         wanted.remove("B")
@@ -101,19 +104,20 @@ def _in_functions(
         f"{wanted} {attributes} {shapes}",
         body,
     )
+    # Equal convolutions of a model share one function: its key is all that the body depends on.
     results = op.call(op_of, ct, n.X, n.W, **attributes, _outputs=len(wanted))
     return grads | dict(zip(wanted, results, strict=True))
 
 
 def _static(value: ir.Value) -> ir.Shape | None:
-    """Returns the sizes that are known, without the names of the others, and without that of the batch."""
+    """Returns the static sizes of a value, without that of the batch and without names of symbolic ones."""
     dims = static_dims(value)
     return None if dims is None else ir.Shape([None, *dims[1:]])
 
 
 @vjp("ConvTranspose", wrt=("X", "W", "B"))
 def conv_transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The adjoint of Conv in X: its own adjoint in X is Conv, and for W the parts of X and Y are swapped."""
+    """ConvTranspose is the adjoint of Conv in X: ct_X is a Conv of ct, and ct_W that of Conv with X and Y swapped."""
     shape = n.static(n.W)
     w = _transposed_windows(n, shape[2:])
     group = n.attr("group")
@@ -127,7 +131,7 @@ def conv_transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
-    """The windows of a ConvTranspose, which slide over its output; pads as the schema derives them."""
+    """Returns the windows of a ConvTranspose, which slide over its output, with the padding that the schema derives."""
     rank = len(kernel)
     strides = tuple(n.attr("strides") or [1] * rank)
     dilations = tuple(n.attr("dilations") or [1] * rank)
@@ -138,7 +142,8 @@ def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
     w = Windows(tuple(kernel), strides, dilations, pads[:rank], pads[rank:])
     if wanted is None and not same:
         return w
-    if wanted is None:  # output = input * stride
+    # auto_pad SAME: the output has input * stride positions. With output_shape the sizes are given.
+    if wanted is None:
         totals = [p + e - s for p, e, s in zip(extra, w.extents, strides, strict=True)]
     else:
         sizes = n.static(n.X, range(2, 2 + rank))
@@ -148,6 +153,7 @@ def _transposed_windows(n: NodeView, kernel: Sequence[int]) -> Windows:
         ]
     small = tuple(max(t, 0) // 2 for t in totals)
     large = tuple(max(t, 0) - s for t, s in zip(totals, small, strict=True))
+    # As the schema splits the total: the smaller half before for SAME_UPPER, after it otherwise.
     begins, ends = (small, large) if n.attr("auto_pad") == "SAME_UPPER" else (large, small)
     return Windows(w.kernel, strides, dilations, begins, ends)
 
@@ -157,7 +163,8 @@ def _kernel_cotangent(
 ) -> ir.Value:
     """Returns dW[m, c, t] = sum_(batch, o) windowed[m, o] * value[c, o * stride + t * dilation - pad].
 
-    As matrix products over slices of the padded value: faster on CPU than Conv of transposed operands.
+    Written as matrix products over slices of the padded value, which ONNX Runtime's CPU runs faster than a Conv of
+    transposed operands.
 
     Args:
         op: emitter.
@@ -168,6 +175,7 @@ def _kernel_cotangent(
         group: number of groups of channels; row m sees the channels of its group only.
     """
     rows, columns, taps = shape[0] // group, shape[1], w.kernel
+    # Depthwise: products of one row and one column per channel would be all overhead.
     if rows == columns == 1:
         result = _depthwise_by_rows(op, windowed, value, w, group)
         if result is None:
@@ -191,7 +199,8 @@ def _kernel_cotangent(
 
 
 def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
-    """Whether samples have fewer windows than it takes for a product of their own, of which there would be the sum."""
+    """Says if samples have so few windows that one product over the whole batch beats the sum of one per sample."""
+    # The products [M, C * taps] that are added up would be more than twice as large as their operands.
     if not counts or None in counts:
         return False
     products, operands = math.prod(shape), math.prod(count or 0 for count in counts) * (shape[0] + shape[1])
@@ -201,7 +210,7 @@ def _is_small(counts: Sequence[int | None], shape: Sequence[int]) -> bool:
 def _dense_of_whole_batch(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, shape: Sequence[int]
 ) -> ir.Value:
-    """As `_kernel_cotangent`, of one group: a product over all samples, for which channels come first, per tap."""
+    """As `_kernel_cotangent` for one group: one product over all samples per tap, of operands with channels first."""
     rank = len(shape)
     swap = [1, 0, *range(2, rank)]
     left = op.Reshape(op.Transpose(windowed, perm=swap), [shape[0], -1])
@@ -216,7 +225,7 @@ def _dense_of_whole_batch(
 def _depthwise_by_taps(
     op: Emitter, windowed: ir.Value, padded: ir.Value, w: Windows, channels: int
 ) -> ir.Value:
-    """Returns dW of a depthwise convolution, `[channels, taps]`: a product and a sum for each tap."""
+    """Returns dW of a depthwise convolution, `[channels, taps]`: an elementwise product and a sum per tap."""
     axes = [0, *range(2, 2 + len(w.kernel))]
     sums = [op.ReduceSum(op.Mul(windowed, x), axes, keepdims=0) for x in tap_slices(op, padded, w)]
     return op.Transpose(op.Reshape(_concat(op, sums, 0), [-1, channels]), perm=[1, 0])
@@ -225,15 +234,15 @@ def _depthwise_by_taps(
 def _depthwise_by_rows(
     op: Emitter, windowed: ir.Value, value: ir.Value, w: Windows, channels: int
 ) -> ir.Value | None:
-    """Returns dW of a depthwise convolution, `[channels, taps]`: a matrix product for each row of taps.
+    """Returns dW of a depthwise convolution, `[channels, taps]`: a matrix product per row of taps.
 
     For the taps t of all axes but the last, G[c, o, i] = sum windowed[c, ..., o] * value_t[c, ..., i] over batch
     and the other axes. Tap j of the last axis has read i = o * stride + j * dilation for window o, so its gradient
     is the sum of a diagonal of G: a column, once the rows of G are `stride` longer and wrapped around. Padding of
     the last axis is that of G, which is far smaller than the value.
 
-    One entry of G in `size / taps` is wanted, and still this takes half the time where rows are short. Returns None
-    where they are long, or of a length that only the run time knows.
+    Only one entry of G in `size / taps` is needed, and still this takes half the time for short rows. Returns None for
+    rows that are long or of symbolic length.
     """
     count, size = (sizes[-1] if (sizes := spatial_sizes(v)) else None for v in (windowed, value))
     if count is None or size is None or count > _FEW_COLUMNS:
@@ -242,7 +251,7 @@ def _depthwise_by_rows(
         return None
     pads, stride, extent = [w.begins[-1], w.ends[-1]], w.strides[-1], w.extents[-1]
     width = size + sum(pads)
-    # All axes but the last; `pad` is told of the last one too.
+    # Windows over all axes but the last, which the product covers. `pad` wants an entry for each axis: 0 for the last.
     others = Windows(w.kernel[:-1], w.strides[:-1], w.dilations[:-1], (*w.begins[:-1], 0), (*w.ends[:-1], 0))
     swap = [1, 0, *range(2, 2 + len(w.kernel))]
     left = op.Transpose(op.Reshape(op.Transpose(windowed, perm=swap), [channels, -1, count]), perm=[0, 2, 1])
@@ -266,7 +275,8 @@ def _split_groups(op: Emitter, value: ir.Value, channels: int, group: int) -> ir
 
 
 def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:
-    """Returns the shape that makes one axis of the spatial ones; -1 would not say its size for a batch of none."""
+    """Returns the shape `[batch, channels, positions]` for a Reshape that joins the spatial axes."""
+    # Not -1: for a batch of no samples it has no value.
     sizes = spatial_sizes(value)
     if sizes and None not in sizes:
         return [0, 0, math.prod(size or 0 for size in sizes)]
@@ -274,10 +284,9 @@ def _flat_shape(op: Emitter, value: ir.Value) -> list[int] | ir.Value:
 
 
 def _zero_if_empty(op: Emitter, result: ir.Value, factor: ir.Value) -> ir.Value:
-    """Returns `result`, or zeros if `factor` has no elements.
-
-    ONNX Runtime (1.31.1) leaves a batch of products unset that has a transposed factor and sums nothing.
-    """
+    """Returns `result`, or zeros if `factor` has no elements."""
+    # ONNX Runtime (1.31.1) leaves the result of a batch of products unset if one factor is transposed and the axis that
+    # is summed over has size 0.
     if all(static_dims(factor) or [0]):
         return result
     return op.Where(op.Cast(op.Size(factor), to=ir.DataType.BOOL), result, 0.0)

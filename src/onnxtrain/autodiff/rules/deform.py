@@ -1,4 +1,4 @@
-"""Deformable convolution."""
+"""Differentiates deformable convolution."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ _Sizes = Sequence[ir.Value | list[int] | None]
 
 @dataclass(frozen=True)
 class _Samples:
-    """What the taps of all windows read: `[batch, offset groups, taps, *counts]`, before channels `rows` if any.
+    """Samples that the taps of all windows read, of shape `[batch, offset groups, taps, *counts]`.
 
     Attributes:
-        places: where, one per spatial axis.
+        places: positions, one entry per spatial axis.
         indices: for each corner of a cell, the row of `rows` that it reads.
-        factors: weight of each corner; `inside` whether it is in the image at all.
-        rows: the pixels of the images of all offset groups, `[pixels, channels]`.
+        factors: for each corner its weight, 0 outside of the image.
+        inside: for each corner 1 inside of the image, 0 outside.
+        rows: the pixels of all images and offset groups, `[pixels, channels]`.
     """
 
     places: list[Place]
@@ -39,9 +40,10 @@ class _Samples:
 
 @vjp("DeformConv", wrt=("X", "W", "offset", "B", "mask"))
 def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = W · (mask * samples) + B, each sample interpolated between the pixels around where its tap is moved to.
+    """Y = W · (mask * samples) + B.
 
-    What lies outside of the image is zero. A sample on a pixel takes the slope towards the next one, as torchvision's.
+    Each sample is interpolated between the pixels around the position to which `offset` moves its tap. The image is
+    padded with zeros. A sample exactly on a pixel takes the slope towards the next pixel, as torchvision's.
     """
     shape = n.static(n.W)
     spatial, taps, channels = len(shape) - 2, math.prod(shape[2:]), shape[1] * n.attr("group")
@@ -52,10 +54,12 @@ def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     reads = [op.Gather(s.rows, index, axis=0) for index in s.indices]
     columns: _Sizes = [batch, [groups], [shape[1] * taps], product(op, counts)]
     flat_ct = _reshaped(op, ct, [batch, [groups], [shape[0] // groups], product(op, counts)])
-    last = [0, 1, *range(3, 4 + spatial), 2]  # channels behind all others, and back
+    # Channels go behind all other axes, because Gather reads whole rows of channels; `first` brings them back.
+    last = [0, 1, *range(3, 4 + spatial), 2]
     first = [0, 1, 3 + spatial, *range(2, 3 + spatial)]
     mask = None if n.mask is None else op.Unsqueeze(_reshaped(op, n.mask, grid), [-1])
 
+    # The interpolated samples are computed again, and only if weight or mask need them.
     ct_w = value = None
     if n.needs("W") or n.needs("mask"):
         value = op.Sum(*(op.Mul(r, op.Unsqueeze(f, [-1])) for r, f in zip(reads, s.factors, strict=True)))
@@ -63,6 +67,7 @@ def deform_conv(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         masked = value if mask is None else op.Mul(value, mask)
         read = _reshaped(op, op.Transpose(masked, perm=first), columns)
         ct_w = op.MatMul(flat_ct, op.Transpose(read, perm=[0, 1, 3, 2]))
+        # The product is per sample; the weight is common to all.
         ct_w = op.Reshape(op.ReduceSum(ct_w, [0], keepdims=0), list(shape))
     ct_x = ct_offset = ct_mask = None
     if n.needs("X") or n.needs("offset") or n.needs("mask"):
@@ -86,6 +91,7 @@ def _samples(
     grid: _Sizes,
     channels: int,
 ) -> _Samples:
+    """Locates the samples: positions of the taps, moved by `offset`, and the pixels around them."""
     spatial = len(kernel)
     strides, dilations, pads = (
         n.attr(name) or [default] * spatial
@@ -101,8 +107,10 @@ def _samples(
         window = op.Reshape(window, [-1] + [1] * (spatial - 1 - axis))
         tap = op.const((tap_places[axis] * dilations[axis]).reshape(-1, *[1] * spatial))
         regular = op.Cast(op.Add(tap, window), to=n.offset.dtype)
+        # The schema stores the offsets of a tap axis by axis.
         moved = op.Add(op.Gather(offsets, axis, axis=3), regular)
         places.append(place_at(op, moved, sizes[axis]))
+    # Each offset group of each image is an image of its own, whose pixels begin at `begin` among all rows.
     images = op.Mul(op.dim(n.X, 0), grid[1])
     begin = op.Mul(op.Range(0, op.Reshape(images, []), 1), product(op, sizes))
     begin = _reshaped(op, begin, [*grid[:2], *[[1]] * (1 + spatial)])
@@ -127,6 +135,7 @@ def _image_cotangent(op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, channe
     where = op.Unsqueeze(op.Concat(*s.indices, axis=0), [-1])
     total = scatter_nd(op, op.Shape(s.rows), where, updates)
     sizes = [op.dim(n.X, 2 + axis) for axis in range(len(s.places))]
+    # Back from one image per offset group to the channels of X.
     images = op.Mul(op.dim(n.X, 0), [n.attr("offset_group")])
     pixels = _reshaped(op, total, [images, *sizes, [channels]])
     return op.reshape_like(op.Transpose(pixels, perm=[0, len(sizes) + 1, *range(1, len(sizes) + 1)]), n.X)
@@ -135,6 +144,7 @@ def _image_cotangent(op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, channe
 def _offset_cotangent(
     op: Emitter, n: NodeView, s: _Samples, ct: ir.Value, reads: Sequence[ir.Value]
 ) -> ir.Value:
+    """Returns the cotangent of `offset`: that of the corners' weights times the weights' slopes along each axis."""
     values = [
         op.Mul(op.ReduceSum(op.Mul(ct, read), [-1], keepdims=0), inside)
         for read, inside in zip(reads, s.inside, strict=True)
@@ -144,4 +154,5 @@ def _offset_cotangent(
 
 
 def _reshaped(op: Emitter, value: ir.Value, sizes: _Sizes) -> ir.Value:
+    """Reshapes to sizes that are int64 [1] each, constant or computed."""
     return op.Reshape(value, op.Concat(*sizes, axis=0), allowzero=1)

@@ -1,4 +1,4 @@
-"""Einsum: the cotangent of an operand is another Einsum."""
+"""Differentiates Einsum: the cotangent of an operand is another Einsum."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Dim = int | ir.SymbolicDim
 def einsum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """For "ij,jk->ik": ct_A = Einsum("ik,jk->ij", ct, B), and likewise for any number of operands.
 
-    Labels that only this operand has were summed over: its cotangent is repeated along them. Labels that it
-    has twice ("ii") make a diagonal: its cotangent is zero off it. Axes of size one that were broadcast are
+    Along labels that only this operand has, Einsum summed: the cotangent is repeated along them. Labels that the
+    operand has twice ("ii") select a diagonal: the cotangent is zero off it. Axes of size one that were broadcast are
     summed over.
     """
     terms, output = _terms(n)
@@ -37,6 +37,7 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
     equation = n.attr("equation").replace(" ", "")
     left, explicit, output = equation.partition("->")
     terms = left.split(",")
+    # Without "->" the output has the labels that occur once, in alphabetical order, behind the ellipsis.
     if not explicit:
         once = sorted(c for c in set(left) if c.isalpha() and left.count(c) == 1)
         output = ("..." if "..." in left else "") + "".join(once)
@@ -59,7 +60,7 @@ def _terms(n: NodeView) -> tuple[list[str], str]:
 
 
 def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
-    """Refuses a label whose first size is one and another one later: shape inference believes the first.
+    """Refuses a label that has size one in its first operand and another size later: onnx infers size one then.
 
     Raises:
         DifferentiationError: the inferred shape of the output, which other rules relied on, is wrong; or an operand
@@ -85,10 +86,21 @@ def _check_broadcasting(n: NodeView, terms: Sequence[str]) -> None:
 def _operand_cotangent(
     op: Emitter, n: NodeView, ct: ir.Value, index: int, terms: Sequence[str], output: str
 ) -> ir.Value:
+    """Returns the cotangent of operand `index`.
+
+    Args:
+        op: emitter.
+        n: the node.
+        ct: cotangent of the output.
+        index: index of the operand.
+        terms: labels of all operands, e.g. ["ij", "jk"].
+        output: labels of the output, e.g. "ik".
+    """
     operand, term = n.inputs[index], terms[index]
     assert operand is not None
     others = [(t, v) for i, (t, v) in enumerate(zip(terms, n.inputs, strict=True)) if i != index and v]
     labels = "".join(dict.fromkeys(term))
+    # Labels of this operand alone that are not in the output cannot be in the result of an Einsum of ct and the others.
     present = "".join(c for c in labels if c in output or any(c in t for t, _ in others))
     sizes = {c: _dims(n, operand)[term.index(c)] for c in labels}
     rivals = {c: [_dims(n, v)[t.index(c)] for t, v in others if c in t] for c in labels}
@@ -96,6 +108,7 @@ def _operand_cotangent(
     if others or present != output:
         equation = f"{','.join([output, *(t for t, _ in others)])}->{present}"
         result = op.Einsum(ct, *(v for _, v in others), equation=equation)
+    # Labels that were summed over come back as axes of size one, for Expand.
     missing = [axis for axis, c in enumerate(labels) if c not in present]
     if missing:
         result = op.Unsqueeze(result, missing)
@@ -116,31 +129,32 @@ def _operand_cotangent(
 
 def _dims(n: NodeView, value: ir.Value | None) -> Sequence[Dim]:
     assert value is not None
-    n.rank(value)  # raises where it is not known
+    # Raises ShapeRequired with a message that names the value, if the rank is not known.
+    n.rank(value)
     return list(value.shape or ())
 
 
 def _same(a: Dim, b: Dim) -> bool:
-    """Whether two sizes are known to be equal; symbolic ones without a name are not."""
+    """Says if two sizes are known to be equal; symbolic sizes without a name are not."""
     if isinstance(a, ir.SymbolicDim) and isinstance(b, ir.SymbolicDim):
         return a.value is not None and a.value == b.value
     return a == b
 
 
 def _may_be_repeated(size: Dim, rivals: Sequence[Dim]) -> bool:
-    """Whether an axis may have size one where the same label has another size in another operand."""
+    """Says if an axis may have size one while its label has another size in another operand."""
     if isinstance(size, int) and size != 1:
         return False
     return any(rival != 1 and not _same(size, rival) for rival in rivals)
 
 
 def _may_be_short(size: Dim, rivals: Sequence[Dim]) -> bool:
-    """Whether the label may have size one in all other operands, but not in this one."""
+    """Says if a label may have size one in all other operands and another size in this one."""
     return size != 1 and bool(rivals) and not any(_same(size, rival) for rival in rivals)
 
 
 def _on_diagonals(op: Emitter, operand: ir.Value, value: ir.Value, term: str) -> ir.Value:
-    """Gives `value`, which has an axis per different label, an axis per label; zero off the diagonals."""
+    """Spreads `value`, with one axis per distinct label, to one axis per label of `term`; zero off the diagonals."""
     again = [axis for axis, c in enumerate(term) if c in term[:axis]]
     if not again:
         return value

@@ -1,4 +1,4 @@
-"""Reading from and writing to positions given by indices."""
+"""Differentiates ops that read from or write to positions given by indices."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from onnxtrain.functions import embedding_gradient
 
 @vjp("Gather", wrt=("data",))
 def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The cotangent, added to the entries that were read.
-
-    ScatterND, the faster of the two scatters, works on leading axes, so `axis` comes first meanwhile.
-    """
+    """Adds the cotangent to the entries that were read."""
     if n.data.shape is None or n.indices.shape is None:
         return scatter_to(op, ct, op.Gather(positions(op, n.data), n.indices, axis=n.attr("axis")), n.data)
     axis = n.axis(n.data, n.attr("axis"))
     rank, index_rank = n.rank(n.data), n.rank(n.indices)
+    # A scalar index reads a single entry.
     if index_rank == 0:
         return _put_back(op, n, ct, axis)
     indices = op.Cast(n.indices, to=ir.DataType.INT64) if n.indices.dtype != ir.DataType.INT64 else n.indices
+    # Rows of a table: a function of its own, as it is the gradient of an embedding. Half precision is summed in
+    # float32.
     if axis == 0:
-        half = ct.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)  # added up in float32
+        half = ct.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
         wide = op.Cast(ct, to=ir.DataType.FLOAT) if half else ct
         total = op.call(embedding_gradient, wide, indices, op.shape_of(n.data))
         return op.Cast(total, to=ct.dtype) if half else total
+    # ScatterND is the faster of the two scatters, but indexes leading axes only: `axis` is moved to the front
+    # meanwhile.
     indices = op.Unsqueeze(indices, [-1])
     before, after = list(range(axis)), list(range(axis + 1, rank))
     to_front = [*range(axis, axis + index_rank), *before, *(i - 1 + index_rank for i in after)]
@@ -40,7 +42,8 @@ def gather(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
-    """Gradient of reading one entry along `axis`: zeros before and after it."""
+    """Returns the cotangent of reading one entry along `axis`: ct with zeros before and after it."""
+    # A Pad, and not a scatter: the driver joins the Pads of entries that fill the value (`_accumulate`).
     size, index = op.dim(n.data, axis), op.Reshape(op.Cast(n.indices, to=ir.DataType.INT64), [1])
     known, dims = n.constant(n.indices), n.constant(size)
     if known is not None and dims is not None:
@@ -54,14 +57,15 @@ def _put_back(op: Emitter, n: NodeView, ct: ir.Value, axis: int) -> ir.Value:
 
 @vjp("GatherElements", wrt=("data",))
 def gather_elements(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The cotangent, added to the elements that were read."""
+    """Adds the cotangent to the elements that were read."""
     return scatter_elements(op, op.shape_of(n.data), n.indices, ct, n.attr("axis"))
 
 
 @vjp("GatherND", wrt=("data",))
 def gather_nd(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The cotangent, added to the slices that were read."""
+    """Adds the cotangent to the slices that were read."""
     batch_dims = n.attr("batch_dims")
+    # ScatterND has no batch axes: with some, the positions are gathered instead.
     if not batch_dims:
         return scatter_nd(op, op.shape_of(n.data), n.indices, ct)
     where = op.GatherND(positions(op, n.data), n.indices, batch_dims=batch_dims)
@@ -70,24 +74,25 @@ def gather_nd(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Compress", wrt=("input",))
 def compress(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The cotangent at the elements that were kept, zero elsewhere."""
+    """Puts the cotangent at the elements that were kept, zeros elsewhere."""
     where = op.Compress(positions(op, n.input), n.condition, axis=n.attr("axis"))
     return scatter_to(op, ct, where, n.input)
 
 
 @vjp("TopK", wrt=("X",), outputs=("Values",), saves=("Indices",))
 def top_k(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The cotangent at the elements that were chosen, zero elsewhere."""
+    """Puts the cotangent at the elements that were chosen, zeros elsewhere."""
     return op.ScatterElements(op.zeros_like(n.X, ct.dtype), n.out.Indices, ct, axis=n.attr("axis"))
 
 
 @vjp("Unique", wrt=("X",), saves=("indices",))
 def unique(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The cotangent at the first of equal elements (or slices along `axis`), which `indices` names; zero at the others.
+    """Puts the cotangent at the first of equal elements (or slices along `axis`), zeros at the others.
 
-    PyTorch has no gradient here. Any of the equal ones could have it; their cotangents add up to the same.
+    PyTorch has no gradient here. Any of the equal elements could get it: the sum of their cotangents is the same.
     """
     places, axis = positions(op, n.X), n.attr("axis")
+    # Without an axis Unique sees the input as one vector.
     if axis is None:
         places, axis = op.Reshape(places, [-1]), 0
     return scatter_to(op, ct, op.Gather(places, n.out.indices, axis=axis), n.X)
@@ -95,8 +100,8 @@ def unique(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("OneHot", wrt=("values",))
 def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Sums over where the output is the off value, and where it is the on value."""
-    # In the dtype of the forward node, for which the runtime has a kernel.
+    """Sums ct over the elements that are the off value, and over those that are the on value."""
+    # In the dtype of the forward node, as ONNX Runtime has no kernel of OneHot for every combination of dtypes.
     one = op.OneHot(n.indices, n.depth, op.const([0.0, 1.0], like=n.values), axis=n.attr("axis"))
     hot = op.Greater(one, 0.5)
     off, on = (op.ReduceSum(op.Where(hot, *branches), keepdims=0) for branches in ((0.0, ct), (ct, 0.0)))
@@ -105,7 +110,7 @@ def one_hot(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("TensorScatter", wrt=("past_cache", "update"))
 def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The update owns the entries it was written to, the past all others."""
+    """Splits the cotangent: entries that were written to belong to the update, all others to the past."""
     axis, mode = n.axis(n.past_cache, n.attr("axis")), n.attr("mode")
     attributes = {"axis": axis, "mode": mode}
     past = update = None
@@ -114,7 +119,8 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if n.needs("update"):
         place = op.Range(0, op.Squeeze(op.dim(n.update, axis)), 1)
         if n.write_indices is not None:
-            # [batch, sequence]; by Unsqueeze onnx 1.23 takes constant indices for a shape, which it cannot add.
+            # [batch, sequence]. Not by Unsqueeze: onnx 1.23 then takes constant indices for a shape, and fails to add
+            # it.
             place = op.Add(place, op.Reshape(n.write_indices, [-1, 1]))
             place = (
                 op.Mod(place, op.Max(op.dim(n.past_cache, axis), op.const([1])))
@@ -130,7 +136,7 @@ def tensor_scatter(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterElements", wrt=("data", "updates"))
 def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """See :func:`_scatter_rule`."""
+    """Returns the cotangents of data and updates by :func:`_scatter_rule`."""
     axis = n.attr("axis")
     return _scatter_rule(
         op,
@@ -145,7 +151,7 @@ def scatter_elements_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("ScatterND", wrt=("data", "updates"))
 def scatter_nd_rule(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """See :func:`_scatter_rule`."""
+    """Returns the cotangents of data and updates by :func:`_scatter_rule`."""
     return _scatter_rule(
         op,
         n,
@@ -160,13 +166,13 @@ Write = Callable[[ir.Value, ir.Value, str], ir.Value]
 
 
 def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
-    """Cotangents of data and updates, for output = data with updates reduced into it.
+    """Returns the cotangents of data and updates, for output = data with updates reduced into it.
 
     Args:
         op: emitter.
         n: the scatter node.
         ct: cotangent of its output.
-        read: gathers, from a value of the data's shape, what lies at the indices.
+        read: gathers the elements at the indices from a value of the data's shape.
         write: scatters updates into a value of the data's shape with a reduction.
     """
     reduction = n.attr("reduction")
@@ -174,7 +180,8 @@ def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Wri
         return _scatter_extremum(op, n, ct, read, write)
     data = updates = None
     if n.needs("data"):
-        # Without a reduction the indices must not repeat (ONNX), so what is overwritten gets nothing.
+        # Without a reduction ONNX forbids repeated indices, so each overwritten element of data has a cotangent of
+        # zero.
         data = {
             "none": lambda: write(ct, op.zeros_like(n.updates, ct.dtype), "none"),
             "add": lambda: ct,
@@ -186,10 +193,10 @@ def _scatter_rule(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Wri
 
 
 def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> ir.Value:
-    """Cotangent of updates that were multiplied into the data: the product of all other factors.
+    """Returns the cotangent of updates that were multiplied into the data: ct times the product of all other factors.
 
-    output / update, except for an update that is the only zero among those of its place: there the product is
-    taken again with one instead. One of several zeros gets zero, as does everything beside them.
+    That product is output / update. For an update that is the only zero of its place it is computed again with 1 in its
+    place. If several updates of a place are zero, all its cotangents are zero.
     """
     zero = op.Equal(n.updates, 0.0)
     none = op.Expand(op.const(0.0), op.shape_of(n.out.output))
@@ -201,9 +208,9 @@ def _factors(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -
 
 
 def _scatter_extremum(op: Emitter, n: NodeView, ct: ir.Value, read: Read, write: Write) -> Cotangents:
-    """Cotangents of a maximum or minimum: equal shares for all that attain it, as in torch.scatter_reduce."""
+    """Splits the cotangent of a maximum or minimum evenly among all that attain it, as torch.scatter_reduce."""
     kept, written = op.Equal(n.data, n.out.output), op.Equal(n.updates, read(n.out.output))
-    # In float32, because the CPU adds float16 in no scatter.
+    # Counted in float32, because ONNX Runtime's CPU has no scatter that adds float16.
     counts = [op.Cast(mask, to=ir.DataType.FLOAT) for mask in (kept, written)]
     attain = write(counts[0], counts[1], "add")
     share = op.Div(ct, op.Cast(attain, to=ct.dtype))

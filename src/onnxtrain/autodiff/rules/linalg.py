@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Differentiates matrix products, inverses and Cholesky factors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     A vector counts as a row on the left and a column on the right; ct gets back the axis that Y lost.
     """
     if n.A.shape is None and n.B.shape is not None and n.B.shape.rank() == 2:
-        # Whatever the rank of A: a vector is one row.
+        # A of unknown rank times a matrix: merged into rows, A is a matrix whatever its rank, a vector one row of it.
         product = (
             op.MatMul(op.Transpose(_rows(op, n.A), perm=[1, 0]), _rows(op, ct)) if n.needs("B") else None
         )
         return op.MatMul(ct, op.Transpose(n.B, perm=[1, 0])) if n.needs("A") else None, product
     ranks = n.rank(n.A), n.rank(n.B)
+    # The product of two vectors is a scalar: no axes to restore.
     if ranks == (1, 1):
         return (
             op.Mul(ct, n.B) if n.needs("A") else None,
@@ -42,7 +43,7 @@ def matmul(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _as_matrix(op: Emitter, value: ir.Value, axis: int) -> ir.Value:
-    """Returns a vector as a matrix of size one along `axis`, anything else unchanged."""
+    """Reshapes a vector to a matrix of size one along `axis`; returns other values unchanged."""
     assert value.shape is not None
     if value.shape.rank() > 1:
         return value
@@ -52,12 +53,14 @@ def _as_matrix(op: Emitter, value: ir.Value, axis: int) -> ir.Value:
 
 
 def _left_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
+    """Returns the cotangent of A; a and b are the operands as matrices or batches of them."""
     product = op.MatMul(ct, _transposed(op, n, b))
     return _sum_batch(op, n, product, a, n.A)
 
 
 def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """A matrix that multiplies a batch gets its cotangent from one product, not from a batch of them."""
+    """Returns the cotangent of B; a and b are the operands as matrices or batches of them."""
+    # A matrix that multiplies a batch: one product over the rows of the whole batch instead of a sum of many.
     if n.rank(b) == 2 and n.rank(a) > 2:
         product = op.MatMul(op.Transpose(_rows(op, a), perm=[1, 0]), _rows(op, ct))
         return product if b is n.B else op.reshape_like(product, n.B)
@@ -65,11 +68,13 @@ def _right_cotangent(op: Emitter, n: NodeView, ct: ir.Value, a: ir.Value, b: ir.
 
 
 def _rows(op: Emitter, value: ir.Value) -> ir.Value:
-    """Returns `value` as a matrix, its batch merged into the rows; also where it has no elements."""
+    """Merges all axes but the last into the rows of a matrix."""
+    # By Flatten, as a Reshape to -1 rows has no answer for a value without elements.
     return op.Flatten(value, axis=-1)
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
+    """Swaps the last two axes."""
     axes = list(range(n.rank(value)))
     return op.Transpose(value, perm=[*axes[:-2], axes[-1], axes[-2]])
 
@@ -104,13 +109,14 @@ def gemm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
             else op.Gemm(n.A, ct, alpha=alpha, transA=1 - trans_a)
         )
     if n.needs("C"):
+        # C may be a row, a column or a scalar, which Gemm repeats.
         total = sum_to_shape_of(op, ct, n.out.Y, n.C)
         result["C"] = total if beta == 1 else op.Mul(total, beta)
     return result
 
 
 def inverse_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = A⁻¹:  ct_A = -Yᵀ ct Yᵀ."""
+    """Y = A⁻¹, so dY = -Y dA Y:  ct_A = -Yᵀ ct Yᵀ."""
     y = _transposed(op, n, n.out.y)
     return op.Neg(op.MatMul(op.MatMul(y, ct), y))
 
@@ -122,6 +128,7 @@ def cholesky_rule(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """
     factor = n.out.y
     product = op.MatMul(_transposed(op, n, factor), ct)
+    # The sum has the part below the diagonal twice and the diagonal once; half of it is Φ.
     half = op.Mul(op.Add(op.Trilu(product, upper=0), op.Trilu(product, -1, upper=0)), 0.5)
     inverted, _ = op.call(inverse, factor, _outputs=2)
     inverted.shape = factor.shape

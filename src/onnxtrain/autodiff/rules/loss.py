@@ -1,4 +1,4 @@
-"""Classification losses.
+"""Differentiates the classification losses.
 
 Class weights have no gradient, as in torch: differentiating with respect to them raises NoGradientRule.
 """
@@ -19,7 +19,7 @@ from onnxtrain.functions import log_softmax_gradient, softmax_cross_entropy_grad
 def softmax_cross_entropy_loss(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None]
 ) -> Cotangents:
-    """The loss gives each label's scale * (softmax - onehot), log_prob the gradient of LogSoftmax."""
+    """ct_scores = scale * (softmax - onehot(label)) per position, plus the gradient of LogSoftmax for log_prob."""
     ct, ct_log_prob = cts
     log_prob = n.out.log_prob
     parts = []
@@ -33,7 +33,7 @@ def softmax_cross_entropy_loss(
 
 @vjp("NegativeLogLikelihoodLoss", wrt=("input",))
 def negative_log_likelihood_loss(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Minus each label's scale at its place, zero elsewhere."""
+    """Puts -scale at the class of each label, zeros elsewhere."""
     labels, scale = _labels_and_scale(op, n, ct, n.target, n.weight)
     places, updates = op.Unsqueeze(labels, [1]), op.Unsqueeze(op.Neg(scale), [1])
     return op.ScatterElements(op.zeros_like(n.input), places, updates, axis=1)
@@ -42,15 +42,16 @@ def negative_log_likelihood_loss(op: Emitter, n: NodeView, ct: ir.Value) -> Cota
 def _labels_and_scale(
     op: Emitter, n: NodeView, ct: ir.Value, labels: ir.Value, weights: ir.Value | None
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the labels as int64 with ignored ones set to 0, and the cotangent of each label's -log p.
+    """Returns the labels as int64 with ignored ones set to 0, and `scale`, the cotangent of each label's -log p.
 
-    The latter, of the shape of the labels, is weight * ct for the reductions none and sum, and divided by the
-    sum of all weights for the mean; ignored labels have weight 0, and without weights all others have 1.
+    `scale` has the shape of the labels. It is weight[label] * ct, for the mean divided by the sum of all these weights.
+    Ignored labels have weight 0; without class weights all others have weight 1.
     """
     labels = op.Cast(labels, to=ir.DataType.INT64) if labels.dtype != ir.DataType.INT64 else labels
     valid, ignored = None, n.attr("ignore_index")
     shape = op.shape_of(labels)
     if ignored is not None:
+        # An ignored label such as -100 is no class: no Gather or Scatter may see it, though its scale is zero.
         valid = op.Not(op.Equal(labels, ignored))
         labels = op.Where(valid, labels, 0)
     weight = op.Gather(weights, labels) if weights is not None else None
@@ -59,6 +60,7 @@ def _labels_and_scale(
     scale = op.Mul(ct, weight) if weight is not None else ct
     if valid is not None:
         scale = op.Where(valid, scale, 0.0)
+    # A scalar cotangent; with a mask or class weights it has been broadcast to the labels already.
     elif weight is None and n.attr("reduction") != "none":
         scale = op.Expand(scale, shape)
     return labels, scale
@@ -67,7 +69,8 @@ def _labels_and_scale(
 def _inverse_total(
     op: Emitter, dtype: ir.DataType | None, labels: ir.Value, valid: ir.Value | None, weight: ir.Value | None
 ) -> ir.Value | float:
-    """One over the sum of the weights; summed in float32 at least, where float16 cannot count beyond 2048."""
+    """Returns one over the sum of the weights of all labels."""
+    # Summed in float32 at least: float16 cannot count beyond 2048.
     wide = ir.DataType.DOUBLE if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     if valid is None and weight is None:
         dims = static_dims(labels)

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic and analytic functions, casts, and the elementwise ops without a gradient."""
+"""Differentiates elementwise arithmetic and analytic functions, and casts; lists elementwise ops without a gradient."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ defvjp("Sub", broadcasts=True, A=lambda op, n, ct: ct, B=lambda op, n, ct: op.Ne
 
 
 def _is_square(n: NodeView) -> bool:
-    """Whether the two cotangents of a Mul are equal, and twice the one takes the place of their sum.
-
-    Not in narrow floats, where x + y + y and x + 2 y are rounded differently, and PyTorch does the former.
-    """
+    """Says if a Mul squares its input, so that one cotangent, doubled, replaces the sum of two equal ones."""
+    # Not in half precision: x + y + y and x + 2 y are rounded differently there, and PyTorch computes the former.
     return n.A is n.B and n.A.dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 
 
@@ -30,6 +28,7 @@ defvjp(
     A=lambda op, n, ct: op.Mul(op.Mul(ct, 2.0) if _is_square(n) else ct, n.B),
     B=lambda op, n, ct: None if _is_square(n) else op.Mul(ct, n.A),
 )
+# B's cotangent is -ct A/B²: from the output, -ct (C / B) needs one division.
 defvjp(
     "Div",
     broadcasts=True,
@@ -47,6 +46,7 @@ defvjp(
 defvjp("Neg", X=lambda op, n, ct: op.Neg(ct))
 # |x|'(0) = 0, as in torch: Sign(0) = 0.
 defvjp("Abs", X=lambda op, n, ct: op.Mul(ct, op.Sign(n.X)))
+# Reciprocal, Exp, Tan and Sqrt read their outputs, which saves computing the function again.
 defvjp("Sqrt", X=lambda op, n, ct: op.Div(op.Mul(ct, 0.5), n.out.Y))
 defvjp("Reciprocal", X=lambda op, n, ct: op.Neg(op.Mul(ct, op.Mul(n.out.Y, n.out.Y))))
 defvjp("Exp", input=lambda op, n, ct: op.Mul(ct, n.out.output))
@@ -69,7 +69,7 @@ def _plus_square(op: Emitter, constant: float, x: ir.Value) -> ir.Value:
 
 
 def _minus_square(op: Emitter, x: ir.Value) -> ir.Value:
-    """1 - x², without cancellation near |x| = 1."""
+    """Returns 1 - x² as (1 - x)(1 + x), without cancellation near |x| = 1."""
     return op.Mul(op.Sub(1.0, x), op.Add(1.0, x))
 
 
@@ -85,6 +85,7 @@ defvjp("Asinh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_plus_square(op, 1.0,
 defvjp("Acosh", input=lambda op, n, ct: op.Div(ct, op.Sqrt(_square_minus(op, n.input))))
 defvjp("Atanh", input=lambda op, n, ct: op.Div(ct, _minus_square(op, n.input)))
 
+# A Where and not a product with the mask, which would turn an infinite cotangent of the other branch into NaN.
 defvjp(
     "Where",
     broadcasts=True,
@@ -104,24 +105,28 @@ def pow_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     if n.needs("Y"):
         flat = op.And(op.Equal(n.X, 0.0), op.GreaterOrEqual(n.Y, 0.0))
         exponent = op.Mul(ct, op.Where(flat, 0.0, op.Mul(n.out.Z, op.Log(n.X))))
+        # Pow takes an exponent of another dtype than the base, whose dtype the result has.
         if n.Y.dtype != ct.dtype:
             exponent = op.Cast(exponent, to=n.Y.dtype)
     return base, exponent
 
 
 def _power_base(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value | None:
-    known = n.constant(n.Y)
-    if known is not None and known.size == 1:
-        return _power_base_constant(op, n, ct, float(known.reshape(())))
+    """Returns ct * Y * X^(Y-1), and 0 where Y = 0."""
+    exponents = n.constant(n.Y)
+    if exponents is not None and exponents.size == 1:
+        return _power_base_constant(op, n, ct, float(exponents.reshape(())))
     y = op.Cast(n.Y, to=ct.dtype) if n.Y.dtype != ct.dtype else n.Y
     slope = op.Mul(y, op.Pow(n.X, op.Sub(y, 1.0)))
-    if known is None or not np.all(known):
+    # At X = 0 the formula would be 0 * inf for Y = 0.
+    if exponents is None or not np.all(exponents):
         slope = op.Where(op.Equal(y, 0.0), 0.0, slope)
     return op.Mul(ct, slope)
 
 
 def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float) -> ir.Value | None:
-    """The usual constant exponents without a Pow, which costs far more than a product."""
+    """Returns the cotangent of the base for a constant exponent."""
+    # The usual exponents do without Pow, which costs far more than a product.
     if exponent == 0:
         return None
     if exponent == 1:
@@ -136,16 +141,16 @@ def _power_base_constant(op: Emitter, n: NodeView, ct: ir.Value, exponent: float
 
 
 def _is_bound(n: NodeView, bound: ir.Value | None) -> bool:
-    """Whether a bound of a Clip is there, and not known to be infinite."""
-    known = n.constant(bound)
-    return bound is not None and (known is None or not np.isinf(known.astype(np.float64)).any())
+    """Says if a bound of a Clip is present and may be finite."""
+    limit = n.constant(bound)
+    return bound is not None and (limit is None or not np.isinf(limit.astype(np.float64)).any())
 
 
 @vjp("Clip", wrt=("input", "min", "max"))
 def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
+    """Output = min(max, max(min, x)); on the bounds x gets the cotangent, as in torch.clamp.
 
-    The bounds are scalars: each gets the sum over the elements that it replaced.
+    Each bound, a scalar, gets the sum of the cotangents of the elements that it replaced.
     """
     result: dict[str, ir.Value | None] = {}
     if n.needs("input"):
@@ -154,6 +159,7 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
         if not n.needs(name) or bound is None:
             continue
         if name == "max":
+            # If min > max, every element is max.
             replaced = op.Greater(n.input, bound)
             replaced = op.Or(replaced, op.Greater(n.min, bound)) if n.min is not None else replaced
         else:
@@ -164,7 +170,7 @@ def clip(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _clipped(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The cotangent of what a Clip clips; a bound that is absent is infinite."""
+    """Returns the cotangent of the input of a Clip; an absent bound counts as infinite."""
     low, high = _is_bound(n, n.min), _is_bound(n, n.max)
     if not low and not high:
         return ct
@@ -181,18 +187,19 @@ def _clipped(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Sum", wrt=("data_0",), broadcasts=True)
 def sum_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Sum of all arguments: each gets the cotangent."""
+    """Every argument gets the cotangent."""
     return [ct] * len(n.inputs)
 
 
 @vjp("Mean", wrt=("data_0",), broadcasts=True)
 def mean(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Mean of all arguments: each gets its share of the cotangent."""
+    """Every argument gets the cotangent divided by the number of arguments."""
     return [op.Div(ct, float(len(n.inputs)))] * len(n.inputs)
 
 
 def _extremum(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Arguments that reach the extremum share the cotangent evenly, as in torch.maximum and torch.amax."""
+    # A Max of one argument is that argument.
     if len(n.inputs) == 1:
         return [ct]
     reached = [op.Equal(x, n.outputs[0]) for x in n.inputs]
@@ -208,17 +215,19 @@ vjp("Min", wrt=("data_0",), broadcasts=True)(_extremum)
 
 @vjp("Det", wrt=("X",))
 def det(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The gradient is the matrix of cofactors: signed determinants of X without row i and column j.
+    """ct_X = ct * cofactors of X: the signed determinants of X without row i and column j.
 
-    Exact for singular matrices too, where det(X) X^-T is not defined. X: float [..., n, n] with static n.
+    X is float [..., n, n] with static n. Cofactors are exact for singular matrices, too, unlike det(X) X^-T.
     """
     (size,) = n.static(n.X, [-1])
     scale = op.Unsqueeze(ct, [-2, -1])
+    # The only minor of a 1x1 matrix is the determinant of an empty one, 1, which no runtime computes.
     if size == 1:
         return scale
     others = np.array([[k for k in range(size) if k != i] for i in range(size)], dtype=np.int64)
     minors = op.Gather(op.Gather(n.X, others, axis=n.rank(n.X) - 2), others, axis=n.rank(n.X))
-    batch = n.rank(n.X) - 2  # minors: [..., row i, rows but i, column j, columns but j]
+    # After the two Gathers: [..., row i, rows but i, column j, columns but j].
+    batch = n.rank(n.X) - 2
     minors = op.Transpose(minors, perm=[*range(batch), batch, batch + 2, batch + 1, batch + 3])
     sign = op.const([[(-1.0) ** (i + j) for j in range(size)] for i in range(size)], like=ct)
     return op.Mul(scale, op.Mul(op.Det(minors), sign))

@@ -1,4 +1,4 @@
-"""Ops of ai.onnx.ml through which a gradient passes to their input: as scikit-learn's converters write them.
+"""Passes gradients to the input of ops of ai.onnx.ml, as scikit-learn's converters write them.
 
 Their parameters are attributes, which nothing trains. All give float32.
 """
@@ -35,7 +35,7 @@ nondifferentiable(
 
 @defbody("Scaler", _ML, "X", "Y", offset=None, scale=None)
 def scaler(op: Emitter, n: NodeView) -> ir.Value:
-    """(X - offset) · scale, for each feature or for all."""
+    """Y = (X - offset) · scale, with one offset and scale per feature or one for all."""
     x = _float(op, n.X)
     offset, scale = (
         np.asarray(n.attr(name) or [default]) for name, default in (("offset", 0.0), ("scale", 1.0))
@@ -45,7 +45,7 @@ def scaler(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("Normalizer", _ML, "X", "Y", norm="MAX")
 def normalizer(op: Emitter, n: NodeView) -> ir.Value:
-    """X / norm of each row; rows whose norm is zero stay."""
+    """Y = X / norm of its row; rows whose norm is zero stay."""
     x, kind = _float(op, n.X), _text(n, "norm")
     reduce = {"MAX": op.ReduceMax, "L1": op.ReduceL1, "L2": op.ReduceL2}[kind]
     norm = reduce(x, [-1], keepdims=1)
@@ -57,21 +57,22 @@ def normalizer(op: Emitter, n: NodeView) -> ir.Value:
     imputed_value_floats=None, imputed_value_int64s=None, replaced_value_float=0.0, replaced_value_int64=0,
 )  # fmt: skip
 def imputer(op: Emitter, n: NodeView) -> ir.Value:
-    """X, with numbers in the place of those that are missing."""
+    """Y = X with missing values replaced by constants."""
     missing = n.attr("replaced_value_float")
-    found = op.IsNaN(n.X) if np.isnan(missing) else op.Equal(n.X, missing)
-    return op.Where(found, op.const(np.asarray(n.attr("imputed_value_floats")), like=n.X), n.X)
+    # NaN, the usual mark of a missing value, equals nothing.
+    is_missing = op.IsNaN(n.X) if np.isnan(missing) else op.Equal(n.X, missing)
+    return op.Where(is_missing, op.const(np.asarray(n.attr("imputed_value_floats")), like=n.X), n.X)
 
 
 @defbody("FeatureVectorizer", _ML, "X", "Y", inputdimensions=None)
 def feature_vectorizer(op: Emitter, n: NodeView) -> ir.Value:
-    """All inputs beside each other."""
+    """Concatenates all inputs along the last axis."""
     return op.Concat(*(_float(op, value) for value in n.inputs if value is not None), axis=-1)
 
 
 @defbody("ArrayFeatureExtractor", _ML, "X Y", "Z")
 def array_feature_extractor(op: Emitter, n: NodeView) -> ir.Value:
-    """Chosen features; of a vector, a row of them."""
+    """Selects features by index; the result of a vector is a matrix of one row."""
     chosen = op.Gather(n.X, op.Reshape(n.Y, [-1]), axis=-1)
     return op.Unsqueeze(chosen, [0]) if n.rank(n.X) == 1 else chosen
 
@@ -80,19 +81,21 @@ def array_feature_extractor(op: Emitter, n: NodeView) -> ir.Value:
     "LinearRegressor", _ML, "X", "Y", coefficients=None, intercepts=None, post_transform="NONE", targets=1
 )
 def linear_regressor(op: Emitter, n: NodeView) -> ir.Value:
-    """X · coefficientsᵀ + intercepts."""
+    """Y = transform(X · coefficientsᵀ + intercepts)."""
     y = _linear(op, n, n.attr("targets"))
     return _transformed(op, n, y)
 
 
 def _linear(op: Emitter, n: NodeView, rows: int) -> ir.Value:
+    """Returns X · coefficientsᵀ + intercepts, for coefficients of `rows` rows."""
     weight = np.asarray(n.attr("coefficients"), np.float32).reshape(rows, -1).T
     y = op.MatMul(_float(op, n.X), op.const(weight))
-    given = n.attr("intercepts")
-    return op.Add(y, op.const(np.asarray(given, np.float32))) if given else y
+    intercepts = n.attr("intercepts")
+    return op.Add(y, op.const(np.asarray(intercepts, np.float32))) if intercepts else y
 
 
 def _transformed(op: Emitter, n: NodeView, y: ir.Value) -> ir.Value:
+    """Applies the attribute `post_transform`."""
     kind = _text(n, "post_transform")
     if kind == "SOFTMAX":
         return op.Softmax(y, axis=-1)
@@ -104,7 +107,8 @@ def _transformed(op: Emitter, n: NodeView, y: ir.Value) -> ir.Value:
 
 
 def _class_rows(n: NodeView) -> int:
-    """The number of classes, as many as there are rows of coefficients."""
+    """Returns the number of classes."""
+    # Two classes may share one row of coefficients; how scores follow from it is not written here.
     labels = len(n.attr("classlabels_ints") or n.attr("classlabels_strings") or [])
     rows = len(n.attr("intercepts") or []) or labels
     if rows != labels or rows < 2:
@@ -113,10 +117,13 @@ def _class_rows(n: NodeView) -> int:
 
 
 def _scores(op: Emitter, n: NodeView) -> ir.Value:
+    """Writes the scores of a LinearClassifier."""
     return _transformed(op, n, _linear(op, n, _class_rows(n)))
 
 
 def _classifier_shapes(op: Emitter, n: NodeView) -> list[ir.Value]:
+    """Writes standard ops with the shapes of the labels and the scores."""
+    # Labels are the entries of one of two attributes: integers or texts.
     labels = ir.DataType.INT64 if n.attr("classlabels_ints") else ir.DataType.STRING
     scores = _scores(op, n)
     return [op.Cast(op.ArgMax(scores, axis=-1, keepdims=0), to=labels), scores]
@@ -142,7 +149,7 @@ def _classifier_shapes(op: Emitter, n: NodeView) -> list[ir.Value]:
     shapes=_classifier_shapes,
 )
 def linear_classifier(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Scores Z = transform(X · coefficientsᵀ + intercepts); the labels have none."""
+    """Z = transform(X · coefficientsᵀ + intercepts); the labels Y carry no cotangent."""
     rows, kind = _class_rows(n), _text(n, "post_transform")
     if kind == "SOFTMAX":
         ct = op.Mul(op.Sub(ct, op.ReduceSum(op.Mul(ct, n.out.Z), [-1], keepdims=1)), n.out.Z)
@@ -151,14 +158,16 @@ def linear_classifier(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     elif kind != "NONE":
         raise refused(n, f"scores transformed by {kind}")
     weight = np.asarray(n.attr("coefficients"), np.float32).reshape(rows, -1)
-    found = op.MatMul(ct, op.const(weight))
-    return found if n.X.dtype in (None, ir.DataType.FLOAT) else op.Cast(found, to=n.X.dtype)
+    ct_x = op.MatMul(ct, op.const(weight))
+    return ct_x if n.X.dtype in (None, ir.DataType.FLOAT) else op.Cast(ct_x, to=n.X.dtype)
 
 
 def _float(op: Emitter, x: ir.Value) -> ir.Value:
+    """Casts to float32, the dtype of all results of ai.onnx.ml."""
     return x if x.dtype in (None, ir.DataType.FLOAT) else op.Cast(x, to=ir.DataType.FLOAT)
 
 
 def _text(n: NodeView, name: str) -> str:
+    """Returns an attribute as text."""
     value = n.attr(name)
     return value.decode() if isinstance(value, bytes) else str(value)

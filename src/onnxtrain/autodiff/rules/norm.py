@@ -1,4 +1,4 @@
-"""Normalisations, and Dropout."""
+"""Differentiates normalisation layers and Dropout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 def batch_normalization(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ir.Value | None, ir.Value | None]
 ) -> Cotangents:
-    """Y = (X - mean) / sqrt(var + epsilon) * scale + B; the statistics are given, in training those of X."""
+    """Y = (X - mean) / sqrt(var + epsilon) * scale + B; mean and var are inputs, in training mode those of X."""
     ct = cts[0]
     if n.attr("training_mode"):
         grads = _updated_statistics(op, n, cts[1:])
@@ -56,9 +56,11 @@ def batch_normalization(
     inverse = op.Reciprocal(op.Sqrt(op.Add(var, n.attr("epsilon"))))
     factor = op.Mul(scale, inverse)
     grads = {"X": op.Mul(ct, op.Reshape(factor, per_channel)) if n.needs("X") else None}
+    # With given statistics all four cotangents follow from two sums per channel.
     if n.needs("B") or n.needs("input_mean"):
         grads["B"] = op.ReduceSum(ct, others, keepdims=0)
         grads["input_mean"] = op.Neg(op.Mul(factor, grads["B"]))
+    # d/dvar (var + epsilon)^(-1/2) = -1/2 inverse³, and x̂ has one factor `inverse` already.
     if n.needs("scale") or n.needs("input_var"):
         centered = op.Sub(x, op.Reshape(mean, per_channel))
         grads["scale"] = op.Mul(op.ReduceSum(op.Mul(ct, centered), others, keepdims=0), inverse)
@@ -69,7 +71,10 @@ def batch_normalization(
 def _updated_statistics(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]
 ) -> dict[str, ir.Value | None]:
-    """Running = momentum * input + (1 - momentum) * that of X, whose mean and population variance these are."""
+    """Returns the cotangents of X and of the input statistics from those of the running statistics.
+
+    The running mean is momentum * input_mean + (1 - momentum) * mean(X), the running variance likewise.
+    """
     momentum, grads = n.attr("momentum"), dict[str, ir.Value | None]()
     (x,) = _wide(op, n.X)
     per_channel = [-1] + [1] * (n.rank(n.X) - 2)
@@ -83,8 +88,8 @@ def _updated_statistics(
         each = op.Reshape(op.Mul(op.Div(op.CastLike(ct, x), count), 1 - momentum), per_channel)
         if name == "input_var":
             each = op.Mul(op.Mul(op.Sub(x, op.ReduceMean(x, others, keepdims=1)), 2.0), each)
-        known = grads.get("X")
-        grads["X"] = each if known is None else op.Add(known, each)
+        so_far = grads.get("X")
+        grads["X"] = each if so_far is None else op.Add(so_far, each)
     if "X" in grads:
         grads["X"] = op.Expand(grads["X"], op.shape_of(x))
     return grads
@@ -124,7 +129,8 @@ def layer_normalization(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ..
     """Y = x̂ * Scale + B, x̂ standardised over the axes from `axis` on."""
     axis = _first_axis(n)
     x, mean, inverse = n.X, n.out.Mean, n.out.InvStdDev
-    if x.dtype == ir.DataType.DOUBLE:  # the saved statistics are float32
+    # Mean and InvStdDev of a float64 LayerNormalization are float32 in ONNX.
+    if x.dtype == ir.DataType.DOUBLE:
         mean, inverse = _statistics(op, n, axis)
     grads: dict[str, ir.Value | None] = {}
     ct, *of_statistics = cts
@@ -171,14 +177,14 @@ def rms_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def floored_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x / max(rms, floor) * scale, rms = factor * ||x|| over the last axis, which is the second output."""
+    """Y = x / max(rms, floor) * scale, with rms = factor * ||x|| over the last axis, the second output."""
     operands = _wide(op, ct, n.x, n.scale, n.out.rms, n.factor, n.floor)
     grads = op.call(floored_rms_normalization_gradient, *operands, _outputs=2)
     return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
 
 
 def inverse_rms_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = x * r * scale, r = 1 / sqrt(mean(x²) + epsilon) over the last axis, which is the second output."""
+    """Y = x * r * scale, with r = 1 / sqrt(mean(x²) + epsilon) over the last axis, the second output."""
     operands = _wide(op, ct, n.x, n.scale, n.out.inverse)
     grads = op.call(inverse_rms_normalization_gradient, *operands, _outputs=2)
     return _as_inputs(op, n, dict(zip(("x", "scale"), grads, strict=True)))
@@ -194,9 +200,10 @@ for _composite, _saved, _rule in (
 
 
 def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = (x - mean) * (weight / stdev) + bias, with the mean and stdev of x, which are constants to the gradient."""
+    """Y = (x - mean) * (weight / stdev) + bias; mean and stdev of x count as constants, as darts detaches them."""
     ct, weight, stdev, centered = _wide(op, ct, n.weight, n.out.stdev, n.out.centered)
     rows = list(range(n.rank(n.x) - 1))
+    # A fixed weight needs no sum over positions, nor the standardised x.
     if not n.needs("weight"):
         ct_x = op.Mul(ct, op.Div(weight, stdev)) if n.needs("x") else None
         ct_bias = op.ReduceSum(ct, rows, keepdims=0) if n.needs("bias") else None
@@ -212,7 +219,7 @@ def reversible_instance_norm(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangen
 
 
 def instance_standard(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Y = (x - mean) / stdev, with the mean and stdev of x, which are constants to the gradient."""
+    """Y = (x - mean) / stdev; mean and stdev of x count as constants, as darts detaches them."""
     ct, stdev = _wide(op, ct, n.out.stdev)
     return _as_inputs(op, n, {"x": op.Div(ct, stdev)})
 
@@ -235,8 +242,9 @@ for _composite, _wrt, _saves, _rule in (
 def mean_variance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = d / (s + 1e-9) with d = X - mean(X), s = sqrt(mean(d²)) over `axes`.
 
-    ct_x = (ct - mean(ct) - d * mean(ct * Y) / s) / (s + 1e-9). The op's function body is in float32 only.
+    ct_x = (ct - mean(ct) - d * mean(ct * Y) / s) / (s + 1e-9).
     """
+    # A rule, though the op has a function body in the standard: that body is in float32 only.
     axes = n.attr("axes")
     wide, x, y = _wide(op, ct, n.X, n.out.Y)
     centered = op.Sub(x, op.ReduceMean(x, axes, keepdims=1))
@@ -251,7 +259,7 @@ def mean_variance_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Va
 def lp_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     """Y = X / |X|: ct_x = (ct - d|X| * sum(ct * Y)) / |X|, where d|X| = Y (p = 2) or sign(X) (p = 1).
 
-    Zero where the norm is zero, where Y is zero too.
+    If the norm is zero, Y is zero, and so is ct_x.
     """
     axis, y = n.attr("axis"), n.out.output
     reduce = op.ReduceL1 if n.attr("p") == 1 else op.ReduceL2
@@ -259,7 +267,8 @@ def lp_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     slope = op.Sign(n.input) if n.attr("p") == 1 else y
     total = op.ReduceSum(op.Mul(ct, y), [axis], keepdims=1)
     positive = op.Greater(norm, 0.0)
-    # No division by zero, which would be 0/0 in the derivative of this gradient, masked or not.
+    # Divided by 1 where the norm is zero: 0/0 would be NaN in the derivative of this gradient, though it is masked
+    # here.
     ratio = op.Div(op.Sub(ct, op.Mul(slope, total)), op.Where(positive, norm, 1.0))
     return op.Where(positive, ratio, 0.0)
 
@@ -272,6 +281,7 @@ def local_response_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.V
     one, which are a mirrored window.
     """
     size, alpha, beta = n.attr("size"), n.attr("alpha"), n.attr("beta")
+    # As the schema has it: an even window has one channel more behind than before.
     before, after = (size - 1) // 2, size // 2
     mean = _channel_window_mean(op, op.Mul(n.X, n.X), size, before, after)
     d = op.Add(op.Mul(mean, alpha), n.attr("bias"))
@@ -283,27 +293,28 @@ def local_response_normalization(op: Emitter, n: NodeView, ct: ir.Value) -> ir.V
 
 @vjp("Dropout", wrt=("data",), saves=("mask",))
 def dropout(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """In training, kept elements are scaled by 1 / (1 - ratio); the identity otherwise."""
+    """Kept elements are scaled by 1 / (1 - ratio) in training mode; otherwise ct passes unchanged."""
     training = n.constant(n.training_mode)
     if n.training_mode is None or (training is not None and not training.any()):
         return ct
     ratio: Any = 0.5
     if n.ratio is not None:
-        known = n.constant(n.ratio)
-        ratio = op.Cast(n.ratio, to=ct.dtype) if known is None else float(known.item())
+        constant = n.constant(n.ratio)
+        ratio = op.Cast(n.ratio, to=ct.dtype) if constant is None else float(constant.item())
     scale: Any = None
     if isinstance(ratio, float):
         scale = op.const(1 / (1 - ratio) if ratio < 1 else 0.0, like=ct)
     else:
         scale = op.Where(op.Less(ratio, 1.0), op.Reciprocal(op.Sub(1.0, ratio)), 0.0)
+    # The mode is an input of the model: outside of training nothing is scaled, and the mask is all true.
     if training is None:
         scale = op.Where(n.training_mode, scale, op.const(1.0, like=ct))
-    # A product, as in torch: several times as fast as Where.
+    # A product with the mask, as in torch, is several times as fast as Where.
     return op.Mul(op.Mul(ct, scale), op.Cast(n.out.mask, to=ct.dtype))
 
 
 def _wide(op: Emitter, *values: ir.Value) -> list[ir.Value]:
-    """Returns the values in float32 where one of them is narrower: sums need it."""
+    """Casts the values to float32 if one of them is half precision, which has too few digits for sums."""
     if not any(value.dtype in _NARROW for value in values):
         return list(values)
     return [v if v.dtype == ir.DataType.FLOAT else op.Cast(v, to=ir.DataType.FLOAT) for v in values]
@@ -321,13 +332,13 @@ def _as_inputs(op: Emitter, n: NodeView, grads: dict[str, ir.Value | None]) -> d
 
 
 def _first_axis(n: NodeView) -> int:
-    """Returns the first of the normalised axes; as it is given where the rank is not known."""
+    """Returns the first of the normalised axes: not negative, unless the rank is unknown."""
     axis: int = n.attr("axis")
     return axis if n.X.shape is None else n.axis(n.X, axis)
 
 
 def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Value:
-    """Returns the scale repeated to the shape of the normalised axes."""
+    """Expands the scale to the shape of the normalised axes."""
     if n.X.shape is None or scale.shape is None:
         return op.Expand(scale, op.Shape(n.X, start=axis))
     rank = n.rank(n.X) - axis
@@ -343,7 +354,8 @@ def _full_scale(op: Emitter, n: NodeView, scale: ir.Value, axis: int) -> ir.Valu
 
 
 def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int) -> ir.Value:
-    """Returns the cotangent of a scale or bias that was repeated to the shape of the normalised axes."""
+    """Sums the cotangent of an expanded scale or bias to the shape of `primal`."""
+    # The composite's result has no shape yet, which decides if the axes are known now or at run time.
     ct.shape = None if n.X.shape is None else ir.Shape(list(n.X.shape)[axis:])
     return sum_to_shape_of(op, ct, ct, primal)
 
@@ -351,6 +363,7 @@ def _summed(op: Emitter, n: NodeView, ct: ir.Value, primal: ir.Value, axis: int)
 def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value]:
     """Returns mean and 1 / sqrt(variance + epsilon) over the axes from `axis` on."""
     axes: Any = list(range(axis, 0 if n.X.shape is None else n.rank(n.X)))
+    # An axis counted from the front of an unknown rank: the axes are computed from the shape at run time.
     if n.X.shape is None and axis >= 0:
         axes = op.Range(axis, op.Size(op.Shape(n.X)), 1)
     mean = op.ReduceMean(n.X, axes, keepdims=1)
@@ -360,9 +373,9 @@ def _statistics(op: Emitter, n: NodeView, axis: int) -> tuple[ir.Value, ir.Value
 
 
 def _channel_window_mean(op: Emitter, value: ir.Value, size: int, before: int, after: int) -> ir.Value:
-    """Returns the mean over `before` channels before each to `after` after it, zeros beyond the ends."""
+    """Returns the mean over a window of channels, from `before` before each to `after` behind it, padded with zeros."""
     planes = op.Unsqueeze(op.merge_from(value, 2), [1])
-    # A runtime pools no plane without elements.
+    # ONNX Runtime does not pool planes without elements: one row and column more, which are cut off again.
     sizes = static_dims(value)
     may_be_empty = sizes is None or not all(sizes[1:])
     if may_be_empty:

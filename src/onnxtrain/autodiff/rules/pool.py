@@ -1,4 +1,4 @@
-"""Pooling."""
+"""Differentiates pooling."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from onnxtrain.autodiff.rules._scatter import positions, scatter_nd, scatter_to
 from onnxtrain.autodiff.rules._windows import Sizes, Windows, scatter_windows, spatial_sizes, windows_of
 from onnxtrain.emitter import Emitter, static_dims
 
+# float32 has all integers below this; larger positions are moved as two such numbers.
 _DIGIT = 2**24
 _INT64_MAX = 2**63 - 1
 
 
 @vjp("MaxPool", wrt=("X",), saves=("Indices",))
 def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Each window passes its cotangent to its maximum, of several to the first, as in torch."""
+    """Each window passes its cotangent to its maximum, to the first of equal ones, as in torch."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
     pads = {"pads": n.attr("pads"), "auto_pad": n.attr("auto_pad")}
     indices = n.out.Indices
-    if n.attr("storage_order"):  # the saved ones count positions column by column
+    # With storage_order 1 the saved indices count column by column: the op is run again for row-major ones.
+    if n.attr("storage_order"):
         _, indices = op.MaxPool(
             n.X,
             kernel_shape=w.kernel,
@@ -34,13 +36,14 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
             **pads,
         )
     if (w.padded or n.attr("ceil_mode")) and any(dilation > 1 for dilation in w.dilations):
-        # All taps of a window may lie outside; its maximum is the lowest number then, its index anything.
+        # All taps of a dilated window may lie in the padding. Its maximum is then the lowest float, its index
+        # undefined.
         some = op.Greater(n.out.Y, op.const(float((n.X.dtype or ir.DataType.FLOAT).min), like=n.X))
         ct, indices = op.Where(some, ct, 0.0), op.Where(some, indices, op.const(0))
         return scatter_to(op, ct, indices, n.X)
-    # MaxUnpool writes where scattering adds: faster, and the same where no two windows share a maximum.
-    # Stock CPU kernels have it for float32 only. The shape is given, so that its windows need not be those of
-    # this node; unit ones suit every padding.
+    # MaxUnpool writes instead of adding, which is faster, and right if no two windows can share a maximum. ONNX
+    # Runtime's CPU has it for float32 only. With output_shape its own windows do not matter; unit ones suit every
+    # padding.
     if w.disjoint and ct.dtype == ir.DataType.FLOAT:
         unit = [1] * len(w.kernel)
         return op.MaxUnpool(ct, indices, op.shape_of(n.X), kernel_shape=unit, strides=unit)
@@ -49,7 +52,7 @@ def max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("AveragePool", wrt=("X",))
 def average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Each window spreads its cotangent evenly over the positions it averaged."""
+    """Each window spreads its cotangent evenly over the positions that it averaged."""
     w = windows_of(op, n, n.X, n.attr("kernel_shape"), n.out.Y)
     return _spread(op, n, _divided_by_count(op, n, ct, w), w)
 
@@ -76,8 +79,8 @@ def global_average_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("GlobalMaxPool", wrt=("X",))
 def global_max_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The first maximum of a channel gets its cotangent, as in torch's adaptive pooling."""
-    # ArgMax refuses channels without positions.
+    """Passes the cotangent of a channel to its first maximum, as torch's adaptive pooling."""
+    # Found by a cumulative count and not by ArgMax, which refuses channels without positions.
     highest, ct = (op.Reshape(value, [0, 0, 1]) for value in (n.out.Y, ct))
     reached = op.Equal(op.merge_from(n.X, 2), highest)
     count = op.CumSum(op.Cast(reached, to=ir.DataType.INT32), 2)
@@ -94,14 +97,15 @@ def global_lp_pool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("MaxUnpool", wrt=("X",))
 def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y.flat[I] = X: the cotangent is read where X was written.
+    """Y.flat[I] = X: the cotangent is read at the positions to which X was written.
 
-    With output_shape the standard counts positions before the result is padded to it, and ONNX Runtime (1.32) those of
-    the result. So the op itself says where each element of X went; of several at one place, the one that stays counts.
+    If several elements are written to one position, the one that stays gets the cotangent.
     """
+    # With output_shape the standard counts positions before the result is padded to it, ONNX Runtime (1.32) after it.
+    # The op itself tells where elements go, if it moves their numbers. 0 is a position that nothing was written to.
     if n.output_shape is None or _counts_over_result(n):
         return op.Gather(op.Reshape(ct, [-1]), n.I)
-    number = op.Add(positions(op, n.X), 1)  # 0 is where nothing was written
+    number = op.Add(positions(op, n.X), 1)
     high, low = (_unpooled(op, n, digit) for digit in (op.Div(number, _DIGIT), op.Mod(number, _DIGIT)))
     source = op.Reshape(op.Add(op.Mul(high, _DIGIT), low), [-1, 1])
     count = op.Add(op.Reshape(op.Size(n.X), [1]), 1)
@@ -110,14 +114,15 @@ def max_unpool(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _unpooled(op: Emitter, n: NodeView, numbers: ir.Value) -> ir.Value:
-    """Returns where integers below 2²⁴ go in the result; stock CPU kernels have MaxUnpool for float32 only."""
+    """Runs the node's MaxUnpool on integers below 2²⁴."""
+    # As float32, the only dtype for which ONNX Runtime's CPU has MaxUnpool.
     attributes = {name: n.attr(name) for name in ("kernel_shape", "pads", "strides")}
     moved = op.MaxUnpool(op.Cast(numbers, to=ir.DataType.FLOAT), n.I, n.output_shape, **attributes)
     return op.Cast(moved, to=ir.DataType.INT64)
 
 
 def _counts_over_result(n: NodeView) -> bool:
-    """Whether the indices can but count positions of the result: those of a MaxPool, into windows of one."""
+    """Says if the indices count positions of the result: they come from a MaxPool, and the windows have size one."""
     source, strides = n.I.producer(), n.attr("strides") or [1]
     return source is not None and source.op_type == "MaxPool" and {*n.attr("kernel_shape"), *strides} == {1}
 
@@ -128,6 +133,7 @@ def _spread(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.Value:
     if channels is not None:
         ones = op.Expand(op.const(1, like=ct), [channels, 1, *w.kernel])
         return scatter_windows(op, ct, ones, w, n.X, channels, maybe_none=True)
+    # An unknown number of channels: each plane becomes a sample of one channel, as Conv needs a static weight.
     planes = op.Shape(op.Flatten(ct, axis=2), end=1)
     folded = op.Reshape(ct, op.Concat(planes, [1], op.Shape(ct, start=2), axis=0), allowzero=1)
     counts = [None] * len(w.kernel) if ct.shape is None else list(ct.shape)[2:]
@@ -142,8 +148,10 @@ def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.
     With count_include_pad these are the positions within the padded input, else those within the input.
     """
     include = bool(n.attr("count_include_pad"))
+    # Without padding, or if it counts, all windows have the same number; with ceil_mode the last one may reach beyond.
     if (include or not w.padded) and not n.attr("ceil_mode"):
         return divide_by_count(op, ct, math.prod(w.kernel))
+    # The number of positions inside is a product over axes of the number of taps inside along each.
     rank = len(w.kernel)
     count = None
     for axis in range(rank):
@@ -165,12 +173,13 @@ def _divided_by_count(op: Emitter, n: NodeView, ct: ir.Value, w: Windows) -> ir.
 
 
 def _entry(op: Emitter, sizes: Sizes, axis: int) -> ir.Value:
-    """Returns the number of one spatial axis, int64 [1]."""
+    """Returns the entry of one spatial axis, int64 [1]."""
     return op.const([sizes[axis]]) if isinstance(sizes, tuple) else op.Gather(sizes, [axis])
 
 
 def _power_slope(op: Emitter, x: ir.Value, p: int) -> ir.Value:
     """Returns sign(x) |x|^(p-1), the derivative of |x|^p / p."""
+    # The usual norms need no Pow.
     if p == 2:
         return x
     if p == 1:

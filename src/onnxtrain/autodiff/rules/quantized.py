@@ -1,4 +1,4 @@
-"""Quantization."""
+"""Differentiates DequantizeLinear, and says why quantizing ops have no gradient by default."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ not_yet(
 
 @vjp("DequantizeLinear", wrt=("x_scale",))
 def dequantize_linear(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Output (x - x_zero_point) * x_scale, with a scale for all, per entry of `axis`, or per block of it."""
+    """Y = (x - x_zero_point) * x_scale, with one scale for all, per entry of `axis`, or per block of it."""
     return scale_cotangent(op, n, ct)
 
 
 def scale_cotangent(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Returns the cotangent of the scale of a DequantizeLinear."""
+    """Returns the cotangent of the scale of a DequantizeLinear: ct * (x - x_zero_point), summed per scale."""
+    # The op with scales of one computes x - x_zero_point with all its rules about axes and blocks.
     attributes = {name: n.attr(name) for name in ("axis", "block_size")}
     steps = op.DequantizeLinear(n.x, op.ones_like(n.x_scale), n.x_zero_point, **attributes)
     product = op.Mul(ct, op.Cast(steps, to=ct.dtype))
@@ -33,12 +34,13 @@ def scale_cotangent(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def sum_by_scale(op: Emitter, n: NodeView, value: ir.Value, scale: ir.Value) -> ir.Value:
-    """Returns the sums of a value, of the shape of x, over the elements that have a scale in common."""
+    """Sums a value of the shape of x over the elements that share a scale."""
     if value.dtype != scale.dtype:
         value = op.Cast(value, to=scale.dtype)
     if n.attr("block_size"):
         return _sum_blocks(op, n, value, scale)
     spread = scale
+    # A vector of scales belongs to `axis`: trailing axes of size one make it broadcast there.
     if n.rank(scale) == 1:
         ones = n.rank(n.x) - 1 - n.axis(n.x, n.attr("axis"))
         spread = op.Unsqueeze(scale, list(range(1, ones + 1)))

@@ -1,9 +1,9 @@
-"""Recurrent layers: RNN, GRU, LSTM.
+"""Differentiates the recurrent layers RNN, GRU and LSTM.
 
-The forward output Y holds all hidden states, so the gates of all steps are computed again at once, outside
-of any loop. Only what is recurrent runs in a Scan: the cell state of the LSTM forward, and the cotangents of
-the states backward. The Scan gives the cotangents of the gates' pre-activations, from which those of the
-weights follow by one MatMul over all steps.
+The forward output Y holds all hidden states, so the gates of all steps are computed again at once, outside of any loop.
+Only the recurrence itself runs in a Scan: the LSTM's cell states forwards, and the cotangents of the states backwards.
+That Scan gives the cotangents of the gates' pre-activations, from which one MatMul over all steps computes those of the
+weights.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ pre-activations, cotangents of the states before the step)."""
 
 @dataclass
 class _Direction:
-    """One direction of a layer, its sequences in the order in which it reads them.
+    """One direction of a layer, with sequences in the order in which it reads them.
 
     Attributes:
-        x: inputs [time, batch, input]; `h_prev`: the hidden state before each step [time, batch, hidden].
-        w: input weights [gates * hidden, input]; `r`: recurrent weights [gates * hidden, hidden].
-        wb: input bias [gates * hidden]; `rb`: recurrent bias; None without.
-        ct_y: cotangent of the hidden state after each step; `ct_states`: of the final states.
-        c0: initial cell state, None but for the LSTM.
-        peepholes: weights of the cell state in the gates i, o and f, [hidden] each; None without.
+        x: inputs [time, batch, input].
+        h_prev: hidden state before each step [time, batch, hidden].
+        w: input weights [gates * hidden, input].
+        r: recurrent weights [gates * hidden, hidden].
+        wb: input bias [gates * hidden], or None.
+        rb: recurrent bias [gates * hidden], or None.
+        ct_y: cotangent of the hidden state after each step [time, batch, hidden].
+        ct_states: cotangents of the final states [batch, hidden]: hidden state, and for the LSTM cell state.
+        c0: initial cell state of an LSTM, else None.
+        peepholes: weights of the cell state in the gates i, o and f, [hidden] each, or None.
     """
 
     x: ir.Value
@@ -55,14 +59,14 @@ class _Direction:
 
 @dataclass
 class _Gradients:
-    """Cotangents of the pre-activations of one direction: of their input part and of their recurrent part.
+    """Cotangents of one direction.
 
     Attributes:
-        gates: [time, batch, gates * hidden], of x W^T + wb.
-        recurrent: of what is added to it, and what the rows of R are multiplied by there: pairs of
-            [time, batch, rows] and [time, batch, hidden].
+        gates: cotangent of x W^T + wb, the input part of the pre-activations [time, batch, gates * hidden].
+        recurrent: for each block of rows of R, the cotangent of the recurrent part [time, batch, rows] and the factor
+            that R multiplies there [time, batch, hidden].
         states: cotangents of the initial states.
-        peepholes: of the weights of the cell state [3 * hidden], None without.
+        peepholes: cotangent of the peephole weights [3 * hidden], or None.
     """
 
     gates: ir.Value
@@ -97,6 +101,7 @@ def gru(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangent
 
     With linear_before_reset h = Tanh(x_h + r (H_prev R_h^T + rb_h)).
     """
+    # Other activations would need other slopes; these are what exporters write.
     _activations(n, ["Sigmoid", "Tanh"])
     reset_last = bool(n.attr("linear_before_reset"))
 
@@ -157,7 +162,8 @@ def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangen
         to_g = op.Mul(i, op.Sub(1.0, op.Mul(g, g)))
         to_gates = op.Concat(to_i, to_o, to_f, to_g, axis=-1)
         keep = f
-        if layer.peepholes is not None:  # the cell state also reaches the next one, and H, by the gates
+        # With peepholes the cell state also reaches H and the next cell state through the gates.
+        if layer.peepholes is not None:
             p_i, p_o, p_f = layer.peepholes
             to_c = op.Add(to_c, op.Mul(to_o, p_o))
             keep = op.Sum(f, op.Mul(to_i, p_i), op.Mul(to_f, p_f))
@@ -168,6 +174,7 @@ def lstm(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangen
             gates = body.Mul(body.Concat(ct_c, ct_h, ct_c, ct_c, axis=-1), to_gates)
             return gates, [body.MatMul(gates, layer.r), body.Mul(ct_c, keep)]
 
+        # All that does not depend on cotangents is computed before, for all steps at once.
         gates, states = _scan_back(op, n, layer, [to_c, to_gates, keep], step)
         peepholes = None
         if n.needs("P"):
@@ -185,35 +192,43 @@ def _layer(
     cts: tuple[ir.Value | None, ...],
     gradients: Callable[[_Direction, ir.Value], _Gradients],
 ) -> Cotangents:
-    """Splits a layer into directions, and joins their cotangents by input name."""
+    """Splits a layer into directions and joins their cotangents by input name.
+
+    Args:
+        op: emitter.
+        n: the node.
+        cts: cotangents of its outputs.
+        gradients: writes the cotangents of one direction, given that and its hidden states.
+    """
+    # A clipped gate has a derivative of zero beyond the bounds, which these formulas do not have.
     if n.attr("clip") is not None:
         raise _unsupported(n, "clip")
     backward = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[n.attr("direction")]
     parts: dict[str, list[ir.Value]] = {name: [] for name in _OPERANDS}
     for index, reverse in enumerate(backward):
         layer, hidden = _direction(op, n, cts, index, reverse)
-        found = gradients(layer, hidden)
-        flat = op.Flatten(found.gates, axis=2)
+        grads = gradients(layer, hidden)
+        flat = op.Flatten(grads.gates, axis=2)
         if n.needs("X"):
-            ct_x = op.MatMul(found.gates, layer.w)
+            ct_x = op.MatMul(grads.gates, layer.w)
             parts["X"].append(_flip(op, n, ct_x) if reverse else ct_x)
         if n.needs("W"):
             parts["W"].append(op.MatMul(op.Transpose(flat, perm=[1, 0]), op.Flatten(layer.x, axis=2)))
         if n.needs("R"):
             rows = [
                 op.MatMul(op.Transpose(op.Flatten(ct, axis=2), perm=[1, 0]), op.Flatten(by, axis=2))
-                for ct, by in found.recurrent
+                for ct, by in grads.recurrent
             ]
             parts["R"].append(op.Concat(*rows, axis=0))
         if n.needs("B"):
             sums = [
-                op.ReduceSum(v, [0, 1], keepdims=0) for v in (found.gates, *(ct for ct, _ in found.recurrent))
+                op.ReduceSum(v, [0, 1], keepdims=0) for v in (grads.gates, *(ct for ct, _ in grads.recurrent))
             ]
             parts["B"].append(op.Concat(*sums, axis=0))
-        for name, state in zip(("initial_h", "initial_c"), found.states, strict=False):
+        for name, state in zip(("initial_h", "initial_c"), grads.states, strict=False):
             parts[name].append(state)
-        if found.peepholes is not None:
-            parts["P"].append(found.peepholes)
+        if grads.peepholes is not None:
+            parts["P"].append(grads.peepholes)
     result = {
         name: _stack(op, values) for name, values in parts.items() if name != "X" and values and n.needs(name)
     }
@@ -225,7 +240,7 @@ def _layer(
 def _direction(
     op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...], index: int, reverse: bool
 ) -> tuple[_Direction, ir.Value]:
-    """One direction's operands and its hidden states [time, batch, hidden]."""
+    """Returns the operands of one direction, and its hidden states [time, batch, hidden]."""
     zeros = op.Expand(op.const(0, like=n.X), op.Concat(op.dim(n.X, 1), op.dim(n.R, 2), axis=0))
 
     def own(value: ir.Value, axis: int = 0) -> ir.Value:
@@ -234,8 +249,9 @@ def _direction(
     def state(value: ir.Value | None) -> ir.Value:
         return zeros if value is None else own(value)
 
-    # Where the forward node had no output Y it has no dtype yet; Cast gives it one.
+    # If Y was added to the forward node by `saves`, it has no dtype yet; Cast gives it one.
     x, hidden = n.X, op.Cast(own(n.out.Y, 1), to=n.X.dtype)
+    # Only the final states may be read: the Scan still wants a cotangent for every step.
     ct_y = op.Expand(op.const(0, like=n.X), op.Shape(hidden)) if cts[0] is None else own(cts[0], 1)
     if reverse:
         x, hidden, ct_y = (_flip(op, n, value) for value in (x, hidden, ct_y))
@@ -259,7 +275,7 @@ def _direction(
 def _lstm_gates(
     op: Emitter, layer: _Direction, i: ir.Value, o: ir.Value, f: ir.Value, g: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Returns i, o, f and g of all steps, from what X, H and B add to them, and the cell states before and after."""
+    """Returns the gates i, o, f and g of all steps and the cell states before and after each, from pre-activations."""
     g = op.Tanh(g)
     if layer.peepholes is None:
         i, o, f = op.Sigmoid(i), op.Sigmoid(o), op.Sigmoid(f)
@@ -268,6 +284,7 @@ def _lstm_gates(
         return i, o, f, g, *cells
     p_i, p_o, p_f = layer.peepholes
 
+    # With peepholes the gates depend on the cell state: they are computed in the Scan, and again from its states.
     def step(body: Emitter, c: ir.Value, i: ir.Value, f: ir.Value, g: ir.Value) -> ir.Value:
         i, f = (body.Sigmoid(body.Add(gate, body.Mul(c, p))) for gate, p in ((i, p_i), (f, p_f)))
         return body.Add(body.Mul(f, c), body.Mul(i, g))
@@ -280,7 +297,14 @@ def _lstm_gates(
 def _cells(
     op: Emitter, layer: _Direction, values: States, step: Callable[..., ir.Value]
 ) -> tuple[ir.Value, ir.Value]:
-    """The cell states before and after each step, given what computes one from the last and values of the step."""
+    """Runs a Scan for the cell states before and after each step.
+
+    Args:
+        op: emitter.
+        layer: the direction.
+        values: values of all steps that `step` reads, [time, batch, hidden].
+        step: writes the next cell state, given the emitter of the body, the cell state and the values of a step.
+    """
     assert layer.c0 is not None
     assert layer.x.dtype is not None
     names = [f"value{k}" for k in range(len(values))]
@@ -302,6 +326,7 @@ def _scan_back(
     dtype = layer.x.dtype
     assert dtype is not None
     sequences = [layer.ct_y, *values]
+    # The mask as numbers: all inputs of this Scan's body are declared with one dtype.
     if n.sequence_lens is not None:
         sequences.append(op.Cast(_within(op, n), to=dtype))
     count = len(layer.ct_states)
@@ -310,7 +335,8 @@ def _scan_back(
     states, steps = list(body.graph.inputs[:count]), list(body.graph.inputs[count:])
     active = body.Greater(steps.pop(), 0.5) if n.sequence_lens is not None else None
     gates, before = step(body, [body.Add(states[0], steps[0]), *states[1:]], steps[1:])
-    if active is not None:  # a row that has ended passes its states on
+    # A sequence that has ended passes the cotangents of its states on to the step at which it ended.
+    if active is not None:
         gates = body.Where(active, gates, 0.0)
         before = [body.Where(active, new, old) for new, old in zip(before, states, strict=True)]
     attr = _scan_body(body, [*before, gates])
@@ -322,7 +348,8 @@ def _scan_back(
 
 
 def _scan_body(body: Emitter, outputs: States) -> ir.Attr:
-    """Returns the body with these outputs, all [batch, ...]: the runtime insists on their ranks."""
+    """Finishes the body of a Scan with these outputs, each [batch, ...]."""
+    # ONNX Runtime insists on their ranks.
     for output in outputs:
         output.shape = output.shape or ir.Shape([None, None])
     body.graph.outputs.extend(outputs)
@@ -330,14 +357,14 @@ def _scan_body(body: Emitter, outputs: States) -> ir.Attr:
 
 
 def _within(op: Emitter, n: NodeView) -> ir.Value:
-    """Whether each step lies within its row's length: bool [time, batch, 1]."""
+    """Returns a bool mask [time, batch, 1], true for steps within the length of their sequence."""
     time = op.Unsqueeze(op.Range(0, op.Squeeze(op.dim(n.X, 0), [0]), 1), [1, 2])
     lengths = op.Unsqueeze(op.Cast(n.sequence_lens, to=ir.DataType.INT64), [0, 2])
     return op.Less(time, lengths)
 
 
 def _flip(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
-    """Reverses time, within each row's length where rows have lengths."""
+    """Reverses time; with sequence_lens, within the length of each sequence."""
     if n.sequence_lens is None:
         return op.Slice(value, [-1], [_INT64_MIN], [0], [-1])
     lengths = op.Cast(n.sequence_lens, to=ir.DataType.INT64)
@@ -345,38 +372,45 @@ def _flip(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 
 def _shifted(op: Emitter, first: ir.Value, states: ir.Value) -> ir.Value:
-    """The state before each step, given the one before the first and those after each."""
+    """Returns the state before each step from the initial state and the states after each step."""
     return op.Concat(op.Unsqueeze(first, [0]), op.Slice(states, [0], [-1], [0]), axis=0)
 
 
 def _affine(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value | None) -> ir.Value:
+    """Returns x wᵀ + b."""
     product = op.MatMul(x, op.Transpose(w, perm=[1, 0]))
     return product if b is None else op.Add(product, b)
 
 
 def _sigmoid_slope(op: Emitter, y: ir.Value) -> ir.Value:
+    """Returns the derivative of the sigmoid from its value: y (1 - y)."""
     return op.Mul(y, op.Sub(1.0, y))
 
 
 def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
+    """Splits the last axis into equal parts, one per gate."""
     return op.Split(value, axis=-1, num_outputs=parts, _outputs=parts)
 
 
 def _stack(op: Emitter, values: list[ir.Value]) -> ir.Value:
+    """Stacks the values of all directions along a new axis 0."""
     return op.Concat(*(op.Unsqueeze(value, [0]) for value in values), axis=0)
 
 
 def _activations(n: NodeView, *allowed: list[str]) -> list[str]:
-    """The activations of one direction, which must be among `allowed` and the same in all directions."""
-    given = n.attr("activations") or allowed[0]
-    names = [(name.decode() if isinstance(name, bytes) else str(name)).capitalize() for name in given]
-    own = names[: len(allowed[0])]
-    if own not in allowed or any(names[i : i + len(own)] != own for i in range(0, len(names), len(own))):
+    """Returns the activations of one direction, which must be among `allowed` and the same in all directions."""
+    declared = n.attr("activations") or allowed[0]
+    names = [(name.decode() if isinstance(name, bytes) else str(name)).capitalize() for name in declared]
+    first = names[: len(allowed[0])]
+    if first not in allowed or any(
+        names[i : i + len(first)] != first for i in range(0, len(names), len(first))
+    ):
         raise _unsupported(n, f"activations {names}")
-    return own
+    return first
 
 
 def _unsupported(n: NodeView, what: str) -> NoGradientRule:
+    """Returns the error for a setting of a layer that has no gradient, e.g. "clip"."""
     return NoGradientRule(
         f"differentiating {n.op_type} (node {n.node.name!r}): {what} has no gradient rule; "
         "freeze what lies before it, or export the layer in its plain form"

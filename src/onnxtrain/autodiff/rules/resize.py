@@ -1,4 +1,4 @@
-"""Ops that change the resolution of images or rearrange their positions."""
+"""Differentiates ops that change the resolution of images or rearrange their positions."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ defvjp("SpaceToDepth", input=lambda op, n, ct: op.DepthToSpace(ct, blocksize=n.a
 
 @vjp("DepthToSpace", wrt=("input",))
 def depth_to_space(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """A permutation of elements, undone."""
+    """Undoes the permutation of elements."""
     block = n.attr("blocksize")
     if n.attr("mode") == "DCR":
         return op.SpaceToDepth(ct, blocksize=block)
+    # There is no SpaceToDepth in this mode, so the elements are moved by a transpose.
     # CRD: channel c * block² + i * block + j went to row offset i, column offset j of channel c.
     channels, height, width = (op.dim(ct, 1), op.dim(n.input, 2), op.dim(n.input, 3))
     shape = op.Concat(op.dim(ct, 0), channels, height, [block], width, [block], axis=0)
@@ -34,7 +35,7 @@ def depth_to_space(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Col2Im", wrt=("input",))
 def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Blocks were added into an image: each reads its part of the cotangent."""
+    """Col2Im adds blocks into an image: each block reads its part of the cotangent."""
     kernel = n.constant(n.block_shape)
     if kernel is None:
         raise ShapeRequired(
@@ -56,15 +57,14 @@ def col2im(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("Resize", wrt=("X",))
 def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Y = X multiplied by a matrix along each resized axis: the cotangent is multiplied by their transposes.
-
-    The matrices come from resizing identity matrices with the attributes of the node, so they are right for
-    every mode and for sizes that are symbolic. They are dense: an axis of length n costs as n² does, and with sizes
-    that keep the aspect ratio at most as n³.
-    """
+    """Y is X multiplied by a matrix along each resized axis: the cotangent is multiplied by the transposes."""
+    # The matrices come from resizing identity matrices with the attributes of the node, so they are right for every
+    # mode and for symbolic sizes. They are dense: an axis of length n costs n², with sizes that keep the aspect ratio
+    # up to n³.
     rank = n.rank(n.X)
     axes = [n.axis(n.X, axis) for axis in n.attr("axes") or range(rank)]
     factors = _repeats(n, axes)
+    # Every pixel was repeated: the sum over its copies is their mean times their number.
     if factors is not None:
         mean = op.AveragePool(ct, kernel_shape=factors, strides=factors)
         return op.Mul(mean, float(np.prod(factors)))
@@ -75,8 +75,12 @@ def resize(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
-    """Returns how often each spatial position is repeated, None when Resize does anything else."""
+    """Returns the number of times that each spatial position is repeated, e.g. [2, 2]; None for any other Resize.
+
+    The cotangent of such a Resize is a sum over blocks, far cheaper than products with matrices.
+    """
     where, rounding = n.attr("coordinate_transformation_mode"), n.attr("nearest_mode")
+    # With these roundings position i of an integer scale s reads pixel i // s.
     centred = where == "half_pixel" and rounding in ("round_prefer_floor", "round_prefer_ceil")
     if (
         _keeps_aspect_ratio(n)
@@ -106,7 +110,8 @@ def _repeats(n: NodeView, axes: Sequence[int]) -> list[int] | None:
 
 
 def _keeps(n: NodeView, axes: Sequence[int], position: int) -> bool:
-    """Whether an axis is certainly left as it is."""
+    """Says if an axis is certainly not resized."""
+    # A crop moves positions even at scale 1.
     if n.attr("coordinate_transformation_mode") == "tf_crop_and_resize":
         return False
     if n.sizes is None:
@@ -119,12 +124,20 @@ def _keeps(n: NodeView, axes: Sequence[int], position: int) -> bool:
 
 
 def _keeps_aspect_ratio(n: NodeView) -> bool:
-    """Whether the sizes are bounds that one scale for all axes is chosen for."""
+    """Says if `sizes` are bounds for one common scale of all axes."""
     return n.sizes is not None and n.attr("keep_aspect_ratio_policy") != "stretch"
 
 
 def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: ir.Value) -> ir.Value:
-    """Returns what the node does along one axis as a matrix `[size of X, size of Y]`, of the dtype of a cotangent."""
+    """Returns the matrix `[size of X, size of Y]` by which the node resizes one axis.
+
+    Args:
+        op: emitter.
+        n: the node.
+        axes: the axes that the node names.
+        position: index of the axis among `axes`.
+        like: the cotangent, whose dtype the matrix gets.
+    """
     dtype = ir.DataType.DOUBLE if like.dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
     size = op.dim(n.X, axes[position])
     square = op.Concat(size, size, axis=0)
@@ -139,7 +152,8 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
         zero = op.Mul(op.CastLike(unit, n.roi), 0.0)
         roi = op.Concat(zero, begin, op.CastLike(unit, n.roi), end, axis=0)
     if _keeps_aspect_ratio(n):
-        # The scale is not the quotient of the sizes of this axis: rows of constants have that of the chosen one.
+        # The common scale is not the quotient of this axis' sizes. A second axis, along which the image is constant,
+        # has the sizes that determine the scale.
         before, after = _chosen(op, n, axes)
         image = op.Expand(op.Unsqueeze(eye, [1, 2]), op.Concat(size, [1], before, size, axis=0))
         sizes = op.Concat(after, op.Gather(n.sizes, here), axis=0)
@@ -171,12 +185,13 @@ def _matrix(op: Emitter, n: NodeView, axes: Sequence[int], position: int, like: 
 
 
 def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir.Value]:
-    """Returns sizes before and after, int64 [1], whose quotient is the scale of all axes."""
+    """Returns sizes before and after, int64 [1], whose quotient is the common scale of all axes."""
     smallest = n.attr("keep_aspect_ratio_policy") == "not_larger"
-    wanted, dims = n.constant(n.sizes), static_dims(n.X) or ()
-    given = [dims[axis] for axis in axes] if dims else [None]
-    if wanted is not None and None not in given:
-        scales = [Fraction(int(size), int(dim or 1)) for size, dim in zip(wanted, given, strict=True)]
+    bounds, dims = n.constant(n.sizes), static_dims(n.X) or ()
+    input_sizes = [dims[axis] for axis in axes] if dims else [None]
+    if bounds is not None and None not in input_sizes:
+        # As fractions: of two axes with nearly the same quotient, rounding must not choose the other one.
+        scales = [Fraction(int(size), int(dim or 1)) for size, dim in zip(bounds, input_sizes, strict=True)]
         scale = min(scales) if smallest else max(scales)
         return op.const([scale.denominator]), op.const([scale.numerator])
     sizes = op.Gather(op.Shape(n.X), op.const(axes))
@@ -186,7 +201,8 @@ def _chosen(op: Emitter, n: NodeView, axes: Sequence[int]) -> tuple[ir.Value, ir
 
 
 def _along(op: Emitter, ct: ir.Value, matrix: ir.Value, axis: int, rank: int) -> ir.Value:
-    """Returns `ct` multiplied by the matrix along one axis."""
+    """Multiplies `ct` by a matrix along one axis."""
+    # The last two axes are those that MatMul multiplies; axes before are merged with all behind them.
     if axis == rank - 1:
         return op.MatMul(ct, op.Transpose(matrix, perm=[1, 0]))
     if axis == rank - 2:

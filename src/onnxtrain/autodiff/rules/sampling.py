@@ -1,4 +1,4 @@
-"""Ops that read an image at positions that are data: sampling grids and regions of interest."""
+"""Differentiates ops that read an image at computed positions: sampling grids and regions of interest."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from onnxtrain.emitter import Emitter
 
 @vjp("GridSample", wrt=("X", "grid"))
 def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Each sample is a sum of the pixels around it, weighted by how far each is along every axis.
+    """Each sample is a sum of the pixels around it, weighted by their distance along every axis.
 
-    At kinks of the padding as torch: no gradient for samples on or beyond the border. Where it is cubic, the padding is
-    of the pixels around a sample, of which there are always four along an axis.
+    As in torch, samples on or beyond the border give the grid no gradient. In mode cubic the padding applies to each of
+    the four pixels along an axis instead.
     """
     rank = n.rank(n.X) - 2
     places, slope = zip(*(_axis(op, n, axis, rank) for axis in range(rank)), strict=True)
@@ -49,7 +49,8 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
             empty, op.Concat(*where, axis=2), op.Concat(*updates, axis=2), axis=2, reduction="add"
         )
         ct_x = op.reshape_like(total, n.X)
-    if not n.needs("grid") or n.attr("mode") == "nearest":  # the nearest pixel is piecewise constant
+    # In mode nearest a sample is piecewise constant in its position.
+    if not n.needs("grid") or n.attr("mode") == "nearest":
         return {"X": ct_x, "grid": None}
     values = []
     for index, inside in pixels:
@@ -62,16 +63,18 @@ def grid_sample(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Value]:
-    """Locates the samples on spatial axis `axis`, `[batch, 1, samples]`; the grid has the last axis first.
+    """Locates the samples on spatial axis `axis`; values are `[batch, 1, samples]`.
 
     Returns:
-        The place of each, and the derivative of its position in the grid's value.
+        The places of the samples, and the derivatives of their positions with respect to the grid.
     """
+    # The last axis of the grid has x before y, so the last spatial axis comes first.
     grid = op.Unsqueeze(op.merge_from(op.Gather(n.grid, rank - 1 - axis, axis=-1), 1), [1])
     count = op.dim(n.X, 2 + axis)
     size = op.Cast(count, to=n.grid.dtype)
     last = op.Sub(size, 1.0)
-    # From -1 .. 1 to 0 .. size - 1 or, where that is the border of the border pixels, -1/2 .. size - 1/2.
+    # -1 and 1 are the centres of the border pixels with align_corners, positions 0 and size - 1, else their outer
+    # edges, -1/2 and size - 1/2.
     slope = op.Mul(last if n.attr("align_corners") else size, 0.5)
     where = op.Add(op.Mul(grid, slope), op.Mul(last, 0.5))
     if n.attr("mode") == "cubic":
@@ -97,7 +100,8 @@ def _axis(op: Emitter, n: NodeView, axis: int, rank: int) -> tuple[Place, ir.Val
 def _reflected(
     op: Emitter, where: ir.Value, size: ir.Value, last: ir.Value, align: bool
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns positions reflected at the borders until between them, and the sign of the derivative."""
+    """Reflects positions at the borders until they lie between them; returns also the derivative, 1 or -1."""
+    # An image of one pixel has no distance between its borders: 1 instead of a division by zero.
     begin, span = (0.0, op.Max(last, 1.0)) if align else (-0.5, size)
     offset = op.Sub(where, begin)
     distance = op.Abs(offset)
@@ -115,8 +119,9 @@ def _as(op: Emitter, value: ir.Value, like: ir.Value) -> ir.Value:
 
 @vjp("AffineGrid", wrt=("theta",))
 def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """grid[p] = theta · (base[p], 1), where the base grid is that of the identity."""
+    """grid[p] = theta · (base[p], 1) with the grid `base` of the identity: ct_theta = sum_p ct[p] (base[p], 1)ᵀ."""
     (rank,) = n.static(n.theta, [1])
+    # The op itself makes the base grid, with its rules about align_corners and the order of axes.
     identity = op.const(np.eye(rank, rank + 1)[None], like=ct)
     one = op.Concat([1], op.Slice(n.size, [1], [rank + 2]), axis=0)
     base = op.Reshape(op.AffineGrid(identity, one, align_corners=n.attr("align_corners")), [-1, rank])
@@ -127,14 +132,15 @@ def affine_grid(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 @vjp("MaxRoiPool", wrt=("X",))
 def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Each bin of a region passes its cotangent to its maximum, of several to the first one.
+    """Each bin of a region passes its cotangent to its maximum, to the first of equal ones.
 
-    The regions have no gradient: they are rounded, and their derivative is zero almost everywhere. Bins as in Girshick,
-    "Fast R-CNN", 2015. Takes memory for every pixel of the image in every bin.
+    Bins as in Girshick, "Fast R-CNN", 2015. The regions are rounded to pixels, so their derivative is zero. The
+    gradient needs memory for every pixel of the image in every bin.
     """
     batch = op.Cast(op.Gather(n.rois, 0, axis=1), to=ir.DataType.INT64)
     pooled = n.attr("pooled_shape")
-    rows = _bins(op, n, begin=2, pooled=pooled[0], axis=2)  # [regions, bins, height]
+    # [regions, bins, height] and [regions, bins, width].
+    rows = _bins(op, n, begin=2, pooled=pooled[0], axis=2)
     columns = _bins(op, n, begin=1, pooled=pooled[1], axis=3)
     inside = op.And(op.Unsqueeze(rows, [1, 3, 5]), op.Unsqueeze(columns, [1, 2, 4]))
     images = op.Unsqueeze(op.Gather(n.X, batch, axis=0), [2, 3])
@@ -142,12 +148,21 @@ def max_roi_pool(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     first = op.ArgMax(op.merge_from(shown, 4), axis=4, keepdims=0)
     places = op.merge_from(op.Gather(positions(op, n.X), batch, axis=0), 2)
     where = op.GatherElements(places, op.merge_from(first, 2), axis=2)
+    # A bin outside of the image is empty: its result is constant.
     some = op.ReduceMax(op.Cast(inside, to=ct.dtype), [4, 5], keepdims=0)
     return {"X": scatter_to(op, op.Mul(ct, some), where, n.X)}
 
 
 def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir.Value:
-    """Returns which positions of an image axis lie in each bin: bool [regions, bins, size]."""
+    """Returns a bool mask [regions, bins, size] of the positions of an image axis that lie in each bin.
+
+    Args:
+        op: emitter.
+        n: the node.
+        begin: column of `rois` that holds the first position, 1 or 2.
+        pooled: number of bins.
+        axis: axis of the image.
+    """
 
     def corner(column: int) -> ir.Value:
         scaled = op.Mul(op.Gather(n.rois, [column], axis=1), n.attr("spatial_scale"))
@@ -166,12 +181,13 @@ def _bins(op: Emitter, n: NodeView, *, begin: int, pooled: int, axis: int) -> ir
 
 @dataclass(frozen=True)
 class _Side:
-    """Where the samples of regions lie along one axis: `[regions, bins, samples]`.
+    """Samples of regions along one axis; values are `[regions, bins, samples]`.
 
     Attributes:
-        place: of each sample, moved to the border if it is beyond.
-        counts: 1 for samples that the region has, else 0: regions have different numbers; `number` how many.
-        inside: 1 for those not more than a pixel away from the image, which weigh something, else 0.
+        place: position of each sample, moved to the border if it lies beyond.
+        counts: 1 for samples that the region has, else 0, as regions have different numbers of samples.
+        number: number of samples of each region, `[regions, 1]`.
+        inside: 1 for samples at most a pixel away from the image, 0 for others, whose value is zero.
     """
 
     place: Place
@@ -184,8 +200,8 @@ class _Side:
 def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """Each bin is the mean of samples, interpolated between the pixels around them; He et al., "Mask R-CNN", 2017.
 
-    In mode `max`, it is the largest of the products of the pixels and their weights, as ONNX has it, and passes its
-    cotangent to that pixel, of several to the first one. The regions have no gradient, as in torchvision.
+    In mode `max` a bin is the largest product of a pixel and its weight, as ONNX defines it, and passes its cotangent
+    to that pixel, to the first of equal ones. The regions get no gradient, as in torchvision.
     """
     rows, columns = _side(op, n, 0), _side(op, n, 1)
     # From here on [regions, bins, samples, bins, samples], rows before columns, and then channels.
@@ -208,6 +224,7 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     shape = op.Concat(op.Mul(op.dim(n.X, 0), area), op.dim(n.X, 1), axis=0)
     last = op.Transpose(ct, perm=[0, 2, 3, 1])
     if n.attr("mode") == "avg":
+        # A region without extent has no samples, and a mean of 0.
         number = op.Max(op.Mul(rows.number, columns.number), 1.0)
         share = op.Unsqueeze(op.Div(last, op.Reshape(number, [-1, 1, 1, 1])), [2, 4])
         updates = op.Concat(*(op.Mul(share, factor) for factor in factors), axis=0)
@@ -220,31 +237,35 @@ def roi_align(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _side(op: Emitter, n: NodeView, axis: int) -> _Side:
-    """Locates the samples of regions along the rows (axis 0) or the columns of the image."""
+    """Locates the samples of regions along the rows (axis 0) or the columns (axis 1) of the image."""
     half = n.attr("coordinate_transformation_mode") == "half_pixel"
     bins, ratio = n.attr(("output_height", "output_width")[axis]), n.attr("sampling_ratio")
     begin, end = (
         op.Sub(op.Mul(op.Gather(n.rois, [column], axis=1), n.attr("spatial_scale")), 0.5 if half else 0.0)
         for column in (1 - axis, 3 - axis)
     )
-    extent = op.Sub(end, begin)  # [regions, 1]
+    # [regions, 1] from here on.
+    extent = op.Sub(end, begin)
     size = op.Div(extent if half else op.Max(extent, 1.0), float(bins))
     like = op.Mul(size, 0.0)
     number = op.Add(like, float(ratio)) if ratio else op.Ceil(size)
     if ratio:
         most = op.const(ratio)
-    else:  # as many as the largest region has, and one where there is none
+    else:
+        # As many as the largest region has; 1 more entry, because the maximum over no regions does not exist.
         some = op.ReduceMax(
             op.Concat(op.Reshape(number, [-1]), op.const([1.0], like=number), axis=0), keepdims=0
         )
         most = op.Cast(some, to=ir.DataType.INT64)
     sample = op.Cast(op.Range(0, most, 1), to=number.dtype)
     step = op.Div(size, op.Max(number, 1.0))
-    first = op.Add(begin, op.Mul(size, op.const(np.arange(bins), like=size)))  # [regions, bins]
-    within = op.Mul(op.Add(sample, 0.5), step)  # [regions, samples]
+    # [regions, bins] and [regions, samples].
+    first = op.Add(begin, op.Mul(size, op.const(np.arange(bins), like=size)))
+    within = op.Mul(op.Add(sample, 0.5), step)
     where = op.Add(op.Unsqueeze(first, [2]), op.Unsqueeze(within, [1]))
     count = op.dim(n.X, 2 + axis)
     pixels = op.Cast(count, to=where.dtype)
+    # He et al.'s code and ONNX Runtime take samples up to a pixel beyond the border for those on it, others for zero.
     near = op.And(op.GreaterOrEqual(where, -1.0), op.LessOrEqual(where, pixels))
     place = place_at(op, op.Min(op.Max(where, 0.0), op.Sub(pixels, 1.0)), count)
     counts = op.Unsqueeze(op.Cast(op.Less(sample, number), to=where.dtype), [1])
@@ -259,19 +280,19 @@ def _to_largest(
     factors: Sequence[ir.Value],
     counts: ir.Value,
 ) -> ir.Value:
-    """Adds the cotangents of bins to the pixels of the largest products.
+    """Adds the cotangents of bins to the pixels whose products with their weights are the largest.
 
     Args:
         op: emitter.
-        ct: `[regions, rows, columns, channels]`.
-        image: its pixels, `[pixels, channels]`.
-        indices: of a pixel for each sample, `[regions, rows, samples, columns, samples]`, for each corner.
-        factors: their weights, `[regions, rows, samples, columns, samples, 1]`.
-        counts: which samples there are, likewise.
+        ct: cotangents of bins, `[regions, rows, columns, channels]`.
+        image: pixels, `[pixels, channels]`.
+        indices: per corner, the pixel of each sample, `[regions, rows, samples, columns, samples]`.
+        factors: per corner, the weight of that pixel, `[regions, rows, samples, columns, samples, 1]`.
+        counts: 1 for samples that exist, of the shape of a factor.
     """
 
     def together(values: Sequence[ir.Value]) -> ir.Value:
-        """`[regions, rows, columns, channels, corners * samples * samples]`."""
+        """Stacks values of corners as `[regions, rows, columns, channels, corners * samples * samples]`."""
         stack = op.Concat(*(op.Unsqueeze(value, [6]) for value in values), axis=6)
         return op.merge_from(op.Transpose(stack, perm=[0, 1, 3, 5, 2, 4, 6]), 4)
 
@@ -279,10 +300,10 @@ def _to_largest(
         op.Where(op.Greater(counts, 0.0), op.Mul(op.Gather(image, index, axis=0), factor), -np.inf)
         for index, factor in zip(indices, factors, strict=True)
     ]
-    found = together(values)
-    first = op.ArgMax(found, axis=4, keepdims=1)
+    products = together(values)
+    first = op.ArgMax(products, axis=4, keepdims=1)
     weight, place = (
-        op.Squeeze(op.GatherElements(op.Expand(together(each), op.Shape(found)), first, axis=4), [4])
+        op.Squeeze(op.GatherElements(op.Expand(together(each), op.Shape(products)), first, axis=4), [4])
         for each in (factors, [op.Unsqueeze(index, [5]) for index in indices])
     )
     channels = op.dim(image, 1)

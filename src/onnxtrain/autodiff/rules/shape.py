@@ -1,4 +1,4 @@
-"""Ops that move, repeat or drop elements without changing them."""
+"""Differentiates ops that move, repeat or drop elements without changing them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ _INT64_MAX = int(np.iinfo(np.int64).max)
 
 @vjp("Transpose", wrt=("data",))
 def transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The inverse permutation; the default one, which reverses all axes, is its own inverse."""
+    """Transposes ct by the inverse permutation."""
+    # The default permutation reverses all axes, and is its own inverse.
     perm = n.attr("perm")
     inverse = None if perm is None else [int(axis) for axis in np.argsort(perm)]
     return op.Transpose(ct, perm=inverse)
@@ -43,8 +44,9 @@ def transpose(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Concat", wrt=("inputs",))
 def concat(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """The cotangent, split as the inputs were long."""
+    """Splits the cotangent into parts of the inputs' sizes."""
     inputs = [value for value in n.inputs if value is not None]
+    # Split refuses to make a single part.
     if len(inputs) == 1:
         return [ct]
     axis = int(n.attr("axis"))
@@ -52,7 +54,7 @@ def concat(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _sizes(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
-    """The sizes of the values along an axis, int64 [len(values)]; a constant when all are static."""
+    """Returns the sizes of the values along an axis, int64 [len(values)]; a constant if all are static."""
     static = [dims[axis] if (dims := static_dims(value)) is not None else None for value in values]
     if None not in static:
         return op.const(np.array(static, dtype=np.int64))
@@ -61,7 +63,7 @@ def _sizes(op: Emitter, values: list[ir.Value], axis: int) -> ir.Value:
 
 @vjp("Split", wrt=("input",))
 def split(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotangents:
-    """The cotangents of the parts joined; zeros for parts that nothing reads."""
+    """Concatenates the cotangents of the parts, with zeros for parts that nothing reads."""
     dtype = next(ct.dtype for ct in cts if ct is not None)
     parts = [ct or op.zeros_like(output, dtype) for output, ct in zip(n.outputs, cts, strict=True)]
     return op.Concat(*parts, axis=n.attr("axis"))
@@ -69,7 +71,7 @@ def split(op: Emitter, n: NodeView, cts: tuple[ir.Value | None, ...]) -> Cotange
 
 @vjp("Range", wrt=("start", "limit", "delta"))
 def range_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """output[i] = start + i * delta; the limit only decides how many there are."""
+    """output[i] = start + i * delta; the limit determines the number of elements only."""
     count = op.Cast(op.Range(0, op.Size(n.out.output), 1), to=ct.dtype) if n.needs("delta") else None
     return {
         "start": op.ReduceSum(ct, keepdims=0) if n.needs("start") else None,
@@ -79,7 +81,8 @@ def range_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Tile", wrt=("input",))
 def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Axis i of the output is [repeats[i], size[i]] flattened: sum over the repeats."""
+    """Axis i of the output is [repeats[i], size[i]] flattened: ct is summed over the repeats."""
+    # A scalar has no axes to repeat.
     if n.input.shape is not None and n.input.shape.rank() == 0:
         return ct
     repeats, dims = n.constant(n.repeats), static_dims(n.input)
@@ -98,11 +101,12 @@ def tile(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 @vjp("Slice", wrt=("data",))
 def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Zeros of the shape of the data, with the cotangent at the places that were read.
+    """Puts the cotangent at the positions that were read, zeros elsewhere.
 
-    With known axes and steps: reverse what was read backwards, put |step| - 1 zeros between neighbours, and
-    pad up to the size of the data. Otherwise the places are found by slicing the positions themselves.
+    With known axes and steps: reverse axes that were read backwards, put |step| - 1 zeros between neighbours, and pad
+    to the size of the data. Otherwise the node slices the positions of all elements, and ct is scattered to them.
     """
+    # Pads and not a scatter, because the driver can join padded slices that fill the value (`_accumulate`).
     data, output = n.data, n.out.output
     axes, steps = _axes_and_steps(n) if data.shape is not None else (None, None)
     if axes is None or steps is None or data.shape is None or output.shape is None:
@@ -119,17 +123,18 @@ def slice_(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
 
 
 def _axes_and_steps(n: NodeView) -> tuple[list[int] | None, list[int] | None]:
-    """The sliced axes, non-negative, and their steps; None for what only the run time knows."""
+    """Returns the sliced axes, not negative, and their steps, each None if it depends on the run."""
     axes: list[int] | None = None
     if n.axes is not None:
-        known = n.constant(n.axes)
-        axes = None if known is None else [n.axis(n.data, int(axis)) for axis in known]
+        constant = n.constant(n.axes)
+        axes = None if constant is None else [n.axis(n.data, int(axis)) for axis in constant]
     elif n.starts.shape is not None and isinstance(n.starts.shape[0], int):
         axes = list(range(n.starts.shape[0]))
+    # Without the input all steps are 1.
     if n.steps is None:
         return axes, None if axes is None else [1] * len(axes)
-    known = n.constant(n.steps)
-    return axes, None if known is None else [int(step) for step in known]
+    constant = n.constant(n.steps)
+    return axes, None if constant is None else [int(step) for step in constant]
 
 
 def _spread(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]) -> ir.Value:
@@ -147,11 +152,10 @@ def _spread(op: Emitter, ct: ir.Value, output: ir.Value, strides: dict[int, int]
 
 
 def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> ir.Value:
-    """How many zeros of the data lie before and after what was read, int64 [2 * len(axes)].
+    """Returns the numbers of elements before and after those that were read, int64 [2 * len(axes)].
 
-    The first element read is at start, counted from the end when negative, and clamped to [0, size] (to
-    [0, size - 1] for a negative step).
-    `count` elements span (count - 1) * |step| + 1 places, none when count is zero.
+    The first element read is at `start`, counted from the end if negative, clamped to [0, size], or to [0, size - 1]
+    for a negative step. `count` elements span (count - 1) * |step| + 1 positions, none if count is zero.
     """
     data, output, starts = n.data, n.out.output, n.constant(n.starts)
     dims, counts = ([(static_dims(value) or ())[axis] for axis in axes] for value in (data, output))
@@ -164,7 +168,7 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
         after = sizes - before - np.maximum((lengths - 1) * abs(step) + 1, 0)
         return op.const(np.concatenate([before, after]))
     size, count = (op.Gather(op.shape_of(value), axes) for value in (data, output))
-    # Far beyond either end is as good as at it, and no sum overflows.
+    # Starts such as -2**63 mean "from the end": clamped first, so that no sum overflows.
     start = op.Max(op.Min(op.Cast(n.starts, to=ir.DataType.INT64), size), op.Neg(size))
     start = op.Where(op.Less(start, op.const(0)), op.Add(start, size), start)
     first = op.Max(op.Min(start, op.Sub(size, back)), op.const(0))
@@ -176,9 +180,9 @@ def _slice_pads(op: Emitter, n: NodeView, axes: list[int], steps: list[int]) -> 
 
 @vjp("Pad", wrt=("data", "constant_value"))
 def pad(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """What was padded is cut off, what was cut off (negative pads) gets zeros.
+    """Slices off the padding; elements that negative pads cropped get zeros.
 
-    Reflected, repeated and wrapped elements add their cotangents to that of the element they copy.
+    Reflected, repeated and wrapped elements add their cotangents to that of the element that they copy.
     """
     data = n.data
     mode = n.attr("mode")
@@ -197,6 +201,7 @@ def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
     axes = _padded_axes(op, n)
     if pads is not None:
         begin, end = np.split(pads.astype(np.int64), 2)
+        # Positive padding is sliced off first: negative padding is relative to what is left.
         if (pads > 0).any():
             ends = np.where(end > 0, -end, _INT64_MAX)
             ct = op.Slice(ct, np.maximum(begin, 0), ends, axes)
@@ -209,7 +214,7 @@ def _unpad(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 
 
 def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
-    """The axes that pads are given for, int64."""
+    """Returns the axes to which the pads belong, int64."""
     if n.axes is not None:
         return op.Cast(n.axes, to=ir.DataType.INT64)
     if n.data.shape is None:
@@ -218,7 +223,8 @@ def _padded_axes(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _padding_total(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """The sum of `ct` over the padding."""
+    """Returns the sum of `ct` over the padding."""
+    # Ones, padded with zeros as the data was with the constant, mark the elements that are data.
     inside = op.Pad(op.ones_like(n.data), n.pads, None, n.axes)
     return op.reshape_like(
         op.ReduceSum(op.Where(op.Greater(inside, 0.0), 0.0, ct), keepdims=0), n.constant_value

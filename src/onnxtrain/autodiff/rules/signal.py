@@ -1,4 +1,4 @@
-"""Signal processing: Fourier transforms of `[..., length, ..., 1 or 2]`, real and imaginary parts last."""
+"""Differentiates Fourier transforms of `[..., length, ..., 1 or 2]`, with real and imaginary parts last."""
 
 from __future__ import annotations
 
@@ -16,50 +16,53 @@ nondifferentiable(
 
 @vjp("DFT", wrt=("input",))
 def dft(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """Adjoint of y_k = sum_n w^kn x_n, w = exp(-2πi/L): the same with w^-kn, for which parts change their sign.
+    """Applies the adjoint: y_k = sum_n w^kn x_n, w = exp(-2πi/L), has the transform with w^-kn as its adjoint.
 
-    The adjoint of the inverse transform is the transform / L; where that makes real numbers of half a spectrum, all
-    but the first and the middle of these count twice. What padding or cutting to `dft_length` added or took has no
-    cotangent, nor has the imaginary part of a real input.
+    The adjoint of the inverse transform is the transform divided by L. If the inverse makes real numbers from half a
+    spectrum, all numbers but the first and the middle one count twice. Elements that were padded or cropped to
+    `dft_length` have no cotangent, nor has the imaginary part of a real input.
     """
     if not n.attr("inverse"):
         length = _size(op, n, n.input) if n.dft_length is None else _length(op, n.dft_length)
         along = op.Cast(_is_axis(op, n), to=ir.DataType.INT64) if n.attr("onesided") else None
-        found = _transform_adjoint(op, ct, length, _axis(op, n), along)
+        adjoint = _transform_adjoint(op, ct, length, _axis(op, n), along)
     else:
         length = _size(op, n, n.out.output)
-        found = op.DFT(ct, None, _axis(op, n), onesided=n.attr("onesided"))
-        found = op.Div(found, op.Cast(length, to=ct.dtype))
+        adjoint = op.DFT(ct, None, _axis(op, n), onesided=n.attr("onesided"))
+        adjoint = op.Div(adjoint, op.Cast(length, to=ct.dtype))
         if n.attr("onesided"):
-            found = op.Mul(found, _counts_in_spectrum(op, n, length, ct))
-    return _fitted(op, n, found)
+            adjoint = op.Mul(adjoint, _counts_in_spectrum(op, n, length, ct))
+    return _fitted(op, n, adjoint)
 
 
 def _transform_adjoint(
     op: Emitter, ct: ir.Value, length: ir.Value, axis: ir.Value, along: ir.Value | None
 ) -> ir.Value:
-    """Returns the adjoint of a transform.
+    """Applies the adjoint of a transform to a cotangent.
 
     Args:
         op: emitter.
-        ct: cotangent of the numbers that the transform gave.
-        length: of the transform, int64 [1].
-        axis: of the transform, int64.
-        along: where it gave half a spectrum, 1 for its axis and 0 for others, int64 [rank].
+        ct: cotangent of the spectrum.
+        length: length of the transform, int64 [1].
+        axis: axis of the transform, int64.
+        along: for half a spectrum, 1 for the axis of the transform and 0 for others, int64 [rank]; else None.
     """
     if along is not None:
-        # By Pad: with `dft_length`, shape inference gives what is symbolic the size that it had before.
+        # The other half of the spectrum gets zeros by a Pad and not by `dft_length`, which makes ONNX Runtime (1.32)
+        # give a symbolic size the value that it had before.
         rest = op.Sub(length, op.Add(op.Div(length, [2]), [1]))
         ct = op.Pad(ct, op.Concat(op.Mul(along, [0]), op.Mul(along, rest), axis=0))
-    # Not L times the inverse transform: in float64 ONNX Runtime (1.32) divides by a float32 length.
+    # Conjugate, transform, conjugate: not L times the inverse transform, because ONNX Runtime (1.32) divides the
+    # inverse of float64 by L in float32.
     signs = op.const([1.0, -1.0], like=ct)
     return op.Mul(op.DFT(op.Mul(ct, signs), None, axis), signs)
 
 
 def _counts_in_spectrum(op: Emitter, n: NodeView, length: ir.Value, like: ir.Value) -> ir.Value:
-    """How often each number of half a spectrum is in the whole one, along the axis of the transform."""
+    """Returns 1 or 2: the number of times that each entry of half a spectrum stands in the whole one."""
     half = op.Div(length, [2])
     place = op.Range(0, op.Reshape(op.Add(half, [1]), []), 1)
+    # The first number, and for an even length the middle one, are their own mirror images.
     alone = op.Or(op.Equal(place, [0]), op.Equal(op.Mul(place, [2]), length))
     counts = op.Where(alone, op.const(1.0, like=like), op.const(2.0, like=like))
     return op.Reshape(counts, op.Where(_is_axis(op, n), [-1], [1]))
@@ -74,18 +77,19 @@ def _size(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 
 def _length(op: Emitter, given: ir.Value) -> ir.Value:
-    """Returns a length that a node is given, int32 or int64, as int64 [1]."""
+    """Casts a length, int32 or int64, to int64 [1]."""
     return op.Cast(op.Reshape(given, [1]), to=ir.DataType.INT64)
 
 
 def _axis(op: Emitter, n: NodeView) -> ir.Value:
-    """The axis of the transform: ONNX Runtime (1.32) ends the process where an empty name stands for its default."""
-    given = n.inputs[2] if len(n.inputs) > 2 else None
-    return op.const(-2) if given is None else given
+    """Returns the axis of the transform."""
+    # The default is written out: ONNX Runtime (1.32) ends the process at a DFT whose axis is an empty name.
+    axis = n.inputs[2] if len(n.inputs) > 2 else None
+    return op.const(-2) if axis is None else axis
 
 
 def _is_axis(op: Emitter, n: NodeView) -> ir.Value:
-    """Which of the axes of the input is that of the transform: bool [rank]."""
+    """Returns a bool mask [rank] of the input's axes, true for the axis of the transform."""
     rank = op.Size(op.shape_of(n.input))
     return op.Equal(op.Range(0, rank, 1), op.Mod(_axis(op, n), rank))
 
@@ -107,11 +111,9 @@ def _fitted(op: Emitter, n: NodeView, value: ir.Value) -> ir.Value:
 
 @vjp("STFT", wrt=("signal", "window"))
 def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
-    """Transforms of frames of the signal times the window; what frames have in common adds up.
-
-    PyTorch's TorchScript exporter writes a real signal as `[batch, length]`, without the axis of its one part, and ONNX
-    Runtime takes it.
-    """
+    """Adds up the cotangents of frames, times the window, where frames overlap."""
+    # PyTorch's TorchScript exporter writes a real signal as [batch, length], without the axis of parts, and ONNX
+    # Runtime accepts it.
     flat = n.rank(n.signal) == 2
     signal = op.Unsqueeze(n.signal, [2]) if flat else n.signal
     if n.window is not None:
@@ -119,11 +121,13 @@ def stft(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     else:
         length = op.dim(n.signal, 1) if n.frame_length is None else _length(op, n.frame_length)
     along = op.const([0, 0, 1, 0]) if n.attr("onesided") else None
-    frames = _transform_adjoint(op, ct, length, op.const(-2), along)  # [batch, frames, length, 2]
+    # [batch, frames, length, 2], then without imaginary parts if the signal is real.
+    frames = _transform_adjoint(op, ct, length, op.const(-2), along)
     parts = op.const([1]) if flat else op.dim(n.signal, 2)
-    frames = op.Slice(frames, [0], parts, [3])  # without imaginary parts where the signal is real
+    frames = op.Slice(frames, [0], parts, [3])
     first = op.Mul(op.Range(0, op.Reshape(op.dim(ct, 1), []), 1), op.Cast(n.frame_step, to=ir.DataType.INT64))
-    places = op.Add(op.Unsqueeze(first, [1]), op.Range(0, op.Reshape(length, []), 1))  # [frames, length]
+    # Positions in the signal, [frames, length].
+    places = op.Add(op.Unsqueeze(first, [1]), op.Range(0, op.Reshape(length, []), 1))
     ct_signal = ct_window = None
     if n.needs("signal"):
         weighted = frames if n.window is None else op.Mul(frames, op.Unsqueeze(n.window, [1]))

@@ -1,4 +1,4 @@
-"""Samplers of onnxruntime-training for PyTorch's DataLoader."""
+"""Offers the samplers of onnxruntime-training for PyTorch's DataLoader."""
 
 from __future__ import annotations
 

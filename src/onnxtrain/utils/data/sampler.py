@@ -1,4 +1,4 @@
-"""Samplers that give the processes of a distributed training samples of about the same cost in each step."""
+"""Defines samplers that give all processes of a distributed training samples of about the same cost in each step."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["LoadBalancingDistributedBatchSampler", "LoadBalancingDistributedSamp
 
 
 class LoadBalancingDistributedSampler(Sampler[int]):
-    """A `torch.utils.data.DistributedSampler` in whose every step all processes have samples of like complexity.
+    """A `torch.utils.data.DistributedSampler` that gives all processes samples of similar complexity in each step.
 
     The samples are sorted by complexity, and neighbours go to different processes. With `group_size` they are sorted
-    inside of consecutive groups of the dataset, and it is the groups that are shuffled, else the steps.
+    inside of consecutive groups of the dataset, and shuffling permutes the groups; otherwise it permutes the steps.
 
     Args:
         dataset: with a length, and samples by index.
         complexity_fn: gives the complexity of a sample, an integer: the length of a sequence.
         world_size: number of processes; by default that of the process group.
-        rank: of this process; by default that in the process group.
-        shuffle: whether to shuffle, in another way in each epoch; call :meth:`set_epoch`.
-        group_size: samples that are sorted together; all by default.
-        seed: for shuffling, the same in all processes.
-        drop_last: whether to leave out samples so that all processes have as many, instead of repeating some.
-        random_level: from 0 to 1: how much noise to add to the complexities, as a share of their range.
+        rank: rank of this process; by default that in the process group.
+        shuffle: True shuffles, in another order after each :meth:`set_epoch`.
+        group_size: number of samples that are sorted together; all by default.
+        seed: seed for shuffling, the same in all processes.
+        drop_last: True drops samples so that all processes have the same number; False repeats some instead.
+        random_level: noise to add to the complexities, as a fraction of their range, from 0 to 1.
 
     Raises:
         ValueError: a number is out of range, or there are no samples.
@@ -78,7 +78,7 @@ class LoadBalancingDistributedSampler(Sampler[int]):
         return self.num_samples
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next iteration shuffle as in this epoch."""
+        """Sets the epoch, which together with the seed determines the next shuffling."""
         self.epoch = epoch
 
     def steps(self) -> npt.NDArray[np.int64]:
@@ -108,13 +108,13 @@ class LoadBalancingDistributedSampler(Sampler[int]):
 
 
 class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
-    """Makes batches, which may differ in size, of what a :class:`LoadBalancingDistributedSampler` gives each process.
+    """Groups the samples of a :class:`LoadBalancingDistributedSampler` into batches, which may differ in size.
 
     Args:
-        sampler: gives the samples.
-        batch_fn: makes a list of batches of a list of indices: as many as fit in memory, for example.
-        drop_last: whether processes with more batches than others leave out the last ones; otherwise those with fewer
-            repeat their first.
+        sampler: the sampler.
+        batch_fn: splits a list of indices into a list of batches, e.g. such that each fits in memory.
+        drop_last: True drops the last batches of processes that have more than others; False makes processes with fewer
+            repeat their first ones.
 
     Raises:
         ValueError: `sampler` is none of that type, or drops samples itself.
@@ -137,7 +137,7 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):
         self._make()
 
     def _make(self) -> None:
-        # Of all processes, so that each knows how many batches the others have.
+        # Every process computes the batches of all, so that all know the same number of them without communication.
         batches = [self.batch_fn(samples) for samples in self.sampler.steps().T.tolist()]
         counts = [len(of_process) for of_process in batches]
         self.total_batch = min(counts) if self.drop_last else max(counts)

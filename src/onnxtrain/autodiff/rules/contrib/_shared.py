@@ -1,4 +1,4 @@
-"""What the rules of onnxruntime's domain com.microsoft have in common."""
+"""Helps several files of this folder: names, convolution attributes, the error for unsupported ops, channel orders."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CONV = {
     "pads": None,
     "strides": None,
 }
-"""Attributes of convolutions, and what they are by default."""
+"""Attributes of convolutions with their defaults; None for no default."""
 
 
 def refused(n: NodeView, what: str) -> NoGradientRule:
-    """Returns the error for an input or attribute that asks for what is not written in standard ops."""
+    """Returns the error for an input or attribute that the body of an op does not handle; `what` names it."""
     return NoGradientRule(
         f"differentiating {n.node.domain or 'ai.onnx'}.{n.op_type}: {what} cannot be written in standard ops here. "
         "Freeze what lies before it, or start from the model before onnxruntime's optimizer or builder"
@@ -30,12 +30,12 @@ def refused(n: NodeView, what: str) -> NoGradientRule:
 
 
 def channels_first(op: Emitter, value: ir.Value, rank: int) -> ir.Value:
-    """Returns images, or weights, whose channels were last as the standard ops have them."""
+    """Transposes images or weights from channels last to the order of standard ops, `[batch, channels, ...]`."""
     result: ir.Value = op.Transpose(value, perm=[0, rank - 1, *range(1, rank - 1)])
     return result
 
 
 def channels_last(op: Emitter, value: ir.Value, rank: int) -> ir.Value:
-    """Returns images with their channels behind the spatial axes."""
+    """Transposes images from `[batch, channels, ...]` to channels last."""
     result: ir.Value = op.Transpose(value, perm=[0, *range(2, rank), 1])
     return result

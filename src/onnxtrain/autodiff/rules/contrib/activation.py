@@ -11,6 +11,7 @@ from onnxtrain.autodiff._registry import defbody
 from onnxtrain.autodiff.rules.contrib._shared import MS, refused
 from onnxtrain.emitter import Emitter
 
+# Of each activation that onnxruntime fuses behind a product: the attributes of the standard op that its numbers fill.
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("HardSwish", "Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
     **dict.fromkeys(("Elu", "LeakyRelu", "ThresholdedRelu"), ("alpha",)),
@@ -20,7 +21,7 @@ _ACTIVATIONS: dict[str, tuple[str, ...]] = {
 
 
 def activated(op: Emitter, n: NodeView, x: ir.Value, kind: str | bytes, numbers: Sequence[float]) -> ir.Value:
-    """Returns an activation of `x`, by its name and its numbers in the order in which onnxruntime has them."""
+    """Applies an activation, e.g. "LeakyRelu" with the numbers [0.1], in the order in which onnxruntime stores them."""
     name = kind.decode() if isinstance(kind, bytes) else kind
     if not name:
         return x
@@ -33,31 +34,32 @@ def activated(op: Emitter, n: NodeView, x: ir.Value, kind: str | bytes, numbers:
 
 @defbody("Gelu", MS, "X", "Y")
 def gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """By the error function."""
+    """Y = X·Phi(X), with the normal distribution Phi, by the error function."""
     return op.Gelu(n.X)
 
 
 @defbody("BiasGelu", MS, "A B", "C")
 def bias_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """Gelu of a sum."""
+    """C = gelu(A + B), by the error function."""
     return op.Gelu(op.Add(n.A, n.B))
 
 
 @defbody("FastGelu", MS, "X bias", "Y")
 def fast_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """By tanh, of a sum."""
+    """Y = gelu(X + bias), by tanh."""
     return op.Gelu(n.X if n.bias is None else op.Add(n.X, n.bias), approximate="tanh")
 
 
 @defbody("QuickGelu", MS, "X", "Y", alpha=1.702)
 def quick_gelu(op: Emitter, n: NodeView) -> ir.Value:
-    """x·sigmoid(alpha·x)."""
+    """Y = X·sigmoid(alpha·X)."""
     return op.Mul(n.X, op.Sigmoid(op.Mul(n.X, n.attr("alpha"))))
 
 
 @defbody("BiasSoftmax", MS, "data bias", "output", axis=1, is_inner_broadcast=None)
 def bias_softmax(op: Emitter, n: NodeView) -> ir.Value:
-    """Softmax of a sum, over all axes from `axis` on together."""
+    """Output = softmax(data + bias), over all axes from `axis` on together."""
+    # As Softmax before opset 13; the standard op of today takes one axis.
     total = op.Add(n.data, n.bias)
     rank, axis = n.rank(n.data), n.axis(n.data, n.attr("axis"))
     if axis == rank - 1:

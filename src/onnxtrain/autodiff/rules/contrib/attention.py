@@ -1,4 +1,4 @@
-"""Attention of onnxruntime's domain com.microsoft, in standard ops; see :mod:`onnxtrain.autodiff.rules.contrib`."""
+"""Writes attention and rotary embeddings of com.microsoft in standard ops."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from onnxtrain.emitter import Emitter
     rotary_embedding_dim=0, past_present_share_buffer=0,
 )  # fmt: skip
 def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Self-attention, from the layer's input: input·weights + bias are queries, keys and values.
+    """Self-attention: input·weights + bias are queries, keys and values side by side.
 
-    Those of the past come before them: `past` has its keys and its values, [2, batch, heads, sequence, size].
+    The cached keys and values in `past`, [2, batch, heads, sequence, size], come before the new ones.
     """
+    # A shared buffer of keys and values is overwritten by the kernel, which no functional graph can express.
     if n.past_sequence_length is not None or n.attr("do_rotary"):
         raise refused(n, "a cache that is written in place, or rotary embeddings")
     joint = op.MatMul(n.input, n.weights)
@@ -35,14 +36,14 @@ def attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 def attention_of(
     op: Emitter, n: NodeView, joint: ir.Value, bias: list[ir.Value], sizes: Sequence[int] | None = None
 ) -> list[ir.Value]:
-    """Returns the attention of queries, keys and values that lie beside each other, and the keys and values.
+    """Returns the attention of queries, keys and values that are one tensor, and, if wanted, keys and values.
 
     Args:
         op: emitter.
         n: the node.
-        joint: `[batch, sequence, hidden]`.
-        bias: what is added to the scores.
-        sizes: how many of the last axis are queries, keys and values; by default a third each.
+        joint: queries, keys and values side by side, `[batch, sequence, hidden]`.
+        bias: terms to add to the scores, each broadcasting to `[batch, heads, queries, keys]`.
+        sizes: parts of the last axis for queries, keys and values, e.g. (8, 8, 16); by default a third each.
     """
     if sizes:
         q, k, v = op.Split(joint, list(sizes), axis=-1, _outputs=3)
@@ -55,6 +56,7 @@ def attention_of(
     if n.mask_index is not None:
         bias = [*bias, _mask(op, n, n.mask_index, op.Shape(k, start=2, end=3), joint)]
     y = _attention(op, n, (q, k, v), bias)
+    # `present` is only written if the model reads it.
     if len(n.node.outputs) == 1:
         return [y]
     return [y, op.Concat(op.Unsqueeze(k, [0]), op.Unsqueeze(v, [0]), axis=0)]
@@ -67,10 +69,10 @@ def attention_of(
     num_heads=None, unidirectional=0, scale=None, mask_filter_value=-10000.0,
 )  # fmt: skip
 def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Attention of queries, keys and values `[batch, sequence, hidden]`; those of the past come before them.
+    """Attention of queries, keys and values `[batch, sequence, hidden]`; cached keys and values come first.
 
-    All three can be packed, [batch, sequence, heads, 3, size], or keys and values, [..., 2, size]; and keys and values
-    can have their heads apart, [batch, heads, sequence, size].
+    All three can be packed, `[batch, sequence, heads, 3, size]`, or keys and values, `[..., 2, size]`. Keys and values
+    can also come as `[batch, heads, sequence, size]`.
     """
     if n.past_sequence_length is not None or n.cache_indirection is not None:
         raise refused(n, "a cache that is written in place")
@@ -79,6 +81,7 @@ def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.bias is not None:
         if any(apart):
             raise refused(n, "a bias of what is packed")
+        # One vector for all three: its parts are as long as the last axes, which may differ.
         last = [op.Shape(value, start=-1) for value in values]
         parts = op.Split(n.bias, op.Concat(*last, axis=0), axis=0, _outputs=3)
         values = [op.Add(value, part) for value, part in zip(values, parts, strict=True)]
@@ -92,7 +95,7 @@ def multi_head_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Queries, keys and values of a MultiHeadAttention."""
+    """Returns queries, keys and values of a MultiHeadAttention, unpacked."""
     if n.key is not None and n.value is not None:
         return [n.query, n.key, n.value]
     source = n.query if n.key is None else n.key
@@ -101,21 +104,22 @@ def _unpacked(op: Emitter, n: NodeView) -> list[ir.Value]:
         raise refused(n, f"{count} of queries, keys and values in one of rank {n.rank(source)}")
     parts = op.Split(source, axis=3, num_outputs=count, _outputs=count)
     split = [op.Transpose(op.Squeeze(part, [3]), perm=[0, 2, 1, 3]) for part in parts]
+    # The caller tells by the rank that these have their heads apart already; shape inference has not seen them.
     for part in split:
         part.shape = ir.Shape([None] * 4)
     return split if n.key is None else [n.query, *split]
 
 
 def _heads(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """`[batch, heads, sequence, size]` of `[batch, sequence, hidden]`."""
+    """Splits `[batch, sequence, hidden]` into `[batch, heads, sequence, size]`."""
     result: ir.Value = op.Transpose(op.Reshape(x, [0, 0, n.attr("num_heads"), -1]), perm=[0, 2, 1, 3])
     return result
 
 
 def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Value) -> ir.Value:
-    """What is added to the scores `[batch, heads, queries, keys]`.
+    """Returns a term to add to the scores `[batch, heads, queries, keys]`: 0 for valid keys, else mask_filter_value.
 
-    A mask is 1 where a key counts; of rank 1 it says how many do.
+    A mask of rank 2 or 3 is 1 for valid keys. One of rank 1 holds the number of valid keys of each sequence.
     """
     rank = n.rank(mask)
     if rank == 1:
@@ -131,9 +135,10 @@ def _mask(op: Emitter, n: NodeView, mask: ir.Value, keys: ir.Value, like: ir.Val
 
 
 def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Sequence[ir.Value]) -> ir.Value:
-    """Of values `[batch, heads, sequence, size]`, `[batch, sequence, heads * size]`."""
+    """Computes attention of q, k, v `[batch, heads, sequence, size]`; result `[batch, sequence, heads * size]`."""
     q, k, v = values
     scores = op.MatMul(q, op.Transpose(k, perm=[0, 1, 3, 2]))
+    # No scale, or 0, means 1 / sqrt(size).
     if n.attr("scale"):
         scores = op.Mul(scores, n.attr("scale"))
     else:
@@ -148,13 +153,15 @@ def _attention(op: Emitter, n: NodeView, values: Sequence[ir.Value], bias: Seque
 
 
 def _later(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | None = None) -> ir.Value:
-    """Whether a key comes after the query, or `before` places or more before it: the last axes are queries and keys.
+    """Returns a bool mask `[..., queries, keys]`, true for keys that the query must not see.
+
+    These are the keys after the query, and those `before` places or more before it.
 
     Args:
         op: emitter.
-        scores: their sizes are those of the result.
-        before: 0 for any number of places.
-        places: of the queries, `[..., queries]`; by default the last query is at the last key.
+        scores: the last two sizes are queries and keys.
+        before: length of the window of keys that a query sees, e.g. 128; 0 for no limit.
+        places: position of each query among the keys, `[..., queries]`; by default the last query is at the last key.
     """
     sizes = op.Shape(scores, start=-2)
     rows, columns = (op.Squeeze(size, [0]) for size in op.Split(sizes, axis=0, num_outputs=2, _outputs=2))
@@ -171,7 +178,7 @@ def _later(op: Emitter, scores: ir.Value, before: int = 0, places: ir.Value | No
     interleaved=0, num_heads=0, rotary_embedding_dim=0, scale=1.0, is_packed_batching=0,
 )  # fmt: skip
 def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
-    """Pairs of features are turned by the angles of their positions."""
+    """Rotates pairs of features by angles that depend on the position."""
     rank = n.rank(n.input)
     if n.attr("rotary_embedding_dim") or n.attr("is_packed_batching") or n.attr("scale") not in (1.0, 0.0):
         raise refused(n, "part of the features, a scale or packed batches")
@@ -182,7 +189,8 @@ def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
     else:  # [batch, heads, sequence, size]
         x = op.Transpose(n.input, perm=[0, 2, 1, 3])
     positions = n.position_ids
-    if n.rank(positions) == 1:  # where the sequence starts
+    # One position is the offset of the whole sequence.
+    if n.rank(positions) == 1:
         length = op.Squeeze(op.Shape(x, start=1, end=2), [0])
         positions = op.Unsqueeze(op.Add(op.Range(0, length, 1), positions), [0])
     y = _turned(op, n, x, positions, n.attr("interleaved"))
@@ -190,7 +198,7 @@ def rotary_embedding(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _turned(op: Emitter, n: NodeView, x: ir.Value, positions: ir.Value, interleaved: int) -> ir.Value:
-    """Turns the features of `[batch, sequence, heads, size]` by the caches of a node; all of them."""
+    """Rotates all features of `[batch, sequence, heads, size]` by the node's cos_cache and sin_cache."""
     half = op.Shape(n.cos_cache, start=1)
     cos, sin = (op.Unsqueeze(op.Gather(cache, positions), [2]) for cache in (n.cos_cache, n.sin_cache))
     if interleaved:
@@ -209,25 +217,25 @@ _GROUPED = (
     "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight query_seqlens"
 )
 _REFUSED = _GROUPED.split()[10:]
-"""Inputs that ask for what is not written here."""
+"""Inputs that the body does not handle."""
 
 
 def _places(op: Emitter, n: NodeView) -> tuple[ir.Value, ir.Value]:
-    """How many keys each sequence of a GroupQueryAttention has in the past, [batch, 1], and where its queries are."""
+    """Returns the number of valid cached keys of each sequence, [batch, 1], and the positions of its queries."""
     length = op.Squeeze(op.Shape(n.query, start=1, end=2), [0])
     order = op.Unsqueeze(op.Range(0, length, 1), [0])
     if n.past_key is None:
         return op.const([[0]]), order
     known = op.Reshape(op.Cast(n.seqlens_k, to=ir.DataType.INT64), [-1, 1])
-    # The first sequences that are shorter than others have nothing in the past.
+    # A first call has no valid cache, and sequences shorter than `length` (padded at the end) would count less than 0.
     before = op.Max(op.Sub(op.Add(known, 1), length), op.const([[0]]))
     return before, op.Add(before, order)
 
 
 def _order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
-    """Where the keys of each sequence are in the past and what is new behind it, [batch, keys].
+    """Returns for each place of the new cache, [batch, keys], its index in the old cache followed by the new keys.
 
-    The past may have room behind the keys that count, which what is new takes.
+    The old cache may have room behind its valid keys. The new keys take that room, so sequences differ in their order.
     """
     past, new = op.Shape(n.past_key, start=2, end=3), op.Shape(n.query, start=1, end=2)
     total = op.Max(past, op.Reshape(op.Cast(n.total_sequence_length, to=ir.DataType.INT64), [-1]))
@@ -239,7 +247,7 @@ def _order(op: Emitter, n: NodeView, before: ir.Value) -> ir.Value:
 
 
 def _in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir.Value:
-    """Keys or values `[batch, heads, keys, size]`."""
+    """Gathers keys or values `[batch, heads, keys, size]` from cached and new ones in the order of :func:`_order`."""
     joined = op.Concat(past, new, axis=2)
     ends = op.Shape(joined, start=0, end=2), op.Shape(order, start=1, end=2), op.Shape(joined, start=3)
     places = op.Expand(op.Unsqueeze(order, [1, 3]), op.Concat(*ends, axis=0))
@@ -254,16 +262,17 @@ def _in_order(op: Emitter, past: ir.Value, new: ir.Value, order: ir.Value) -> ir
     rotary_interleaved=0, scale=None, sliding_window_cache=0, smooth_softmax=0, softcap=None, v_quant_type=None,
 )  # fmt: skip
 def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Causal attention of which several heads of queries share one of keys and values.
+    """Causal attention in which several query heads share one head of keys and values.
 
-    Keys and values are put into the past behind those that each sequence has there. Sequences that are shorter have
-    their padding behind them, which no query before it sees.
+    New keys and values are written into the cache behind the valid ones of each sequence. Shorter sequences are padded
+    at the end, and the causal mask hides the padding from the queries before it.
     """
     if any(getattr(n, name) is not None for name in _REFUSED) or n.attr("smooth_softmax") in (1, True):
         raise refused(n, "biases, sinks, norms of queries and keys or smooth softmax")
     heads, shared = n.attr("num_heads"), n.attr("kv_num_heads")
     before, places = _places(op, n)
-    if n.key is None:  # all in one
+    # Without `key`, queries, keys and values are packed in `query`.
+    if n.key is None:
         joint = op.Reshape(n.query, [0, 0, heads + 2 * shared, -1])
         q, k, v = op.Split(joint, [heads, shared, shared], axis=2, _outputs=3)
     else:
@@ -276,6 +285,7 @@ def group_query_attention(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.past_key is not None and n.past_value is not None:
         order = _order(op, n, before)
         k, v = (_in_order(op, past, x, order) for past, x in ((n.past_key, k), (n.past_value, v)))
+    # An axis for the query heads of a group lets keys and values broadcast instead of being repeated.
     size = op.Shape(q, start=-1)
     per_group = op.Concat([0], [0], [shared], [heads // shared], size, axis=0)
     q = op.Transpose(op.Reshape(q, per_group), perm=[0, 2, 3, 1, 4])

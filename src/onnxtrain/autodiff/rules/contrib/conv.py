@@ -13,29 +13,29 @@ from onnxtrain.emitter import Emitter
 
 @defbody("FusedConv", MS, "X W B Z", "Y", activation="", activation_params=None, **CONV)
 def fused_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """A Conv, to whose result Z is added, with an activation behind it."""
+    """Y = activation(Conv(X, W, B) + Z)."""
     return _fused_convolution(op, n, n.X, n.Z)
 
 
 @defbody("NhwcConv", MS, "X W B", "Y", **CONV)
 def nhwc_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """A Conv whose images, and weights, have their channels last."""
-    given = {name: n.attr(name) for name in CONV}
+    """Y = Conv(X, W, B) of images and weights with channels last."""
+    attributes = {name: n.attr(name) for name in CONV}
     rank = n.rank(n.X)
-    y = op.Conv(channels_first(op, n.X, rank), channels_first(op, n.W, rank), n.B, **given)
+    y = op.Conv(channels_first(op, n.X, rank), channels_first(op, n.W, rank), n.B, **attributes)
     return channels_last(op, y, rank)
 
 
 @defbody("NhwcFusedConv", MS, "X W B Z", "Y", activation="", activation_params=None, **CONV)
 def nhwc_fused_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """A FusedConv whose images have their channels last, and whose weights have not."""
+    """Y = activation(Conv(X, W, B) + Z) of images with channels last; W has the order of Conv."""
     rank = n.rank(n.X)
     z = None if n.Z is None else channels_first(op, n.Z, rank)
     return channels_last(op, _fused_convolution(op, n, channels_first(op, n.X, rank), z), rank)
 
 
 def _fused_convolution(op: Emitter, n: NodeView, x: ir.Value, z: ir.Value | None) -> ir.Value:
-    """Returns what a FusedConv makes of `x` and `z`, with the weights and attributes of a node."""
+    """Returns activation(Conv(x, W, B) + z) with the weights and attributes of the node."""
     y = op.Conv(x, n.W, n.B, **{name: n.attr(name) for name in CONV})
     y = y if z is None else op.Add(y, z)
     return activated(op, n, y, n.attr("activation"), n.attr("activation_params") or [])
@@ -46,11 +46,12 @@ def _fused_convolution(op: Emitter, n: NodeView, x: ir.Value, z: ir.Value | None
     auto_pad="NOTSET", dilations=None, group=1, kernel_shape=None, output_padding=None, strides=None,
 )  # fmt: skip
 def conv_transpose_with_dynamic_pads(op: Emitter, n: NodeView) -> ir.Value:
-    """A ConvTranspose without padding, from which the padding is cut off."""
+    """Computes ConvTranspose without padding, then slices the padding off, whose sizes are an input."""
     if n.attr("auto_pad") not in ("NOTSET", b"NOTSET"):
         raise refused(n, f"the padding {n.attr('auto_pad')}")
     names = ("dilations", "group", "kernel_shape", "output_padding", "strides")
     whole: ir.Value = op.ConvTranspose(n.X, n.W, n.B, **{name: n.attr(name) for name in names})
+    # Without the input there is no padding.
     if n.Pads is None:
         return whole
     spatial = n.rank(n.X) - 2

@@ -16,27 +16,29 @@ from onnxtrain.emitter import Emitter
 
 @defbody("FusedMatMul", MS, "A B", "Y", alpha=1.0, transA=0, transB=0, transBatchA=0, transBatchB=0)
 def fused_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """alpha·op(A)·op(B); a transposed batch has its matrices along the first and the last axis."""
+    """Y = alpha·A'·B', with A' = A or its transpose; a transposed batch has its matrices along first and last axis."""
     return _product(op, n, *((n.attr(f"trans{side}"), n.attr(f"transBatch{side}")) for side in "AB"))
 
 
 @defbody("TransposeMatMul", MS, "A B", "Y", alpha=1.0, transA=0, transB=0)
 def transpose_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """alpha·op(A)·op(B)."""
+    """Y = alpha·A'·B', with A' = A or its transpose."""
     return _product(op, n, (n.attr("transA"), 0), (n.attr("transB"), 0))
 
 
 def _product(op: Emitter, n: NodeView, a: tuple[int, int], b: tuple[int, int]) -> ir.Value:
-    """Returns alpha·op(A)·op(B); for each, whether its matrices and its batch are transposed."""
+    """Returns alpha·A'·B'; `a` and `b` are (1 if the matrices are transposed, 1 if the batch is)."""
     product = op.MatMul(_transposed(op, n, n.A, *a), _transposed(op, n, n.B, *b))
     return product if n.attr("alpha") == 1 else op.Mul(product, n.attr("alpha"))
 
 
 def _transposed(op: Emitter, n: NodeView, value: ir.Value, matrix: int, batch: int) -> ir.Value:
+    """Moves the first axis of a transposed batch behind the others, then swaps the axes of transposed matrices."""
     if not matrix and not batch:
         return value
     rank = n.rank(value)
     order = list(range(rank))
+    # transBatch: the matrices lie along the first and the last axis, the batch between them.
     if batch and rank > 2:
         order = [*order[1:-1], 0, rank - 1]
     if matrix and rank > 1:
@@ -49,9 +51,9 @@ def _transposed(op: Emitter, n: NodeView, value: ir.Value, matrix: int, batch: i
     activation="", activation_alpha=None, activation_beta=None, activation_gamma=None,
 )  # fmt: skip
 def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
-    """A Gemm with an activation behind it."""
-    given = {name: n.attr(name) for name in ("alpha", "beta", "transA", "transB")}
-    y = op.Gemm(n.A, n.B, *([n.C] if n.C is not None else []), **given)
+    """Y = activation(alpha·A'·B' + beta·C)."""
+    attributes = {name: n.attr(name) for name in ("alpha", "beta", "transA", "transB")}
+    y = op.Gemm(n.A, n.B, *([n.C] if n.C is not None else []), **attributes)
     numbers = [n.attr(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
     return activated(op, n, y, n.attr("activation"), [number for number in numbers if number is not None])
 
@@ -61,22 +63,25 @@ def fused_gemm(op: Emitter, n: NodeView) -> ir.Value:
     K=None, N=None, accuracy_level=0, bits=4, block_size=None, weight_prepacked=0,
 )  # fmt: skip
 def matmul_nbits(op: Emitter, n: NodeView) -> ir.Value:
-    """A·(scales·(B - zero_points))ᵀ, B packed in groups of `bits`; its gradient is that of A."""
+    """Y = A·(scales·(B - zero_points))ᵀ + bias, with the codes of B packed in bytes; only A and bias have gradients."""
     bits, size, rows, columns = (n.attr(name) for name in ("bits", "block_size", "N", "K"))
     if bits not in (2, 4, 8) or n.g_idx is not None or n.attr("weight_prepacked"):
         raise refused(n, f"{bits} bits, an order of groups or prepacked weights")
     blocks = math.ceil(columns / size)
     like = n.A
     codes = _unpacked(op, n.B, bits, [rows, blocks, size], like)
+    # Without zero points the codes are around the middle of their range, e.g. 8 for 4 bits.
     if n.zero_points is None:
         zeros = op.const(float(2 ** (bits - 1)), like=like)
     elif n.zero_points.dtype == ir.DataType.UINT8:
+        # Packed row by row: each row of zero points begins with a new byte.
         per_row = math.ceil(blocks * bits / 8) * 8 // bits
         packed = _unpacked(op, n.zero_points, bits, [rows, per_row], like)
         zeros = op.Unsqueeze(op.Slice(packed, [0], [blocks], [1]), [2])
     else:
         zeros = op.Reshape(op.CastLike(n.zero_points, like), [rows, blocks, 1])
     scales = op.Reshape(op.CastLike(n.scales, like), [rows, blocks, 1])
+    # The last block of a row may be longer than the columns that are left.
     weight = op.Slice(
         op.Reshape(op.Mul(op.Sub(codes, zeros), scales), [rows, blocks * size]), [0], [columns], [1]
     )
@@ -85,10 +90,10 @@ def matmul_nbits(op: Emitter, n: NodeView) -> ir.Value:
 
 
 def _unpacked(op: Emitter, packed: ir.Value, bits: int, shape: Sequence[int], like: ir.Value) -> ir.Value:
-    """The numbers in bytes, the lowest bits first, as floating-point numbers of this shape."""
-    whole = op.Unsqueeze(op.Cast(packed, to=ir.DataType.INT64), [-1])
+    """Unpacks integers of `bits` bits from bytes, lowest bits first, into floats of a shape."""
+    in_bytes = op.Unsqueeze(op.Cast(packed, to=ir.DataType.INT64), [-1])
     divisors = op.const([2 ** (bits * k) for k in range(8 // bits)])
-    parts = op.Mod(op.Div(whole, divisors), op.const(2**bits))
+    parts = op.Mod(op.Div(in_bytes, divisors), op.const(2**bits))
     return op.CastLike(op.Reshape(parts, list(shape)), like)
 
 
@@ -97,7 +102,7 @@ def _unpacked(op: Emitter, packed: ir.Value, bits: int, shape: Sequence[int], li
     shapes=lambda op, n: op.Identity(n.X),
 )  # fmt: skip
 def inverse(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
-    """d(X⁻¹) = -X⁻¹ dX X⁻¹: ct_X = -Yᵀ ct Yᵀ. There is no standard op for it: the kernel stays."""
+    """Y = X⁻¹, so dY = -Y dX Y: ct_X = -Yᵀ ct Yᵀ."""
     rank = n.rank(n.X)
     turned = op.Transpose(n.out.Y, perm=[*range(rank - 2), rank - 1, rank - 2])
     return op.Neg(op.MatMul(op.MatMul(turned, ct), turned))
@@ -110,14 +115,16 @@ def inverse(op: Emitter, n: NodeView, ct: ir.Value) -> ir.Value:
 def cdist(op: Emitter, n: NodeView, ct: ir.Value) -> Cotangents:
     """C[i, k] = |A[i] - B[k]|², or its root for the metric "euclidean".
 
-    ct_A[i] = sum_k s[i, k]·(A[i] - B[k]) with s = 2·ct, or s = ct/C for the root.
-
-    Where two rows are equal the root has a kink: the cotangent is zero there, as in `torch.cdist`.
+    ct_A[i] = sum_k s[i, k]·(A[i] - B[k]) with s = 2·ct, or s = ct/C for the root. The root has a kink where two rows
+    are
+    equal: s is 0 there, as in `torch.cdist`.
     """
     metric = n.attr("metric")
     if metric == "sqeuclidean":
         slope = op.Mul(ct, 2.0)
     elif metric == "euclidean":
+        # The inner Where keeps the derivative of this gradient finite: its 0/0 would be NaN, though the outer one masks
+        # it.
         apart = op.Greater(n.out.C, 0.0)
         slope = op.Where(apart, op.Div(ct, op.Where(apart, n.out.C, 1.0)), 0.0)
     else:

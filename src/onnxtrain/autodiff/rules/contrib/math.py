@@ -12,5 +12,5 @@ from onnxtrain.emitter import Emitter
 
 @defbody("BiasAdd", MS, "X bias skip", "Y")
 def bias_add(op: Emitter, n: NodeView) -> ir.Value:
-    """A sum of three."""
+    """Y = X + bias + skip."""
     return op.Add(op.Add(n.X, n.bias), n.skip)

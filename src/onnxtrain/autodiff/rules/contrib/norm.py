@@ -1,4 +1,4 @@
-"""Writes normalisation layers that onnxruntime's optimizer and model builders write in standard ops."""
+"""Writes the normalisation layers of com.microsoft in standard ops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxtrain.emitter import Emitter
     "input skip gamma beta bias", "output mean inv_std_var input_skip_bias_sum", epsilon=1e-12,
 )  # fmt: skip
 def skip_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """LayerNormalization of a sum."""
+    """Output = LayerNormalization(input + skip + bias)."""
     total = _sum(op, n)
     y, mean, inverse = op.LayerNormalization(
         total, n.gamma, n.beta, axis=-1, epsilon=n.attr("epsilon"), _outputs=3
@@ -30,7 +30,8 @@ def skip_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
     "input skip gamma bias", "output mean inv_std_var input_skip_bias_sum", epsilon=1e-12,
 )  # fmt: skip
 def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """RMSNormalization of a sum; it has no mean."""
+    """Output = RMSNormalization(input + skip + bias)."""
+    # The second output, a mean, has no meaning here; anything of its shape does.
     total = _sum(op, n)
     y, inverse = _rms(op, total, n.gamma, n.attr("epsilon"))
     return [y, inverse, inverse, total]
@@ -38,13 +39,15 @@ def skip_simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Val
 
 @defbody("SimplifiedLayerNormalization", "", "X scale", "Y inv_std_var", axis=-1, epsilon=1e-5, stash_type=1)
 def simplified_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """RMSNormalization over all axes from `axis` on."""
+    """Y = RMSNormalization(X) over all axes from `axis` on."""
+    # onnxruntime writes this op into the standard domain, though the standard does not have it.
     axis = n.attr("axis")
     axes = [-1] if axis == -1 else list(range(n.axis(n.X, axis), n.rank(n.X)))
     return list(_rms(op, n.X, n.scale, n.attr("epsilon"), axes))
 
 
 def _sum(op: Emitter, n: NodeView) -> ir.Value:
+    """Returns input + skip + bias."""
     total = op.Add(n.input, n.skip)
     return total if n.bias is None else op.Add(total, n.bias)
 
@@ -52,6 +55,7 @@ def _sum(op: Emitter, n: NodeView) -> ir.Value:
 def _rms(
     op: Emitter, x: ir.Value, scale: ir.Value, epsilon: float, axes: Sequence[int] = (-1,)
 ) -> tuple[ir.Value, ir.Value]:
+    """Returns x·r·scale and r = 1 / sqrt(mean(x²) + epsilon), computed in float32 for half precision."""
     wide = x if x.dtype in (None, ir.DataType.FLOAT, ir.DataType.DOUBLE) else op.Cast(x, to=ir.DataType.FLOAT)
     square = op.ReduceMean(op.Mul(wide, wide), list(axes), keepdims=1)
     inverse = op.Reciprocal(op.Sqrt(op.Add(square, epsilon)))
@@ -65,7 +69,7 @@ def _rms(
     "output mask_index embedding_sum", epsilon=1e-12, mask_index_type=None,
 )  # fmt: skip
 def embed_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """LayerNormalization of the sum of the embeddings of words, positions and segments."""
+    """Output = LayerNormalization of the sum of word, position and segment embeddings."""
     total = op.Gather(n.word_embedding, n.input_ids)
     if n.position_ids is not None:
         position = op.Gather(n.position_embedding, n.position_ids)
@@ -76,6 +80,7 @@ def embed_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
     if n.segment_ids is not None:
         total = op.Add(total, op.Gather(n.segment_embedding, n.segment_ids))
     y = op.LayerNormalization(total, n.gamma, n.beta, axis=-1, epsilon=n.attr("epsilon"))
+    # mask_index, the second output, holds the number of valid words of each sequence, 0 without a mask.
     counted = n.input_ids if n.mask is None else n.mask
     ones = op.Cast(op.Greater(op.Cast(counted, to=ir.DataType.INT64), 0), to=ir.DataType.INT32)
     lengths = op.ReduceSum(ones, [1], keepdims=0)
@@ -86,7 +91,7 @@ def embed_layer_normalization(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 @defbody("GroupNorm", MS, "X gamma beta", "Y", activation=0, channels_last=1, epsilon=1e-5, groups=None)
 def group_norm(op: Emitter, n: NodeView) -> ir.Value:
-    """GroupNormalization of images `[batch, height, width, channels]`, on request with SiLU behind it."""
+    """Y = GroupNormalization(X) of images `[batch, height, width, channels]`, followed by SiLU if `activation` is 1."""
     return _group_normalized(op, n, n.X)
 
 
@@ -94,9 +99,10 @@ def group_norm(op: Emitter, n: NodeView) -> ir.Value:
     "SkipGroupNorm", MS, "X gamma beta skip bias", "Y S", activation=0, channels_last=1, epsilon=1e-5, groups=None,
 )  # fmt: skip
 def skip_group_norm(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """GroupNorm of a sum; the skip connection may be `[batch, channels]` or `[batch, 1, 1, channels]`."""
+    """Y = GroupNorm(X + skip + bias); skip may be `[batch, channels]` or `[batch, 1, 1, channels]`."""
     if not n.attr("channels_last"):
         raise refused(n, "channels that are not last")
+    # A skip connection without spatial axes is added at every position.
     skip = op.Unsqueeze(n.skip, [1, 2]) if n.rank(n.skip) == 2 else n.skip
     total = op.Add(n.X, skip)
     total = total if n.bias is None else op.Add(total, n.bias)
@@ -104,7 +110,7 @@ def skip_group_norm(op: Emitter, n: NodeView) -> list[ir.Value]:
 
 
 def _group_normalized(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
-    """Returns what GroupNorm makes of `x`, with the parameters of a node."""
+    """Returns GroupNorm of `x` with the parameters and attributes of the node."""
     last = n.attr("channels_last")
     x = op.Transpose(x, perm=[0, 3, 1, 2]) if last else x
     scale, bias = (op.CastLike(value, x) for value in (n.gamma, n.beta))

@@ -1,7 +1,7 @@
-"""Ops whose inputs or results are quantized, as what they are made of: what dequantizes, computes and quantizes again.
+"""Writes quantized ops in standard ops: they dequantize, compute in floating point and quantize again.
 
-Gradients pass what rounds where asked (`straight_through=True`); the weights are integers and stay. Kernels multiply
-integers and round once, as these do: the two can differ by one step of the result.
+With `straight_through=True` gradients pass the rounding. The weights are integers and are not trained. ONNX Runtime's
+kernels multiply integers; both round once, so that results differ by one step at most.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ not_yet(
 def _real(
     op: Emitter, q: ir.Value, scale: ir.Value, zero: ir.Value | None = None, axis: int | None = None
 ) -> ir.Value:
-    """The numbers that integers stand for; `axis` is what a scale for each entry of an axis belongs to."""
+    """Dequantizes integers; `axis` is the axis of a scale that is a vector."""
     return op.DequantizeLinear(q, scale, *([zero] if zero is not None else []), axis=axis)
 
 
 def _quantized(op: Emitter, y: ir.Value, scale: ir.Value, zero: ir.Value | None, like: ir.Value) -> ir.Value:
-    """Integers of the dtype of the zero point, or where that is left out, of `like`."""
+    """Quantizes to the dtype of the zero point or, without one, to that of `like`."""
     return op.QuantizeLinear(y, scale, zero if zero is not None else op.CastLike(op.const(0), like))
 
 
@@ -50,7 +50,7 @@ def dequantize_linear(op: Emitter, n: NodeView) -> ir.Value:
 
 @defbody("QLinearMatMul", "", "a a_scale a_zero_point b b_scale b_zero_point y_scale y_zero_point", "y")
 def qlinear_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """A product, with a scale for each row of a and column of b or for all."""
+    """Y = a·b, with one scale per row of a and per column of b, or one for all."""
     a = _real(op, n.a, n.a_scale, n.a_zero_point, -2)
     y = op.MatMul(a, _real(op, n.b, n.b_scale, n.b_zero_point, -1))
     return _quantized(op, y, n.y_scale, n.y_zero_point, n.a)
@@ -61,17 +61,17 @@ _QCONV = "x x_scale x_zero_point w w_scale w_zero_point y_scale y_zero_point B"
 
 @defbody("QLinearConv", "", _QCONV, "y", **CONV)
 def qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """See :func:`_qlinear_conv`."""
+    """Y = Conv(x, w, B) of quantized tensors."""
     return _qlinear_conv(op, n)
 
 
 def _qlinear_conv(op: Emitter, n: NodeView, *, last: bool = False) -> ir.Value:
-    """A Conv, with a scale for each output channel or for all; that of the bias is their product with that of x.
+    """Writes a Conv whose weight has one scale per output channel or one for all; the bias has x_scale·w_scale.
 
     Args:
         op: emitter.
         n: the node.
-        last: whether the channels of images are last; those of weights are where they always are.
+        last: True for images with channels last. Weights have the order of Conv in both cases.
     """
     x = _real(op, n.x, n.x_scale, n.x_zero_point)
     x = channels_first(op, x, n.rank(n.x)) if last else x
@@ -83,6 +83,7 @@ def _qlinear_conv(op: Emitter, n: NodeView, *, last: bool = False) -> ir.Value:
 
 
 def _times(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
+    """Returns the product of integers and scales, float32."""
     value = op.Cast(integers, to=ir.DataType.FLOAT)
     for scale in scales:
         value = op.Mul(value, scale)
@@ -91,13 +92,13 @@ def _times(op: Emitter, integers: ir.Value, *scales: ir.Value) -> ir.Value:
 
 @defbody("QLinearConv", MS, _QCONV, "y", channels_last=0, **CONV)
 def contrib_qlinear_conv(op: Emitter, n: NodeView) -> ir.Value:
-    """As the standard op, also of images whose channels are last."""
+    """As the standard op, also for images with channels last."""
     return _qlinear_conv(op, n, last=bool(n.attr("channels_last")))
 
 
 @defbody("DynamicQuantizeMatMul", MS, "A B b_scale b_zero_point bias", "Y")
 def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
-    """A product, for which A is quantized over its own range."""
+    """Y = A·B + bias, with A quantized over its own range."""
     q, scale, zero = op.DynamicQuantizeLinear(n.A, _outputs=3)
     a = _real(op, q, scale, zero)
     y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
@@ -111,11 +112,13 @@ def dynamic_quantize_matmul(op: Emitter, n: NodeView) -> ir.Value:
     hidden_size=None, input_forget=0,
 )  # fmt: skip
 def dynamic_quantize_lstm(op: Emitter, n: NodeView) -> tuple[ir.Value, ...]:
-    """An LSTM, for which X is quantized over its own range; what is rounded of the state at each step is not."""
+    """LSTM with X quantized over its own range."""
+    # The kernel quantizes the hidden state at each step, too. No standard op can: that part of the rounding is left
+    # out.
     q, scale, zero = op.DynamicQuantizeLinear(n.X, _outputs=3)
     weights = [
-        op.Transpose(_by_direction(op, n, *given), perm=[0, 2, 1])
-        for given in ((n.W, n.W_scale, n.W_zero_point), (n.R, n.R_scale, n.R_zero_point))
+        op.Transpose(_by_direction(op, n, *quantized), perm=[0, 2, 1])
+        for quantized in ((n.W, n.W_scale, n.W_zero_point), (n.R, n.R_scale, n.R_zero_point))
     ]
     others = (n.B, n.sequence_lens, n.initial_h, n.initial_c, n.P)
     names = (
@@ -127,12 +130,12 @@ def dynamic_quantize_lstm(op: Emitter, n: NodeView) -> tuple[ir.Value, ...]:
         "hidden_size",
         "input_forget",
     )
-    given = {name: n.attr(name) for name in names}
-    return op.LSTM(_real(op, q, scale, zero), *weights, *others, **given, _outputs=3)
+    attributes = {name: n.attr(name) for name in names}
+    return op.LSTM(_real(op, q, scale, zero), *weights, *others, **attributes, _outputs=3)
 
 
 def _by_direction(op: Emitter, n: NodeView, q: ir.Value, scale: ir.Value, zero: ir.Value | None) -> ir.Value:
-    """The numbers of weights [directions, in, out], with a scale for each direction, or for each of its outputs."""
+    """Dequantizes weights [directions, in, out] with one scale per direction, or per direction and output."""
     axes = [1, 2] if n.rank(scale) == 1 else [1]
     value = op.Cast(q, to=scale.dtype)
     if zero is not None:
@@ -143,7 +146,7 @@ def _by_direction(op: Emitter, n: NodeView, q: ir.Value, scale: ir.Value, zero: 
 
 @defbody("MatMulIntegerToFloat", MS, "A B a_scale b_scale a_zero_point b_zero_point bias", "Y")
 def matmul_integer_to_float(op: Emitter, n: NodeView) -> ir.Value:
-    """A product of quantized numbers."""
+    """Y = A·B + bias of quantized A and B."""
     a = _real(op, n.A, n.a_scale, n.a_zero_point, -1)
     y = op.MatMul(a, _real(op, n.B, n.b_scale, n.b_zero_point, -1))
     return y if n.bias is None else op.Add(y, n.bias)
@@ -154,18 +157,22 @@ def matmul_integer_to_float(op: Emitter, n: NodeView) -> ir.Value:
     alpha=1.0, transA=0, transB=0,
 )  # fmt: skip
 def qgemm(op: Emitter, n: NodeView) -> ir.Value:
-    """A Gemm; the scale of C is the product of the others and alpha."""
+    """Y = alpha·A·B + C; the scale of C is alpha·a_scale·b_scale."""
     a = _real(op, n.A, n.a_scale, n.a_zero_point)
+    # One scale per column of the product, which is a row of a transposed B.
     b = _real(op, n.B, n.b_scale, n.b_zero_point, 0 if n.attr("transB") else 1)
     y = op.Gemm(a, b, **{name: n.attr(name) for name in ("alpha", "transA", "transB")})
     if n.C is not None:
         y = op.Add(y, op.Mul(_times(op, n.C, n.a_scale, n.b_scale), n.attr("alpha")))
+    # Without y_scale the result is floating point.
     return y if n.y_scale is None else _quantized(op, y, n.y_scale, n.y_zero_point, n.A)
 
 
 def _unary(
     name: str, compute: Callable[[Emitter, NodeView, ir.Value], ir.Value], **attributes: object
 ) -> None:
+    """Registers the body of an op of one quantized tensor; `compute` maps (op, node, dequantized X) to the result."""
+
     @defbody(name, MS, "X X_scale X_zero_point Y_scale Y_zero_point", "Y", **attributes)
     def body(op: Emitter, n: NodeView) -> ir.Value:
         y = compute(op, n, _real(op, n.X, n.X_scale, n.X_zero_point))
@@ -174,6 +181,7 @@ def _unary(
 
 def _softmax(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
     axis = n.attr("axis")
+    # Softmax before opset 13 flattened all axes from `axis` on.
     if n.attr("opset") is not None and n.attr("opset") < 13 and axis not in (-1, n.rank(n.X) - 1):
         raise refused(n, "softmax over several axes")
     y: ir.Value = op.Softmax(x, axis=axis)
@@ -189,6 +197,7 @@ def _global_average_pool(op: Emitter, n: NodeView, x: ir.Value) -> ir.Value:
 
 
 def _pooled(op: Emitter, n: NodeView, x: ir.Value, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
+    """Applies a pooling to images with channels first or last."""
     if not n.attr("channels_last"):
         return pool(x)
     rank = n.rank(n.X)
@@ -211,6 +220,8 @@ _unary("QLinearGlobalAveragePool", _global_average_pool, channels_last=0)
 
 
 def _binary(name: str) -> None:
+    """Registers the body of an op of two quantized tensors, e.g. "QLinearAdd"."""
+
     @defbody(name, MS, "A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C")
     def body(op: Emitter, n: NodeView) -> ir.Value:
         a, b = _real(op, n.A, n.A_scale, n.A_zero_point), _real(op, n.B, n.B_scale, n.B_zero_point)
@@ -224,9 +235,9 @@ _binary("QLinearMul")
 
 @defbody("QLinearConcat", MS, "Y_scale Y_zero_point inputs", "Y", axis=None)
 def qlinear_concat(op: Emitter, n: NodeView) -> ir.Value:
-    """A Concat of inputs that each come with a scale and a zero point."""
-    given = n.inputs[2:]
-    parts = [op.DequantizeLinear(*given[k : k + 3]) for k in range(0, len(given), 3)]
+    """Concatenates tensors, each of which comes with a scale and a zero point."""
+    triples = n.inputs[2:]
+    parts = [op.DequantizeLinear(*triples[k : k + 3]) for k in range(0, len(triples), 3)]
     return op.QuantizeLinear(op.Concat(*parts, axis=n.attr("axis")), n.Y_scale, n.Y_zero_point)
 
 
@@ -236,7 +247,7 @@ def qlinear_concat(op: Emitter, n: NodeView) -> ir.Value:
     do_rotary=0, mask_filter_value=-10000.0, num_heads=None, past_present_share_buffer=0, scale=None, unidirectional=0,
 )  # fmt: skip
 def qattention(op: Emitter, n: NodeView) -> list[ir.Value]:
-    """Attention of an input and weights that are quantized."""
+    """Self-attention of a quantized input with quantized weights."""
     if n.attr("do_rotary"):
         raise refused(n, "rotary embeddings")
     x = _real(op, n.input, n.input_scale, n.input_zero_point)

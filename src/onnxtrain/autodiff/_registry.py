@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, schema_of
 from onnxtrain.errors import GraphBuildError, RuleDefinitionError
+from onnxtrain.op_facts import STEPS
 from onnxtrain.passes import BODIES, TWINS
 
 from ._node import NodeView, Signature
@@ -74,10 +75,7 @@ NOT_YET: dict[tuple[str, str], str] = {}
 
 _ORIGIN = "onnxtrain.origin"
 
-STEPS_OF_GRADIENTS: Mapping[str, Mapping[str, str]] = {
-    op_type: {_ORIGIN: "gradient"}
-    for op_type in ("Ceil", "DynamicQuantizeLinear", "Floor", "QuantizeLinear", "Round", "Sign")
-}
+STEPS_OF_GRADIENTS: Mapping[str, Mapping[str, str]] = {op_type: {_ORIGIN: "gradient"} for op_type in STEPS}
 """By op type, the metadata of piecewise constant nodes that rules write: :func:`rule_for` takes these for constants.
 
 A straight-through rule replaces the derivative of a step that the user's model has. The steps inside of a gradient,

@@ -19,9 +19,8 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import COMMUTATIVE
 from onnxtrain.passes import is_stop_gradient
-
-_COMMUTATIVE = frozenset({"Add", "Max", "Min", "Mul"})
 
 
 class Match(dict[str, Any]):
@@ -140,7 +139,7 @@ class NodePattern:
         patterns = [pattern for pattern in self.inputs if not isinstance(pattern, EllipsisType)]
         if len(given) < len(patterns) or (len(given) > len(patterns) and ... not in self.inputs):
             return
-        orders = itertools.permutations(given) if self.op_type in _COMMUTATIVE else [given]
+        orders = itertools.permutations(given) if self.op_type in COMMUTATIVE else [given]
         for order in orders:
             yield from _all(list(zip(patterns, order, strict=False)), start)
 

@@ -19,10 +19,10 @@ from onnxtrain.functions import (
     round_to_bfloat16,
     widened,
 )
-from onnxtrain.passes import EXACT_OPS, remove_unread_chains
+from onnxtrain.op_facts import EXACT_OPS, PRODUCTS, RESHAPES
+from onnxtrain.passes import remove_unread_chains
 
 _FLOAT, _NARROW = ir.DataType.FLOAT, ir.DataType.BFLOAT16
-_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _SUFFIXES = {"bfloat16": _NARROW, "float16": ir.DataType.FLOAT16}
 
 
@@ -107,7 +107,7 @@ _CONVOLUTIONS = {
 def _factors(node: ir.Node) -> Sequence[int]:
     """Returns which inputs of a node are factors of products that are to be rounded."""
     if node.domain == "":
-        return (0, 1) if node.op_type in ("MatMul", "Gemm") else ()
+        return (0, 1) if node.op_type in PRODUCTS else ()
     stem = _stem(node)
     if node.domain != DOMAIN or stem not in _CONVOLUTIONS:
         return ()
@@ -190,7 +190,7 @@ def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
     Views of the rounded value are written anew, of the other one, before `product`.
     """
     node = value.producer()
-    if node is not None and node.domain == "" and node.op_type in _VIEWS and node.inputs[0] is not None:
+    if node is not None and node.domain == "" and node.op_type in RESHAPES and node.inputs[0] is not None:
         inner = _before_rounding(node.inputs[0], product)
         if inner is None:
             return None

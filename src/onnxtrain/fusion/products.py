@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import matrix_product
+from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes import remove_unread_chains
 
 _FAR_APART = 4096
@@ -61,7 +62,7 @@ class ProductPass(ir.passes.InPlacePass):
 
 def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
     """Returns what a node is the product of; None unless it is one of two matrices, and nothing else."""
-    if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
+    if node.domain != "" or node.op_type not in PRODUCTS:
         return None
     a, b = node.inputs[:2]
     if a is None or b is None or any(summand is not None for summand in node.inputs[2:]):

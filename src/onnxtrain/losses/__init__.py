@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.op_facts import CASTS, VIEWS
 
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
@@ -67,8 +68,8 @@ LOSSES: dict[str, type[Loss]] = {
 }
 """The losses by the names that :func:`make_loss` takes."""
 
-# Their output has the elements of their first input, at other positions at most; labels keep their range.
-_SAME_ELEMENTS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+# Behind these ops labels keep their range.
+_SAME_ELEMENTS = VIEWS | CASTS
 
 _LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 

@@ -8,10 +8,11 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.losses._base import MEAN_KEY
+from onnxtrain.op_facts import CASTS, VIEWS
 
 _UNKNOWN = "{}"
 _SUM = "null"
-_SAME = frozenset({"Cast", "Identity", "Neg", "Reshape", "Squeeze", "Unsqueeze"})
+_SAME = VIEWS | CASTS | {"Neg"}
 _SCALED = frozenset({"Div", "Mul"})
 _ADDED = frozenset({"Add", "Sub", "Sum"})
 

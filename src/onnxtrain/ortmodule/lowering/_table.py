@@ -236,6 +236,17 @@ class Lowering:
         return value
 
 
+def is_float(value: Any) -> bool:
+    """Whether `value` is an ONNX value of a floating-point dtype."""
+    return isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point()
+
+
+def same_sizes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two fake tensors have the same shape for all values of its symbols."""
+    # Not a.shape == b.shape: comparing symbols sets a guard, and other sizes would be captured anew.
+    return tuple(map(str, a.shape)) == tuple(map(str, b.shape))
+
+
 def memory_order(fake: torch.Tensor) -> list[int]:
     """Returns the axes from the slowest in memory to the fastest."""
     if fake.is_contiguous():

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower
+from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, is_float, lower
 
 BOOL = ir.DataType.BOOL
 
@@ -85,7 +85,7 @@ def bitwise_not(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.isnan.default", "aten.isinf.default")
 def is_special(low: Lowering, x: ir.Value) -> ir.Value:
-    if x.dtype is None or not x.dtype.is_floating_point():
+    if not is_float(x):
         return low.op.Expand(low.op.const(False), low.op.shape_of(x))
     return low.op.IsNaN(x) if "isnan" in str(low.node.target) else low.op.IsInf(x)
 

@@ -8,7 +8,16 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.ortmodule.lowering._table import COMPONENTS, LOWERINGS, Complex, Lowering, lower, lower_complex
+from onnxtrain.ortmodule.lowering._table import (
+    COMPONENTS,
+    LOWERINGS,
+    Complex,
+    Lowering,
+    is_float,
+    lower,
+    lower_complex,
+    same_sizes,
+)
 from onnxtrain.ortmodule.lowering.aten.linalg import matmul
 from onnxtrain.ortmodule.lowering.aten.pointwise import atan2, hypot
 
@@ -25,10 +34,6 @@ def as_complex(low: Lowering, value: Any) -> Complex:
     )
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point()
-
-
 def _part(low: Lowering, argument: Any, name: str) -> Any:
     """The real or imaginary part of an argument; what is no number that could be complex stays as it is."""
     if isinstance(argument, list | tuple):
@@ -37,7 +42,7 @@ def _part(low: Lowering, argument: Any, name: str) -> Any:
         return getattr(argument, name)
     if isinstance(argument, complex | float):
         return complex(argument).real if name == "re" else complex(argument).imag
-    if name == "im" and _is_float(argument):
+    if name == "im" and is_float(argument):
         return low.op.zeros_like(argument)
     return argument
 
@@ -98,9 +103,10 @@ def converted(low: Lowering, x: Any, *_: Any, **__: Any) -> Complex | ir.Value:
 
 @lower_complex("aten.complex.default")
 def from_parts(low: Lowering, re: ir.Value, im: ir.Value) -> Complex:
+    if same_sizes(low.fake(0), low.fake(1)):
+        return Complex(re, im)
     shape = low.op.Shape(low.op.Add(re, im))
-    same = tuple(map(str, low.fake(0).shape)) == tuple(map(str, low.fake(1).shape))
-    return Complex(re, im) if same else Complex(low.op.Expand(re, shape), low.op.Expand(im, shape))
+    return Complex(low.op.Expand(re, shape), low.op.Expand(im, shape))
 
 
 @lower_complex("aten.polar.default")

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering.aten.shape import arange
 
 INT64 = ir.DataType.INT64
 
@@ -75,7 +76,7 @@ def _padded(low: Lowering, joined: ir.Value, lengths: ir.Value) -> ir.Value:
     op = low.op
     starts = op.Sub(op.CumSum(lengths, op.const(0)), lengths)
     count = op.Shape(joined)
-    places = op.Add(op.Unsqueeze(starts, [1]), op.Range(0, op.Squeeze(count, [0]), 1))
+    places = op.Add(op.Unsqueeze(starts, [1]), arange(low, count))
     return op.Gather(joined, op.Min(places, op.Sub(count, [1])))
 
 
@@ -109,7 +110,7 @@ def _last_state(
     op = low.op
     never = op.const(_NEVER, low.dtype)
     column = op.Expand(never, op.Concat(op.Shape(labels, start=0, end=1), [1], axis=0))
-    place = op.Range(0, op.Squeeze(op.dim(labels, 1), [0]), 1)
+    place = arange(low, op.dim(labels, 1))
     two_before = op.Concat(
         op.Mul(op.Slice(labels, [0], [2], [1]), [-1]), op.Slice(labels, [0], [-2], [1]), axis=1
     )

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Complex, Lowering, lower_complex
 from onnxtrain.ortmodule.lowering.aten.complex import as_complex
-from onnxtrain.ortmodule.lowering.aten.shape import transposed
+from onnxtrain.ortmodule.lowering.aten.shape import arange, transposed
 
 _LARGEST = 128
 """Of the sizes that one matrix is for; larger ones are factored."""
@@ -139,7 +139,7 @@ def _waves(low: Lowering, z: Complex, size: Any, kept: Any, sign: int) -> tuple[
     count = length
     if kept is not size and str(kept) != str(size):  # one-sided
         count = op.Add(op.Div(length, [2]), [1])
-    rows, columns = (op.Range(0, op.Squeeze(n, [0]), 1) for n in (length, count))
+    rows, columns = (arange(low, n) for n in (length, count))
     whole = op.Mod(op.Mul(op.Unsqueeze(rows, [1]), columns), length)
     turns = op.Div(op.Cast(whole, to=ir.DataType.DOUBLE), op.Cast(length, to=ir.DataType.DOUBLE))
     angles = op.Mul(turns, op.const(sign * 2 * math.pi, ir.DataType.DOUBLE))
@@ -206,8 +206,8 @@ def _symmetric(low: Lowering, z: Complex, axis: int, half: Any, size: Any, given
 
 def _half_waves(low: Lowering, half: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value]:
     op = low.op
-    k = op.Unsqueeze(op.Range(0, op.Squeeze(half, [0]), 1), [1])
-    whole = op.Mod(op.Mul(k, op.Range(0, op.Squeeze(size, [0]), 1)), size)
+    k = op.Unsqueeze(arange(low, half), [1])
+    whole = op.Mod(op.Mul(k, arange(low, size)), size)
     turns = op.Div(op.Cast(whole, to=ir.DataType.DOUBLE), op.Cast(size, to=ir.DataType.DOUBLE))
     angles = op.Mul(turns, op.const(2 * math.pi, ir.DataType.DOUBLE))
     once = op.Or(op.Equal(k, op.const(0)), op.Equal(op.Mul(k, op.const(2)), size))

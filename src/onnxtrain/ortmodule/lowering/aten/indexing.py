@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule import _torch
-from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower
+from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower, same_sizes
 from onnxtrain.ortmodule.lowering.aten.shape import arange, axis_of, sliced, transposed
 
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
@@ -203,7 +203,7 @@ def masked_scatter(low: Lowering, x: ir.Value, mask: ir.Value, source: ir.Value)
 def _broadcast(low: Lowering, x: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Returns both in their common shape, of at least one axis."""
     first, second = low.fake(0), low.fake(1)
-    if tuple(map(str, first.shape)) != tuple(map(str, second.shape)):
+    if not same_sizes(first, second):
         shape = low.op.Shape(low.op.Where(mask, x, x))
         x, mask = low.op.Expand(x, shape), low.op.Expand(mask, shape)
     if not (first.shape or second.shape):
@@ -238,7 +238,7 @@ def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any,
     index = counted(low, 2, index)
     if not isinstance(source, ir.Value) or not isinstance(low.fake(3), torch.Tensor):
         source = op.Expand(low.tensor(source, low.dtype), op.shape_of(index))
-    elif tuple(map(str, low.fake(3).shape)) != tuple(map(str, low.fake(2).shape)):
+    elif not same_sizes(low.fake(3), low.fake(2)):
         rank = len(low.fake(2).shape)
         source = op.Slice(source, [0] * rank, op.shape_of(index), list(range(rank)))
     return op.ScatterElements(x, index, source, axis=axis_of(low, dim), reduction=how)
@@ -391,6 +391,6 @@ def diagonal_scatter(
 @lower("aten.copy.default")
 def copy(low: Lowering, x: ir.Value, source: ir.Value, non_blocking: bool = False) -> ir.Value:
     source = low.tensor(source, low.dtype)
-    if tuple(map(str, low.fake(0).shape)) == tuple(map(str, low.fake(1).shape)):
+    if same_sizes(low.fake(0), low.fake(1)):
         return source
     return low.op.Expand(source, low.op.shape_of(x))

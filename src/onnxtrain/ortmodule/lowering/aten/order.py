@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
 from onnxtrain.ortmodule.lowering.aten.pointwise import select
 from onnxtrain.ortmodule.lowering.aten.shape import axis_of
 
@@ -23,10 +22,6 @@ def axes_of(low: Lowering, dim: Any) -> list[int] | None:
     if dim is None or (isinstance(dim, list | tuple) and not dim) or not low.fake(0).shape:
         return None
     return [axis_of(low, d) for d in (dim if isinstance(dim, list | tuple) else [dim])]
-
-
-def _is_float(x: ir.Value) -> bool:
-    return x.dtype is not None and x.dtype.is_floating_point()
 
 
 def _nan_as_number(low: Lowering, x: ir.Value) -> ir.Value:
@@ -48,7 +43,7 @@ def reduced_extremum(
 ) -> ir.Value:
     """Returns ReduceMax or ReduceMin, NaN where there is a NaN."""
     y = low.op.emit(op_type, x, axes, keepdims=int(keepdim))
-    if not _is_float(x):
+    if not is_float(x):
         return y
     return _unless_nan(low, _nan_as_number(low, x), axes, keepdim, y, low.op.const(math.nan, like=x))
 
@@ -84,7 +79,7 @@ def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     """Where one is NaN, the other one."""
     a, b = low.tensors(a, b)
     larger = low.op.Max if "fmax" in str(low.node.target) else low.op.Min
-    if not _is_float(a):
+    if not is_float(a):
         return larger(a, b)
     a_nan, b_nan = low.op.IsNaN(a), low.op.IsNaN(b)
     a, b = low.op.Where(a_nan, b, a), low.op.Where(b_nan, a, b)
@@ -122,12 +117,12 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
     op = low.op
     if not low.fake(0).shape:
         return x
-    if low.has_no_elements(0) and _is_float(x):
+    if low.has_no_elements(0) and is_float(x):
         return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))
     flat = op.Reshape(x, [-1])
     flat.shape = ir.Shape([n if isinstance(n := low.fake(0).numel(), int) else str(n)])
     value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
-    if not _is_float(x):
+    if not is_float(x):
         return value
     value = low.stopped(value)
     equal = op.Equal(flat, value)
@@ -158,7 +153,7 @@ def _kth(
         values, indices = (op.Gather(v, [-1], axis=axis) for v in (values, indices))
     if not keepdim:
         values, indices = op.Squeeze(values, [axis]), op.Squeeze(indices, [axis])
-    if not (nan_first and _is_float(x)):
+    if not (nan_first and is_float(x)):
         return values, indices
     nans = _nan_as_number(low, x)
     first = op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
@@ -183,7 +178,7 @@ def arg_extremum(low: Lowering, x: ir.Value, dim: int | None = None, keepdim: bo
 
 def _arg(low: Lowering, op_type: str, x: ir.Value, axis: int, keepdim: bool) -> ir.Value:
     index = low.op.emit(op_type, x, axis=axis, keepdims=int(keepdim))
-    if not _is_float(x):
+    if not is_float(x):
         return index
     nans = _nan_as_number(low, x)
     first = low.op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
@@ -225,46 +220,11 @@ def _ordered(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns TopK; NaN has the place of infinity."""
     op, attributes = low.op, {"axis": axis, "largest": int(largest), "sorted": int(sorted)}
-    if not _is_float(x):
+    if not is_float(x):
         values, indices = op.TopK(x, k, **attributes, _outputs=2)
         return values, indices
     key = low.stopped(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
-    return op.GatherElements(x, indices, axis=axis), indices
-
-
-@lower("aten.cummax.default", "aten.cummin.default")
-def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value, ir.Value]:
-    """The extremum of every prefix, and the last place where it is; each prefix is looked through on its own."""
-    op = low.op
-    rank = len(low.fake(0).shape)
-    if not rank:
-        return op.Identity(x), op.const(0)
-    axis = axis_of(low, dim)
-    key = x if _is_float(x) else low.tensor(x, ir.DataType.INT64)
-    if "cummin" in str(low.node.target):
-        key = op.Neg(key)
-    places = op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1)
-    behind = list(range(2, rank - axis + 1))
-    prefix = op.LessOrEqual(places, op.Unsqueeze(places, [1]))  # [end of the prefix, place]
-    prefix = op.Unsqueeze(prefix, behind) if behind else prefix
-    if not _is_float(x):
-        smallest = op.const(np.iinfo(np.int64).min)
-        rows = op.Where(prefix, op.Unsqueeze(key, [axis]), smallest)
-        indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
-        return op.GatherElements(x, indices, axis=axis), indices
-    key = low.stopped(key)
-    column = op.Unsqueeze(places, list(range(1, rank - axis))) if behind else places
-    nans = op.Where(op.IsNaN(key), column, op.const(-1))
-    last_nan = op.ReduceMax(
-        op.Where(prefix, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0
-    )
-    rows = op.Where(prefix, op.Unsqueeze(key, [axis]), op.const(-math.inf, like=key))
-    rows = op.Where(op.IsNaN(rows), op.const(-math.inf, like=key), rows)
-    indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
-    # A prefix of infinities alone equals what lies behind it.
-    indices = op.Min(indices, column)
-    indices = op.Where(op.GreaterOrEqual(last_nan, op.const(0)), last_nan, indices)
     return op.GatherElements(x, indices, axis=axis), indices
 
 

@@ -10,24 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule._torch import bounds_pass_gradients
-from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
 from onnxtrain.ortmodule.sessions import _formulas
-from onnxtrain.passes import mark_stop_gradient
 
 BOOL = ir.DataType.BOOL
-
-
-def stop_gradient(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns `x` behind an Identity with the mark that stops gradients (`onnxtrain.passes.is_stop_gradient`)."""
-    result: ir.Value = low.op.Identity(x)
-    node = result.producer()
-    assert node is not None
-    mark_stop_gradient(node)
-    return result
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
 
 
 def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
@@ -89,7 +75,7 @@ def div_mode(low: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> ir.
         return floor_divide(low, a, b)
     a, b = low.tensors(a, b)
     quotient = low.op.Div(a, b)  # integers: already rounded towards zero
-    return truncated(low, quotient) if _is_float(quotient) else quotient
+    return truncated(low, quotient) if is_float(quotient) else quotient
 
 
 @lower("aten.floor_divide.default", "aten.floor_divide.Scalar")
@@ -97,7 +83,7 @@ def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
     """As PyTorch: from the exact remainder, because a / b may round up to the next integer."""
     op = low.op
     a, b = low.tensors(a, b)
-    if not _is_float(a):
+    if not is_float(a):
         return op.Div(op.Sub(a, op.Mod(a, b)), b)
     rest, corrected = _signed_rest(low, a, b)
     quotient = op.Div(op.Sub(a, rest), b)
@@ -118,7 +104,7 @@ def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.
 @lower("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
 def remainder(low: Lowering, a: Any, b: Any) -> ir.Value:
     a, b = low.tensors(a, b)
-    if not _is_float(a):
+    if not is_float(a):
         return low.op.Mod(a, b)
     rest, short = _signed_rest(low, a, b)
     return low.op.Add(rest, low.op.Where(short, b, 0.0))
@@ -133,7 +119,7 @@ def fmod(low: Lowering, a: Any, b: Any) -> ir.Value:
 def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
     """A float base by Pow, which knows squares and cubes; an integer one by products, exact modulo 2^bits."""
     (x,) = _operands(low, x)
-    if _is_float(x):
+    if is_float(x):
         if exponent == 0.5:
             return low.op.Sqrt(x)
         return low.op.Pow(x, low.tensor(exponent, low.dtype))
@@ -151,7 +137,7 @@ def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
 @lower("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def pow_tensor(low: Lowering, x: Any, exponent: ir.Value) -> ir.Value:
     x, exponent = low.tensors(x, exponent)
-    if not _is_float(x):
+    if not is_float(x):
         raise low.unsupported("ONNX Runtime rounds powers of integers to float64")
     return low.op.Pow(x, exponent)
 
@@ -205,14 +191,14 @@ def magnitude_or_sign(low: Lowering, x: ir.Value) -> ir.Value:
     if "abs" in str(low.node.target):
         return low.op.Abs(x)
     sign = low.op.Sign(x)
-    return low.op.Where(low.op.IsNaN(x), 0.0, sign) if _is_float(x) else sign
+    return low.op.Where(low.op.IsNaN(x), 0.0, sign) if is_float(x) else sign
 
 
 @lower("aten.signbit.default")
 def signbit(low: Lowering, x: ir.Value) -> ir.Value:
     """The sign of a zero shows in its reciprocal."""
     op = low.op
-    if not _is_float(x):
+    if not is_float(x):
         return op.Less(low.tensor(x, ir.DataType.INT64), op.const(0))
     return op.Less(op.Where(op.Equal(x, 0.0), op.Reciprocal(x), x), 0.0)
 
@@ -248,7 +234,7 @@ def log_of_base(low: Lowering, x: ir.Value) -> ir.Value:
 @lower("aten.log1p.default")
 def log1p(low: Lowering, x: ir.Value) -> ir.Value:
     main, lost = _formulas.log1p_terms(low.op, low.tensor(x, low.dtype))
-    return low.op.Add(main, stop_gradient(low, lost))
+    return low.op.Add(main, low.stopped(lost))
 
 
 @lower("aten.expm1.default")
@@ -284,7 +270,7 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     """
     op = low.op
     a, b = low.tensors(a, b)
-    larger = stop_gradient(low, op.Max(op.Abs(a), op.Abs(b)))
+    larger = low.stopped(op.Max(op.Abs(a), op.Abs(b)))
     zero = op.Equal(larger, 0.0)
     scale = op.Where(zero, 1.0, larger)
     x, y = op.Div(a, scale), op.Div(b, scale)
@@ -305,7 +291,7 @@ def logaddexp(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @lower("aten.floor.default", "aten.ceil.default", "aten.trunc.default")
 def to_integer(low: Lowering, x: ir.Value) -> ir.Value:
-    if not _is_float(x):
+    if not is_float(x):
         return x
     kind = str(low.node.target).split(".")[1]
     return truncated(low, x) if kind == "trunc" else low.op.emit(kind.capitalize(), x)
@@ -313,7 +299,7 @@ def to_integer(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.round.default", "aten.round.decimals")
 def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
-    if not _is_float(x):
+    if not is_float(x):
         return x
     if decimals == 0:
         return low.op.Round(x)
@@ -330,16 +316,16 @@ def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = 
     if bounds:
         min, max = (None, bounds[0]) if "clamp_max" in target else (*bounds, None)[:2]
     x = low.tensor(x, low.dtype)
-    if _is_float(x):  # a Clip without a bound has that of the finite numbers
+    if is_float(x):  # a Clip without a bound has that of the finite numbers
         min, max = -math.inf if min is None else min, math.inf if max is None else max
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
     if low.dtype == ir.DataType.INT16:
         return _clamp_tensor(low, x, *limits)
     y = low.op.Clip(x, *limits)
-    if bounds_pass_gradients or not _is_float(x):
+    if bounds_pass_gradients or not is_float(x):
         return y
     inside = low.op.And(low.op.Greater(x, limits[0]), low.op.Less(x, limits[1]))
-    return low.op.Where(inside, x, stop_gradient(low, y))
+    return low.op.Where(inside, x, low.stopped(y))
 
 
 @lower("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
@@ -356,7 +342,7 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:
-        if _is_float(bound):  # a bound that is NaN replaces everything
+        if is_float(bound):  # a bound that is NaN replaces everything
             outside = op.Or(outside, op.IsNaN(bound))
         return select(low, outside, bound, x)
 
@@ -413,7 +399,7 @@ def same(low: Lowering, x: ir.Value, *_: Any, **__: Any) -> ir.Value:
 
 @lower("aten.detach.default")
 def detach(low: Lowering, x: ir.Value) -> ir.Value:
-    return stop_gradient(low, x) if _is_float(x) else x
+    return low.stopped(x) if is_float(x) else x
 
 
 @lower("aten.nan_to_num.default")
@@ -421,7 +407,7 @@ def nan_to_num(
     low: Lowering, x: ir.Value, nan: Any = None, posinf: Any = None, neginf: Any = None
 ) -> ir.Value:
     op = low.op
-    if not _is_float(x):
+    if not is_float(x):
         return x
     limits = np.finfo(low.dtype.numpy()) if low.dtype != ir.DataType.BFLOAT16 else None
     if limits is None:

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering.aten.shape import arange
 
 
 def _interpolate(
@@ -343,7 +344,7 @@ def _symbolic_averages(low: Lowering, x: ir.Value, axis: int, wanted: Any) -> ir
     starts = op.Unsqueeze(op.Div(op.Mul(first, length), count), [1])
     ends = op.Sub(op.Mul(op.Add(first, 1), length), 1)
     ends = op.Unsqueeze(op.Add(op.Div(ends, count), 1), [1])
-    places = op.Range(0, op.Squeeze(length, [0]), 1)
+    places = arange(low, length)
     inside = op.And(op.GreaterOrEqual(places, starts), op.Less(places, ends))
     weights = op.Div(op.Cast(inside, to=low.dtype), op.Cast(op.Sub(ends, starts), to=low.dtype))
     weights.shape = ir.Shape(

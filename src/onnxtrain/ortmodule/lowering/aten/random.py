@@ -25,6 +25,13 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
     """A random input like `fake` that `fill` writes, into memory of the order that eager PyTorch has there."""
     if generator is not None:
         raise low.unsupported("a generator of its own")
+    try:
+        return low.random_input(_drawing(fake, fill), fake)
+    except UnsupportedATenOp as error:
+        raise UnsupportedATenOp(f"{error}, {DRAWN_BETWEEN_PARTS}") from None
+
+
+def _drawing(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
     dtype, device = fake.dtype, fake.device
     order = memory_order(fake)
 
@@ -33,10 +40,7 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
         fill(tensor)
         return tensor
 
-    try:
-        return low.random_input(draw, fake)
-    except UnsupportedATenOp as error:
-        raise UnsupportedATenOp(f"{error}, {DRAWN_BETWEEN_PARTS}") from None
+    return draw
 
 
 def _numbers(low: Lowering, *values: Any) -> None:
@@ -211,7 +215,7 @@ def multinomial(
         raise low.unsupported("a generator of its own")
     weights = low.stopped(weights)
     if not replacement or count == 1:
-        noise = low.random_input(_drawn(low, lambda tensor: tensor.exponential_()), low.fake(0))
+        noise = low.random_input(_drawing(low.fake(0), lambda tensor: tensor.exponential_()), low.fake(0))
         _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)
         return places
     noise = low.random_input(
@@ -221,14 +225,3 @@ def multinomial(
     shares = op.Cast(op.Div(sums, op.Gather(sums, [-1], axis=-1)), to=ir.DataType.DOUBLE)
     before = op.Less(op.Unsqueeze(shares, [-2]), op.Unsqueeze(noise, [-1]))
     return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)
-
-
-def _drawn(low: Lowering, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
-    dtype, device = low.fake(0).dtype, low.fake(0).device
-
-    def draw(shape: Sequence[int]) -> torch.Tensor:
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
-        fill(tensor)
-        return tensor
-
-    return draw

@@ -10,7 +10,6 @@ import onnx_ir as ir
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.comparison import as_bool
 from onnxtrain.ortmodule.lowering.aten.order import axes_of, reduced_extremum
-from onnxtrain.ortmodule.lowering.aten.shape import axis_of
 
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
@@ -142,37 +141,3 @@ def vector_norm(
 @lower("aten.logsumexp.default")
 def logsumexp(low: Lowering, x: ir.Value, dim: Any, keepdim: bool = False) -> ir.Value:
     return _reduce(low, "ReduceLogSumExp", low.tensor(x, low.dtype), dim, keepdim)
-
-
-@lower("aten.cumsum.default")
-def cumsum(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
-    x = low.tensor(x, low.dtype)
-    return low.op.CumSum(x, low.op.const(axis_of(low, dim))) if low.fake(0).shape else x
-
-
-@lower("aten.cumprod.default")
-def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
-    """In log2(size) steps, each of which multiplies by what lies 1, 2, 4, ... places before (1 before the first).
-
-    A symbolic size has no known number of steps: then every prefix is multiplied on its own.
-    """
-    op = low.op
-    x = low.tensor(x, low.dtype)
-    if not low.fake(0).shape:
-        return x
-    axis = axis_of(low, dim)
-    size = low.fake(0).shape[axis]
-    one = low.tensor(1, low.dtype)
-    if not isinstance(size, int):
-        places = op.Range(0, op.Squeeze(op.Shape(x, start=axis, end=axis + 1), [0]), 1)
-        prefix = op.LessOrEqual(places, op.Unsqueeze(places, [1]))  # [end of the prefix, place]
-        behind = len(low.fake(0).shape) - axis - 1
-        prefix = op.Unsqueeze(prefix, [2 + i for i in range(behind)]) if behind else prefix
-        rows = op.Where(prefix, op.Unsqueeze(x, [axis]), one)
-        return op.ReduceProd(rows, [axis + 1], keepdims=0)
-    shift = 1
-    while shift < size:
-        before = op.pad(x, [shift, -shift], [axis], len(low.fake(0).shape), one)
-        x = op.Mul(x, before)
-        shift *= 2
-    return x

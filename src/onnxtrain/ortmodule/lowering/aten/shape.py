@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering._table import Lowering, lower, same_sizes
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 INT64_MIN = int(np.iinfo(np.int64).min)
@@ -87,7 +87,7 @@ def unsqueeze(low: Lowering, x: ir.Value, dim: int) -> ir.Value:
 
 @lower("aten.expand.default")
 def expand(low: Lowering, x: ir.Value, size: Any, *, implicit: bool = False) -> ir.Value:
-    if tuple(map(str, low.fake(0).shape)) == tuple(map(str, low.result.shape)):
+    if same_sizes(low.fake(0), low.result):
         return x
     # -1 keeps an axis, which 1 does for ONNX.
     kept = [1 if isinstance(s, int) and s == -1 else s for s in size]

@@ -16,6 +16,7 @@ from onnxtrain.emitter._names import Names, all_names, inputs_of_subgraph
 from onnxtrain.emitter._schemas import output_dtype, schema_of
 from onnxtrain.emitter._values import static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes.parameters.stop_gradient import mark_stop_gradient
 from onnxtrain.passes.tidy.constants import mark_constant
 
 Operand = ir.Value | npt.ArrayLike | None
@@ -297,6 +298,15 @@ class Emitter:
                 pads = self.ScatterElements(everywhere, places, pads, axis=0)
         fill = () if constant is None else (constant,)
         return self.Pad(value, pads, *fill, mode=mode)
+
+    def stop_gradient(self, value: ir.Value) -> ir.Value:
+        """Returns `value` behind an Identity through which no gradient flows."""
+        result: ir.Value = self.Identity(value)
+        result.shape = value.shape
+        node = result.producer()
+        assert node is not None
+        mark_stop_gradient(node)
+        return result
 
     def zeros_like(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
         """Returns zeros of the shape of `value`, of its dtype or another."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.emitter import AttributeRef, Emitter
-from onnxtrain.passes import mark_stop_gradient
 
 from ._composite import composite
 
@@ -76,10 +75,10 @@ def _standard(
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Returns x - mean, mean and stdev."""
     over = op.ints(axes)
-    mean = _stopped(op, op.ReduceMean(x, over, keepdims=1))
+    mean = op.stop_gradient(op.ReduceMean(x, over, keepdims=1))
     centered = op.Sub(x, mean)
     variance = op.ReduceMean(op.Mul(centered, centered), over, keepdims=1)
-    return centered, mean, _stopped(op, op.Sqrt(op.Add(variance, epsilon)))
+    return centered, mean, op.stop_gradient(op.Sqrt(op.Add(variance, epsilon)))
 
 
 def _of_parameters(
@@ -90,11 +89,3 @@ def _of_parameters(
     series = op.ReduceSum(op.Mul(ct, centered), op.ints(axes), keepdims=1)
     ct_weight = op.ReduceSum(op.Div(series, stdev), over, keepdims=0)
     return ct_weight, op.ReduceSum(ct, over, keepdims=0)
-
-
-def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
-    result: ir.Value = op.Identity(value)
-    node = result.producer()
-    assert node is not None
-    mark_stop_gradient(node)
-    return result

@@ -15,7 +15,6 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._torch import PythonPrinter
-from onnxtrain.passes import mark_stop_gradient
 
 OPSET = 21
 
@@ -171,15 +170,6 @@ class Lowering:
     def uses_result(self, index: int) -> bool:
         """Whether anything reads this one of the node's several results."""
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
-
-    def stopped(self, value: ir.Value) -> ir.Value:
-        """Returns the value with the mark that stops gradients (`onnxtrain.passes.is_stop_gradient`)."""
-        result: ir.Value = self.op.Identity(value)
-        result.shape = value.shape
-        node = result.producer()
-        assert node is not None
-        mark_stop_gradient(node)
-        return result
 
     def known(self, number: Any) -> Any:
         """Returns a number, perhaps a symbolic size, as a Python one, for which alone the graph is then."""

@@ -26,8 +26,6 @@ from onnxtrain.ortmodule.lowering.aten import (
     special,
     symbolic,
 )
-
-# Complex numbers take over what the others have registered.
 from onnxtrain.ortmodule.lowering.aten import complex as complex_
 
 __all__ = [
@@ -57,3 +55,6 @@ __all__ = [
     "special",
     "symbolic",
 ]
+
+# Behind all imports: a module that imports `complex`, such as `fourier`, would leave out the ops of later modules.
+complex_.lower_linear_functions()

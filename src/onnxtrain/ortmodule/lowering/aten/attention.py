@@ -188,7 +188,7 @@ def embedding(
         return rows
     rows.shape = low.shape(low.result)
     is_padding = op.Unsqueeze(op.Equal(indices, low.tensor(padding_idx, DTYPES[low.fake(1).dtype])), [-1])
-    return op.Where(is_padding, low.stopped(rows), rows)
+    return op.Where(is_padding, low.op.stop_gradient(rows), rows)
 
 
 _SUM, _MEAN, _MAX = range(3)

@@ -81,9 +81,13 @@ _BY_PARTS = (
     "empty_strided", "new_empty_strided", "full", "fill", "full_like", "new_full", "zero", "masked_select",
     "_unsafe_index", "_unsafe_index_put", "scalar_tensor",
 )  # fmt: skip
-for _name, _function in list(LOWERINGS.items()):
-    if _name.startswith("aten.") and _name.split(".")[1] in _BY_PARTS:
-        lower_complex(_name)(_by_parts(_function))
+
+
+def lower_linear_functions() -> None:
+    """Registers complex versions of the lowerings of linear functions, which must have been registered before."""
+    for name, function in list(LOWERINGS.items()):
+        if name.startswith("aten.") and name.split(".")[1] in _BY_PARTS:
+            lower_complex(name)(_by_parts(function))
 
 
 @lower_complex("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
@@ -202,7 +206,7 @@ def mul(low: Lowering, a: Any, b: Any) -> Complex:
 def _reciprocal(low: Lowering, z: Complex) -> Complex:
     """The conjugate over the squared length, both divided by the larger part, so that no square overflows."""
     op = low.op
-    size = low.stopped(op.Max(op.Abs(z.re), op.Abs(z.im)))
+    size = low.op.stop_gradient(op.Max(op.Abs(z.re), op.Abs(z.im)))
     re, im = op.Div(z.re, size), op.Div(z.im, size)
     square = op.Mul(op.Add(op.Mul(re, re), op.Mul(im, im)), size)
     return Complex(op.Div(re, square), op.Div(op.Neg(im), square))

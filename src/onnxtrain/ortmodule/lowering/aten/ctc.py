@@ -63,7 +63,7 @@ def ctc_loss(
     shares = op.Exp(scores)
     counted = op.Less(op.Unsqueeze(op.const(np.arange(time)), [1]), op.Unsqueeze(input_lengths, [1, 2]))
     shares = op.Where(counted, shares, op.const(0.0, low.dtype))
-    shares = op.ReduceSum(op.Sub(shares, low.stopped(shares)), [1, 2], keepdims=0)
+    shares = op.ReduceSum(op.Sub(shares, low.op.stop_gradient(shares)), [1, 2], keepdims=0)
     return op.Add(loss, shares), None
 
 
@@ -93,7 +93,7 @@ def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
 def _log_of_sum(low: Lowering, terms: list[ir.Value]) -> ir.Value:
     """The logarithm of the sum of the exponentials of finite terms."""
     op = low.op
-    largest = low.stopped(op.Max(*terms))
+    largest = low.op.stop_gradient(op.Max(*terms))
     total = op.Sum(*(op.Exp(op.Sub(term, largest)) for term in terms))
     return op.Add(op.Log(total), largest)
 

@@ -97,7 +97,7 @@ def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value,
         indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
         return op.GatherElements(x, indices, axis=axis), indices
     # Only GatherElements at the end has a gradient, for the chosen element alone, as in PyTorch.
-    key = low.stopped(key)
+    key = low.op.stop_gradient(key)
     places = arange(low, low.op.dim(x, axis))
     behind = list(range(1, rank - axis))
     column = op.Unsqueeze(places, behind) if behind else places

@@ -32,14 +32,14 @@ def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
     size = int(low.fake(0).shape[-1])  # the gradient is made for one size
     if size > _MOST_ROWS:
         raise low.unsupported(f"matrices of more than {_MOST_ROWS} rows")
-    lengths = low.stopped(op.ReduceL2(a, [-1], keepdims=1))
+    lengths = low.op.stop_gradient(op.ReduceL2(a, [-1], keepdims=1))
     lengths = op.Where(op.Equal(lengths, 0.0), 1.0, lengths)
     lengths = op.Div(lengths, _scale(low, op.Div(a, lengths)))
     rows = op.Div(a, lengths)
     rows.shape = low.shape(low.fake(0))
     determinant = op.Det(rows)
     volume = op.Add(op.Log(op.Abs(determinant)), op.ReduceSum(op.Log(lengths), [-2, -1], keepdims=0))
-    return low.stopped(op.Sign(determinant)), volume, None, None
+    return low.op.stop_gradient(op.Sign(determinant)), volume, None, None
 
 
 def _scale(low: Lowering, rows: ir.Value) -> ir.Value:
@@ -50,7 +50,7 @@ def _scale(low: Lowering, rows: ir.Value) -> ir.Value:
         determinant = op.Abs(op.Det(op.Mul(rows, 2.0**exponent)))
         is_normal = op.And(op.GreaterOrEqual(determinant, 2.0**-100), op.Less(determinant, math.inf))
         scale = op.Where(op.Unsqueeze(is_normal, [-2, -1]), 2.0**exponent, scale)
-    return low.stopped(scale)
+    return low.op.stop_gradient(scale)
 
 
 @lower("aten.linalg_matrix_exp.default")
@@ -61,7 +61,7 @@ def matrix_exp(low: Lowering, a: ir.Value) -> ir.Value:
     """
     op = low.op
     size = int(low.fake(0).shape[-1])
-    norm = low.stopped(op.ReduceMax(op.ReduceSum(op.Abs(a), [-2], keepdims=1), [-1], keepdims=1))
+    norm = low.op.stop_gradient(op.ReduceMax(op.ReduceSum(op.Abs(a), [-2], keepdims=1), [-1], keepdims=1))
     squarings = op.Ceil(op.Div(op.Log(op.Max(norm, 1.0)), math.log(2)))
     squarings = op.Min(squarings, float(_SQUARINGS))
     x = op.Div(a, op.Pow(op.const(2.0, low.dtype), squarings))

@@ -110,7 +110,7 @@ def _exact_batch_norm(
     # The statistics are no part of what is differentiated: their updates are buffers.
     var = op.Mul(var, _bessel(low, x))
     updated = [
-        op.Add(op.Mul(old, 1 - momentum), op.Mul(low.stopped(op.Squeeze(new, axes)), momentum))
+        op.Add(op.Mul(old, 1 - momentum), op.Mul(low.op.stop_gradient(op.Squeeze(new, axes)), momentum))
         for old, new in ((running_mean, mean), (running_var, var))
     ]
     return y, updated[0], updated[1]

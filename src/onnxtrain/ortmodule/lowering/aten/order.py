@@ -124,11 +124,11 @@ def median(low: Lowering, x: ir.Value) -> ir.Value:
     value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
     if not is_float(x):
         return value
-    value = low.stopped(value)
+    value = low.op.stop_gradient(value)
     equal = op.Equal(flat, value)
     total = op.ReduceSum(op.Where(equal, flat, 0.0), keepdims=0)
     share = op.Div(total, op.ReduceSum(op.Cast(equal, to=x.dtype), keepdims=0))
-    return op.Add(value, op.Sub(share, low.stopped(share)))
+    return op.Add(value, op.Sub(share, low.op.stop_gradient(share)))
 
 
 def _middle(low: Lowering, size: Any, length: ir.Value) -> Any:
@@ -223,7 +223,7 @@ def _ordered(
     if not is_float(x):
         values, indices = op.TopK(x, k, **attributes, _outputs=2)
         return values, indices
-    key = low.stopped(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
+    key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
     return op.GatherElements(x, indices, axis=axis), indices
 

@@ -90,7 +90,7 @@ def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
     floor = op.Round(op.Sub(quotient, op.Cast(corrected, to=a.dtype)))
     if b.const_value is not None and np.all(b.const_value.numpy()):
         return floor
-    return op.Where(op.Equal(b, 0.0), op.Div(low.stopped(a), low.stopped(b)), floor)
+    return op.Where(op.Equal(b, 0.0), op.Div(low.op.stop_gradient(a), low.op.stop_gradient(b)), floor)
 
 
 def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -234,7 +234,7 @@ def log_of_base(low: Lowering, x: ir.Value) -> ir.Value:
 @lower("aten.log1p.default")
 def log1p(low: Lowering, x: ir.Value) -> ir.Value:
     main, lost = _formulas.log1p_terms(low.op, low.tensor(x, low.dtype))
-    return low.op.Add(main, low.stopped(lost))
+    return low.op.Add(main, low.op.stop_gradient(lost))
 
 
 @lower("aten.expm1.default")
@@ -270,7 +270,7 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     """
     op = low.op
     a, b = low.tensors(a, b)
-    larger = low.stopped(op.Max(op.Abs(a), op.Abs(b)))
+    larger = low.op.stop_gradient(op.Max(op.Abs(a), op.Abs(b)))
     zero = op.Equal(larger, 0.0)
     scale = op.Where(zero, 1.0, larger)
     x, y = op.Div(a, scale), op.Div(b, scale)
@@ -325,7 +325,7 @@ def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = 
     if bounds_pass_gradients or not is_float(x):
         return y
     inside = low.op.And(low.op.Greater(x, limits[0]), low.op.Less(x, limits[1]))
-    return low.op.Where(inside, x, low.stopped(y))
+    return low.op.Where(inside, x, low.op.stop_gradient(y))
 
 
 @lower("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
@@ -399,7 +399,7 @@ def same(low: Lowering, x: ir.Value, *_: Any, **__: Any) -> ir.Value:
 
 @lower("aten.detach.default")
 def detach(low: Lowering, x: ir.Value) -> ir.Value:
-    return low.stopped(x) if is_float(x) else x
+    return low.op.stop_gradient(x) if is_float(x) else x
 
 
 @lower("aten.nan_to_num.default")

@@ -213,7 +213,7 @@ def multinomial(
     op = low.op
     if generator is not None:
         raise low.unsupported("a generator of its own")
-    weights = low.stopped(weights)
+    weights = low.op.stop_gradient(weights)
     if not replacement or count == 1:
         noise = low.random_input(_drawing(low.fake(0), lambda tensor: tensor.exponential_()), low.fake(0))
         _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)

@@ -51,7 +51,7 @@ def cholesky_ex(
     op = low.op
     factor = op.call(cholesky, _turned(low, a) if upper else a)
     factor.shape = low.shape(low.fake(0))
-    rows = op.ReduceSum(low.stopped(_on_diagonal(low, factor)), [-1], keepdims=0)
+    rows = op.ReduceSum(low.op.stop_gradient(_on_diagonal(low, factor)), [-1], keepdims=0)
     good = op.Greater(rows, 0.0)
     return _turned(low, factor) if upper else factor, _first_that_is_not(low, good, -1)
 
@@ -106,7 +106,7 @@ def _inverse(low: Lowering, a: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The inverse, and the number of the first pivot that is zero; 0 where there is none."""
     y, pivots = low.op.call(inverse, a, _outputs=2)
     y.shape = a.shape
-    good = low.op.Not(low.op.Equal(low.stopped(pivots), 0.0))
+    good = low.op.Not(low.op.Equal(low.op.stop_gradient(pivots), 0.0))
     first = _first_that_is_not(low, good, 0)
     return y, low.op.Reshape(first, low.op.Shape(a, end=-2), allowzero=1)
 

@@ -194,7 +194,7 @@ def frexp(low: Lowering, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     """The m of size 1/2 to 1 and the integer e with x = m 2^e; m = x and e = 0 for zeros, infinities and NaN."""
     op = low.op
     wide = low.tensor(x, ir.DataType.DOUBLE)
-    size = low.stopped(op.Abs(wide))
+    size = low.op.stop_gradient(op.Abs(wide))
     usual = op.And(op.Greater(size, 0.0), op.Less(size, math.inf))
     size = op.Where(usual, size, 0.5)
     exponent = op.Add(op.Floor(op.Div(op.Log(size), math.log(2))), 1.0)
@@ -203,7 +203,7 @@ def frexp(low: Lowering, x: ir.Value) -> tuple[ir.Value, ir.Value]:
     above, below = op.GreaterOrEqual(mantissa, 1.0), op.Less(mantissa, 0.5)
     step = op.Sub(op.Cast(above, to=ir.DataType.DOUBLE), op.Cast(below, to=ir.DataType.DOUBLE))
     exponent = op.Where(usual, op.Add(exponent, step), 0.0)
-    return _scaled(op, wide, low.stopped(exponent)), op.Cast(exponent, to=ir.DataType.INT32)
+    return _scaled(op, wide, low.op.stop_gradient(exponent)), op.Cast(exponent, to=ir.DataType.INT32)
 
 
 def _scaled(op: Emitter, x: ir.Value, exponent: ir.Value) -> ir.Value:

@@ -43,7 +43,7 @@ def item(low: Lowering, x: ir.Value) -> ir.Value:
     kind = {torch.SymInt: INT64, torch.SymFloat: DOUBLE, torch.SymBool: BOOL}.get(type(low.result))
     if kind is None:
         raise low.unsupported(f"of {low.fake(0).dtype}")
-    x = low.stopped(x)
+    x = low.op.stop_gradient(x)
     if low.fake(0).shape:
         x = low.op.Reshape(x, low.op.const(np.array([], np.int64)))
     return low.tensor(x, kind)

@@ -1,4 +1,4 @@
-"""The lowering table: ATen ops as ONNX ops, one module per family."""
+"""Lowers ATen ops to ONNX ops. Importing this package fills the lowering table; one module per family of ops."""
 
 from onnxtrain.ortmodule.lowering.aten import (
     activation,

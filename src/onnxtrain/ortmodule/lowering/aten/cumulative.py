@@ -1,8 +1,8 @@
-"""Cumulative operations: the result at each place is a sum, product or extremum of the elements up to there.
+"""Lowers cumulative ops: the result at each place combines the elements up to there.
 
-ONNX has CumSum only. The other operations take one of two ways. Where the size of the axis is known, log2(size) steps
-combine each element with the element 1, 2, 4, ... places before. Otherwise each prefix becomes a row of its own, and
-the rows are reduced, in memory of the square of the size.
+ONNX of this opset has CumSum only. The other ops take one of two ways. Where the size of the axis is known, log2(size)
+steps combine each element with the element 1, 2, 4, ... places before. Otherwise each prefix becomes a row of its own
+and the rows are reduced, in memory of the square of the size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def cumsum(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Val
 
 @lower("aten.cumprod.default")
 def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
-    # ONNX has CumProd from opset 26 on, and the graphs here are of an older one.
+    # ONNX has CumProd from opset 26 on; these graphs are of opset 21.
     return _scanned(low, low.tensor(x, low.dtype), dim, 1, low.op.Mul, "ReduceProd")
 
 
@@ -61,9 +61,11 @@ def _scanned(
     axis = axis_of(low, dim)
     size = low.fake(0).shape[axis]
     identity = low.tensor(neutral, low.dtype)
-    if not isinstance(size, int):  # the number of steps is unknown
+    # A symbolic size has no known number of steps.
+    if not isinstance(size, int):
         rows = low.op.Where(_prefixes(low, x, axis, rank), low.op.Unsqueeze(x, [axis]), identity)
         return low.op.emit(reduction, rows, [axis + 1], keepdims=0)
+    # After the step of shift k, each place combines the last 2k elements up to there.
     shift = 1
     while shift < size:
         x = combine(x, low.op.pad(x, [shift, -shift], [axis], rank, identity))
@@ -72,7 +74,7 @@ def _scanned(
 
 
 def _prefixes(low: Lowering, x: ir.Value, axis: int, rank: int) -> ir.Value:
-    """Returns a mask bool [size, size, 1, ...]: row i is true up to place i. The axes behind are those of `x`."""
+    """Returns a mask bool [size, size, 1, ...] whose row i is true up to place i, to broadcast to rows of `x`."""
     op = low.op
     places = arange(low, low.op.dim(x, axis))
     prefix = op.LessOrEqual(places, op.Unsqueeze(places, [1]))

@@ -1,4 +1,4 @@
-"""Reductions and cumulative operations."""
+"""Lowers reductions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -
 
 
 def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
-    """Returns the mean; where the node's first argument has no elements it is NaN, which ReduceMean makes 0."""
+    """Returns the mean."""
     if low.has_no_elements(0):
+        # PyTorch's mean of no elements is NaN, ONNX Runtime's 0.
         return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)
     return low.op.ReduceMean(x, axes, keepdims=int(keepdim))
 
@@ -42,7 +43,8 @@ def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
 @lower("aten.any", "aten.all")
 def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
     of_any = str(low.node.target).startswith("aten.any")
-    if low.has_no_elements(0):  # for which there are no minimum and maximum
+    # There is no minimum or maximum: ONNX Runtime 1.21 to 1.28 ends the process at `any` and `all` of no elements.
+    if low.has_no_elements(0):
         count = _reduce(low, "ReduceSum", low.tensor(x, ir.DataType.INT64), dim, keepdim)
         return low.op.Not(low.op.Equal(count, 0)) if of_any else low.op.Equal(count, 0)
     return _reduce(low, "ReduceMax" if of_any else "ReduceMin", as_bool(low, x), dim, keepdim)
@@ -51,7 +53,7 @@ def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = Fals
 def _variance(
     low: Lowering, x: ir.Value, dim: Any, correction: float | None, keepdim: bool
 ) -> tuple[ir.Value, ir.Value]:
-    """The variance, and the mean with the reduced axes kept."""
+    """Returns the variance, and the mean with the reduced axes kept."""
     op = low.op
     axes = axes_of(low, dim)
     center = averaged(low, x, axes, keepdim=True)
@@ -63,6 +65,7 @@ def _variance(
     total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
     sizes = low.fake(0).shape
     reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]
+    # PyTorch divides by zero where the correction exceeds the number of elements, not by a negative number.
     if all(isinstance(size, int) for size in reduced):
         freedom = low.tensor(float(max(math.prod(reduced) - correction, 0)), low.dtype)
     else:
@@ -87,8 +90,9 @@ def std(
 
 
 def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
-    """A power between 0 and 1, with the gradient 0 at 0, as PyTorch's std and norms have it."""
+    """Returns x to a power between 0 and 1."""
     op = low.op
+    # The derivative at 0 is infinite. As in PyTorch's std and norms, the gradient there is 0.
     zero = op.Equal(x, 0.0)
     safe = op.Where(zero, 1.0, x)
     root = op.Sqrt(safe) if exponent == 0.5 else op.Pow(safe, float(exponent))
@@ -132,6 +136,7 @@ def vector_norm(
         return reduced_extremum(low, kind, op.Abs(x), axes_of(low, dim), keepdim)
     if ord == 0:
         return _reduce(low, "ReduceSum", op.Cast(op.Not(op.Equal(x, 0.0)), to=low.dtype), dim, keepdim)
+    # The derivative of |x|^p with p < 1 is infinite at 0.
     if ord < 1:
         raise low.unsupported(f"norm of order {ord}")
     total = _reduce(low, "ReduceSum", op.Pow(op.Abs(x), float(ord)), dim, keepdim)

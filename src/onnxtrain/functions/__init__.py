@@ -1,4 +1,4 @@
-"""Composite training ops as model-local functions of domain `onnxtrain`."""
+"""Composite training ops, such as the gradient of softmax, as model-local functions of domain `onnxtrain`."""
 
 from ._composite import COMPOSITES, DOMAIN, CompositeOp, composite
 from ._exact_masks import with_exact_masks

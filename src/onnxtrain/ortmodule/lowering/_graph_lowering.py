@@ -97,6 +97,7 @@ class _GraphLowering:
     def run(self) -> Lowered:
         graph_module = self.graph_module
         self._refuse_mutations()
+        # Dead nodes would be lowered, and could be refused, for nothing.
         graph_module.graph.eliminate_dead_code(is_impure_node=_keeps)
         self._inputs()
         for node in graph_module.graph.nodes:
@@ -135,6 +136,7 @@ class _GraphLowering:
             if not isinstance(fake, torch.Tensor):
                 continue
             dtype = COMPONENTS.get(fake.dtype, fake.dtype)
+            # ONNX has dense tensors only.
             if dtype not in DTYPES or fake.layout != torch.strided:
                 raise UnsupportedATenOp(f"input {node.name}: {fake.dtype}, {fake.layout}")
             # A complex input is `torch.view_as_real` of the tensor.
@@ -180,6 +182,7 @@ class _GraphLowering:
         return value
 
     def _attribute(self, node: fx.Node) -> ir.Value | Complex:
+        # Tensors that the graph holds: constants of the module's code.
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
             what = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
@@ -307,6 +310,7 @@ class _GraphLowering:
         if not isinstance(value, ir.Value):
             value = self.low.op.const(value)
         if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
+            # ONNX needs another value for each output.
             identity = self.low.op.Identity(value)
             identity.shape, identity.type = value.shape, value.type
             value = identity
@@ -348,6 +352,7 @@ class _Survey(_GraphLowering):
             try:
                 foreign = [n for n in node.all_input_nodes if self.env[n] is _FOREIGN]
                 if foreign:
+                    # A node that reads such a value runs in PyTorch, too.
                     fake = foreign[0].meta.get("val")
                     raise UnsupportedATenOp(f"{node.target} of {getattr(fake, 'dtype', type(fake).__name__)}")
                 self.env[node] = self._attribute(node) if node.op == "get_attr" else self._call(node)

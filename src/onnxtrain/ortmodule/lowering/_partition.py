@@ -94,6 +94,7 @@ def _is_placeholder(argument: Any) -> bool:
 
 
 def _is_worth_it(nodes: list[fx.Node]) -> bool:
+    # Views cost nothing in either runtime.
     computing = [node for node in calls(nodes) if not getattr(node.target, "is_view", False)]
     names = [str(node.target).split(".")[-2] for node in computing if "." in str(node.target)]
     return len(computing) >= _FEW or any(word in name for name in names for word in _HEAVY)
@@ -121,6 +122,7 @@ class _Levels:
         self._before = {later: earlier for earlier, later in self._after.items()}
 
     def assign(self) -> dict[fx.Node, int]:
+        # The earliest levels tell how many levels there must be.
         early = self._as_early_as_possible()
         late: dict[fx.Node, int] = {}
         top = max(early.values(), default=0)

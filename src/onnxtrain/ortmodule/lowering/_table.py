@@ -196,6 +196,7 @@ class Lowering:
 
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
         """Returns a value or a Python number as a value of `dtype`."""
+        # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):
             if value.dtype == dtype:
                 return value
@@ -283,6 +284,7 @@ def run_time_sizes(
             if expression is not None and expression.is_Symbol:
                 sources.setdefault(expression, (index, axis))
     expressions = [size if isinstance(size, int) else size.node.expr for size in shape]
+    # Symbols such as s0 stand for sizes of placeholders; u0 and the like are known only when the graph has run.
     used = sorted(set().union(*(e.free_symbols for e in expressions if not isinstance(e, int))), key=str)
     if not sources.keys() >= set(used):
         return None

@@ -28,6 +28,7 @@ def convolution(
     inputs = (x, weight) if bias is None else (x, weight, bias)
     if not transposed:
         return low.op.Conv(*inputs, **attributes)
+    # PyTorch's padding is symmetric; output_padding adds to the end of the result, as in ONNX.
     extra = _per_axis(output_padding, rank)
     return low.op.ConvTranspose(*inputs, **attributes, output_padding=extra if any(extra) else None)
 

@@ -26,6 +26,7 @@ def nll_loss(
 
     scores: [classes], [batch, classes] or [batch, classes, height, width].
     """
+    # Eager PyTorch returns the total weight for its own backward, which ONNX's losses do not compute.
     if low.uses_result(1):
         raise low.unsupported("the total weight as a result")
     op = low.op

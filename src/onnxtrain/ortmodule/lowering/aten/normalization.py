@@ -102,6 +102,7 @@ def _exact_batch_norm(
 ) -> tuple[ir.Value, ir.Value | None, ir.Value | None]:
     """Returns the same as `_batch_norm`, written out in means and square roots."""
     op, rank = low.op, len(low.fake(0).shape)
+    # Statistics of a channel are over batch and positions.
     axes = [0, *range(2, rank)]
     if not training:
         assert running_mean is not None

@@ -29,6 +29,7 @@ def _interpolate(
 ) -> Any:
     """Computes `torch.nn.functional.interpolate` by one ATen op, where PyTorch's tracing would decompose it."""
     rank = x.dim() - 2
+    # These compute other sizes or weights, which the ATen ops below do not have.
     if antialias or recompute_scale_factor or mode not in _UPSAMPLE:
         return functional.interpolate(
             x, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
@@ -236,6 +237,7 @@ def grid_sampler(
 ) -> ir.Value:
     if mode == 2:
         raise low.unsupported("bicubic sampling, which has no gradient rule")
+    # ONNX's "linear" is PyTorch's "bilinear", for any number of axes.
     return low.op.GridSample(
         x,
         grid,

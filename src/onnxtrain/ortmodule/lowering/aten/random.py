@@ -24,6 +24,7 @@ Fill = Callable[[torch.Tensor], Any]
 def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
     """Returns a random input of the shape and dtype of `fake`, which `fill` writes at each call."""
     if generator is not None:
+        # The state of another generator would have to be an input of the graph.
         raise low.unsupported("a generator of its own")
     try:
         return low.random_input(_drawing(fake, fill), fake)

@@ -35,6 +35,7 @@ def _checked(info: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
 
 @lower("aten._linalg_det.default")
 def det(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
+    # ONNX has no LU factors.
     if low.uses_result(1) or low.uses_result(2):
         raise low.unsupported("its factors")
     # The rule of Det writes its gradient for one size.

@@ -11,6 +11,7 @@ the probabilities again, from the scores and the log-sum-exp.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
@@ -59,49 +60,22 @@ def safe_masked_attention(
 
 
 @composite("AttentionGradient", _GIVEN_BACK, _SCALE, outputs=3)
-def attention_gradient(
-    op: Emitter,
-    ct: ir.Value,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    log_sum: ir.Value,
-    *,
-    scale: AttributeRef,
-) -> _Gradients:
+def attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
     """Differentiates Attention: cotangents of q, k and v."""
-    return _pulled_back(op, ct, q, k, v, _scores(op, q, k, scale), log_sum, scale)
+    return _pulled_back(op, inputs, scale, lambda scores: scores)
 
 
 @composite("CausalAttentionGradient", _GIVEN_BACK, _SCALE, outputs=3)
-def causal_attention_gradient(
-    op: Emitter,
-    ct: ir.Value,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    log_sum: ir.Value,
-    *,
-    scale: AttributeRef,
-) -> _Gradients:
+def causal_attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
     """Differentiates CausalAttention: cotangents of q, k and v."""
-    return _pulled_back(op, ct, q, k, v, _causal(op, _scores(op, q, k, scale)), log_sum, scale)
+    return _pulled_back(op, inputs, scale, lambda scores: _causal(op, scores))
 
 
 @composite("MaskedAttentionGradient", [*_GIVEN_BACK, "mask"], _SCALE, outputs=3)
-def masked_attention_gradient(
-    op: Emitter,
-    ct: ir.Value,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    log_sum: ir.Value,
-    mask: ir.Value,
-    *,
-    scale: AttributeRef,
-) -> _Gradients:
+def masked_attention_gradient(op: Emitter, *inputs: ir.Value, scale: AttributeRef) -> _Gradients:
     """Differentiates MaskedAttention and SafeMaskedAttention: cotangents of q, k and v."""
-    return _pulled_back(op, ct, q, k, v, op.Add(_scores(op, q, k, scale), mask), log_sum, scale)
+    *others, mask = inputs
+    return _pulled_back(op, others, scale, lambda scores: op.Add(scores, mask))
 
 
 def _scores(op: Emitter, q: ir.Value, k: ir.Value, scale: AttributeRef) -> ir.Value:
@@ -130,16 +104,11 @@ def _most(op: Emitter, x: ir.Value) -> ir.Value:
 
 
 def _pulled_back(
-    op: Emitter,
-    ct: ir.Value,
-    q: ir.Value,
-    k: ir.Value,
-    v: ir.Value,
-    scores: ir.Value,
-    log_sum: ir.Value,
-    scale: AttributeRef,
+    op: Emitter, inputs: Sequence[ir.Value], scale: AttributeRef, masked: Callable[[ir.Value], ir.Value]
 ) -> _Gradients:
-    """Returns the cotangents of q, k and v from the scores, by the gradients of softmax and of two products."""
+    """Returns the cotangents of q, k and v, by the gradients of softmax and of two products."""
+    ct, q, k, v, log_sum = inputs
+    scores = masked(_scores(op, q, k, scale))
     probabilities = op.Exp(op.Sub(scores, op.Unsqueeze(log_sum, [-1])))
     # The gradient of softmax, p * (g - sum(g * p)), with one product of the size of the scores.
     product = op.Mul(probabilities, op.MatMul(ct, _swapped(op, v)))

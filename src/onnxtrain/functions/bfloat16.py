@@ -10,47 +10,30 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import AttributeRef, Emitter
 
-from ._composite import composite
-
-_PERM = ir.AttributeType.INTS
+from ._composite import CompositeOp, composite
 
 
-@composite("MatMulBfloat16", ["a", "b"])
-def _plain(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Computes MatMul."""
-    return op.MatMul(rounded(op, a), rounded(op, b))
-
-
-@composite("MatMulPermutedLeftBfloat16", ["a", "b"], {"perm_a": _PERM})
-def _permuted_left(op: Emitter, a: ir.Value, b: ir.Value, *, perm_a: AttributeRef) -> ir.Value:
-    """Computes MatMul with the axes of a permuted, as by Transpose."""
-    return op.MatMul(op.Transpose(rounded(op, a), perm=perm_a), rounded(op, b))
-
-
-@composite("MatMulPermutedRightBfloat16", ["a", "b"], {"perm_b": _PERM})
-def _permuted_right(op: Emitter, a: ir.Value, b: ir.Value, *, perm_b: AttributeRef) -> ir.Value:
-    """Computes MatMul with the axes of b permuted."""
-    return op.MatMul(rounded(op, a), op.Transpose(rounded(op, b), perm=perm_b))
-
-
-@composite("MatMulPermutedBothBfloat16", ["a", "b"], {"perm_a": _PERM, "perm_b": _PERM})
-def _permuted_both(
-    op: Emitter, a: ir.Value, b: ir.Value, *, perm_a: AttributeRef, perm_b: AttributeRef
-) -> ir.Value:
-    """Computes MatMul with the axes of a and b permuted."""
-    return op.MatMul(
-        op.Transpose(rounded(op, a), perm=perm_a),
-        op.Transpose(rounded(op, b), perm=perm_b),
+def _matmul(left: bool, right: bool) -> CompositeOp:
+    """Defines MatMul with the axes of a (`left`) and of b (`right`) permuted, as by Transpose."""
+    kind = {(False, False): "", (True, True): "PermutedBoth"}.get(
+        (left, right), f"Permuted{'Left' if left else 'Right'}"
     )
+    attributes = {
+        name: ir.AttributeType.INTS for name, wanted in (("perm_a", left), ("perm_b", right)) if wanted
+    }
+
+    @composite(f"MatMul{kind}Bfloat16", ["a", "b"], attributes)
+    def matmul(op: Emitter, a: ir.Value, b: ir.Value, **permutations: AttributeRef) -> ir.Value:
+        factors = {"perm_a": rounded(op, a), "perm_b": rounded(op, b)}
+        for name, permutation in permutations.items():
+            factors[name] = op.Transpose(factors[name], perm=permutation)
+        return op.MatMul(*factors.values())
+
+    return matmul
 
 
 # Not one op with two permutations: on stock runtimes a Transpose that permutes nothing would be a copy.
-matmul_bfloat16 = {
-    (False, False): _plain,
-    (True, False): _permuted_left,
-    (False, True): _permuted_right,
-    (True, True): _permuted_both,
-}
+matmul_bfloat16 = {(left, right): _matmul(left, right) for left in (False, True) for right in (False, True)}
 """MatMul by whether it permutes the axes of a and of b, e.g. matmul_bfloat16[True, False]."""
 
 

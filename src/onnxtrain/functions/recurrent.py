@@ -9,7 +9,7 @@ A gradient takes two steps. The recurrent one gives the cotangents of the gates 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -29,8 +29,12 @@ _WEIGHT_INPUTS = ["ct_input", "ct_hidden", "x", "y", "initial_h"]
 _HIDDEN = {"hidden_size": ir.AttributeType.INT}
 
 
-def _lstm(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
-    """Computes ONNX's LSTM, and the gates and cells of all steps."""
+def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
+    """Computes ONNX's LSTM with its default activations; then gates and cells.
+
+    gates: i, o, f and c, `[time, batch, 4 * hidden]`, after their activations; cells: `[time, batch, hidden]`, after
+        each step.
+    """
     x, w, r, b, initial_h, initial_c = inputs
     direction = "reverse" if reverse else "forward"
     y, y_h, y_c = op.LSTM(
@@ -54,8 +58,11 @@ def _lstm(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool)
     return y, y_h, y_c, gates, cells
 
 
-def _lstm_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value, ...]:
-    """Returns the cotangents of the gates before their activations, and of the initial states."""
+def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
+    """Differentiates LSTM: cotangents of its gates before their activations, and of the initial states.
+
+    The cotangents of the gates are `[time, batch, 4 * hidden]`. They follow from those of y and of the last states.
+    """
     ct_y, ct_h, ct_c, gates, cells, initial_c, r = inputs
     i, o, f, g = _split(op, gates, 4)
     tanh_c = op.Tanh(cells)
@@ -84,8 +91,12 @@ def _lstm_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value
     return ct_gates, op.Unsqueeze(ct_h0, [0]), op.Unsqueeze(ct_c0, [0])
 
 
-def _gru(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
-    """Computes ONNX's GRU, and the gates of all steps."""
+def _gru(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
+    """Computes ONNX's GRU with linear_before_reset=1 and its default activations; then gates and inner.
+
+    gates: z, r and h, `[time, batch, 3 * hidden]`, after their activations; inner: `[time, batch, hidden]`, the factor
+        of r.
+    """
     x, w, r, b, initial_h = inputs
     y, y_h = op.GRU(
         *(x, w, r, b, None, initial_h),
@@ -105,8 +116,8 @@ def _gru(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool) 
     return y, y_h, op.Concat(logistic, new, axis=-1), inner
 
 
-def _gru_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value, ...]:
-    """Returns the cotangents of both parts of the gates, and of the initial state."""
+def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
+    """Differentiates GRU: cotangents of both parts of its gates, `[time, batch, 3 * hidden]`, and of the state."""
     ct_y, ct_h, gates, inner, y, initial_h, r = inputs
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     z, reset, h = _split(op, gates, 3)
@@ -129,8 +140,8 @@ def _gru_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value,
     return ct_input, op.Mul(cts, to_hidden), op.Unsqueeze(ct_h0, [0])
 
 
-def _weight_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value, ...]:
-    """Returns the cotangents of W, R and B."""
+def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
+    """Computes the cotangents of W, R and B from those of both parts of the gates, `[time, batch, gates]`."""
     ct_input, ct_hidden, x, y, initial_h = inputs
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     products, sums = [], []
@@ -143,77 +154,6 @@ def _weight_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Val
         ones = op.Expand(op.const(1.0, like=ct), op.Concat([1], op.Shape(rows, end=1), axis=0))
         sums.append(op.MatMul(ones, rows))
     return *products, op.Concat(*sums, axis=-1)
-
-
-@composite("LSTM", _LSTM_INPUTS, _HIDDEN, outputs=5)
-def lstm(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
-    """Computes ONNX's LSTM with its default activations; then gates and cells.
-
-    gates: i, o, f and c, `[time, batch, 4 * hidden]`, after their activations; cells: `[time, batch, hidden]`, after
-        each step.
-    """
-    return _lstm(op, inputs, hidden_size, reverse=False)
-
-
-@composite("LSTMReverse", _LSTM_INPUTS, _HIDDEN, outputs=5)
-def lstm_reverse(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
-    """Computes LSTM from the last step to the first."""
-    return _lstm(op, inputs, hidden_size, reverse=True)
-
-
-@composite("LSTMGradient", _LSTM_GRADIENT_INPUTS, outputs=3)
-def lstm_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """Differentiates LSTM: cotangents of its gates before their activations, and of the initial states.
-
-    The cotangents of the gates are `[time, batch, 4 * hidden]`. They follow from those of y and of the last states.
-    """
-    return _lstm_gradient(op, inputs, reverse=False)
-
-
-@composite("LSTMReverseGradient", _LSTM_GRADIENT_INPUTS, outputs=3)
-def lstm_reverse_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """Differentiates LSTMReverse: the same cotangents."""
-    return _lstm_gradient(op, inputs, reverse=True)
-
-
-@composite("GRU", _GRU_INPUTS, _HIDDEN, outputs=4)
-def gru(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
-    """Computes ONNX's GRU with linear_before_reset=1 and its default activations; then gates and inner.
-
-    gates: z, r and h, `[time, batch, 3 * hidden]`, after their activations; inner: `[time, batch, hidden]`, the factor
-        of r.
-    """
-    return _gru(op, inputs, hidden_size, reverse=False)
-
-
-@composite("GRUReverse", _GRU_INPUTS, _HIDDEN, outputs=4)
-def gru_reverse(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
-    """Computes GRU from the last step to the first."""
-    return _gru(op, inputs, hidden_size, reverse=True)
-
-
-@composite("GRUGradient", _GRU_GRADIENT_INPUTS, outputs=3)
-def gru_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """Differentiates GRU: cotangents of both parts of its gates, `[time, batch, 3 * hidden]`, and of the state."""
-    return _gru_gradient(op, inputs, reverse=False)
-
-
-@composite("GRUReverseGradient", _GRU_GRADIENT_INPUTS, outputs=3)
-def gru_reverse_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """Differentiates GRUReverse: the same cotangents."""
-    return _gru_gradient(op, inputs, reverse=True)
-
-
-@composite("RecurrentWeightGradient", _WEIGHT_INPUTS, outputs=3)
-def recurrent_weight_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """Computes the cotangents of W, R and B from those of both parts of the gates, `[time, batch, gates]`."""
-    return _weight_gradient(op, inputs, reverse=False)
-
-
-@composite("RecurrentWeightReverseGradient", _WEIGHT_INPUTS, outputs=3)
-def recurrent_weight_reverse_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """Computes the same for layers that read from the last step to the first."""
-    return _weight_gradient(op, inputs, reverse=True)
 
 
 def _scan(
@@ -264,6 +204,42 @@ def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
 def _slope(op: Emitter, y: ir.Value) -> ir.Value:
     """Returns the derivative of the logistic function where its value is y."""
     return op.Mul(y, op.Sub(1.0, y))
+
+
+def _directions(
+    name: str,
+    inputs: Sequence[str],
+    outputs: int,
+    body: Callable[..., tuple[ir.Value, ...]],
+    attributes: Mapping[str, ir.AttributeType] | None = None,
+) -> tuple[CompositeOp, CompositeOp]:
+    """Defines an op that reads from the first step to the last, and one that reads from the last to the first.
+
+    Args:
+        name: with a place for the direction, e.g. "LSTM{}Gradient".
+        inputs: names of the inputs.
+        outputs: number of outputs.
+        body: `(op, inputs, *, reverse, **attributes)` -> outputs.
+        attributes: of the op.
+    """
+
+    def define(reverse: bool) -> CompositeOp:
+        @composite(name.format("Reverse" if reverse else ""), inputs, attributes, outputs=outputs)
+        def direction(op: Emitter, *values: ir.Value, **references: AttributeRef) -> tuple[ir.Value, ...]:
+            return body(op, values, reverse=reverse, **references)
+
+        return direction
+
+    return define(False), define(True)
+
+
+lstm, lstm_reverse = _directions("LSTM{}", _LSTM_INPUTS, 5, _lstm, _HIDDEN)
+lstm_gradient, lstm_reverse_gradient = _directions("LSTM{}Gradient", _LSTM_GRADIENT_INPUTS, 3, _lstm_gradient)
+gru, gru_reverse = _directions("GRU{}", _GRU_INPUTS, 4, _gru, _HIDDEN)
+gru_gradient, gru_reverse_gradient = _directions("GRU{}Gradient", _GRU_GRADIENT_INPUTS, 3, _gru_gradient)
+recurrent_weight_gradient, recurrent_weight_reverse_gradient = _directions(
+    "RecurrentWeight{}Gradient", _WEIGHT_INPUTS, 3, _weight_gradient
+)
 
 
 LAYERS: dict[tuple[str, bool], tuple[CompositeOp, CompositeOp, CompositeOp]] = {

@@ -191,7 +191,7 @@ class Emitter:
 
     @property
     def can_call(self) -> bool:
-        """Composite ops can be called: this emitter has a function table."""
+        """True if composite ops can be called, because this emitter has a function table."""
         return self._functions is not None
 
     def const(

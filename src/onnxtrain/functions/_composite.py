@@ -60,7 +60,7 @@ class CompositeOp:
 
     @property
     def names_by_dtype(self) -> dict[ir.DataType, str]:
-        """The same by dtype, e.g. `ReluGradient_float` for float32."""
+        """Names of its functions by dtype, e.g. `ReluGradient_float` for float32."""
         return {dtype: f"{self.name}_{suffix}" for dtype, suffix in _DTYPE_NAMES.items()}
 
     def identifier(

@@ -15,9 +15,7 @@ from ._composite import CompositeOp, composite
 
 def _matmul(left: bool, right: bool) -> CompositeOp:
     """Defines MatMul with the axes of a (`left`) and of b (`right`) permuted, as by Transpose."""
-    kind = {(False, False): "", (True, True): "PermutedBoth"}.get(
-        (left, right), f"Permuted{'Left' if left else 'Right'}"
-    )
+    kind = ("", "PermutedLeft", "PermutedRight", "PermutedBoth")[left + 2 * right]
     attributes = {
         name: ir.AttributeType.INTS for name, wanted in (("perm_a", left), ("perm_b", right)) if wanted
     }

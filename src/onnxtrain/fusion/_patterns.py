@@ -24,10 +24,7 @@ from onnxtrain.passes import is_stop_gradient
 
 
 class Match(dict[str, Any]):
-    """The values, numbers and nodes that the names of a pattern are bound to, e.g.
-
-    {"x": <value a>, "epsilon": 1e-5}.
-    """
+    """The bindings of a pattern's names to values, numbers and nodes, e.g. {"x": <value a>, "epsilon": 1e-5}."""
 
     def bound(self, names: Mapping[str, Any]) -> Match | None:
         """Returns this match with more names, or None if a name is bound to something else already."""

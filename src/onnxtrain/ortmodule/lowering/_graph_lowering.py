@@ -112,7 +112,7 @@ class _GraphLowering:
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op not in ("placeholder", "output"):
-                raise UnsupportedATenOp(f"{node.op} {node.target}")
+                raise UnsupportedATenOp(f"{node.op} {node.target} has no lowering to ONNX")
         self._outputs()
         return self.result
 
@@ -138,7 +138,7 @@ class _GraphLowering:
             dtype = COMPONENTS.get(fake.dtype, fake.dtype)
             # ONNX has dense tensors only.
             if dtype not in DTYPES or fake.layout != torch.strided:
-                raise UnsupportedATenOp(f"input {node.name}: {fake.dtype}, {fake.layout}")
+                raise UnsupportedATenOp(f"input {node.name} ({fake.dtype}, {fake.layout}) has no ONNX type")
             # A complex input is `torch.view_as_real` of the tensor.
             pair = [2] if fake.is_complex() else []
             shape = ir.Shape([*self.low.shape(fake), *pair])
@@ -241,7 +241,9 @@ class _GraphLowering:
         if not isinstance(lowered, ir.Value) or isinstance(symbol, torch.Tensor):
             return lowered
         if _depends_on_data(symbol):
-            raise self.low.unsupported(f"{symbol}, which depends on the data, where ONNX wants a constant")
+            raise self.low.unsupported(
+                f"the number {symbol}, which depends on the data, where ONNX wants a constant"
+            )
         return self.low.known(symbol)
 
     def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:

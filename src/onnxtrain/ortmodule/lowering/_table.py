@@ -20,7 +20,7 @@ from onnxtrain.ortmodule._torch import PythonPrinter
 OPSET = 21
 
 DRAWN_BETWEEN_PARTS = "so that PyTorch draws them between two parts of the graph"
-"""Ending of the reason why PyTorch draws random numbers itself, where nothing else keeps a node out of ONNX."""
+"""Suffix of the reason why a random op of data-dependent shape runs in PyTorch. Reports do not count such ops."""
 
 DTYPES = {
     torch.float32: ir.DataType.FLOAT,
@@ -190,9 +190,9 @@ class Lowering:
             return float(number)
         return bool(number) if isinstance(number, torch.SymBool) else number
 
-    def unsupported(self, why: str) -> UnsupportedATenOp:
-        """Returns the error by which the node runs in PyTorch instead."""
-        return UnsupportedATenOp(f"{self.node.target}: {why}")
+    def unsupported(self, case: str) -> UnsupportedATenOp:
+        """Returns the error by which the node runs in PyTorch; `case` is a noun phrase, e.g. "a norm of order 0.5"."""
+        return UnsupportedATenOp(f"{self.node.target} has no lowering to ONNX for {case}")
 
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
         """Returns a value or a Python number as a value of `dtype`."""

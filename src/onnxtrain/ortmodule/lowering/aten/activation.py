@@ -60,7 +60,7 @@ def rrelu(
 ) -> tuple[ir.Value, ir.Value]:
     # In training PyTorch draws the slopes inside of the op.
     if training:
-        raise low.unsupported("random slopes")
+        raise low.unsupported("random slopes, as in training")
     return leaky_relu(low, x, (lower + upper) / 2), noise
 
 

@@ -187,7 +187,7 @@ def embedding(
     sparse: bool = False,
 ) -> ir.Value:
     if scale_grad_by_freq or sparse:
-        raise low.unsupported("sparse gradients, or scaled by frequency")
+        raise low.unsupported("sparse gradients, or gradients scaled by frequency")
     op = low.op
     rows = op.Gather(weight, counted(low, 1, indices), axis=0)
     if isinstance(padding_idx, int) and padding_idx < 0:
@@ -216,7 +216,9 @@ def embedding_bag(
 ) -> tuple[ir.Value | None, ...]:
     """Lowers the sum, mean or maximum of the rows of each bag. A bag without rows is zero."""
     if scale_grad_by_freq or sparse or any(low.uses_result(i) for i in (1, 2, 3)):
-        raise low.unsupported("sparse gradients, or scaled by frequency, or more than the bags")
+        raise low.unsupported(
+            "sparse gradients, gradients scaled by frequency, or readers of more than the bags"
+        )
     op = low.op
     indices, offsets = low.tensor(indices, ir.DataType.INT64), low.tensor(offsets, ir.DataType.INT64)
     count = op.Shape(indices)

@@ -24,7 +24,7 @@ def compared(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value]:
     fakes = [_stand_in(low.fake(index)) for index in (0, 1)]
     dtype = torch.result_type(*fakes)
     if dtype not in DTYPES:
-        raise low.unsupported(f"comparison of {dtype}")
+        raise low.unsupported(f"a comparison of {dtype}")
     return low.tensor(a, DTYPES[dtype]), low.tensor(b, DTYPES[dtype])
 
 
@@ -131,7 +131,7 @@ def _shift_operands(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value, 
     """Returns a in int64, 2^b, and where b is between 0 and 63. 2^63 wraps around to the least integer."""
     op = low.op
     if low.dtype.is_floating_point():
-        raise low.unsupported("of floating-point numbers")
+        raise low.unsupported("floating-point numbers")
     x, bits = (low.tensor(value, ir.DataType.INT64) for value in (a, b))
     powers = np.left_shift(np.int64(1), np.arange(64, dtype=np.int64))
     inside = op.And(op.GreaterOrEqual(bits, 0), op.Less(bits, 64))

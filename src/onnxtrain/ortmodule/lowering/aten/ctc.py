@@ -36,13 +36,13 @@ def ctc_loss(
     log_probs: [time, batch, classes], with a number of time steps that is known when the graph is built.
     """
     if low.uses_result(1):
-        raise low.unsupported("the forward variables as a result")
+        raise low.unsupported("readers of the forward variables")
     op = low.op
     time = low.fake(0).shape[0]
     # Each time step is a piece of the graph: another number of steps captures another graph.
     time = int(time)
     if low.fake(0).dim() != 3:
-        raise low.unsupported("without a batch")
+        raise low.unsupported("an input without batch axis")
     input_lengths, target_lengths = (_lengths(low, lengths) for lengths in (input_lengths, target_lengths))
     targets = low.tensor(targets, INT64)
     if low.fake(1).dim() == 1:

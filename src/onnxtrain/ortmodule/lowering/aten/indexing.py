@@ -93,7 +93,7 @@ def _without_masks(
             continue
         rank = len(fake.shape)
         if rank == 0:
-            raise low.unsupported("a mask of one number")
+            raise low.unsupported("a mask that is a scalar")
         places = low.op.NonZero(low.tensor(value, ir.DataType.BOOL))  # [rank, count]
         rows = low.op.Split(places, axis=0, num_outputs=rank, _outputs=rank) if rank > 1 else (places,)
         values += [low.op.Squeeze(row, [0]) for row in rows]
@@ -189,7 +189,7 @@ def _masked_put(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumul
 def nonzero(low: Lowering, x: ir.Value) -> ir.Value:
     # ONNX Runtime's NonZero gives a scalar one axis, PyTorch none.
     if not low.fake(0).shape:
-        raise low.unsupported("of one number")
+        raise low.unsupported("a scalar")
     return transposed(low, low.op.NonZero(low.tensor(x, ir.DataType.BOOL)), [1, 0])
 
 

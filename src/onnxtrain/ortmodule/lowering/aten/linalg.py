@@ -133,7 +133,7 @@ def grouped_mm(
     # Each group is a piece of the graph: another number of groups captures another graph.
     groups = low.known(low.fake(1).shape[0])
     if offs is None or bias is not None or len(low.fake(0).shape) != 2 or len(low.fake(1).shape) != 3:
-        raise low.unsupported("other than [rows, k] by [groups, k, n]")
+        raise low.unsupported("shapes other than [rows, k] by [groups, k, n]")
     ends = low.tensor(offs, ir.DataType.INT64)
     sizes = op.Sub(op.Concat(ends, op.Shape(a, start=0, end=1), axis=0), op.Concat([0], ends, axis=0))
     parts = op.Split(a, sizes, axis=0, _outputs=groups + 1)

@@ -28,7 +28,7 @@ def nll_loss(
     """
     # Eager PyTorch returns the total weight for its own backward, which ONNX's losses do not compute.
     if low.uses_result(1):
-        raise low.unsupported("the total weight as a result")
+        raise low.unsupported("readers of the total weight")
     op = low.op
     attributes = {"reduction": ("none", "mean", "sum")[reduction], "ignore_index": ignore_index}
     target = counted(low, 1, target, ignore_index)
@@ -180,7 +180,7 @@ def multilabel_margin_loss(
 
 def _refuse_one_loss_unreduced(low: Lowering, reduction: int) -> None:
     if reduction == 0:
-        raise low.unsupported("one loss, not reduced, which PyTorch's meta tensors give another shape")
+        raise low.unsupported("a single loss without reduction, whose shape PyTorch's meta tensors get wrong")
 
 
 def _log(low: Lowering, x: ir.Value) -> ir.Value:

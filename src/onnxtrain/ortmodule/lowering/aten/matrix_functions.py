@@ -29,7 +29,7 @@ def slogdet(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
     overflow.
     """
     if low.uses_result(2) or low.uses_result(3):
-        raise low.unsupported("its factors")
+        raise low.unsupported("readers of the factors")
     op = low.op
     # The rule of Det writes its gradient for one size.
     size = int(low.fake(0).shape[-1])

@@ -58,7 +58,7 @@ def _batch_norm(
     """Returns y, and the running statistics where training changes them (else None)."""
     op = low.op
     if low.uses_result(1) or low.uses_result(2):
-        raise low.unsupported("the saved statistics as results")
+        raise low.unsupported("readers of the saved statistics")
     one = weight if weight is not None else _channels(low, x, 1)
     zero = bias if bias is not None else _channels(low, x, 0)
     if low.is_double:
@@ -231,7 +231,7 @@ def native_group_norm(
     eps: float,
 ) -> tuple[ir.Value | None, ...]:
     if low.uses_result(1) or low.uses_result(2):
-        raise low.unsupported("the saved statistics as results")
+        raise low.unsupported("readers of the saved statistics")
     op, rank = low.op, len(low.fake(0).shape)
     weight = weight if weight is not None else _channels(low, x, 1)
     bias = bias if bias is not None else _channels(low, x, 0)
@@ -275,7 +275,7 @@ def fused_rms_norm(
     low: Lowering, x: ir.Value, shape: list[Any], weight: ir.Value | None, eps: float | None
 ) -> tuple[ir.Value | None, ...]:
     if low.uses_result(1):
-        raise low.unsupported("the saved statistics as results")
+        raise low.unsupported("readers of the saved statistics")
     op = low.op
     eps = eps if eps is not None else torch.finfo(low.result[0].dtype).eps
     # ONNX has RMSNormalization from opset 23 on. `fuse_forward` makes one composite op of these nodes.

@@ -142,7 +142,7 @@ def pow_tensor(low: Lowering, x: Any, exponent: ir.Value) -> ir.Value:
     x, exponent = low.tensors(x, exponent)
     if not is_float(x):
         # An exponent that is a tensor has no known number of products.
-        raise low.unsupported("ONNX Runtime rounds powers of integers to float64")
+        raise low.unsupported("powers of integers, which ONNX Runtime rounds to float64")
     return low.op.Pow(x, exponent)
 
 

@@ -75,7 +75,7 @@ def max_pool(
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.MaxPool(x, **attributes)), None
     if len(low.fake(0).shape) != rank + 2:
-        raise low.unsupported("indices of an input without batch")
+        raise low.unsupported("indices of an input without batch axis")
     y, indices = low.op.MaxPool(x, **attributes, _outputs=2)
     # PyTorch counts positions within each plane, ONNX through the whole tensor.
     plane = low.op.ReduceProd(low.op.Shape(x, start=2), keepdims=0)
@@ -175,7 +175,7 @@ def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.V
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: op.MaxPool(x, **attributes)), None
     if len(shape) != rank + 2:
-        raise low.unsupported("indices of an input without batch")
+        raise low.unsupported("indices of an input without batch axis")
     y, indices = op.MaxPool(x, **attributes, _outputs=2)
     # ONNX counts positions through the whole tensor, PyTorch within each plane, in which no place is repeated.
     plane = np.arange(math.prod(have)).reshape(have)

@@ -25,7 +25,7 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
     """Returns a random input of the shape and dtype of `fake`, which `fill` writes at each call."""
     if generator is not None:
         # The state of another generator would have to be an input of the graph.
-        raise low.unsupported("a generator of its own")
+        raise low.unsupported("a generator other than PyTorch's default one")
     try:
         return low.random_input(_drawing(fake, fill), fake)
     except UnsupportedATenOp as error:
@@ -49,7 +49,7 @@ def _drawing(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.
 def _numbers(low: Lowering, *values: Any) -> None:
     """Refuses parameters of a distribution that are computed in the graph: PyTorch draws before the graph runs."""
     if any(isinstance(value, ir.Value) for value in values):
-        raise low.unsupported("a distribution whose parameters depend on the input")
+        raise low.unsupported("parameters of a distribution that are computed in the graph")
 
 
 @lower("aten.bernoulli.p", "aten.bernoulli.float")
@@ -224,7 +224,7 @@ def multinomial(
 ) -> ir.Value:
     op = low.op
     if generator is not None:
-        raise low.unsupported("a generator of its own")
+        raise low.unsupported("a generator other than PyTorch's default one")
     # As PyTorch's CPU kernels: the places of the largest weight / exponential noise; with replacement, a search in the
     # cumulated shares. Sampling has no gradient.
     weights = low.op.stop_gradient(weights)

@@ -138,7 +138,7 @@ def vector_norm(
         return _reduce(low, "ReduceSum", op.Cast(op.Not(op.Equal(x, 0.0)), to=low.dtype), dim, keepdim)
     # The derivative of |x|^p with p < 1 is infinite at 0.
     if ord < 1:
-        raise low.unsupported(f"norm of order {ord}")
+        raise low.unsupported(f"a norm of order {ord}")
     total = _reduce(low, "ReduceSum", op.Pow(op.Abs(x), float(ord)), dim, keepdim)
     return _root(low, total, 1 / ord)
 

@@ -285,7 +285,7 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
     op = low.op
     source, result = low.fake(0), low.result
     if not source.is_contiguous() or source.storage_offset() != 0:
-        raise low.unsupported("it addresses the memory of a view; ONNX has no strides")
+        raise low.unsupported("addresses in the memory of a view, since ONNX has no strides")
     plain = not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())
     if not plain:
         places = low.int_scalar(storage_offset or 0)
@@ -307,7 +307,7 @@ def _pads(low: Lowering, pad: Sequence[Any]) -> tuple[ir.Value, list[int]]:
 @lower("aten.constant_pad_nd.default")
 def constant_pad(low: Lowering, x: ir.Value, pad: Sequence[Any], value: Any = 0) -> ir.Value:
     if low.dtype == ir.DataType.INT16:
-        raise low.unsupported("ONNX Runtime pads no int16")
+        raise low.unsupported("int16, for which ONNX Runtime has no Pad kernel")
     if all(isinstance(p, int) and p == 0 for p in pad):
         return x
     pads, axes = _pads(low, pad)

@@ -37,7 +37,7 @@ def _checked(info: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
 def det(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
     # ONNX has no LU factors.
     if low.uses_result(1) or low.uses_result(2):
-        raise low.unsupported("its factors")
+        raise low.unsupported("readers of the factors")
     # The rule of Det writes its gradient for one size.
     _ = int(low.fake(0).shape[-1])
     matrices = low.op.Identity(a)
@@ -69,7 +69,7 @@ def solve_ex(
 ) -> tuple[ir.Value | None, ...]:
     """Lowers to the solution of A X = B, or of X A = B with left=False. B may be a batch of vectors."""
     if low.uses_result(1) or low.uses_result(2):
-        raise low.unsupported("its factors")
+        raise low.unsupported("readers of the factors")
     op = low.op
     of_vectors = low.result[0].dim() < low.fake(0).dim()
     if of_vectors:

@@ -42,7 +42,7 @@ def item(low: Lowering, x: ir.Value) -> ir.Value:
     """Lowers `tensor.item()` to a scalar."""
     kind = {torch.SymInt: INT64, torch.SymFloat: DOUBLE, torch.SymBool: BOOL}.get(type(low.result))
     if kind is None:
-        raise low.unsupported(f"of {low.fake(0).dtype}")
+        raise low.unsupported(str(low.fake(0).dtype))
     # In PyTorch a Python number has no gradient.
     x = low.op.stop_gradient(x)
     if low.fake(0).shape:
@@ -97,7 +97,7 @@ def _truediv(low: Lowering, a: Any, b: Any) -> Any:
 def _mod(low: Lowering, a: Any, b: Any) -> Any:
     a, b = _common(low, a, b)
     if a.dtype == DOUBLE:
-        raise low.unsupported("remainder of symbolic floats")
+        raise low.unsupported("the remainder of symbolic floats")
     return low.op.Mod(a, b)
 
 

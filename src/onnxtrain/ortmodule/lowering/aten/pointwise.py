@@ -317,11 +317,16 @@ def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
     return low.op.Mul(low.op.Round(low.op.Div(x, power)), power)
 
 
+def _bounds(low: Lowering, bounds: tuple[Any, ...], min: Any, max: Any) -> tuple[Any, Any]:
+    """Returns the lower and the upper bound of a clamp, of which clamp_min and clamp_max have one in first place."""
+    if not bounds:
+        return min, max
+    return (None, bounds[0]) if "clamp_max" in str(low.node.target) else (*bounds, None)[:2]
+
+
 @lower("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
 def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = None) -> ir.Value:
-    target = str(low.node.target)
-    if bounds:
-        min, max = (None, bounds[0]) if "clamp_max" in target else (*bounds, None)[:2]
+    min, max = _bounds(low, bounds, min, max)
     x = low.tensor(x, low.dtype)
     # Without a bound ONNX Runtime clips infinities to the largest finite number.
     if is_float(x):
@@ -339,9 +344,7 @@ def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = 
 
 @lower("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
 def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = None) -> ir.Value:
-    target = str(low.node.target)
-    if bounds:
-        min, max = (None, bounds[0]) if "clamp_max" in target else (*bounds, None)[:2]
+    min, max = _bounds(low, bounds, min, max)
     # A bound that is a tensor gets the gradient where it replaces an element, so this is no Clip.
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
     return _clamp_tensor(low, low.tensor(x, low.dtype), *limits)

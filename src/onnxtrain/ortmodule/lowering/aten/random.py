@@ -141,12 +141,6 @@ def rand(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
     return _filled(low, low.result, lambda tensor: tensor.uniform_())
 
 
-@lower("aten.uniform.default")
-def uniform(low: Lowering, x: Any, start: Any = 0.0, end: Any = 1.0, generator: Any = None) -> ir.Value:
-    _numbers(low, start, end)
-    return _filled(low, low.result, lambda tensor: tensor.uniform_(start, end), generator)
-
-
 @lower("aten.randn.default", "aten.randn_like.default")
 def randn(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
     return _filled(low, low.result, lambda tensor: tensor.normal_())
@@ -158,36 +152,19 @@ def normal(low: Lowering, mean: Any, std: Any, size: Any, generator: Any = None,
     return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
 
 
-@lower("aten.normal_functional.default")
-def normal_functional(
-    low: Lowering, x: Any, mean: Any = 0.0, std: Any = 1.0, generator: Any = None
-) -> ir.Value:
-    _numbers(low, mean, std)
-    return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
+def _distribution(method: str) -> Callable[..., ir.Value]:
+    """Returns the lowering of an op that fills a tensor like its first argument, as a method of `torch.Tensor` does."""
+
+    def lowered(low: Lowering, x: Any, *parameters: Any, generator: Any = None) -> ir.Value:
+        _numbers(low, *parameters)
+        return _filled(low, low.result, lambda tensor: getattr(tensor, method)(*parameters), generator)
+
+    return lowered
 
 
-@lower("aten.exponential.default")
-def exponential(low: Lowering, x: Any, rate: Any = 1.0, generator: Any = None) -> ir.Value:
-    _numbers(low, rate)
-    return _filled(low, low.result, lambda tensor: tensor.exponential_(rate), generator)
-
-
-@lower("aten.geometric.default")
-def geometric(low: Lowering, x: Any, p: Any, generator: Any = None) -> ir.Value:
-    _numbers(low, p)
-    return _filled(low, low.result, lambda tensor: tensor.geometric_(p), generator)
-
-
-@lower("aten.log_normal.default")
-def log_normal(low: Lowering, x: Any, mean: Any = 1.0, std: Any = 2.0, generator: Any = None) -> ir.Value:
-    _numbers(low, mean, std)
-    return _filled(low, low.result, lambda tensor: tensor.log_normal_(mean, std), generator)
-
-
-@lower("aten.cauchy.default")
-def cauchy(low: Lowering, x: Any, median: Any = 0.0, sigma: Any = 1.0, generator: Any = None) -> ir.Value:
-    _numbers(low, median, sigma)
-    return _filled(low, low.result, lambda tensor: tensor.cauchy_(median, sigma), generator)
+for _name in ("uniform", "exponential", "geometric", "log_normal", "cauchy"):
+    lower(f"aten.{_name}.default")(_distribution(f"{_name}_"))
+lower("aten.normal_functional.default")(_distribution("normal_"))
 
 
 @lower("aten.randint.default", "aten.randint_like.default")

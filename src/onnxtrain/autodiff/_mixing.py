@@ -12,15 +12,8 @@ from collections.abc import Collection, Set
 
 import onnx_ir as ir
 
-_MIXING = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "LayerNormalization", "GRU", "LSTM", "RNN"})
-_PASSING = frozenset(
-    {
-        *("Add", "AveragePool", "BatchNormalization", "Concat", "Dropout", "Expand", "Flatten"),
-        *("GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool", "Pad", "ReduceMean", "ReduceSum"),
-        *("Relu", "Reshape", "Slice", "Split", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze"),
-    }
-)
-"""Ops that turn finite cotangents into finite ones, so that the ops behind them decide."""
+from onnxtrain.op_facts import FINITE_COTANGENTS, MIXING
+
 _FAR = 64
 """Number of nodes that the search visits before it gives up and answers no."""
 
@@ -43,9 +36,9 @@ def is_mixed(value: ir.Value, active: Set[ir.Value], of: Collection[ir.Value]) -
             # Bounded, because the question is asked for every mask and must not cost the square of the graph.
             nodes += 1
             reached = [output for output in node.outputs if output in active]
-            if not reached or (node.domain == "" and node.op_type in _MIXING):
+            if not reached or (node.domain == "" and node.op_type in MIXING):
                 continue
-            if node.domain != "" or node.op_type not in _PASSING or nodes > _FAR:
+            if node.domain != "" or node.op_type not in FINITE_COTANGENTS or nodes > _FAR:
                 return False
             waiting += [output for output in reached if output not in seen]
             seen.update(reached)

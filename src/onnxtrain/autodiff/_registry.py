@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, schema_of
 from onnxtrain.errors import GraphBuildError, RuleDefinitionError
+from onnxtrain.op_facts import STEPS
 from onnxtrain.passes import BODIES, TWINS
 
 from ._node import NodeView, Signature
@@ -80,12 +81,8 @@ NOT_YET: dict[tuple[str, str], str] = {}
 
 _ORIGIN = "onnxtrain.origin"
 
-STEPS_OF_GRADIENTS: Mapping[str, Mapping[str, str]] = {
-    op_type: {_ORIGIN: "gradient"}
-    for op_type in ("Ceil", "DynamicQuantizeLinear", "Floor", "QuantizeLinear", "Round", "Sign")
-}
-"""By op type, the `metadata_props` that mark piecewise constant nodes in gradients: :func:`rule_for` gives them no
-rule.
+STEPS_OF_GRADIENTS: Mapping[str, Mapping[str, str]] = {op_type: {_ORIGIN: "gradient"} for op_type in STEPS}
+"""By op type, the metadata of piecewise constant nodes that rules write: :func:`rule_for` takes these for constants.
 
 Straight-through rules are for the rounding in the user's model. If a gradient is differentiated again, the rounding
 that a rule wrote into it, such as the Floor by which GridSample finds its pixels, must keep its derivative of zero.

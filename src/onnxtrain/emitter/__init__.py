@@ -1,6 +1,6 @@
-"""Writing ONNX nodes: `op.Mul(a, b)` appends a Mul node to a graph and returns its output value.
+"""Writes ONNX nodes: `op.Mul(a, b)` appends a Mul node to a graph and returns its output value.
 
-Everything that builds graphs (gradient rules, losses, optimizers, onnxblock) writes them with an :class:`Emitter`.
+Gradient rules, losses, optimizers, onnxblock and ORTModule's lowerings build their graphs with an :class:`Emitter`.
 """
 
 from onnxtrain.emitter._emitter import AttributeRef, Composite, Emitter, Operand, Write

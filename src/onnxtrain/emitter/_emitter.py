@@ -1,4 +1,4 @@
-"""The emitter, and what it writes."""
+"""Defines the emitter."""
 
 from __future__ import annotations
 
@@ -16,33 +16,40 @@ from onnxtrain.emitter._names import Names, all_names, inputs_of_subgraph
 from onnxtrain.emitter._schemas import output_dtype, schema_of
 from onnxtrain.emitter._values import static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.passes.parameters.stop_gradient import mark_stop_gradient
 from onnxtrain.passes.tidy.constants import mark_constant
 
 Operand = ir.Value | npt.ArrayLike | None
+"""Anything that a node can read: a value, None for an omitted optional input, numbers and arrays for a constant."""
 
 
 @dataclass(frozen=True)
 class AttributeRef:
-    """Inside a function body: the value of the function's attribute `name`, known only where it is called."""
+    """An attribute of the enclosing function, to be used as an attribute of a node in its body.
+
+    Attributes:
+        name: the function's attribute, e.g. "axis". Its value is known only where the function is called.
+        type: the attribute's type.
+    """
 
     name: str
     type: ir.AttributeType
 
 
 class Composite(Protocol):
-    """A composite op: gives the model-local function that implements it for a dtype (see `onnxtrain.functions`)."""
+    """A composite op, which has one model-local function per dtype (see `onnxtrain.functions`)."""
 
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns what the function table `functions` has, or is to have, the function for a dtype under."""
+        """Returns the key in the function table `functions` for the function of a dtype, whether it is there or not."""
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the function whose body computes this op in `dtype` at `opset`."""
+        """Returns the function whose body computes this op in `dtype` with ops of `opset`."""
 
 
 class Write(Protocol):
-    """What `op.Name` is: appends one node; returns its output, or with `_outputs` the tuple of so many outputs."""
+    """The type of `op.Name`: appends one node and returns its output, or with `_outputs=k` a tuple of k outputs."""
 
     @overload
     def __call__(self, *inputs: Operand, _outputs: int, **attributes: Any) -> tuple[ir.Value, ...]: ...
@@ -54,17 +61,18 @@ class Write(Protocol):
 class Emitter:
     """Appends nodes to a graph or a function body.
 
-    `op.Name(*inputs, **attributes)` appends one node of the standard domain; inputs are values, None for an omitted
-    optional input, or numbers and (nested) lists that become constants: integers int64, booleans bool, and floats
-    the dtype of the first floating-point value among the inputs. `_outputs=k` asks for a tuple of k outputs.
+    `op.Name(*inputs, **attributes)` appends one node of the standard domain. An input is a value, None for an omitted
+    optional input, or a number or (nested) list that becomes a constant: int64 for integers, bool for booleans, and for
+    floats the dtype of the first floating-point value among the inputs. `_outputs=k` asks for a tuple of k outputs.
 
     Args:
         graph: the graph to append to, or the graph of a function body.
         opset: version of the standard domain; read from the graph when omitted.
         functions: the model's function table; needed for :meth:`call` only.
-        in_function: constants become Constant nodes, because function bodies have no initializers.
+        in_function: write constants as Constant nodes, because function bodies have no initializers.
 
     Attributes:
+        scope: prefix of the names of new nodes and values, e.g. "encoder/".
         metadata: by op type of the standard domain, the `metadata_props` that nodes of this type are written with, e.g.
             {"Floor": {"onnxtrain.origin": "gradient"}}. Emitters of subgraphs inherit it; copied nodes keep their own.
     """
@@ -89,6 +97,7 @@ class Emitter:
         self._names = Names(all_names(graph))
 
     def __getattr__(self, op_type: str) -> Write:
+        # ONNX ops begin with a capital. Other names are attributes that the emitter lacks, e.g. in `hasattr`.
         if not op_type[:1].isupper():
             raise AttributeError(f"{type(self).__name__} has no attribute {op_type!r}")
 
@@ -114,20 +123,22 @@ class Emitter:
             The output value, or with `_outputs` the tuple of so many.
         """
         schema = schema_of(op_type, self.opset)
+        # ONNX Runtime would report a wrong attribute only when the model is loaded, without the place that wrote it.
         if not attributes.keys() <= schema.attributes.keys():
             unknown = ", ".join(sorted(attributes.keys() - schema.attributes.keys()))
             raise GraphBuildError(
                 f"writing a node {op_type} of opset {self.opset}: it has no attribute {unknown}; it has "
                 f"{', '.join(sorted(schema.attributes)) or 'none'}"
             )
+        # ONNX promotes no dtypes: a Python float must have the dtype of the tensor beside it.
         like = next(
             (v for v in inputs if isinstance(v, ir.Value) and v.dtype and v.dtype.is_floating_point()), None
         )
         values = [self._operand(v, like) for v in inputs]
         outputs = self._append("", op_type, values, _outputs or 1, attributes)
-        formals = itertools.chain(
-            schema.outputs, itertools.repeat(schema.outputs[-1])
-        )  # the last may be variadic
+        # The last output may be variadic.
+        formals = itertools.chain(schema.outputs, itertools.repeat(schema.outputs[-1]))
+        # dtypes are known at once, shapes later: rules ask for dtypes while they write.
         for output, formal in zip(outputs, formals, strict=False):
             dtype = output_dtype(formal, schema, values, attributes)
             output.type = ir.TensorType(dtype) if dtype is not None else None
@@ -163,7 +174,7 @@ class Emitter:
         return outputs[0] if _outputs is None else outputs
 
     def function(self, composite: Composite, dtype: ir.DataType) -> ir.OperatorIdentifier:
-        """Adds the function of a composite op for a dtype to the model, unless it is there; returns its name."""
+        """Adds the function of a composite op for a dtype to the model if it is missing; returns its identifier."""
         if self._functions is None:
             raise GraphBuildError(
                 f"calling composite {composite}: this emitter was made without a function table"
@@ -171,14 +182,16 @@ class Emitter:
         identifier = composite.identifier(dtype, self._functions)
         if identifier not in self._functions:
             function = composite.function_for(dtype, self.opset)
+            # The number in the name of a SpecializedOp depends on the functions that the model has.
             function.name = identifier[1]
             self._functions[identifier] = function
+        # A model that does not declare the domain of a function is invalid.
         self._imports.setdefault(identifier[0], 1)
         return identifier
 
     @property
     def can_call(self) -> bool:
-        """Whether composite ops can be called: there is a table for their functions."""
+        """True if composite ops can be called, because this emitter has a function table."""
         return self._functions is not None
 
     def const(
@@ -196,27 +209,30 @@ class Emitter:
         array = _as_array(value)
         if dtype is None:
             kinds = {"i": ir.DataType.INT64, "u": ir.DataType.INT64, "b": ir.DataType.BOOL}
-            own = None if array.dtype == np.float64 else ir.DataType.from_numpy(array.dtype)
+            # Arrays keep their dtype. NumPy makes float64 of Python floats, and hardly anybody means it.
+            array_dtype = None if array.dtype == np.float64 else ir.DataType.from_numpy(array.dtype)
             dtype = (
-                own
-                if isinstance(value, np.ndarray) and own
+                array_dtype
+                if isinstance(value, np.ndarray) and array_dtype
                 else kinds.get(array.dtype.kind, ir.DataType.FLOAT)
             )
+        # ascontiguousarray makes a vector of a scalar, hence the reshape.
         array = np.ascontiguousarray(array.astype(dtype.numpy())).reshape(array.shape)
+        # Rules write the same few constants for every node of a graph.
         key = (dtype, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = self._new_constant(array, dtype)
         return self._constants[key]
 
     def ints(self, ref: AttributeRef) -> ir.Value:
-        """Returns the value of an integer (list) attribute of the enclosing function as an int64 tensor."""
+        """Returns an integer attribute (or list of integers) of the enclosing function as an int64 tensor."""
         field = "value_int" if ref.type == ir.AttributeType.INT else "value_ints"
         output = self._append("", "Constant", [], 1, {field: ref})[0]
         output.type = ir.TensorType(ir.DataType.INT64)
         return output
 
     def number(self, ref: AttributeRef, like: ir.Value) -> ir.Value:
-        """Returns the value of a float attribute of the enclosing function as a scalar of the dtype of `like`."""
+        """Returns a float attribute of the enclosing function as a scalar of the dtype of `like`."""
         output = self._append("", "Constant", [], 1, {"value_float": ref})[0]
         output.type = ir.TensorType(ir.DataType.FLOAT)
         if like.dtype in (None, ir.DataType.FLOAT):
@@ -225,6 +241,7 @@ class Emitter:
 
     def shape_of(self, value: ir.Value) -> ir.Value:
         """Returns the shape of `value`, int64 [rank]: a constant when static, else one shared Shape node."""
+        # A constant lets later passes fold and fuse; a Shape node would hide the sizes.
         dims = static_dims(value)
         if dims is not None and None not in dims:
             return self.const(np.array(dims, dtype=np.int64))
@@ -240,21 +257,23 @@ class Emitter:
             if size is not None:
                 return self.const([size])
         if axis == -1:
+            # With end=0, Shape would return no sizes.
             output: ir.Value = self.Shape(value, start=-1)
         else:
             output = self.Shape(value, start=axis, end=axis + 1)
         return output
 
     def reshape_like(self, value: ir.Value, like: ir.Value) -> ir.Value:
-        """Returns `value` with the shape of `like` (which has as many elements)."""
+        """Returns `value` reshaped to the shape of `like`, which has as many elements."""
+        # Without allowzero a size of 0 would mean the size of the input's axis.
         output: ir.Value = self.Reshape(value, self.shape_of(like), allowzero=1)
         output.shape = like.shape
         return output
 
     def merge_from(self, value: ir.Value, axis: int) -> ir.Value:
-        """Returns `value` with its axes from `axis` on merged into one, also where it has no elements.
+        """Returns `value` with its axes from `axis` on merged into one, also if it has no elements.
 
-        There a Reshape to [0, 0, -1] does not know the last size, and ONNX Runtime refuses.
+        A Reshape to [0, 0, -1] cannot infer the last size of a tensor without elements, and ONNX Runtime refuses it.
         """
         sizes = (static_dims(value) or (None,) * (axis + 1))[axis:]
         count = None if None in sizes else math.prod(size for size in sizes if size is not None)
@@ -273,33 +292,43 @@ class Emitter:
         constant: Operand = None,
         mode: str | None = None,
     ) -> ir.Value:
-        """Returns `value`, of `rank` axes, padded along some of them.
-
-        Pad's own input for axes is not used. ONNX Runtime (1.31 at least) overlooks it when it moves a Transpose past
-        a Pad, and the optimized graph fails.
+        """Returns `value` padded along some axes.
 
         Args:
-            value: what to pad.
-            pads: places before each of `axes`, then after each, int64 [2 * len(axes)].
-            axes: non-negative.
-            rank: of `value`.
+            value: the tensor to pad.
+            pads: int64 [2 * len(axes)], the places before each of `axes`, then after each.
+            axes: axes from 0 on.
+            rank: number of axes of `value`.
             constant: scalar to pad with; zero by default.
-            mode: as the attribute of Pad.
+            mode: the attribute of Pad.
         """
+        # Not by Pad's own input for axes: ONNX Runtime (1.31 at least) overlooks it when it moves a Transpose past a
+        # Pad, and the optimized graph fails.
         if list(axes) != list(range(rank)):
             places = np.array([*axes, *(axis + rank for axis in axes)], dtype=np.int64)
             everywhere = np.zeros(2 * rank, dtype=np.int64)
-            known = pads.const_value if isinstance(pads, ir.Value) else np.array(pads, dtype=np.int64)
-            if known is not None:
-                everywhere[places] = known.numpy() if isinstance(known, ir.TensorProtocol) else known
+            constant_pads = pads.const_value if isinstance(pads, ir.Value) else np.array(pads, dtype=np.int64)
+            if constant_pads is not None:
+                everywhere[places] = (
+                    constant_pads.numpy() if isinstance(constant_pads, ir.TensorProtocol) else constant_pads
+                )
                 pads = self.const(everywhere)
             else:
                 pads = self.ScatterElements(everywhere, places, pads, axis=0)
         fill = () if constant is None else (constant,)
         return self.Pad(value, pads, *fill, mode=mode)
 
+    def stop_gradient(self, value: ir.Value) -> ir.Value:
+        """Returns `value` behind an Identity through which no gradient flows."""
+        result: ir.Value = self.Identity(value)
+        result.shape = value.shape
+        node = result.producer()
+        assert node is not None
+        mark_stop_gradient(node)
+        return result
+
     def zeros_like(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
-        """Returns zeros of the shape of `value`, of its dtype or another."""
+        """Returns zeros of the shape of `value`, and of its dtype unless `dtype` is given."""
         return self._filled(value, 0, dtype)
 
     def ones_like(self, value: ir.Value) -> ir.Value:
@@ -314,10 +343,13 @@ class Emitter:
         return output
 
     def subgraph(self, inputs: Mapping[str, ir.DataType | None]) -> Emitter:
-        """Returns an emitter for a new branch or body of a control-flow node, with inputs of these names and dtypes.
+        """Returns an emitter for a new branch or body of a control-flow node.
 
-        It may read values of this graph, and takes its names from the same pool. Its `graph` is the attribute of the
-        control-flow node; its outputs are the caller's to add.
+        The subgraph may read values of this graph, and takes its names from the same pool. Pass the emitter's `graph`
+        as attribute to the control-flow node; add its outputs yourself.
+
+        Args:
+            inputs: names and dtypes of the subgraph's inputs.
         """
         values = [
             ir.Value(name=self.unique_name(self.scope + name), type=ir.TensorType(dtype) if dtype else None)
@@ -327,16 +359,21 @@ class Emitter:
         return self.within(ir.Graph(values, [], nodes=[], opset_imports={"": self.opset}, name=name))
 
     def within(self, graph: ir.Graph) -> Emitter:
-        """Returns an emitter for a branch or body that is there, whose names are of the same pool."""
+        """Returns an emitter for an existing branch or body, which takes names from the same pool."""
         inner = Emitter(graph, functions=self._functions, opset=self.opset)
         inner.scope, inner._names, inner.metadata = self.scope, self._names, self.metadata
-        inner._imports = self._imports  # a model says at the top which domains it uses
+        # A model declares the domains that its subgraphs use in the main graph.
+        inner._imports = self._imports
         return inner
 
     def copy_of(self, graph: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
-        """Appends copies of the nodes of a subgraph, with these values for its inputs; returns its outputs.
+        """Appends copies of the nodes of a subgraph and returns the copies of its outputs.
 
-        Names of copies are new, and what the subgraph reads of enclosing graphs is read here too.
+        Copied values get new names. Values of enclosing graphs are read in place.
+
+        Args:
+            graph: the subgraph.
+            inputs: values to take the place of its inputs.
         """
         copy = graph.clone(allow_outer_scope_values=True)
         for old, new in zip(copy.inputs, inputs, strict=True):
@@ -344,6 +381,7 @@ class Emitter:
             new.type, new.shape = new.type or old.type, new.shape or old.shape
         outputs = list(copy.outputs)
         copy.outputs.clear()
+        # A subgraph's initializers become those of this graph; equal names elsewhere would collide.
         for name, initializer in tuple(copy.initializers.items()):
             copy.initializers.pop(name)
             initializer.name = self.unique_name(name)
@@ -362,7 +400,7 @@ class Emitter:
         return outputs
 
     def unique_name(self, wish: str) -> str:
-        """Returns `wish`, or `wish_1`, `wish_2`, ... whichever is not taken yet, and reserves it."""
+        """Returns `wish`, or `wish_1`, `wish_2`, ..., whichever is free, and reserves it."""
         return self._names.unique(wish)
 
     def _operand(self, value: Operand, like: ir.Value | None) -> ir.Value | None:
@@ -381,6 +419,7 @@ class Emitter:
         outputs: int,
         attributes: Mapping[str, Any],
     ) -> tuple[ir.Value, ...]:
+        # Names tell a reader of the model, or of an error of ONNX Runtime, where a node comes from.
         name = self.unique_name(f"{self.scope}{op_type}")
         values = [
             ir.Value(name=self.unique_name(name + ("_out" if i == 0 else f"_out{i}"))) for i in range(outputs)
@@ -398,7 +437,8 @@ class Emitter:
             value.const_value = tensor
         else:
             value = ir.Value(name=self.unique_name("const"), const_value=tensor)
-            mark_constant(value)  # so that nobody takes it for a parameter
+            # Without the mark, an initializer of floats counts as a parameter to train.
+            mark_constant(value)
             self.graph.register_initializer(value)
         value.type = ir.TensorType(dtype)
         value.shape = ir.Shape(array.shape)
@@ -406,7 +446,8 @@ class Emitter:
 
 
 def _as_array(value: npt.ArrayLike) -> np.ndarray:
-    """The value as an array; an empty list is a list of no integers (axes, sizes), not of floats."""
+    """Returns a constant as an array."""
+    # NumPy makes floats of an empty list, which here lists no axes or no sizes.
     return np.zeros(0, dtype=np.int64) if isinstance(value, list) and not value else np.asarray(value)
 
 

@@ -1,4 +1,4 @@
-"""Names that no other value or node of a graph has."""
+"""Finds names that no other value or node of a graph has."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import onnx_ir as ir
 
 
 class Names:
-    """The names that are taken, and for each wish the number that was tried last."""
+    """A pool of names that are taken.
+
+    The number that was last tried for each wish is remembered: otherwise the n-th `Mul` would try n names.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
         self._taken = set(names)
         self._counts: dict[str, int] = {}
 
     def unique(self, wish: str) -> str:
-        """Returns `wish`, or `wish_1`, ... whichever is not taken yet, and takes it."""
+        """Returns `wish`, or `wish_1`, `wish_2`, ..., whichever is free, and takes it."""
+        # From the last number on, since smaller ones are taken.
         name, count = wish, self._counts.get(wish, 0)
         while name in self._taken:
             count += 1
@@ -26,7 +30,7 @@ class Names:
 
 
 def all_names(graph: ir.Graph) -> Iterator[str]:
-    """Yields the names of everything in a graph and in its subgraphs."""
+    """Yields the names of all nodes and values in a graph and in its subgraphs."""
     for value in (*graph.inputs, *graph.initializers.values()):
         yield value.name or ""
     for node in graph.all_nodes():
@@ -39,7 +43,7 @@ def all_names(graph: ir.Graph) -> Iterator[str]:
 
 
 def inputs_of_subgraph(attribute: ir.Attr) -> Iterator[ir.Value]:
-    """Yields the inputs and initializers of the subgraph that an attribute is."""
+    """Yields the inputs and initializers of the subgraph in an attribute, if it holds one."""
     if not attribute.is_ref() and attribute.type == ir.AttributeType.GRAPH:
         subgraph = attribute.as_graph()
         yield from subgraph.inputs

@@ -1,4 +1,4 @@
-"""What the schemas of ONNX say of an op and of its results."""
+"""Looks up ONNX schemas, and the dtypes that they give to outputs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onnxtrain.errors import GraphBuildError
 
+# Types as schemas write them. Outputs of other types get no dtype here; shape inference finds it.
 _TENSOR_TYPES = {
     "tensor(float)": ir.DataType.FLOAT,
     "tensor(double)": ir.DataType.DOUBLE,
@@ -24,7 +25,7 @@ _TENSOR_TYPES = {
 
 @functools.cache
 def schema_of(op_type: str, opset: int, domain: str = "") -> onnx.defs.OpSchema:
-    """Returns the ONNX schema of `op_type` that is in force at `opset`.
+    """Returns the ONNX schema of `op_type` at `opset`.
 
     Raises:
         GraphBuildError: there is no such op at that opset.
@@ -44,28 +45,39 @@ def output_dtype(
     values: Sequence[ir.Value | None],
     attributes: Mapping[str, Any],
 ) -> ir.DataType | None:
-    """Returns the dtype that a schema gives to an output; None when it cannot be told.
+    """Returns the dtype of an output: fixed by the schema, set by an attribute, or that of an input of the same type.
 
-    It is fixed, set by an attribute, or that of an input of the same type.
+    Args:
+        formal: the output in the schema.
+        schema: the op's schema.
+        values: the inputs of the node.
+        attributes: the attributes of the node.
+
+    Returns:
+        The dtype, or None if the schema and the inputs do not tell it.
     """
     if formal.type_str in _TENSOR_TYPES:
         return _TENSOR_TYPES[formal.type_str]
+    # Cast calls its attribute `to`; other ops with one call it `dtype`.
     if schema.name == "Cast":
         return ir.DataType(int(attributes["to"]))
     if "dtype" in attributes:
         return ir.DataType(int(attributes["dtype"]))
+    # A type parameter may allow one type only, e.g. bool for the results of comparisons.
     allowed = {t: c.allowed_type_strs for c in schema.type_constraints for t in [c.type_param_str]}
     if len(allowed.get(formal.type_str, ())) == 1:
         return _TENSOR_TYPES.get(next(iter(allowed[formal.type_str])))
     for value, parameter in zip(values, _formal_inputs(schema), strict=False):
         if parameter.type_str == formal.type_str and value is not None:
             return value.dtype
-    if "stash_type" in schema.attributes:  # statistics of normalisations are float32 unless it says otherwise
+    # The statistics of normalisations have the dtype of stash_type, float32 by default.
+    if "stash_type" in schema.attributes:
         return ir.DataType(int(attributes.get("stash_type", ir.DataType.FLOAT)))
     return None
 
 
 def _formal_inputs(schema: onnx.defs.OpSchema) -> Iterator[onnx.defs.OpSchema.FormalParameter]:
+    """Yields the inputs of a schema, the last one without end if it is variadic."""
     formals = list(schema.inputs)
     yield from formals
     while formals and formals[-1].option == onnx.defs.OpSchema.FormalParameterOption.Variadic:

@@ -1,4 +1,4 @@
-"""What is known of the values of a graph."""
+"""Finds values of a graph, and their static dimensions."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import onnx_ir as ir
 
 
 def static_dims(value: ir.Value) -> tuple[int | None, ...] | None:
-    """Returns the dimensions of `value`, None for each symbolic one; None when even the rank is unknown."""
+    """Returns the dimensions of `value`, e.g. (None, 3) for [batch, 3]; None if the rank is unknown."""
     if value.shape is None:
         return None
     return tuple(dim if isinstance(dim, int) else None for dim in value.shape)
 
 
 def find_value(graph: ir.Graph, name: str) -> ir.Value | None:
-    """Returns the input, initializer or node output of that name, None when the graph has no such value."""
+    """Returns the input, initializer or node output of that name, or None."""
     return next((value for value in _values(graph) if value.name == name), None)
 
 
 def values_by_name(graph: ir.Graph) -> dict[str, ir.Value]:
-    """Returns all inputs, initializers and node outputs of a graph by name: what to look many names up in."""
+    """Returns all inputs, initializers and node outputs by name. Faster than `find_value` for many names."""
     return {str(value.name): value for value in _values(graph)}
 
 

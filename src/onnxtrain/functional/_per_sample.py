@@ -13,7 +13,8 @@ from onnxtrain._building import without_collection
 from onnxtrain.autodiff import add_gradients, check_names, reads, straight_through_rules
 from onnxtrain.emitter import Emitter, static_dims, values_by_name
 from onnxtrain.errors import DifferentiationError
-from onnxtrain.passes import RANDOM_OPS, CleanupPass, ModelSource, settle_shapes
+from onnxtrain.op_facts import RANDOM_OPS
+from onnxtrain.passes import CleanupPass, ModelSource, settle_shapes
 
 from ._products import finished, prepared
 

@@ -1,7 +1,8 @@
-"""Composite training ops: model-local functions of domain `onnxtrain`, whose bodies are standard ops.
+"""Defines composite training ops: model-local functions of domain `onnxtrain`, whose bodies are standard ops.
 
-A stock runtime inlines the body. Where a native kernel of the same domain and name is registered, ONNX Runtime uses
-the kernel instead, so the dtype is part of the name: `SoftmaxGradient_float`.
+A stock runtime inlines the body. Where a native kernel of the same domain and name is registered, ONNX Runtime uses the
+kernel instead. A kernel without the dtype would be an error, not a reason to inline the body, so the dtype is part of
+the name: `SoftmaxGradient_float`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from onnxtrain.errors import GraphBuildError
 DOMAIN = "onnxtrain"
 
 Body = Callable[..., "ir.Value | tuple[ir.Value, ...]"]
+"""Writes the body: `(op, *inputs, **attributes)` -> one output, or a tuple."""
 
 
 class CompositeOp:
-    """One composite op; `function_for` gives its function for a dtype.
+    """A composite op.
 
     Attributes:
-        name: op type without the dtype, such as `SoftmaxGradient`.
-        inputs: names of its inputs.
-        integers: those of them that are int64; the others have the dtype of the function.
-        attributes: names of its attributes and their types.
+        name: op type without the dtype, e.g. `SoftmaxGradient`.
+        inputs: names of its inputs, e.g. ("y", "ct").
+        integers: names of the int64 inputs; the others have the dtype of the function.
+        attributes: types of its attributes by name.
     """
 
     def __init__(
@@ -58,17 +60,18 @@ class CompositeOp:
 
     @property
     def names_by_dtype(self) -> dict[ir.DataType, str]:
-        """The same by dtype, e.g. `ReluGradient_float` for float32."""
+        """Names of its functions by dtype, e.g. `ReluGradient_float` for float32."""
         return {dtype: f"{self.name}_{suffix}" for dtype, suffix in _DTYPE_NAMES.items()}
 
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns what the function table `functions` has, or is to have, the function for a dtype under."""
+        """Returns the key in the function table `functions` for the function of a dtype, whether it is there or not."""
         return (DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", "")
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
         """Returns the function that computes this op in `dtype`, written with ops of `opset`."""
+        # Models change their functions, e.g. when they inline them.
         return self._cached(dtype, opset).clone()
 
     def _build(self, dtype: ir.DataType, opset: int) -> ir.Function:
@@ -80,13 +83,16 @@ class CompositeOp:
         }
         result = self._body(op, *inputs, **references)
         outputs = result if isinstance(result, tuple) else (result,)
+        # Callers ask for this number of outputs; a body with fewer would leave some undefined.
         if len(outputs) != self._outputs:
             raise GraphBuildError(
                 f"building {self}: its body gave {len(outputs)} outputs, not {self._outputs}"
             )
         graph.outputs.extend(outputs)
         for value in inputs:
-            value.shape = None  # a function is written for any
+            # The function serves calls of any shape; only the body of a SpecializedOp relies on one.
+            value.shape = None
+        # Attributes without default: each call must give them.
         declared = [ir.Attr(name, type_, None) for name, type_ in self.attributes.items()]
         return ir.Function(DOMAIN, f"{self.name}_{_DTYPE_NAMES[dtype]}", graph=graph, attributes=declared)
 
@@ -96,6 +102,7 @@ class CompositeOp:
         return ir.Value(name=name, type=ir.TensorType(type_))
 
 
+# As the kernel library spells them.
 _DTYPE_NAMES = {
     ir.DataType.FLOAT: "float",
     ir.DataType.DOUBLE: "double",
@@ -104,7 +111,7 @@ _DTYPE_NAMES = {
 }
 
 COMPOSITES: dict[str, CompositeOp] = {}
-"""All composite ops by name."""
+"""All composite ops by name, e.g. COMPOSITES["SoftmaxGradient"]."""
 
 
 def composite(
@@ -117,8 +124,8 @@ def composite(
     """Makes the decorated function `(op, *inputs, **attributes)` the body of a composite op.
 
     All inputs and outputs have one floating-point dtype, except the inputs named in `integers`. Attributes reach the
-    body as references: pass them on as attributes of standard ops, or turn integer (list) ones into a tensor with
-    `op.ints(reference)` and float ones with `op.number(reference, like=...)`.
+    body as references. Pass them on as attributes of standard ops, or turn them into tensors: integers with
+    `op.ints(reference)`, floats with `op.number(reference, like=...)`.
     """
 
     def register(body: Body) -> CompositeOp:

@@ -1,4 +1,4 @@
-"""Masked cotangents in a gradient that is differentiated once more."""
+"""Rewrites gradients that mask cotangents by products, before they are differentiated once more."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from .activation import (
     relu_gradient_of_finite,
 )
 
-__all__ = ["with_exact_masks"]
-
 _EXACT: dict[CompositeOp, CompositeOp] = {
     clip_gradient_of_finite: clip_gradient,
     hardtanh_gradient_of_finite: hardtanh_gradient,
@@ -24,15 +22,14 @@ _EXACT: dict[CompositeOp, CompositeOp] = {
 
 
 def with_exact_masks(model: ir.Model) -> ir.Model:
-    """Returns `model`, which is changed: its gradients of Relu, Clip and Hardtanh choose, where some multiplied.
-
-    A mask as a factor is right for a finite cotangent, such as a gradient has behind a matrix product. The derivative
-    of the factor multiplies a second cotangent by the same mask. That one comes from the other end of the gradient,
-    where it may be infinite: behind 1 / x at zero, for example.
+    """Makes the gradients of Relu, Clip and Hardtanh in `model` select by Where instead of multiplying by a mask.
 
     Args:
-        model: a graph with its gradients, before its functions are inlined.
+        model: a graph with its gradients, before its functions are inlined. Changed in place, and returned.
     """
+    # A mask as a factor suits finite cotangents, as a gradient has behind a matrix product. Differentiating the product
+    # multiplies a second cotangent by the mask, which comes from the other end of the gradient and may be infinite,
+    # e.g. behind 1 / x at zero.
     for multiplying, choosing in _EXACT.items():
         for (domain, name, overload), function in list(model.functions.items()):
             dtype = _dtype_of(multiplying, domain, name)
@@ -45,7 +42,9 @@ def with_exact_masks(model: ir.Model) -> ir.Model:
 
 
 def _dtype_of(composite: CompositeOp, domain: str, name: str) -> ir.DataType | None:
-    """The dtype of a composite's function of this name; None if it is no function of it."""
+    """Returns the dtype of a composite's function of this name; None if it is no function of the composite."""
     if domain != DOMAIN:
         return None
-    return next((dtype for dtype, own in composite.names_by_dtype.items() if own == name), None)
+    return next(
+        (dtype for dtype, function_name in composite.names_by_dtype.items() if function_name == name), None
+    )

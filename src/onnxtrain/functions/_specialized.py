@@ -1,8 +1,8 @@
-"""Composite ops whose body depends on more than the dtype, such as the sizes of a kernel.
+"""Defines composite ops whose body depends on more than the dtype, e.g. on the sizes of a convolution's kernel.
 
-Of each body there is a function: `ConvolutionGradient0_float`, `ConvolutionGradient1_float`, ... The number only says
-which body it is (overloads of one name would be the standard's way, and ONNX Runtime 1.20 takes the last of them
-for all). Native kernels, which read attributes and shapes, are registered under as many numbers as a model needs.
+There is one function per body: `ConvolutionGradient0_float`, `ConvolutionGradient1_float`, ... The number only tells
+bodies apart. ONNX's own way would be overloads of one name, but ONNX Runtime 1.20 takes the last overload for all.
+Native kernels, which read attributes and shapes instead, are registered under as many numbers as a model needs.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import onnx_ir as ir
 
 from ._composite import DOMAIN, Body, CompositeOp
 
+# The key of the body in the metadata of its function: names and numbers alone do not tell bodies apart.
 _KEY = "onnxtrain.body"
 _NAME = re.compile(r"(.+?)\d+_b?float16")
 _NARROW = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16)
 
 
 class SpecializedOp(CompositeOp):
-    """One body of a composite op.
+    """A composite op with one body.
 
     Args:
-        name: op type without number and dtype.
-        inputs: names of its inputs and their shapes; what is static in them the body may rely on.
-        attributes: as of :class:`CompositeOp`; they tell a kernel what the body has built in.
+        name: op type without number and dtype, e.g. `ConvolutionGradient`.
+        inputs: names of its inputs and their shapes. The body may rely on static sizes.
+        attributes: as of :class:`CompositeOp`. A kernel reads from them what is built into the body.
         outputs: number of outputs.
-        key: says what the body was built for; bodies of the same key are the same.
-        body: as of :class:`CompositeOp`; it is given the attributes, and need not use them.
+        key: describes what the body was built for. Bodies of equal keys are equal.
+        body: as of :class:`CompositeOp`. It may ignore its attributes.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class SpecializedOp(CompositeOp):
     def identifier(
         self, dtype: ir.DataType, functions: Mapping[ir.OperatorIdentifier, ir.Function]
     ) -> ir.OperatorIdentifier:
-        """Returns the function of this body in `functions`, or the first number that is free there."""
+        """Returns the identifier of this body's function in `functions`, or of the first free number."""
         _, name, _ = super().identifier(dtype, functions)
         return _numbered(name, self._key, functions)
 
     def function_for(self, dtype: ir.DataType, opset: int) -> ir.Function:
-        """Returns the function; its name has no number yet."""
+        """Returns the function, whose name has no number yet."""
         function = super().function_for(dtype, opset)
         function.metadata_props[_KEY] = self._key
         return function
@@ -67,16 +68,19 @@ class SpecializedOp(CompositeOp):
 def widened(
     function: ir.Function, functions: MutableMapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier | None:
-    """Adds the function that computes in float32 what one of bfloat16 or float16 does; returns its name.
+    """Adds a function that computes in float32 what a bfloat16 or float16 function computes.
 
-    Returns None where `function` is none of a :class:`SpecializedOp` in these dtypes.
+    Returns:
+        Its identifier; None if `function` is not of a :class:`SpecializedOp` in one of these dtypes.
     """
     key, name = function.metadata_props.get(_KEY), _NAME.fullmatch(function.name)
     if key is None or name is None or function.domain != DOMAIN:
         return None
     identifier = _numbered(f"{name[1]}_float", key, functions)
+    # Calls of equal bodies share one function.
     if identifier not in functions:
         wide = function.clone()
+        # Constants and casts in the body name the narrow dtype.
         for node in wide:
             for attribute in tuple(node.attributes.values()):
                 if attribute.type == ir.AttributeType.TENSOR and attribute.as_tensor().dtype in _NARROW:
@@ -95,16 +99,24 @@ def widened(
 def of_rounded(
     function: ir.Function, name: str, functions: MutableMapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier:
-    """Adds the function `name` that computes in float32 what one of a :class:`SpecializedOp` does, of rounded inputs.
+    """Adds a function that computes in float32 what `function` computes, with inputs rounded to bfloat16.
 
-    They are rounded to bfloat16. Returns what it is called by: `name` has no number yet.
+    Args:
+        function: a function of a :class:`SpecializedOp` in float32.
+        name: the new function's name, without number, e.g. "ConvolutionBfloat16Gradient_float".
+        functions: the model's function table.
+
+    Returns:
+        Its identifier.
     """
     identifier = _numbered(name, function.metadata_props[_KEY], functions)
     if identifier not in functions:
         rounded = function.clone()
         first = next(iter(rounded))
+        # The casts belong to the body, so that a stock runtime rounds as the kernel does.
         for value in rounded.inputs:
             readers = tuple(value.uses())
+            # Inputs of which only the shape matters may have no reader in the body.
             if not readers:
                 continue
             narrow = ir.node("Cast", [value], {"to": int(ir.DataType.BFLOAT16)})
@@ -120,11 +132,11 @@ def of_rounded(
 def _numbered(
     name: str, key: str, functions: Mapping[ir.OperatorIdentifier, ir.Function]
 ) -> ir.OperatorIdentifier:
-    """Returns the name with the number of the function with this body, or with the first one that is free."""
+    """Returns the identifier with the number of the function with this body, or with the first free number."""
     stem, _, suffix = name.rpartition("_")
     for number in itertools.count():
         identifier = (DOMAIN, f"{stem}{number}_{suffix}", "")
-        there = functions.get(identifier)
-        if there is None or there.metadata_props.get(_KEY) == key:
+        function = functions.get(identifier)
+        if function is None or function.metadata_props.get(_KEY) == key:
             return identifier
     raise AssertionError("unreachable")

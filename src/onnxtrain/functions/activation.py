@@ -1,4 +1,4 @@
-"""SiLU, hardtanh and the softmax of masked rows, and gradients of activations and normalised exponentials."""
+"""Defines SiLU, hardtanh, the softmax of masked rows, and gradients of activations and softmaxes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ._composite import composite
 
 @composite("SoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
 def softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeRef) -> ir.Value:
-    """Softmax: y * (ct - sum(ct * y, axis)), with y = softmax(x, axis)."""
+    """Differentiates Softmax: y * (ct - sum(ct * y, axis)), with y = softmax(x, axis)."""
+    # ct * y is computed once for the sum and the result.
     product = op.Mul(ct, y)
     total = op.ReduceSum(product, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
     return op.Sub(product, op.Mul(y, total))
@@ -21,35 +22,35 @@ def softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeR
 
 @composite("SafeSoftmax", ["x"], {"axis": ir.AttributeType.INT})
 def safe_softmax(op: Emitter, x: ir.Value, *, axis: AttributeRef) -> ir.Value:
-    """Softmax, but zero where all of an axis is minus infinity, as masks make it. `SoftmaxGradient` is its gradient."""
+    """Computes Softmax, but zeros for a row of -inf alone, which a mask makes. `SoftmaxGradient` is its gradient."""
     most = op.ReduceMax(x, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
     masked = op.Equal(most, -math.inf)
+    # Softmax of the replaced row is finite: NaN would pass the gradient of the outer Where.
     return op.Where(masked, 0.0, op.Softmax(op.Where(masked, 0.0, x), axis=axis))
 
 
 @composite("LogSoftmaxGradient", ["y", "ct"], {"axis": ir.AttributeType.INT})
 def log_softmax_gradient(op: Emitter, y: ir.Value, ct: ir.Value, *, axis: AttributeRef) -> ir.Value:
-    """LogSoftmax: ct - exp(y) * sum(ct, axis), with y = log_softmax(x, axis)."""
+    """Differentiates LogSoftmax: ct - exp(y) * sum(ct, axis), with y = log_softmax(x, axis)."""
     total = op.ReduceSum(ct, op.Unsqueeze(op.ints(axis), [0]), keepdims=1)
     return op.Sub(ct, op.Mul(op.Exp(y), total))
 
 
 @composite("GeluGradient", ["x", "ct"])
 def gelu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """GELU: ct * (Φ(x) + x φ(x)), with the distribution Φ and density φ of the standard normal.
-
-    With s = x / sqrt(2): Φ(x) = erf(s) / 2 + 1/2, which is what HardSigmoid computes in one pass, as it never
-    has to clamp; x φ(x) = s exp(-s²) / sqrt(π), the factor inside the exponential, where it costs nothing.
-    """
+    """Differentiates GELU: ct * (Φ(x) + x φ(x)), with the distribution Φ and density φ of the standard normal."""
     s = op.Mul(x, math.sqrt(0.5))
+    # With s = x / sqrt(2), Φ(x) = erf(s) / 2 + 1/2. HardSigmoid computes this in one pass over memory; as |erf| <= 1,
+    # it never clamps.
     distribution = op.HardSigmoid(op.Erf(s), alpha=0.5, beta=0.5)
+    # x φ(x) = s exp(-s²) / sqrt(π). The factor 1 / sqrt(π) costs nothing inside the exponential.
     density = op.Exp(op.Sub(-0.5 * math.log(math.pi), op.Mul(s, s)))
     return op.Mul(ct, op.Add(distribution, op.Mul(s, density)))
 
 
 @composite("GeluTanhGradient", ["x", "ct"])
 def gelu_tanh_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """GELU(tanh), x * (1 + t) / 2 with t = tanh(k (x + 0.044715 x³)), k = sqrt(2 / π).
+    """Differentiates GELU(tanh), x * (1 + t) / 2 with t = tanh(k (x + 0.044715 x³)), k = sqrt(2 / π).
 
     ct * (1 + t + x (1 - t²) k (1 + 3 * 0.044715 x²)) / 2.
     """
@@ -63,7 +64,8 @@ def gelu_tanh_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
 
 @composite("MishGradient", ["x", "ct"])
 def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """Mish: ct * (t + x (1 - t²) sigmoid(x)), with t = tanh(softplus(x))."""
+    """Differentiates Mish: ct * (t + x (1 - t²) sigmoid(x)), with t = tanh(softplus(x))."""
+    # Computed again from x: keeping tanh(softplus(x)) would cost another tensor of the size of x.
     tanh = op.Tanh(op.Softplus(x))
     slope = op.Mul(op.Mul(x, op.Sigmoid(x)), op.Sub(1.0, op.Mul(tanh, tanh)))
     return op.Mul(ct, op.Add(tanh, slope))
@@ -71,19 +73,22 @@ def mish_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
 
 @composite("ReluGradient", ["y", "ct"])
 def relu_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Relu: 0 where y <= 0, else ct; so ct where y is NaN, as in PyTorch."""
+    """Differentiates Relu: 0 where y <= 0, else ct."""
+    # Not Greater(y, 0): as in PyTorch, ct passes where y is NaN.
     return op.Where(op.LessOrEqual(y, 0.0), 0.0, ct)
 
 
 @composite("ReluGradientOfFinite", ["y", "ct"])
 def relu_gradient_of_finite(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Relu, as ReluGradient, where cotangents are finite: a product is several times as fast as Where."""
+    """Differentiates Relu, like ReluGradient, for finite cotangents."""
+    # ONNX Runtime multiplies several times as fast as it computes Where (1 M elements: 2.1 and 9.3 ms with one thread),
+    # but an infinite ct times 0 would be NaN.
     return op.Mul(ct, op.Cast(op.Not(op.LessOrEqual(y, 0.0)), to=ct.dtype))
 
 
 @composite("ClipGradient", ["x", "low", "high", "ct"])
 def clip_gradient(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value) -> ir.Value:
-    """Clip: ct where low <= x <= high, else 0; the bounds are scalars."""
+    """Differentiates Clip: ct where low <= x <= high, else 0. The bounds are scalars."""
     return op.Where(_within(op, x, low, high), ct, 0.0)
 
 
@@ -91,7 +96,7 @@ def clip_gradient(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: i
 def clip_gradient_of_finite(
     op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value
 ) -> ir.Value:
-    """Clip, as ClipGradient, where cotangents are finite; see ReluGradientOfFinite."""
+    """Differentiates Clip, like ClipGradient, for finite cotangents (see ReluGradientOfFinite)."""
     return op.Mul(ct, op.Cast(_within(op, x, low, high), to=ct.dtype))
 
 
@@ -101,13 +106,15 @@ def _within(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value
 
 @composite("Hardtanh", ["x", "low", "high"])
 def hardtanh(op: Emitter, x: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value:
-    """Hardtanh, of which ReLU6 is one: a Clip whose gradient on the bounds is zero. The bounds are scalars."""
+    """Computes Hardtanh, e.g. ReLU6: a Clip whose gradient on the bounds is zero. The bounds are scalars."""
+    # A composite op only because its gradient differs from Clip's.
     return op.Clip(x, low, high)
 
 
 @composite("HardtanhGradient", ["y", "low", "high", "ct"])
 def hardtanh_gradient(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value) -> ir.Value:
-    """Hardtanh: 0 where y <= low or y >= high, else ct; the bounds are scalars."""
+    """Differentiates Hardtanh: 0 where y <= low or y >= high, else ct. The bounds are scalars."""
+    # From the result y, so that x need not be kept for the gradient.
     return op.Where(_beyond(op, y, low, high), 0.0, ct)
 
 
@@ -115,7 +122,7 @@ def hardtanh_gradient(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, c
 def hardtanh_gradient_of_finite(
     op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value, ct: ir.Value
 ) -> ir.Value:
-    """Hardtanh, as HardtanhGradient, where cotangents are finite; see ReluGradientOfFinite."""
+    """Differentiates Hardtanh, like HardtanhGradient, for finite cotangents (see ReluGradientOfFinite)."""
     return op.Mul(ct, op.Cast(op.Not(_beyond(op, y, low, high)), to=ct.dtype))
 
 
@@ -125,24 +132,26 @@ def _beyond(op: Emitter, y: ir.Value, low: ir.Value, high: ir.Value) -> ir.Value
 
 @composite("SigmoidGradient", ["y", "ct"])
 def sigmoid_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Sigmoid: ct * y (1 - y)."""
+    """Differentiates Sigmoid: ct * y (1 - y)."""
     return op.Mul(ct, op.Mul(y, op.Sub(1.0, y)))
 
 
 @composite("Silu", ["x"])
 def silu(op: Emitter, x: ir.Value) -> ir.Value:
-    """SiLU: x * sigmoid(x)."""
+    """Computes SiLU: x * sigmoid(x)."""
     return op.Mul(x, op.Sigmoid(x))
 
 
 @composite("SiluGradient", ["x", "ct"])
 def silu_gradient(op: Emitter, x: ir.Value, ct: ir.Value) -> ir.Value:
-    """SiLU: ct * s (1 + x (1 - s)), with s = sigmoid(x)."""
+    """Differentiates SiLU: ct * s (1 + x (1 - s)), with s = sigmoid(x)."""
+    # From x, because the result x * sigmoid(x) does not tell x.
     sigmoid = op.Sigmoid(x)
     return op.Mul(ct, op.Mul(sigmoid, op.Add(op.Mul(x, op.Sub(1.0, sigmoid)), 1.0)))
 
 
 @composite("TanhGradient", ["y", "ct"])
 def tanh_gradient(op: Emitter, y: ir.Value, ct: ir.Value) -> ir.Value:
-    """Tanh: ct * (1 - y²)."""
+    """Differentiates Tanh: ct * (1 - y²)."""
+    # From the result y: the argument need not be kept.
     return op.Mul(ct, op.Sub(1.0, op.Mul(y, y)))

@@ -1,7 +1,7 @@
-"""Products of matrices in bfloat16: factors rounded to it, to nearest with ties to even, and all else in float32.
+"""Defines matrix products in bfloat16: factors rounded to nearest, ties to even, and everything else in float32.
 
-Products of two such numbers are exact in float32, and sums are float32's, as is the result. That is what AVX512_BF16
-and AMX compute, and every stock runtime by these bodies.
+The product of two bfloat16 numbers is exact in float32. Sums and results are float32. That is what AVX512_BF16 and AMX
+compute, and what these bodies compute on any stock runtime.
 """
 
 from __future__ import annotations
@@ -10,50 +10,29 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import AttributeRef, Emitter
 
-from ._composite import composite
-
-_PERM = ir.AttributeType.INTS
+from ._composite import CompositeOp, composite
 
 
-@composite("MatMulBfloat16", ["a", "b"])
-def _plain(op: Emitter, a: ir.Value, b: ir.Value) -> ir.Value:
-    """MatMul."""
-    return op.MatMul(rounded(op, a), rounded(op, b))
+def _matmul(left: bool, right: bool) -> CompositeOp:
+    """Defines MatMul with the axes of a (`left`) and of b (`right`) permuted, as by Transpose."""
+    kind = ("", "PermutedLeft", "PermutedRight", "PermutedBoth")[left + 2 * right]
+    attributes = {
+        name: ir.AttributeType.INTS for name, wanted in (("perm_a", left), ("perm_b", right)) if wanted
+    }
+
+    @composite(f"MatMul{kind}Bfloat16", ["a", "b"], attributes)
+    def matmul(op: Emitter, a: ir.Value, b: ir.Value, **permutations: AttributeRef) -> ir.Value:
+        factors = {"perm_a": rounded(op, a), "perm_b": rounded(op, b)}
+        for name, permutation in permutations.items():
+            factors[name] = op.Transpose(factors[name], perm=permutation)
+        return op.MatMul(*factors.values())
+
+    return matmul
 
 
-@composite("MatMulPermutedLeftBfloat16", ["a", "b"], {"perm_a": _PERM})
-def _permuted_left(op: Emitter, a: ir.Value, b: ir.Value, *, perm_a: AttributeRef) -> ir.Value:
-    """MatMul of a with its axes in another order, as Transpose gives them."""
-    return op.MatMul(op.Transpose(rounded(op, a), perm=perm_a), rounded(op, b))
-
-
-@composite("MatMulPermutedRightBfloat16", ["a", "b"], {"perm_b": _PERM})
-def _permuted_right(op: Emitter, a: ir.Value, b: ir.Value, *, perm_b: AttributeRef) -> ir.Value:
-    """MatMul with b's axes in another order."""
-    return op.MatMul(rounded(op, a), op.Transpose(rounded(op, b), perm=perm_b))
-
-
-@composite("MatMulPermutedBothBfloat16", ["a", "b"], {"perm_a": _PERM, "perm_b": _PERM})
-def _permuted_both(
-    op: Emitter, a: ir.Value, b: ir.Value, *, perm_a: AttributeRef, perm_b: AttributeRef
-) -> ir.Value:
-    """MatMul with the axes of both in another order."""
-    return op.MatMul(
-        op.Transpose(rounded(op, a), perm=perm_a),
-        op.Transpose(rounded(op, b), perm=perm_b),
-    )
-
-
-matmul_bfloat16 = {
-    (False, False): _plain,
-    (True, False): _permuted_left,
-    (False, True): _permuted_right,
-    (True, True): _permuted_both,
-}
-"""MatMul by whether it permutes the axes of a and of b.
-
-The order of the axes is an attribute, and a Transpose that leaves them as they are would be a copy on stock runtimes.
-"""
+# Not one op with two permutations: on stock runtimes a Transpose that permutes nothing would be a copy.
+matmul_bfloat16 = {(left, right): _matmul(left, right) for left in (False, True) for right in (False, True)}
+"""MatMul by whether it permutes the axes of a and of b, e.g. matmul_bfloat16[True, False]."""
 
 
 @composite(
@@ -77,7 +56,7 @@ def gemm_bfloat16(
     transA: AttributeRef,
     transB: AttributeRef,
 ) -> ir.Value:
-    """Gemm, with all of its attributes written out; c, which is not rounded, may be left out."""
+    """Computes Gemm with all attributes given. c is not rounded, and optional."""
     return op.Gemm(
         rounded(op, a),
         rounded(op, b),
@@ -91,10 +70,10 @@ def gemm_bfloat16(
 
 @composite("RoundToBfloat16", ["x"])
 def round_to_bfloat16(op: Emitter, x: ir.Value) -> ir.Value:
-    """The nearest number of bfloat16, in the dtype of x."""
+    """Rounds x to the nearest bfloat16 number, in the dtype of x."""
     return rounded(op, x)
 
 
 def rounded(op: Emitter, x: ir.Value) -> ir.Value:
-    """Writes the roundings of a body."""
+    """Returns x rounded to bfloat16, in the dtype of x."""
     return op.Cast(op.Cast(x, to=ir.DataType.BFLOAT16), to=x.dtype)

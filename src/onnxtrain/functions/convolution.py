@@ -1,6 +1,6 @@
-"""Convolutions as functions, which native kernels take the place of.
+"""Defines convolutions as functions that native kernels replace.
 
-The gradients are `SpecializedOp`s, made by the rule of Conv; :func:`of_rounded` makes those in bfloat16.
+Their gradients are `SpecializedOp`s, which the rule of Conv makes; :func:`of_rounded` makes the bfloat16 ones.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _GEOMETRY = {
 
 @composite("Convolution", ["x", "w", "b"], _GEOMETRY)
 def convolution(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef) -> ir.Value:
-    """Conv, with its padding written out; b may be left out."""
+    """Computes Conv with all attributes given. b is optional."""
+    # auto_pad is not among the attributes: kernels get explicit pads.
     return op.Conv(x, w, b, **geometry)
 
 
@@ -30,5 +31,5 @@ def convolution(op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: 
 def convolution_bfloat16(
     op: Emitter, x: ir.Value, w: ir.Value, b: ir.Value, **geometry: AttributeRef
 ) -> ir.Value:
-    """Convolution of x and w rounded to bfloat16; b is not rounded."""
+    """Computes Convolution of x and w rounded to bfloat16. b is not rounded."""
     return op.Conv(rounded(op, x), rounded(op, w), b, **geometry)

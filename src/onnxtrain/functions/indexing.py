@@ -1,4 +1,4 @@
-"""Gradients of reading by indices."""
+"""Defines gradients of reads by indices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ._composite import composite
 
 @composite("EmbeddingGradient", ["ct", "indices", "shape"], integers=["indices", "shape"])
 def embedding_gradient(op: Emitter, ct: ir.Value, indices: ir.Value, shape: ir.Value) -> ir.Value:
-    """Gather along the first axis: zeros of `shape`, `[n, *rest]`, with each row of ct added to the one that was read.
+    """Differentiates Gather on axis 0: zeros of `shape`, with each row of ct added to the row that was read.
 
-    ct: `[*indices, *rest]`; indices: int64 of any shape, in [-n, n).
+    ct: `[*indices, *rest]`; indices: int64 of any shape, in [-n, n); shape: `[n, *rest]`.
     """
     zeros = op.Expand(op.const(0, like=ct), shape)
     return op.ScatterND(zeros, op.Unsqueeze(indices, [-1]), ct, reduction="add")

@@ -1,7 +1,6 @@
-"""Reversible instance normalisation as one op forward and one backward (Kim et al., ICLR 2022).
+"""Defines reversible instance normalisation as one op forward and one backward (Kim et al., ICLR 2022).
 
-Mean and stdev of each series are constants to the gradient, which is that of an affine map of x. In the bodies they are
-behind an Identity that stops gradients, for second derivatives, which are taken of the inlined bodies.
+The gradient treats mean and stdev of each series as constants, so it is that of an affine map of x.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtrain.emitter import AttributeRef, Emitter
-from onnxtrain.passes import mark_stop_gradient
 
 from ._composite import composite
 
@@ -21,7 +19,7 @@ _SUMS = {"axes": ir.AttributeType.INTS, "rows": ir.AttributeType.INTS}
 def instance_standardization(
     op: Emitter, x: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Y = (x - mean) / stdev, mean and stdev = sqrt(variance + epsilon), the statistics over `axes`.
+    """Computes y = (x - mean) / stdev, mean, and stdev = sqrt(variance + epsilon) over `axes`.
 
     x: `[batch, ..., n]`; epsilon: scalar; mean and stdev have size 1 along `axes`.
     """
@@ -33,7 +31,7 @@ def instance_standardization(
 def reversible_instance_normalization(
     op: Emitter, x: ir.Value, weight: ir.Value, bias: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ...]:
-    """Y = (x - mean) * (weight / stdev) + bias, mean, stdev, and x - mean for the gradient.
+    """Computes y = (x - mean) * (weight / stdev) + bias, mean, stdev, and x - mean for the gradient.
 
     weight and bias: `[n]`; the others as in InstanceStandardization.
     """
@@ -51,10 +49,12 @@ def reversible_instance_normalization_gradient(
     axes: AttributeRef,
     rows: AttributeRef,
 ) -> tuple[ir.Value, ...]:
-    """ReversibleInstanceNormalization: cotangents of x, weight and bias.
+    """Differentiates ReversibleInstanceNormalization: cotangents of x, weight and bias.
 
-    `rows`: all axes but the last; `axes`: those of them along which stdev has size 1.
+    `rows`: all axes but the last; `axes`: the axes among them along which stdev has size 1.
     """
+    # weight / stdev has one number per series and feature: the only operation on a tensor of the size of x is the
+    # product.
     return op.Mul(ct, op.Div(weight, stdev)), *_of_parameters(op, ct, centered, stdev, axes, rows)
 
 
@@ -67,7 +67,7 @@ def reversible_instance_normalization_parameter_gradient(
     axes: AttributeRef,
     rows: AttributeRef,
 ) -> tuple[ir.Value, ...]:
-    """ReversibleInstanceNormalization: cotangents of weight and bias, where x needs none."""
+    """Differentiates ReversibleInstanceNormalization: cotangents of weight and bias, for an x that needs none."""
     return _of_parameters(op, ct, centered, stdev, axes, rows)
 
 
@@ -75,26 +75,20 @@ def _standard(
     op: Emitter, x: ir.Value, epsilon: ir.Value, axes: AttributeRef
 ) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Returns x - mean, mean and stdev."""
+    # Second derivatives are taken of the inlined body, where these stops keep them from the statistics too.
     over = op.ints(axes)
-    mean = _stopped(op, op.ReduceMean(x, over, keepdims=1))
+    mean = op.stop_gradient(op.ReduceMean(x, over, keepdims=1))
     centered = op.Sub(x, mean)
     variance = op.ReduceMean(op.Mul(centered, centered), over, keepdims=1)
-    return centered, mean, _stopped(op, op.Sqrt(op.Add(variance, epsilon)))
+    return centered, mean, op.stop_gradient(op.Sqrt(op.Add(variance, epsilon)))
 
 
 def _of_parameters(
     op: Emitter, ct: ir.Value, centered: ir.Value, stdev: ir.Value, axes: AttributeRef, rows: AttributeRef
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns the sums of ct * centered / stdev and of ct; the quotient has one number per series."""
+    """Returns the sums of ct * centered / stdev and of ct."""
     over = op.ints(rows)
+    # Summed over each series first: stdev has one number per series, so the division is small.
     series = op.ReduceSum(op.Mul(ct, centered), op.ints(axes), keepdims=1)
     ct_weight = op.ReduceSum(op.Div(series, stdev), over, keepdims=0)
     return ct_weight, op.ReduceSum(ct, over, keepdims=0)
-
-
-def _stopped(op: Emitter, value: ir.Value) -> ir.Value:
-    result: ir.Value = op.Identity(value)
-    node = result.producer()
-    assert node is not None
-    mark_stop_gradient(node)
-    return result

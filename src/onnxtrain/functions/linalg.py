@@ -1,6 +1,6 @@
-"""Inverses and factors of square matrices, which ONNX lacks: one elimination step per row in a Loop.
+"""Defines inverses and Cholesky factors of square matrices, which ONNX lacks: a Loop with one elimination step per row.
 
-Matrices are the last two axes, of size 1 at least, with any batch before them.
+Matrices are the last two axes, of size 1 at least. Axes before them are the batch.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ Step = Callable[[Emitter, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
 @composite("Inverse", ["a"], outputs=2)
 def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Y = A⁻¹ by Gauss-Jordan elimination with partial pivoting, and the pivots, of which one is 0 if there is none.
+    """Computes Y = A⁻¹ by Gauss-Jordan elimination with partial pivoting, and the pivots. A singular A has a pivot 0.
 
-    a: `[..., n, n]`; pivots: `[n, batch]`, with all axes of the batch in one.
+    a: `[..., n, n]`; pivots: `[n, batch]`, with the axes of the batch merged.
     """
     matrices, places = _flat(op, a), _places(op, a)
     identity = op.Cast(op.Equal(op.Unsqueeze(places, [1]), places), to=a.dtype)
+    # [A | I]: what turns A into I turns I into the inverse.
     pair = op.Concat(matrices, op.Expand(identity, op.Shape(matrices)), axis=2)
 
     def eliminate(op: Emitter, row: ir.Value, pair: ir.Value) -> tuple[ir.Value, ir.Value]:
         column = op.Gather(pair, row, axis=2)
+        # Rows above are done; -1 is less than the magnitude of any candidate.
         sizes = op.Where(op.GreaterOrEqual(places, row), op.Abs(column), -1.0)
         is_pivot = op.Unsqueeze(op.Equal(places, op.ArgMax(sizes, axis=1, keepdims=1)), [2])
+        # The pivot row differs between the matrices of a batch; a sum over the other rows' zeros selects it.
         pivot_row = op.ReduceSum(op.Where(is_pivot, pair, 0.0), [1], keepdims=1)
         swapped = op.Where(is_pivot, op.Unsqueeze(op.Gather(pair, row, axis=1), [1]), pair)
         pivot = op.Gather(pivot_row, row, axis=2)
         scaled = op.Div(pivot_row, op.Unsqueeze(pivot, [2]))
         factors = op.Unsqueeze(op.Gather(swapped, row, axis=2), [2])
         cleared = op.Sub(swapped, op.Mul(factors, scaled))
+        # The pivot row, scaled to a pivot of 1, takes the place `row`.
         done = op.Where(op.Unsqueeze(op.Equal(places, row), [1]), scaled, cleared)
         return done, op.Squeeze(pivot, [1])
 
@@ -47,15 +51,19 @@ def inverse(op: Emitter, a: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 @composite("Cholesky", ["a"])
 def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
-    """The lower triangular L with L Lᵀ = A; its diagonal is not above 0 from where A is not positive definite.
+    """Computes the lower triangular L with L Lᵀ = A.
 
-    a: `[..., n, n]`, of which the lower triangle is read.
+    Where A is not positive definite, the diagonal of L is 0 or NaN from that row on.
+
+    a: `[..., n, n]`; only the lower triangle is read.
     """
     places = _places(op, a)
 
     def eliminate(op: Emitter, row: ir.Value, rest: ir.Value) -> tuple[ir.Value, ir.Value]:
         column = op.Gather(rest, row, axis=2)
+        # A negative pivot makes NaN here, which stays in L and tells that A is not positive definite.
         root = op.Sqrt(op.Unsqueeze(op.Gather(column, row, axis=1), [1]))
+        # Rows above the pivot belong to the zeros of L.
         factor = op.Where(op.GreaterOrEqual(places, row), op.Div(column, root), 0.0)
         return op.Sub(rest, op.Mul(op.Unsqueeze(factor, [2]), op.Unsqueeze(factor, [1]))), factor
 
@@ -64,27 +72,29 @@ def cholesky(op: Emitter, a: ir.Value) -> ir.Value:
 
 
 def _flat(op: Emitter, a: ir.Value) -> ir.Value:
-    """Returns the matrices with all axes of their batch in one."""
+    """Returns the matrices as [batch, n, n], with all axes of the batch merged."""
+    # Not -1: a batch without elements has no size to infer.
     batch = op.ReduceProd(op.Shape(a, end=-2), [0], keepdims=1)
     return op.Reshape(a, op.Concat(batch, op.Shape(a, start=-2), axis=0), allowzero=1)
 
 
 def _places(op: Emitter, a: ir.Value) -> ir.Value:
-    """Returns the numbers of the rows, from 0 on."""
+    """Returns the numbers 0, 1, ... of the rows."""
     return op.Range(0, op.Squeeze(op.Shape(a, start=-1)), 1)
 
 
 def _eliminated(op: Emitter, a: ir.Value, state: ir.Value, step: Step) -> tuple[ir.Value, ir.Value]:
-    """Returns the state after a step for each row of `a`, and what the steps gave beside it along a new first axis."""
+    """Runs a step for each row of `a`; returns the last state, and the steps' other results along a new first axis."""
     kinds = {"row": ir.DataType.INT64, "going": ir.DataType.BOOL, "state": a.dtype}
     inner = op.subgraph(kinds)
     row, going, before = inner.graph.inputs
+    # Shape inference needs ranks to infer the shapes in the body.
     row.shape = going.shape = ir.Shape([])
-    after, given = step(inner, row, before)
-    inner.graph.outputs.extend([inner.Identity(going), after, given])
+    after, result = step(inner, row, before)
+    inner.graph.outputs.extend([inner.Identity(going), after, result])
     count = op.Squeeze(op.Shape(a, start=-1))
-    final, all_given = op.Loop(count, None, state, body=inner.graph, _outputs=2)
-    return final, all_given
+    final, results = op.Loop(count, None, state, body=inner.graph, _outputs=2)
+    return final, results
 
 
 _TRANSPOSITIONS = {"transA": ir.AttributeType.INT, "transB": ir.AttributeType.INT}
@@ -94,5 +104,5 @@ _TRANSPOSITIONS = {"transA": ir.AttributeType.INT, "transB": ir.AttributeType.IN
 def matrix_product(
     op: Emitter, a: ir.Value, b: ir.Value, *, transA: AttributeRef, transB: AttributeRef
 ) -> ir.Value:
-    """A B of two matrices, of which each may lie transposed: Gemm without a sum."""
+    """Computes A B of two matrices, each of which may be stored transposed: Gemm without a sum."""
     return op.Gemm(a, b, transA=transA, transB=transB)

@@ -1,12 +1,11 @@
-"""Optimizer steps of one parameter.
+"""Defines optimizer steps of one parameter.
 
-Inputs named in lower case letters w, g, m, v, b, s are tensors of the parameter's shape: the parameter, its
-gradient, and its moments; rows `[..., n, 1]` and columns `[..., 1, m]` are moments of a parameter `[..., n, m]`; all
-others are scalars of shape []. Hyperparameters are inputs rather than attributes, because they come from Python in
-float64: `one_minus_beta2` as 1 - float32(0.999) would be wrong in the fifth digit.
+Inputs named w, g, m, v, b and s are tensors of the parameter's shape: the parameter, its gradient, and its moments.
+rows `[..., n, 1]` and columns `[..., 1, m]` are moments of a parameter `[..., n, m]`. All others are scalars of shape
+[].
 
-Each body reads an old value before anything that its new value depends on is complete, and never after, so
-that updating in place is exact.
+Each body reads an old value before anything that its new value depends on is complete, and never after, so that
+updating in place is exact.
 """
 
 from __future__ import annotations
@@ -17,6 +16,8 @@ from onnxtrain.emitter import Emitter
 
 from ._composite import CompositeOp, composite
 
+# Hyperparameters are inputs rather than attributes, which ONNX keeps in float32. They come from Python in float64: 1 -
+# float32(0.999) would be wrong in the fifth digit.
 _ADAM_INPUTS = (
     *("w", "g", "m", "v", "beta1", "one_minus_beta1", "beta2", "one_minus_beta2", "step_size", "eps"),
 )
@@ -26,7 +27,7 @@ _ADAM_INPUTS = (
 def adam_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Adam with bias correction folded into its scalars.
+    """Computes Adam's step, with bias correction folded into the scalars.
 
     m' = beta1·m + (1 - beta1)·g;  v' = beta2·v + (1 - beta2)·g²;  w' = w - step_size·m'/(sqrt(v') + eps).
     """
@@ -38,9 +39,10 @@ def adam_step(
 def adamw_step(
     op: Emitter, w: ir.Value, g: ir.Value, m: ir.Value, v: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """As AdamStep, but w' = decay·w - step_size·m'/(sqrt(v') + eps)."""
+    """Computes AdamStep with w' = decay·w - step_size·m'/(sqrt(v') + eps)."""
     *others, decay = scalars
     m_new, v_new, change = _adam_change(op, g, m, v, *others)
+    # decay is 1 - learning_rate * weight_decay: decoupled from the gradient (Loshchilov and Hutter, 2019).
     return op.Sub(op.Mul(w, decay), change), m_new, v_new
 
 
@@ -50,12 +52,13 @@ def _adam_change(
     beta1, one_minus_beta1, beta2, one_minus_beta2, step_size, eps = scalars
     m_new = op.Add(op.Mul(m, beta1), op.Mul(g, one_minus_beta1))
     v_new = _average_of_squares(op, v, g, beta2, one_minus_beta2)
+    # Epsilon is added outside of the root, as in PyTorch; bias correction is in step_size and eps.
     return m_new, v_new, op.Mul(op.Div(m_new, op.Add(op.Sqrt(v_new), eps)), step_size)
 
 
 @composite("SGDStep", ("w", "g", "learning_rate"))
 def sgd_step(op: Emitter, w: ir.Value, g: ir.Value, learning_rate: ir.Value) -> ir.Value:
-    """Returns w' = w - learning_rate·g."""
+    """Computes w' = w - learning_rate·g."""
     return op.Sub(w, op.Mul(g, learning_rate))
 
 
@@ -63,8 +66,10 @@ def sgd_step(op: Emitter, w: ir.Value, g: ir.Value, learning_rate: ir.Value) -> 
 def momentum_step(
     op: Emitter, w: ir.Value, g: ir.Value, b: ir.Value, learning_rate: ir.Value, momentum: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Returns b' = momentum·b + g;  w' = w - learning_rate·b'."""
+    """Computes b' = momentum·b + g;  w' = w - learning_rate·b'."""
     b_new = op.Add(op.Mul(b, momentum), g)
+    # The learning rate scales the moment when it is used, as in PyTorch: a later change of the rate leaves past
+    # gradients alone.
     return op.Sub(w, op.Mul(b_new, learning_rate)), b_new
 
 
@@ -72,7 +77,7 @@ def momentum_step(
 def nesterov_step(
     op: Emitter, w: ir.Value, g: ir.Value, b: ir.Value, learning_rate: ir.Value, momentum: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Returns b' = momentum·b + g;  w' = w - learning_rate·(g + momentum·b')."""
+    """Computes b' = momentum·b + g;  w' = w - learning_rate·(g + momentum·b')."""
     b_new = op.Add(op.Mul(b, momentum), g)
     return op.Sub(w, op.Mul(op.Add(g, op.Mul(b_new, momentum)), learning_rate)), b_new
 
@@ -81,18 +86,19 @@ def nesterov_step(
 def adagrad_step(
     op: Emitter, w: ir.Value, g: ir.Value, s: ir.Value, learning_rate: ir.Value, eps: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """Returns s' = s + g²;  w' = w - learning_rate·g/(sqrt(s') + eps)."""
+    """Computes s' = s + g²;  w' = w - learning_rate·g/(sqrt(s') + eps)."""
     s_new = op.Add(s, op.Mul(g, g))
     return op.Sub(w, op.Mul(op.Div(g, op.Add(op.Sqrt(s_new), eps)), learning_rate)), s_new
 
 
 def rmsprop_step(*, centered: bool, momentum: bool) -> CompositeOp:
-    """Returns the composite of one variant of RMSprop.
+    """Returns the composite op of one variant of RMSprop.
 
-    Its inputs are w, g, v, then m if centered, then b if with momentum, then learning_rate, alpha,
-    one_minus_alpha, eps, and momentum if with momentum. Its outputs are w', v', then m' and b' as far as
-    there are m and b: v' = alpha·v + (1 - alpha)·g²;  m' = alpha·m + (1 - alpha)·g;  change = g/(sqrt(v' -
-    m'²) + eps); b' = momentum·b + change;  w' = w - learning_rate·b'.
+    Inputs: w, g, v, then m if centered, then b if with momentum, then learning_rate, alpha, one_minus_alpha, eps, and
+        momentum if with momentum. Outputs: w', v', then m' and b' if there are m and b.
+
+    v' = alpha·v + (1 - alpha)·g²;  m' = alpha·m + (1 - alpha)·g;  change = g/(sqrt(v' - m'²) + eps); b' = momentum·b +
+    change;  w' = w - learning_rate·b'.
     """
     return _RMSPROP[centered, momentum]
 
@@ -111,7 +117,7 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
         if centered:
             mean = op.Add(op.Mul(value["m"], alpha), op.Mul(g, one_minus_alpha))
             new.append(mean)
-            # Rounding can leave a tiny negative variance, whose root would be NaN.
+            # Rounding can make the variance slightly negative, and its root NaN.
             variance = op.Max(op.Sub(variance, op.Mul(mean, mean)), 0.0)
         change = op.Div(g, op.Add(op.Sqrt(variance), value["eps"]))
         if momentum:
@@ -125,6 +131,7 @@ def _define_rmsprop(centered: bool, momentum: bool) -> CompositeOp:
 def _average_of_squares(
     op: Emitter, average: ir.Value, g: ir.Value, keep: ir.Value, renew: ir.Value
 ) -> ir.Value:
+    # Two factors, because 1 - beta2 is exact only in float64, from which `renew` was rounded.
     return op.Add(op.Mul(average, keep), op.Mul(op.Mul(g, g), renew))
 
 
@@ -142,10 +149,8 @@ def lion_step(
     learning_rate: ir.Value,
     decay: ir.Value,
 ) -> tuple[ir.Value, ...]:
-    """Returns w' = decay·w - learning_rate·sign(beta1·m + (1 - beta1)·g);  m' = beta2·m + (1 - beta2)·g.
-
-    Both averages are written as g + beta·(m - g).
-    """
+    """Computes w' = decay·w - learning_rate·sign(beta1·m + (1 - beta1)·g);  m' = beta2·m + (1 - beta2)·g."""
+    # Both averages as g + beta·(m - g): one difference serves both.
     difference = op.Sub(m, g)
     direction = op.Sign(op.Add(g, op.Mul(difference, beta1)))
     return op.Sub(op.Mul(w, decay), op.Mul(direction, learning_rate)), op.Add(g, op.Mul(difference, beta2))
@@ -158,7 +163,7 @@ _ADAFACTOR_SCALARS = ("keep", "renew", "rho", "decay", "count", "eps1", "eps1_sq
 def adafactor_step(
     op: Emitter, w: ir.Value, g: ir.Value, v: ir.Value, keep: ir.Value, renew: ir.Value, *scalars: ir.Value
 ) -> tuple[ir.Value, ...]:
-    """V' = keep·v + renew·g², and the step of AdafactorMatrixStep with v' as the estimate."""
+    """Computes v' = keep·v + renew·g², and the step of AdafactorMatrixStep with v' as the estimate."""
     v_new = _average_of_squares(op, v, g, keep, renew)
     return _adafactor_change(op, w, g, v_new, *scalars), v_new
 
@@ -174,10 +179,10 @@ def adafactor_matrix_step(
     renew: ir.Value,
     *scalars: ir.Value,
 ) -> tuple[ir.Value, ...]:
-    """Rows' = keep·rows + renew·mean(g²) over each row, columns' alike; the estimate is rows'·columns'/mean(rows').
+    """Computes rows' = keep·rows + renew·mean(g²) over each row, columns' alike, and a step.
 
-    With u = g/sqrt(max(estimate, eps1²)) and rms the root of the mean over `count` elements:
-    w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
+    The estimate of g² is rows'·columns'/mean(rows'). With u = g/sqrt(max(estimate, eps1²)) and rms the root of the mean
+    over `count` elements: w' = decay·w - rho·max(eps2, rms(w))/max(1, rms(u)/d)·u.
     """
     square = op.Mul(g, g)
     new = [
@@ -185,6 +190,7 @@ def adafactor_matrix_step(
         for old, axis in ((rows, -1), (columns, -2))
     ]
     eps1 = scalars[_ADAFACTOR_SCALARS.index("eps1") - 2]
+    # Rows of zero gradients would make 0 / 0.
     mean = op.Max(op.ReduceMean(new[0], [-2], keepdims=1), eps1)
     estimate = op.Div(op.Mul(new[0], new[1]), mean)
     return (_adafactor_change(op, w, g, estimate, *scalars), *new)

@@ -1,15 +1,15 @@
-"""Recurrent layers that keep what their gradient needs, and their gradients (Hochreiter and Schmidhuber, 1997).
+"""Defines recurrent layers that keep what their gradient needs, and the gradients (Hochreiter and Schmidhuber, 1997).
 
 Each op is one direction of a layer: `LSTM` reads its sequences from the first step to the last, `LSTMReverse` from the
 last to the first. Weights and states have ONNX's shapes, with 1 for the number of directions.
 
-A gradient goes in two steps. What is recurrent gives the cotangents of the gates of all steps: of x Wᵀ + Wb, and of
-h Rᵀ + Rb, which for the LSTM are the same. From these those of W, R and B follow, and that of x, which is one product.
+A gradient takes two steps. The recurrent one gives the cotangents of the gates of all steps: of x Wᵀ + Wb, and of h Rᵀ
++ Rb, which are equal for the LSTM. From these follow the cotangents of W, R and B, and that of x, which is one product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
@@ -19,7 +19,7 @@ from ._composite import CompositeOp, composite
 
 Values = Sequence[ir.Value]
 Step = Callable[[Emitter, Values, Values], tuple[Values, ir.Value]]
-"""(emitter of the body, states before a step, values of that step) -> (states after it, what it adds to the output)."""
+"""(emitter of the body, states before a step, values of the step) -> (states after it, its output)."""
 
 _LSTM_INPUTS = ["x", "w", "r", "b", "initial_h", "initial_c"]
 _LSTM_GRADIENT_INPUTS = ["ct_y", "ct_h", "ct_c", "gates", "cells", "initial_c", "r"]
@@ -29,13 +29,19 @@ _WEIGHT_INPUTS = ["ct_input", "ct_hidden", "x", "y", "initial_h"]
 _HIDDEN = {"hidden_size": ir.AttributeType.INT}
 
 
-def _lstm(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
-    """ONNX's LSTM, whose output is all hidden states: of these the gates of all steps are computed again, at once."""
+def _lstm(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
+    """Computes ONNX's LSTM with its default activations; then gates and cells.
+
+    gates: i, o, f and c, `[time, batch, 4 * hidden]`, after their activations; cells: `[time, batch, hidden]`, after
+        each step.
+    """
     x, w, r, b, initial_h, initial_c = inputs
     direction = "reverse" if reverse else "forward"
     y, y_h, y_c = op.LSTM(
         x, w, r, b, None, initial_h, initial_c, hidden_size=hidden_size, direction=direction, _outputs=3
     )
+    # ONNX's layers return the hidden states only. From these the gates of all steps follow at once, as products of
+    # large matrices instead of one small product per step.
     wb, rb = op.Split(op.Squeeze(b, [0]), num_outputs=2, _outputs=2)
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     sums = op.Add(op.Add(_times(op, x, w), _times(op, before, r)), op.Add(wb, rb))
@@ -44,6 +50,7 @@ def _lstm(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool)
     i, _, f, g = _split(op, gates, 4)
 
     def step(body: Emitter, states: Values, values: Values) -> tuple[Values, ir.Value]:
+        # Cells are the one sum over time: f * cell + i * g.
         cell = body.Add(body.Mul(values[0], states[0]), values[1])
         return [cell], cell
 
@@ -51,22 +58,30 @@ def _lstm(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool)
     return y, y_h, y_c, gates, cells
 
 
-def _lstm_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value, ...]:
+def _lstm_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
+    """Differentiates LSTM: cotangents of its gates before their activations, and of the initial states.
+
+    The cotangents of the gates are `[time, batch, 4 * hidden]`. They follow from those of y and of the last states.
+    """
     ct_y, ct_h, ct_c, gates, cells, initial_c, r = inputs
     i, o, f, g = _split(op, gates, 4)
     tanh_c = op.Tanh(cells)
+    # Everything that does not depend on the step before is computed for all steps at once; the Scan is left with one
+    # product per step.
     to_c = op.Mul(o, op.Sub(1.0, op.Mul(tanh_c, tanh_c)))
     to_i = op.Mul(g, _slope(op, i))
     to_o = op.Mul(tanh_c, _slope(op, o))
     to_f = op.Mul(_before(op, op.Squeeze(initial_c, [0]), cells, reverse), _slope(op, f))
     to_g = op.Mul(i, op.Sub(1.0, op.Mul(g, g)))
     to_gates = op.Concat(to_i, to_o, to_f, to_g, axis=-1)
+    # Outside of the Scan, which would repeat the Squeeze in each step.
     weight = op.Squeeze(r, [0])
 
     def step(body: Emitter, states: Values, values: Values) -> tuple[Values, ir.Value]:
         (ct_h, ct_c), (ct_y, to_c, to_gates, f) = states, values
         ct_h = body.Add(ct_h, ct_y)
         ct_c = body.Add(ct_c, body.Mul(ct_h, to_c))
+        # In ONNX's order i, o, f, c: o acts on h, the other gates on the cell.
         ct = body.Mul(body.Concat(ct_c, ct_h, ct_c, ct_c, axis=-1), to_gates)
         return [body.MatMul(ct, weight), body.Mul(ct_c, f)], ct
 
@@ -76,8 +91,12 @@ def _lstm_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value
     return ct_gates, op.Unsqueeze(ct_h0, [0]), op.Unsqueeze(ct_c0, [0])
 
 
-def _gru(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
-    """ONNX's GRU, whose output is all hidden states: of these the gates of all steps are computed again, at once."""
+def _gru(op: Emitter, inputs: Values, *, hidden_size: AttributeRef, reverse: bool) -> tuple[ir.Value, ...]:
+    """Computes ONNX's GRU with linear_before_reset=1 and its default activations; then gates and inner.
+
+    gates: z, r and h, `[time, batch, 3 * hidden]`, after their activations; inner: `[time, batch, hidden]`, the factor
+        of r.
+    """
     x, w, r, b, initial_h = inputs
     y, y_h = op.GRU(
         *(x, w, r, b, None, initial_h),
@@ -89,15 +108,16 @@ def _gru(op: Emitter, inputs: Values, hidden_size: AttributeRef, reverse: bool) 
     wb, rb = op.Split(op.Squeeze(b, [0]), num_outputs=2, _outputs=2)
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     sizes = op.Mul(op.ints(hidden_size), [2, 1])
-    own, new = op.Split(op.Add(_times(op, x, w), wb), sizes, axis=-1, _outputs=2)
-    other, inner = op.Split(op.Add(_times(op, before, r), rb), sizes, axis=-1, _outputs=2)
-    logistic = op.Sigmoid(op.Add(own, other))
+    from_x, new = op.Split(op.Add(_times(op, x, w), wb), sizes, axis=-1, _outputs=2)
+    from_h, inner = op.Split(op.Add(_times(op, before, r), rb), sizes, axis=-1, _outputs=2)
+    logistic = op.Sigmoid(op.Add(from_x, from_h))
     _, reset = _split(op, logistic, 2)
     new = op.Tanh(op.Add(new, op.Mul(reset, inner)))
     return y, y_h, op.Concat(logistic, new, axis=-1), inner
 
 
-def _gru_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value, ...]:
+def _gru_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
+    """Differentiates GRU: cotangents of both parts of its gates, `[time, batch, 3 * hidden]`, and of the state."""
     ct_y, ct_h, gates, inner, y, initial_h, r = inputs
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     z, reset, h = _split(op, gates, 3)
@@ -120,99 +140,32 @@ def _gru_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value,
     return ct_input, op.Mul(cts, to_hidden), op.Unsqueeze(ct_h0, [0])
 
 
-def _weight_gradient(op: Emitter, inputs: Values, reverse: bool) -> tuple[ir.Value, ...]:
+def _weight_gradient(op: Emitter, inputs: Values, *, reverse: bool) -> tuple[ir.Value, ...]:
+    """Computes the cotangents of W, R and B from those of both parts of the gates, `[time, batch, gates]`."""
     ct_input, ct_hidden, x, y, initial_h = inputs
     before = _before(op, op.Squeeze(initial_h, [0]), op.Squeeze(y, [1]), reverse)
     products, sums = [], []
     for ct, by in ((ct_input, x), (ct_hidden, before)):
+        # [time * batch, gates]: one product sums over all steps and samples.
         rows = op.Flatten(ct, axis=2)
         product = op.MatMul(op.Transpose(rows, perm=[1, 0]), op.Flatten(by, axis=2))
         products.append(op.Unsqueeze(product, [0]))
-        # Sums over rows as a product: it is faster on ONNX Runtime.
+        # A sum over rows as a matrix product is faster on ONNX Runtime than ReduceSum.
         ones = op.Expand(op.const(1.0, like=ct), op.Concat([1], op.Shape(rows, end=1), axis=0))
         sums.append(op.MatMul(ones, rows))
     return *products, op.Concat(*sums, axis=-1)
 
 
-@composite("LSTM", _LSTM_INPUTS, _HIDDEN, outputs=5)
-def lstm(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
-    """ONNX's LSTM with its default activations; then gates and cells.
-
-    gates: `[time, batch, 4 * hidden]`, after their activations; cells: `[time, batch, hidden]`, after each step.
-    """
-    return _lstm(op, inputs, hidden_size, reverse=False)
-
-
-@composite("LSTMReverse", _LSTM_INPUTS, _HIDDEN, outputs=5)
-def lstm_reverse(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
-    """LSTM from the last step to the first."""
-    return _lstm(op, inputs, hidden_size, reverse=True)
-
-
-@composite("LSTMGradient", _LSTM_GRADIENT_INPUTS, outputs=3)
-def lstm_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """LSTM: cotangents of its gates before their activations `[time, batch, 4 * hidden]` and of the initial states.
-
-    From those of y and of the last states.
-    """
-    return _lstm_gradient(op, inputs, reverse=False)
-
-
-@composite("LSTMReverseGradient", _LSTM_GRADIENT_INPUTS, outputs=3)
-def lstm_reverse_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """LSTMReverse: the same."""
-    return _lstm_gradient(op, inputs, reverse=True)
-
-
-@composite("GRU", _GRU_INPUTS, _HIDDEN, outputs=4)
-def gru(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
-    """ONNX's GRU with linear_before_reset=1 and its default activations; then gates and inner.
-
-    gates: z, r and h, `[time, batch, 3 * hidden]`, after their activations; inner: `[time, batch, hidden]`, what r is
-    multiplied with.
-    """
-    return _gru(op, inputs, hidden_size, reverse=False)
-
-
-@composite("GRUReverse", _GRU_INPUTS, _HIDDEN, outputs=4)
-def gru_reverse(op: Emitter, *inputs: ir.Value, hidden_size: AttributeRef) -> tuple[ir.Value, ...]:
-    """GRU from the last step to the first."""
-    return _gru(op, inputs, hidden_size, reverse=True)
-
-
-@composite("GRUGradient", _GRU_GRADIENT_INPUTS, outputs=3)
-def gru_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """GRU: cotangents of the two parts of its gates, `[time, batch, 3 * hidden]`, and of the initial state."""
-    return _gru_gradient(op, inputs, reverse=False)
-
-
-@composite("GRUReverseGradient", _GRU_GRADIENT_INPUTS, outputs=3)
-def gru_reverse_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """GRUReverse: the same."""
-    return _gru_gradient(op, inputs, reverse=True)
-
-
-@composite("RecurrentWeightGradient", _WEIGHT_INPUTS, outputs=3)
-def recurrent_weight_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """Cotangents of W, R and B of a layer, from those of the two parts of its gates `[time, batch, gates]`."""
-    return _weight_gradient(op, inputs, reverse=False)
-
-
-@composite("RecurrentWeightReverseGradient", _WEIGHT_INPUTS, outputs=3)
-def recurrent_weight_reverse_gradient(op: Emitter, *inputs: ir.Value) -> tuple[ir.Value, ...]:
-    """The same of a layer that reads from the last step to the first."""
-    return _weight_gradient(op, inputs, reverse=True)
-
-
 def _scan(
     op: Emitter, states: Values, values: Values, step: Step, reverse: bool
 ) -> tuple[tuple[ir.Value, ...], ir.Value]:
-    """Runs `step` over time, from the last step to the first if `reverse`; returns the last states and the outputs."""
+    """Runs `step` over time, or with `reverse` from the last step on; returns the last states and the outputs."""
     names = [*(f"state{k}" for k in range(len(states))), *(f"value{k}" for k in range(len(values)))]
     body = op.subgraph(dict.fromkeys(names, states[0].dtype))
     inputs = list(body.graph.inputs)
     after, output = step(body, inputs[: len(states)], inputs[len(states) :])
-    for value in (*after, output):  # the runtime insists on ranks, and that no value is two results
+    # ONNX Runtime (1.32) needs ranks here, and one value as two results of a Scan gives changing results.
+    for value in (*after, output):
         result = body.Identity(value)
         result.shape = ir.Shape([None, None])
         body.graph.outputs.append(result)
@@ -231,7 +184,8 @@ def _scan(
 
 
 def _before(op: Emitter, first: ir.Value, states: ir.Value, reverse: bool) -> ir.Value:
-    """The state before each step, given the one before the first and those after each."""
+    """Returns the state before each step: `first`, then the states after each step but the last."""
+    # In a reversed layer the previous step is the next one in time.
     first = op.Unsqueeze(first, [0])
     if reverse:
         return op.Concat(op.Slice(states, [1], [2**63 - 1], [0]), first, axis=0)
@@ -248,8 +202,44 @@ def _split(op: Emitter, value: ir.Value, parts: int) -> tuple[ir.Value, ...]:
 
 
 def _slope(op: Emitter, y: ir.Value) -> ir.Value:
-    """The slope of the logistic function where its value is y."""
+    """Returns the derivative of the logistic function where its value is y."""
     return op.Mul(y, op.Sub(1.0, y))
+
+
+def _directions(
+    name: str,
+    inputs: Sequence[str],
+    outputs: int,
+    body: Callable[..., tuple[ir.Value, ...]],
+    attributes: Mapping[str, ir.AttributeType] | None = None,
+) -> tuple[CompositeOp, CompositeOp]:
+    """Defines an op that reads from the first step to the last, and one that reads from the last to the first.
+
+    Args:
+        name: with a place for the direction, e.g. "LSTM{}Gradient".
+        inputs: names of the inputs.
+        outputs: number of outputs.
+        body: `(op, inputs, *, reverse, **attributes)` -> outputs.
+        attributes: of the op.
+    """
+
+    def define(reverse: bool) -> CompositeOp:
+        @composite(name.format("Reverse" if reverse else ""), inputs, attributes, outputs=outputs)
+        def direction(op: Emitter, *values: ir.Value, **references: AttributeRef) -> tuple[ir.Value, ...]:
+            return body(op, values, reverse=reverse, **references)
+
+        return direction
+
+    return define(False), define(True)
+
+
+lstm, lstm_reverse = _directions("LSTM{}", _LSTM_INPUTS, 5, _lstm, _HIDDEN)
+lstm_gradient, lstm_reverse_gradient = _directions("LSTM{}Gradient", _LSTM_GRADIENT_INPUTS, 3, _lstm_gradient)
+gru, gru_reverse = _directions("GRU{}", _GRU_INPUTS, 4, _gru, _HIDDEN)
+gru_gradient, gru_reverse_gradient = _directions("GRU{}Gradient", _GRU_GRADIENT_INPUTS, 3, _gru_gradient)
+recurrent_weight_gradient, recurrent_weight_reverse_gradient = _directions(
+    "RecurrentWeight{}Gradient", _WEIGHT_INPUTS, 3, _weight_gradient
+)
 
 
 LAYERS: dict[tuple[str, bool], tuple[CompositeOp, CompositeOp, CompositeOp]] = {
@@ -258,4 +248,4 @@ LAYERS: dict[tuple[str, bool], tuple[CompositeOp, CompositeOp, CompositeOp]] = {
     ("GRU", False): (gru, gru_gradient, recurrent_weight_gradient),
     ("GRU", True): (gru_reverse, gru_reverse_gradient, recurrent_weight_reverse_gradient),
 }
-"""By ONNX's op and whether it runs backwards: the layer, its gradient, and that of its weights."""
+"""By ONNX's op and whether it runs backwards: the layer, its gradient, and the gradient of its weights."""

@@ -1,11 +1,12 @@
-"""Chains of standard ops that become one composite op, with one for the gradient.
+"""Replaces chains of standard ops by one composite op, which has one composite op as gradient.
 
-A fusion is a pattern, written as the computation that it recognises, and the op: see `norms.py`. These are passes that
-know `onnxtrain.functions`, which `onnxtrain.passes` does not. Which of them run where is said in `lists.py`.
+A fusion is a pattern, written as the computation that it recognises, and the composite op (see `norms.py`). `lists.py`
+says which fusions run in which pipeline, and in which order.
 """
 
 from __future__ import annotations
 
+# These passes know `onnxtrain.functions`, which `onnxtrain.passes` must not import.
 from onnxtrain.fusion._pass import Fusion, FusionPass
 from onnxtrain.fusion.attention import AttentionPass
 from onnxtrain.fusion.bfloat16 import Bfloat16ProductPass, Bfloat16RoundingPass, WideCompositesPass

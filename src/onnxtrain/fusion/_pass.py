@@ -1,4 +1,4 @@
-"""Rewriting what patterns recognise as composite ops."""
+"""Rewrites the chains that patterns recognise as composite ops."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from onnxtrain.passes import remove_unread_chains
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion:
-    """A composite op and what it computes, written in standard ops.
+    """A composite op, and the computation in standard ops that it replaces.
 
     Attributes:
-        composite: the op; its inputs and attributes are the names that the pattern binds, `x` among them.
-        pattern: how its first output is computed.
-        where: what else must hold of the last node and the match.
-        statistics: names of the stops of gradients that other nodes may read: they then read the outputs behind the
-            first, in this order.
-        saved: shape of the output behind those, which the gradient reads, for that of x; None where there is none.
+        composite: the op. The pattern binds the names of its inputs and attributes, `x` among them.
+        pattern: the computation of its first output.
+        where: further condition on the last node of the chain and the match.
+        statistics: names of nodes that stop gradients, behind which other nodes may read statistics, e.g. ("mean",
+            "stdev"). They then read the op's outputs after the first, in this order.
+        saved: shape of a last output that only the gradient reads, from the shape of x; None if there is none.
     """
 
     composite: CompositeOp
@@ -33,19 +33,22 @@ class Fusion:
     saved: Callable[[ir.Shape], ir.Shape] | None = None
 
     def find(self, node: ir.Node) -> Match | None:
-        """Returns what the names of the pattern stand for where a node is the last of such a chain."""
+        """Returns the match of the pattern if `node` is the last one of such a chain, else None."""
         return next((match for match in self.pattern.found(node) if self.where(node, match)), None)
 
     def rewrite(self, op: Emitter, last: ir.Node, match: Match) -> None:
-        """Turns the last node of a chain into the composite op, and removes what nothing reads any more."""
+        """Turns the last node of a chain into the composite op, and removes nodes that nothing reads any more."""
         x: ir.Value = match["x"]
         assert x.dtype is not None
         assert x.shape is not None
+        # The last node itself is changed, so that its output keeps its name and its readers.
         stops: list[ir.Node] = [match[name] for name in self.statistics]
+        # Nodes that only the chain read. They are collected before the inputs change.
         loose = [value.producer() for value in (*last.inputs, *(stop.inputs[0] for stop in stops)) if value]
-        given = [match[name] for name in self.composite.inputs]
-        inputs = [v if isinstance(v, ir.Value) else op.const(v, x.dtype) for v in given]
+        operands = [match[name] for name in self.composite.inputs]
+        inputs = [v if isinstance(v, ir.Value) else op.const(v, x.dtype) for v in operands]
         last.domain, last.op_type, _ = op.function(self.composite, x.dtype)
+        # The attributes of the standard op mean nothing to the composite one.
         last.attributes.clear()
         for name in self.composite.attributes:
             last.attributes.add(ir.convenience.convert_attribute(name, match[name]))
@@ -59,12 +62,13 @@ class Fusion:
             output.shape, output.type = shape, x.type
         _move_before(last, stops)
         for stop, output in zip(stops, last.outputs[1:], strict=False):
+            # The stop stays: no gradient may flow through a statistic that another node reads.
             stop.replace_input_with(0, output)
         remove_unread_chains(op.graph, loose)
 
 
 class FusionPass(ir.passes.InPlacePass):
-    """Rewrite each chain that one of the fusions recognises, the first of them in this order."""
+    """Rewrite each chain that one of the fusions recognises; the first fusion that matches wins."""
 
     def __init__(self, fusions: Sequence[Fusion]) -> None:
         super().__init__()
@@ -75,8 +79,10 @@ class FusionPass(ir.passes.InPlacePass):
         op: Emitter | None = None
         for node in tuple(model.graph):
             for fusion in self._fusions:
+                # An earlier rewrite may have removed the node.
                 match = fusion.find(node) if node.graph is model.graph else None
                 if match is not None:
+                    # Made on demand: an Emitter reads all names of the graph.
                     op = op or Emitter(model.graph, functions=model.functions)
                     fusion.rewrite(op, node, match)
                     break
@@ -84,7 +90,8 @@ class FusionPass(ir.passes.InPlacePass):
 
 
 def _move_before(node: ir.Node, stops: Sequence[ir.Node]) -> None:
-    """Moves a node to where the first of the stops that read it now is computed."""
+    """Moves a node to where the first of the statistics that `stops` read is computed."""
+    # Readers of the statistics may stand before the last node of the chain, and now read its outputs.
     sources = [source for stop in stops if (value := stop.inputs[0]) and (source := value.producer())]
     if sources and node.graph is not None:
         graph, places = node.graph, {id(other): place for place, other in enumerate(node.graph)}

@@ -1,4 +1,4 @@
-"""Patterns, written as the computation that they recognise: `op.Mul(op.Div(x, root), scale)`.
+"""Defines patterns, written as the computation that they recognise: `op.Mul(op.Div(x, root), scale)`.
 
 >>> x, scale = value("x"), value("scale")
 >>> pattern = op.Mul(op.Reciprocal(op.Sqrt(x)), scale)
@@ -19,26 +19,25 @@ from typing import Any, Protocol
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import COMMUTATIVE
 from onnxtrain.passes import is_stop_gradient
-
-_COMMUTATIVE = frozenset({"Add", "Max", "Min", "Mul"})
 
 
 class Match(dict[str, Any]):
-    """What the names of a pattern stand for: values, numbers, nodes that stop gradients, and what `where` adds."""
+    """The bindings of a pattern's names to values, numbers and nodes, e.g. {"x": <value a>, "epsilon": 1e-5}."""
 
     def bound(self, names: Mapping[str, Any]) -> Match | None:
-        """Returns this match with more names, None where one of them stands for something else already."""
+        """Returns this match with more names, or None if a name is bound to something else already."""
         if any(name in self and self[name] != thing for name, thing in names.items()):
             return None
         return Match(self | dict(names))
 
 
 class Pattern(Protocol):
-    """What a value may be computed as."""
+    """A computation that a value may be the result of."""
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        """Yields each way in which the value is computed so, in agreement with what is bound already."""
+        """Yields a match for each way in which the value is such a result, in agreement with `match`."""
 
 
 def _with(match: Match, names: Mapping[str, Any]) -> Iterator[Match]:
@@ -62,8 +61,8 @@ class _Number:
     of: Callable[[float], float | None]
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        given = constant(value)
-        result = None if given is None else self.of(given)
+        number = constant(value)
+        result = None if number is None else self.of(number)
         if result is not None:
             yield from _with(match, {self.name: result} if self.name else {})
 
@@ -94,6 +93,7 @@ class _PerhapsStopped:
     pattern: Pattern
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
+        # Several stops may follow one another, as several detach() do.
         for source in (value, *(node.inputs[0] for node in _stops(value))):
             yield from self.pattern.matches(source, match)
 
@@ -103,11 +103,11 @@ class NodePattern:
     """A node of the standard domain.
 
     Attributes:
-        op_type: its op.
-        inputs: what its inputs are computed as, in any order where that makes no difference; `...` for any more.
-        where: what else must hold: returns what to bind, None where it does not.
-        name: bound to the output of the node.
-        shared: other nodes outside of the pattern may read the output.
+        op_type: its op, e.g. "Mul".
+        inputs: patterns of its inputs, in any order if the op is commutative; `...` stands for any further inputs.
+        where: further condition on the node: returns names to bind, or None for no match.
+        name: name to bind to the node's output.
+        shared: whether nodes outside of the pattern may read the output, too.
     """
 
     op_type: str
@@ -117,30 +117,33 @@ class NodePattern:
     shared: bool = False
 
     def matches(self, value: ir.Value | None, match: Match) -> Iterator[Match]:
-        """Yields each way in which the value is the output of such a node, see `Pattern`."""
+        """Yields a match for each way in which the value is the output of such a node."""
+        # A value that others read must stay, and fusing its chain would compute it twice.
         node = value.producer() if value is not None and (self.shared or read_once(value)) else None
         if node is not None:
             yield from self._matches_node(node, match)
 
     def found(self, last: ir.Node) -> Iterator[Match]:
-        """Yields each way in which a node is the last one of what is computed so; anything may read its output."""
+        """Yields a match for each way in which `last` is the last node of the chain. Anything may read its output."""
+        # The result of the chain is the result of the composite op, so anything may read it.
         yield from self._matches_node(last, Match())
 
     def _matches_node(self, node: ir.Node, match: Match) -> Iterator[Match]:
         if node.op_type != self.op_type or node.domain != "":
             return
         more = self.where(node)
-        own = {self.name: node.outputs[0]} if self.name else {}
-        start = None if more is None else match.bound({**more, **own})
+        output = {self.name: node.outputs[0]} if self.name else {}
+        start = None if more is None else match.bound({**more, **output})
         if start is None:
             return
-        given = list(node.inputs)
-        while given and given[-1] is None:
-            given.pop()
+        # Absent optional inputs at the end may be written as None, or left out.
+        inputs = list(node.inputs)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
         patterns = [pattern for pattern in self.inputs if not isinstance(pattern, EllipsisType)]
-        if len(given) < len(patterns) or (len(given) > len(patterns) and ... not in self.inputs):
+        if len(inputs) < len(patterns) or (len(inputs) > len(patterns) and ... not in self.inputs):
             return
-        orders = itertools.permutations(given) if self.op_type in _COMMUTATIVE else [given]
+        orders = itertools.permutations(inputs) if self.op_type in COMMUTATIVE else [inputs]
         for order in orders:
             yield from _all(list(zip(patterns, order, strict=False)), start)
 
@@ -155,7 +158,7 @@ def _all(pairs: list[tuple[Pattern, ir.Value | None]], match: Match) -> Iterator
 
 
 class _Ops:
-    """Writes patterns: `op.Name(*inputs, where=..., name=..., shared=...)`, see `NodePattern`."""
+    """Writes patterns: `op.Name(*inputs, where=..., name=..., shared=...)` makes a `NodePattern`."""
 
     def __getattr__(self, op_type: str) -> Callable[..., NodePattern]:
         def pattern(*inputs: Pattern | EllipsisType, **options: Any) -> NodePattern:
@@ -168,12 +171,12 @@ op = _Ops()
 
 
 def value(name: str) -> Pattern:
-    """Returns the pattern of any value; the same one wherever the name stands."""
+    """Returns the pattern of any value. Patterns of one name match one value."""
     return _Value(name)
 
 
 def number(name: str = "", of: Callable[[float], float | None] = lambda constant: constant) -> Pattern:
-    """Returns the pattern of a constant of one element, bound as what `of` makes of it; None is no match."""
+    """Returns the pattern of a constant of one element, bound to `of(constant)`. None from `of` is no match."""
     return _Number(name, of)
 
 
@@ -183,37 +186,40 @@ def equal_to(wanted: float) -> Pattern:
 
 
 def either(*patterns: Pattern) -> Pattern:
-    """Returns the pattern of what any of the patterns matches."""
+    """Returns the pattern that matches what any of the patterns matches."""
     return _Either(patterns)
 
 
 def stopped(pattern: Pattern, name: str) -> Pattern:
-    """Returns the pattern of a value behind a stop of gradients; `name` is bound to the first node that stops."""
+    """Returns the pattern of a value behind a stop of gradients. `name` is bound to the first node that stops them."""
     return _Stopped(pattern, name)
 
 
 def perhaps_stopped(pattern: Pattern) -> Pattern:
-    """Returns the pattern of a value, or of one behind a stop of its gradients."""
+    """Returns the pattern of a value, with or without a stop of gradients behind it."""
     return _PerhapsStopped(pattern)
 
 
 def _stops(value: ir.Value | None) -> Iterable[ir.Node]:
-    """Yields the nodes behind one another that stop gradients, the last one first."""
+    """Yields the chain of nodes before `value` that stop gradients, the last one first."""
     while value is not None and (node := value.producer()) is not None and is_stop_gradient(node):
         yield node
         value = node.inputs[0]
 
 
 def read_once(value: ir.Value) -> bool:
-    """Whether one node reads a value, at whatever inputs, and nothing else."""
+    """Tells whether exactly one node, and no graph output, reads a value, at however many of its inputs."""
+    # A square reads its operand twice, but is one reader.
     return not value.is_graph_output() and len({id(use.node) for use in value.uses()}) == 1
 
 
 def constant(value: ir.Value | None) -> float | None:
-    """Returns the number that a value always has."""
+    """Returns the number in a constant of one element, None for other values."""
     node = value.producer() if value is not None else None
     if node is not None and node.op_type == "Cast" and node.domain == "":
-        value = node.inputs[0]  # what a float64 graph reads a float32 constant through
+        # A float64 graph may read a float32 constant through a Cast.
+        value = node.inputs[0]
+    # The caller may feed another value to an initializer that is an input, too.
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)

@@ -1,4 +1,4 @@
-"""Activations that models write in standard ops."""
+"""Lists fusions of activations that models write in standard ops."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from onnxtrain.fusion._patterns import Match, equal_to, op, value
 
 
 def _is_float(last: ir.Node, match: Match) -> bool:
-    """Whether it is in float32, for which there is a kernel."""
+    """Tells whether the chain is in float32, the only dtype with a native kernel."""
     x = match["x"]
+    # Without a kernel the function would compute the same nodes.
     return x.dtype == ir.DataType.FLOAT and x.shape is not None
 
 
 _x = value("x")
 
+# x * sigmoid(x), and x / (1 + exp(-x)).
 ACTIVATIONS = (
     Fusion(composite=silu, pattern=op.Mul(_x, op.Sigmoid(_x)), where=_is_float),
     Fusion(composite=silu, pattern=op.Div(_x, op.Add(op.Exp(op.Neg(_x)), equal_to(1.0))), where=_is_float),

@@ -1,4 +1,4 @@
-"""Attention, as exporters write it: products, scales, perhaps a mask, and a softmax."""
+"""Replaces attention as exporters write it: products, scales, an optional mask, and a softmax."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from onnxtrain.passes import remove_unread_chains
 
 _SWAP = [0, 1, 3, 2]
 _NOTHING = -1e30
-"""What is added to a score of float32 so that its exponential is zero beside that of any other."""
+"""A mask up to this number makes exp(score) in float32 zero beside any other score."""
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """scale * q keys + mask, where keys are transposed."""
+    """The scores scale * q keys + mask.
+
+    Attributes:
+        q: queries, [batch, heads, queries, size].
+        keys: transposed keys, [batch, heads, size, keys].
+        scale: e.g. 1 / sqrt(size).
+        mask: added to the products; None if there is none.
+    """
 
     q: ir.Value
     keys: ir.Value
@@ -30,8 +37,8 @@ class _Scores:
 class AttentionPass(ir.passes.InPlacePass):
     """Rewrite softmax(scale q kᵀ + mask) v in float32 as one composite op, which keeps no probabilities.
 
-    q, k and v have the axes `[batch, heads, places, size]`, of which the first two must be known to be the same. Left
-    as they are: probabilities that something else reads, dropout of them, masks that choose instead of being added.
+    q, k and v are `[batch, heads, places, size]`, with the first two sizes known to be equal. Not rewritten:
+    probabilities that something else reads or that dropout follows, and masks by Where instead of Add.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -42,11 +49,13 @@ class AttentionPass(ir.passes.InPlacePass):
 
 
 def _rewrite(op: Emitter, node: ir.Node) -> bool:
-    """Makes the product of probabilities and values the op; whether there was such a product."""
+    """Turns a product of probabilities and values into the composite op; returns whether the node was one."""
     softmax = _producer(node.inputs[0], "Softmax") if _is(node, "MatMul") else None
+    # Attention normalises over the keys, the last axis.
     if softmax is None or softmax.attributes.get_int("axis", -1) not in (-1, 3):
         return False
     scores, v = _scores(softmax.inputs[0]), node.inputs[1]
+    # Unknown sizes do not fit: a call that is right only for some would fail at run time.
     if scores is None or v is None or not _fit(scores, v):
         return False
     composite, inputs = _kind(scores)
@@ -56,6 +65,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> bool:
     node.resize_inputs(len(inputs))
     for index, value in enumerate(inputs):
         node.replace_input_with(index, value)
+    # The second output is the residual of the gradient.
     node.resize_outputs(2)
     log_sum = node.outputs[1]
     log_sum.name = op.unique_name(f"{node.outputs[0].name}_log_sum")
@@ -70,7 +80,7 @@ def _is(node: ir.Node | None, op_type: str) -> bool:
 
 
 def _producer(value: ir.Value | None, *op_types: str) -> ir.Node | None:
-    """Returns the node of one of these ops that computes a value, if one node alone reads that."""
+    """Returns the node that computes a value if it is of one of these ops and no other node reads the value."""
     node = value.producer() if value is not None and read_once(value) else None
     return node if node is not None and any(_is(node, op_type) for op_type in op_types) else None
 
@@ -79,6 +89,7 @@ def _scores(value: ir.Value | None) -> _Scores | None:
     add, mask = _producer(value, "Add"), None
     if add is not None:
         value, mask = add.inputs
+        # The mask may be either operand of the Add.
         if _producer(value, "Mul", "Div", "MatMul") is None:
             value, mask = mask, value
     value, scale = _unscaled(value)
@@ -92,13 +103,14 @@ def _scores(value: ir.Value | None) -> _Scores | None:
 
 
 def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
-    """Returns what a value is a multiple of, and the factor."""
+    """Returns the value that `value` is a multiple of, and the factor."""
     scale = 1.0
     while (node := _producer(value, "Mul", "Div")) is not None:
         first, second = node.inputs
         factor = constant(second)
         if factor is None and node.op_type == "Mul":
             first, factor = second, constant(first)
+        # A factor of another shape could broadcast the value.
         if factor is None or first is None or value is None or first.shape != value.shape:
             break
         value, scale = first, scale * (factor if node.op_type == "Mul" else 1 / factor)
@@ -106,14 +118,14 @@ def _unscaled(value: ir.Value | None) -> tuple[ir.Value | None, float]:
 
 
 def _fit(scores: _Scores, v: ir.Value) -> bool:
-    """Whether sizes and dtypes are what the op takes."""
+    """Tells whether the op supports the sizes and dtypes."""
     q, keys = scores.q, scores.keys
     if any(x.dtype != ir.DataType.FLOAT or x.shape is None or x.shape.rank() != 4 for x in (q, keys, v)):
         return False
     assert q.shape is not None
     assert keys.shape is not None
     assert v.shape is not None
-    # The sizes that a product does not ask to be the same; batch and heads it would repeat.
+    # A MatMul broadcasts batch and heads; the op does not.
     if not all(_same(q.shape[i], x.shape[i]) for x in (keys, v) for i in (0, 1) if x.shape is not None):
         return False
     mask = scores.mask
@@ -127,6 +139,7 @@ def _fit(scores: _Scores, v: ir.Value) -> bool:
 
 
 def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
+    # Symbolic sizes are equal if they have one name; a size without a name equals none.
     if isinstance(a, ir.SymbolicDim) or isinstance(b, ir.SymbolicDim):
         names = [dim.value if isinstance(dim, ir.SymbolicDim) else None for dim in (a, b)]
         return names[0] is not None and names[0] == names[1]
@@ -134,32 +147,34 @@ def _same(a: int | ir.SymbolicDim, b: int | ir.SymbolicDim) -> bool:
 
 
 def _kind(scores: _Scores) -> tuple[CompositeOp, list[ir.Value]]:
-    """Returns the op and what it takes after q, k and v."""
+    """Returns the composite op, and its inputs after q, k and v."""
     if scores.mask is None:
         return attention, []
     assert scores.q.shape is not None
     assert scores.keys.shape is not None
+    # The causal op skips the keys behind each query, half of the work.
     if _is_causal(scores.mask, scores.q.shape[2], scores.keys.shape[3]):
         return causal_attention, []
     return masked_attention, [scores.mask]
 
 
 def _is_causal(mask: ir.Value, queries: int | ir.SymbolicDim, keys: int | ir.SymbolicDim) -> bool:
-    """Whether a mask leaves a query's scores as they are up to its own place, and nothing of those behind."""
+    """Tells whether a mask is 0 up to each query's own place, and at most `_NOTHING` behind it."""
     shape = mask.shape
     if shape is None or shape.rank() < 2 or any(dim != 1 for dim in shape[:-2]):
         return False
     if not (_same(shape[-2], queries) and _same(shape[-1], keys)):
         return False
-    known = _known(mask)
-    if known is not None:
-        return _is_triangle(known.reshape(known.shape[-2:]))
+    constant_mask = _known(mask)
+    if constant_mask is not None:
+        return _is_triangle(constant_mask.reshape(constant_mask.shape[-2:]))
     where = mask.producer()
     if where is None or not _is(where, "Where"):
         return False
     condition, *numbers = where.inputs
     attended, other = map(constant, numbers)
     node = condition.producer() if condition is not None else None
+    # Where(mask == 0, -inf, 0): exporters compare a triangle of ones with 0.
     if _is(node, "Equal"):
         assert node is not None
         condition, zero = node.inputs
@@ -180,21 +195,21 @@ def _is_lower_triangle_of_ones(node: ir.Node) -> bool:
         return False
     if len(node.inputs) > 1 and node.inputs[1] is not None and constant(node.inputs[1]) != 0:
         return False
-    known = _known(node.inputs[0])
-    if known is not None:
-        return bool((known == 1).all())
+    constant_ones = _known(node.inputs[0])
+    if constant_ones is not None:
+        return bool((constant_ones == 1).all())
     ones = node.inputs[0].producer() if node.inputs[0] is not None else None
     return ones is not None and _is(ones, "Expand") and constant(ones.inputs[0]) == 1
 
 
 def _known(value: ir.Value | None) -> np.ndarray | None:
-    """Returns the numbers of a constant."""
+    """Returns the array of a constant, None for other values."""
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     return None if tensor is None else tensor.numpy()
 
 
 def _swapped(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:
-    """Returns transposed keys with their axes in the order of queries."""
+    """Returns keys as [batch, heads, keys, size], by a new Transpose if no value of the graph is that."""
     source = _source_of_swap(keys)
     if source is not None:
         return source
@@ -210,10 +225,11 @@ def _swapped(graph: ir.Graph, before: ir.Node, keys: ir.Value) -> ir.Value:
 
 
 def _source_of_swap(keys: ir.Value) -> ir.Value | None:
-    """Returns what keys are transposed from, with batch and heads in one axis meanwhile or not."""
+    """Returns the value that transposed keys come from, None if they come from something else."""
     node = keys.producer()
     if node is not None and _is(node, "Transpose"):
         return node.inputs[0] if list(node.attributes.get_ints("perm") or []) == _SWAP else None
+    # Exporters may merge batch and heads into one axis around the Transpose.
     if node is None or not _is(node, "Reshape") or node.inputs[0] is None:
         return None
     swap = node.inputs[0].producer()
@@ -225,7 +241,7 @@ def _source_of_swap(keys: ir.Value) -> ir.Value | None:
         return None
     last = static_dims(merge.outputs[0])
     wanted = [keys.shape[i] for i in _SWAP]
-    given = list(source.shape)
+    source_dims = list(source.shape)
     kept = last is not None and len(last) == 3 and list(last[1:]) == [*(static_dims(source) or ())][2:]
-    whole = len(given) == 4 and all(_same(a, b) for a, b in zip(given, wanted, strict=True))
-    return source if kept and whole and None not in (last or ())[1:] else None
+    same_dims = len(source_dims) == 4 and all(_same(a, b) for a, b in zip(source_dims, wanted, strict=True))
+    return source if kept and same_dims and None not in (last or ())[1:] else None

@@ -1,4 +1,4 @@
-"""What is computed in bfloat16, as native kernels do: products, convolutions, and composite ops between roundings."""
+"""Rewrites computations in bfloat16 for native kernels: products, convolutions, and composite ops between roundings."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from onnxtrain.functions import (
     round_to_bfloat16,
     widened,
 )
-from onnxtrain.passes import EXACT_OPS, remove_unread_chains
+from onnxtrain.op_facts import EXACT_OPS, PRODUCTS, RESHAPES
+from onnxtrain.passes import remove_unread_chains
 
 _FLOAT, _NARROW = ir.DataType.FLOAT, ir.DataType.BFLOAT16
-_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 _SUFFIXES = {"bfloat16": _NARROW, "float16": ir.DataType.FLOAT16}
 
 
 class Bfloat16ProductPass(ir.passes.InPlacePass):
     """Rewrite MatMul, Gemm and the functions of convolutions, in float32, as products of factors rounded to bfloat16.
 
-    What transposes or rounds a factor becomes part of the product. Depthwise convolutions stay: they wait for memory.
-    To be run last: passes that look for these ops do not know the functions, which have no gradient rules.
+    A Transpose or a rounding of a factor becomes part of the product. To be run last: other passes do not know these
+    functions, which have no gradient rules.
 
     Args:
-        of_rounded: only products whose factors have been bfloat16 before, as :func:`widen_narrow_floats` leaves them:
-            these stay what they were.
+        of_rounded: rewrite only products of factors that were bfloat16 before, as :func:`widen_narrow_floats` leaves
+            them. Their results do not change.
     """
 
     def __init__(self, *, of_rounded: bool = False) -> None:
@@ -45,11 +45,13 @@ class Bfloat16ProductPass(ir.passes.InPlacePass):
         """Rewrite in place, in subgraphs too."""
         op = Emitter(model.graph, functions=model.functions)
         modified = False
+        # Shared by all nodes: long chains of moves would be followed from each product anew.
         rounded: dict[ir.Value, bool] = {}
         for node in tuple(ir.traversal.RecursiveGraphIterator(model.graph)):
             factors = [node.inputs[place] for place in _factors(node)]
             if not factors or any(value is None or value.dtype != _FLOAT for value in factors):
                 continue
+            # Other products are float32 products: rounding their factors would change the result.
             if self._of_rounded and not all(_is_rounded(value, rounded) for value in factors):
                 continue
             if node.op_type == "MatMul":
@@ -101,19 +103,20 @@ _CONVOLUTIONS = {
     "ConvolutionInputGradient": (0, 2),
     "ConvolutionWeightGradient": (0, 1),
 }
-"""Which inputs are factors; of the others only the shape is read, and the bias is added."""
+"""Per function, the inputs that are factors. Of the other inputs only the shape is read, or they are a bias to add."""
 
 
 def _factors(node: ir.Node) -> Sequence[int]:
-    """Returns which inputs of a node are factors of products that are to be rounded."""
+    """Returns the indices of the inputs of a node that are factors of products to be rounded."""
     if node.domain == "":
-        return (0, 1) if node.op_type in ("MatMul", "Gemm") else ()
+        return (0, 1) if node.op_type in PRODUCTS else ()
     stem = _stem(node)
     if node.domain != DOMAIN or stem not in _CONVOLUTIONS:
         return ()
     weight = node.inputs[1 if stem == "Convolution" else 2]
     dims = static_dims(weight) if weight is not None else None
     depthwise = dims is None or (dims[1] == 1 and node.attributes.get_int("group", 1) > 1)
+    # Depthwise convolutions wait for memory, not for products.
     return () if depthwise else _CONVOLUTIONS[stem]
 
 
@@ -132,7 +135,7 @@ def _convolution(op: Emitter, node: ir.Node, model: ir.Model) -> None:
 
 
 def _stem(node: ir.Node) -> str:
-    """The name of a function without its number and dtype, if that is float32."""
+    """Returns the name of a float32 function without its number and dtype."""
     return re.sub(r"\d*_float$", "", node.op_type)
 
 
@@ -144,18 +147,21 @@ def _become(op: Emitter, node: ir.Node, composite: CompositeOp, inputs: Sequence
 
 
 def _source(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...] | None]:
-    """Returns what a factor is but for its rounding and the order of its axes, and that order unless it is the same.
+    """Returns the float32 value that a factor is rounded and transposed from, and the order of its axes.
 
-    The last axis there is one of the last two here, lest no two numbers of a matrix lie beside one another.
+    The order is None if the axes are in place.
     """
     order: tuple[int, ...] | None = None
     while True:
+        # Casts and transposes may alternate.
         inner = _before_rounding(value, product)
         if inner is None:
             inner, permutation = _transposed(value)
             if inner is None or permutation is None:
                 break
             composed = permutation if order is None else tuple(permutation[axis] for axis in order)
+            # If the last axis of the source were none of the last two, no two numbers of a matrix would be adjacent in
+            # memory.
             if len(composed) - 1 not in composed[-2:]:
                 break
             order = composed
@@ -164,7 +170,7 @@ def _source(value: ir.Value, product: ir.Node) -> tuple[ir.Value, tuple[int, ...
 
 
 def _is_rounded(value: ir.Value | None, known: dict[ir.Value, bool]) -> bool:
-    """Whether each number of a value was one of bfloat16 before it was cast to float32."""
+    """Tells whether each element of a value was a bfloat16 number before it was cast to float32."""
     if value is None:
         return False
     if value not in known:
@@ -179,21 +185,22 @@ def _sources(node: ir.Node) -> list[ir.Value]:
 
 
 def _widens(value: ir.Value | None) -> bool:
-    """Whether a value was bfloat16 before it was cast to float32."""
+    """Tells whether a value is a bfloat16 one cast to float32."""
     cast = _producer(value, "Cast")
     return cast is not None and cast.inputs[0] is not None and cast.inputs[0].dtype == _NARROW
 
 
 def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
-    """Returns the float32 value that a value is the rounding of, in its shape.
+    """Returns the float32 value that `value` is the rounding of, in its shape; None if it is no rounding.
 
-    Views of the rounded value are written anew, of the other one, before `product`.
+    Reshapes of the rounded value are written again, for the unrounded one, before `product`.
     """
     node = value.producer()
-    if node is not None and node.domain == "" and node.op_type in _VIEWS and node.inputs[0] is not None:
+    if node is not None and node.domain == "" and node.op_type in RESHAPES and node.inputs[0] is not None:
         inner = _before_rounding(node.inputs[0], product)
         if inner is None:
             return None
+        # The old reshape stays for other readers of the rounded value.
         view = ir.node(node.op_type, [inner, *node.inputs[1:]])
         for attribute in node.attributes.values():
             view.attributes.add(attribute)
@@ -207,7 +214,7 @@ def _before_rounding(value: ir.Value, product: ir.Node) -> ir.Value | None:
 
 
 def _transposed(value: ir.Value) -> tuple[ir.Value | None, tuple[int, ...] | None]:
-    """Returns what a value has the axes of, in another order, and that order."""
+    """Returns the value that a Transpose permutes, and the permutation; (None, None) if `value` is no Transpose."""
     node = _producer(value, "Transpose")
     given = node.attributes.get("perm") if node is not None else None
     if node is None or given is None:
@@ -221,7 +228,7 @@ def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 class Bfloat16RoundingPass(ir.passes.InPlacePass):
-    """Rewrite casts of float32 to bfloat16 and back, between which nothing reads the bfloat16, as one op."""
+    """Rewrite pairs of casts, float32 to bfloat16 and back, as one op, where nothing else reads the bfloat16 value."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place; subgraphs stay."""
@@ -233,6 +240,7 @@ class Bfloat16RoundingPass(ir.passes.InPlacePass):
             narrow = _producer(source, "Cast")
             if source is None or narrow is None or source.is_graph_output():
                 continue
+            # A bfloat16 value that another node reads has to exist.
             readers = {use.node for use in source.uses()}
             if narrow.inputs[0] is None or narrow.inputs[0].dtype != _FLOAT or readers != {node}:
                 continue
@@ -245,7 +253,7 @@ class Bfloat16RoundingPass(ir.passes.InPlacePass):
 class WideCompositesPass(ir.passes.InPlacePass):
     """Compute composite ops of bfloat16 and float16 in float32, and round their results once, as PyTorch does.
 
-    For the CPU, where ops have kernels in float32 alone.
+    For the CPU, whose native kernels are float32.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -265,7 +273,8 @@ class WideCompositesPass(ir.passes.InPlacePass):
 
 
 def _in_float32(op: Emitter, node: ir.Node, model: ir.Model) -> ir.OperatorIdentifier | None:
-    """Returns the function of float32 for a call of one of a narrower dtype; None where there is no such one."""
+    """Returns the float32 function for a call of a narrower one; None if there is none."""
+    # A SpecializedOp is not in the table: its function is made from the narrow one.
     composite = COMPOSITES.get(node.op_type.rpartition("_")[0])
     if composite is not None:
         return op.function(composite, _FLOAT)
@@ -274,7 +283,7 @@ def _in_float32(op: Emitter, node: ir.Node, model: ir.Model) -> ir.OperatorIdent
 
 
 def _widen(node: ir.Node, dtype: ir.DataType) -> None:
-    """Puts casts around a node: to float32 before it, back to its dtype behind it."""
+    """Puts casts around a node: to float32 before it, and back to `dtype` behind it."""
     for index, value in enumerate(node.inputs):
         if value is not None and value.dtype == dtype:
             node.prepend(cast := _cast(value, _FLOAT))
@@ -286,6 +295,7 @@ def _widen(node: ir.Node, dtype: ir.DataType) -> None:
             result = cast.outputs[0]
             value.replace_all_uses_with(result, replace_graph_outputs=True)
             cast.replace_input_with(0, value)
+            # The rounded value takes the name, so that graph outputs keep theirs.
             result.name, value.name = value.name, f"{value.name}_float"
 
 

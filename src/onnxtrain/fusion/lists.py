@@ -1,4 +1,4 @@
-"""Which fusions run, and in what order: one list for each place on the way of a graph, for every pipeline."""
+"""Lists which fusions run, and in which order: one function for each place in the pipelines."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ from onnxtrain.fusion.recurrent import RecurrentPass
 from onnxtrain.fusion.relu6 import Relu6Pass
 
 FUSIONS = (*NORMS, *ACTIVATIONS)
-"""All that forward graphs are searched for."""
+"""All patterns that forward graphs are searched for."""
 
 
 def fuse_forward(model: ir.Model) -> None:
-    """Rewrite a forward graph, before it is differentiated: chains of ops that have one gradient."""
+    """Rewrite a forward graph, before it is differentiated: chains of ops with a composite gradient."""
     ir.passes.Sequential(FusionPass(FUSIONS), RecurrentPass())(model)
 
 
 def fuse_exported(model: ir.Model) -> None:
-    """Rewrite a forward graph that an exporter has written: also what PyTorch has an op for, and ONNX had not."""
+    """Rewrite a forward graph from an exporter: also ops of PyTorch that the exporter had to decompose."""
     fuse_forward(model)
+    # ORTModule needs neither: it sees PyTorch's own hardtanh and attention.
     ir.passes.Sequential(Relu6Pass(), AttentionPass())(model)
 
 
 def fuse_kernels(model: ir.Model, *, bfloat16: bool = False) -> None:
-    """Rewrite a graph with its gradients, last of all, as the functions that native kernels know.
+    """Rewrite a graph with its gradients, as the last step, with the functions that native kernels know.
 
     Args:
-        model: the graph, of known shapes.
-        bfloat16: whether products of float32 are computed in bfloat16.
+        model: the graph, with shapes inferred.
+        bfloat16: whether to compute products of float32 in bfloat16.
     """
+    # NativeOpsPass first: it makes the functions of convolutions, which Bfloat16ProductPass rewrites. ProductPass takes
+    # the products that are left in float32.
     products = [Bfloat16ProductPass()] if bfloat16 else []
     ir.passes.Sequential(NativeOpsPass(), *products, ProductPass())(model)

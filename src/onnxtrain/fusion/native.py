@@ -1,7 +1,7 @@
-"""Standard ops as the functions that native kernels know: those of convolutional nets, and LayerNormalization.
+"""Rewrites standard ops as functions that native kernels know: those of convolutional nets, and LayerNormalization.
 
-These functions have no gradient rules: the standard ops have, and the pass is for graphs that have their gradients. On
-a stock runtime their bodies are the nodes that were there.
+These functions have no gradient rules, as the standard ops have, so this pass is for graphs that have their gradients.
+On a stock runtime the functions' bodies are the nodes that were there.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _Attributes = Mapping[str, int | float | list[int]]
 
 
 class NativeOpsPass(ir.passes.InPlacePass):
-    """Rewrite Conv, MaxPool, LayerNormalization, training BatchNormalization and its gradient, with ReLU, in float32.
+    """Rewrite Conv, MaxPool, LayerNormalization, training BatchNormalization (with ReLU) and its gradient, in float32.
 
-    To be run last: passes that look for these ops do not know the functions.
+    To be run last: other passes look for the standard ops.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -77,18 +77,19 @@ def _become(op: Emitter, node: ir.Node, composite: CompositeOp, attributes: _Att
 
 
 def _convolution(op: Emitter, node: ir.Node) -> bool:
-    """Conv, if its padding is known."""
+    """Rewrites Conv if its padding is known."""
     weight = node.inputs[1] if (node.op_type, node.domain) == ("Conv", "") else None
     dims = static_dims(weight) if weight is not None else None
     auto_pad = node.attributes.get_string("auto_pad", "NOTSET")
+    # SAME_UPPER and SAME_LOWER pad by the size of the input, which may be symbolic.
     if dims is None or not 3 <= len(dims) <= 5 or auto_pad not in ("NOTSET", "VALID"):
         return False
     rank = len(dims) - 2
-    given = node.attributes.get_ints("pads") if auto_pad == "NOTSET" else None
+    pads = node.attributes.get_ints("pads") if auto_pad == "NOTSET" else None
     attributes: _Attributes = {
         "strides": list(node.attributes.get_ints("strides") or [1] * rank),
         "dilations": list(node.attributes.get_ints("dilations") or [1] * rank),
-        "pads": list(given or [0] * 2 * rank),
+        "pads": list(pads or [0] * 2 * rank),
         "group": node.attributes.get_int("group", 1),
     }
     _become(op, node, convolution, attributes)
@@ -96,17 +97,19 @@ def _convolution(op: Emitter, node: ir.Node) -> bool:
 
 
 def _normalization(op: Emitter, node: ir.Node) -> bool:
-    """BatchNormalization, and the Relu, ReLU6, or MaxPool and Relu, that alone read its result."""
+    """Rewrites training BatchNormalization, with a Relu, ReLU6, or MaxPool and Relu, that alone reads its result."""
     if not is_training_batch_norm(node):
         return False
     attributes: _Attributes = {
         "epsilon": node.attributes.get_float("epsilon", 1e-5),
         "momentum": node.attributes.get_float("momentum", 0.9),
     }
+    # The function has three outputs; a node without running statistics has one.
     node.resize_outputs(3)
     for output in node.outputs:
         output.name = output.name or ""
     y = node.outputs[0]
+    # The gradient of MaxPool reads the shape of its input. It can read the shape of x instead.
     relu, pool = _reader(y, "Relu"), _reader(y, "MaxPool", but="Shape")
     if relu is not None:
         _become(op, node, batch_normalization_relu, attributes)
@@ -124,27 +127,24 @@ def _normalization(op: Emitter, node: ir.Node) -> bool:
         return True
     _become(op, node, batch_normalization_max_pool_relu, {**attributes, **windows})
     for use in tuple(y.uses()):
-        if use.node is not pool:  # a Shape
+        # All readers but the pooling are Shape nodes.
+        if use.node is not pool:
             use.node.replace_input_with(use.idx, node.inputs[0])
     _take_over(y, behind)
     node.resize_outputs(4)
     indices = node.outputs[3]
     if len(pool.outputs) > 1:
-        given = pool.outputs[1]
-        indices.name, given.name = given.name, None
-        indices.type, indices.shape = given.type, given.shape
-        given.replace_all_uses_with(indices, replace_graph_outputs=True)
+        pool_indices = pool.outputs[1]
+        indices.name, pool_indices.name = pool_indices.name, None
+        indices.type, indices.shape = pool_indices.type, pool_indices.shape
+        pool_indices.replace_all_uses_with(indices, replace_graph_outputs=True)
     indices.name = indices.name or ""
     op.graph.remove(pool, safe=True)
     return True
 
 
 def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
-    """LayerNormalization whose statistics gradients read, with scale and bias of the shape of the normalised axes.
-
-    One without bias gets zeros: ONNX Runtime (1.32) ends the process over a bias that is left out by an empty name, as
-    a function would have to.
-    """
+    """Rewrites LayerNormalization with statistics, and scale and bias of the shape of the normalised axes."""
     if (node.op_type, node.domain, len(node.outputs)) != ("LayerNormalization", "", 3):
         return False
     x, scale = node.inputs[:2]
@@ -152,12 +152,15 @@ def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
     axis, sizes = node.attributes.get_int("axis", -1), None if x is None else static_dims(x)
     if sizes is None or None in sizes[axis:] or node.attributes.get_int("stash_type", 1) != 1:
         return False
+    # Scale and bias may broadcast in ONNX, not in the kernel.
     if any(value is not None and static_dims(value) != sizes[axis:] for value in (scale, bias)):
         return False
     if not all(output.name for output in node.outputs):
         return False
     node.resize_inputs(3)
     if bias is None:
+        # ONNX Runtime (1.32) ends the process over a bias that is left out by an empty name, as a function's body
+        # would.
         node.replace_input_with(2, op.const(np.zeros(sizes[axis:], np.float32)))
     attributes: _Attributes = {"axis": axis, "epsilon": node.attributes.get_float("epsilon", 1e-5)}
     _become(op, node, layer_normalization_training, attributes)
@@ -165,7 +168,7 @@ def _layer_normalization(op: Emitter, node: ir.Node) -> bool:
 
 
 def _pooling(op: Emitter, node: ir.Node) -> bool:
-    """MaxPool whose indices are read, as its gradient does, or saved for that."""
+    """Rewrites MaxPool if its indices are read, e.g. by its gradient, or are a graph output."""
     if (node.op_type, node.domain) != ("MaxPool", "") or len(node.outputs) < 2:
         return False
     if not node.outputs[1].uses() and not node.outputs[1].is_graph_output():
@@ -178,12 +181,12 @@ def _pooling(op: Emitter, node: ir.Node) -> bool:
 
 
 def _is_relu6(node: ir.Node) -> bool:
-    """Whether a node is a Hardtanh between 0 and 6."""
+    """Tells whether a node is a Hardtanh between 0 and 6."""
     return _calls(node, hardtanh) and _within_relu6(node.inputs)
 
 
 def _within_relu6(inputs: Sequence[ir.Value | None]) -> bool:
-    """Whether the second and third input are 0 and 6."""
+    """Tells whether inputs 1 and 2 are the constants 0 and 6."""
     return all(
         value is not None and value.const_value is not None and value.const_value.numpy().item() == bound
         for value, bound in zip(inputs[1:3], (0, 6), strict=True)
@@ -191,22 +194,22 @@ def _within_relu6(inputs: Sequence[ir.Value | None]) -> bool:
 
 
 def _reader(value: ir.Value, op_type: str, but: str = "") -> ir.Node | None:
-    """Returns the node of the standard domain that reads a value, and nothing else does except nodes of type `but`."""
+    """Returns the node of this standard op that alone reads a value, apart from nodes of type `but`."""
     reader = _sole_reader(value, but)
     return reader if reader is not None and (reader.op_type, reader.domain) == (op_type, "") else None
 
 
 def _sole_reader(value: ir.Value, but: str = "") -> ir.Node | None:
-    """Returns the node of the same graph that reads a value, if nothing else does except nodes of type `but`."""
+    """Returns the node of the same graph that alone reads a value, apart from nodes of type `but`."""
     readers = [use.node for use in value.uses() if use.node.op_type != but]
-    own = value.producer()
-    if len(readers) != 1 or value.is_graph_output() or own is None or readers[0].graph is not own.graph:
+    source = value.producer()
+    if len(readers) != 1 or value.is_graph_output() or source is None or readers[0].graph is not source.graph:
         return None
     return readers[0]
 
 
 def _take_over(value: ir.Value, last: ir.Node) -> None:
-    """Makes `value` the result of the chain that ended with `last`, which is removed."""
+    """Makes `value` the result of the chain that ends with `last`, and removes `last`."""
     result = last.outputs[0]
     value.name, result.name = result.name, None
     value.shape, value.type = result.shape, result.type
@@ -216,8 +219,9 @@ def _take_over(value: ir.Value, last: ir.Node) -> None:
 
 
 def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
-    """Returns the attributes of MaxPool that the function has; None where it is of another kind."""
+    """Returns the attributes of a MaxPool that the function supports; None for other MaxPools."""
     kernel, given = list(pool.attributes.get_ints("kernel_shape") or []), pool.attributes
+    # The kernel has no ceil_mode, storage order or dilations.
     plain = (
         len(kernel) == 2
         and not given.get_int("ceil_mode", 0)
@@ -227,6 +231,7 @@ def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
     )
     pads = list(given.get_ints("pads") or [0] * 4)
     strides = list(given.get_ints("strides") or [1, 1])
+    # A window in the padding alone has no maximum.
     if not plain or any(pad >= size for pad, size in zip(pads, kernel * 2, strict=True)):
         return None
     if given.get_string("auto_pad", "NOTSET") == "VALID":
@@ -235,7 +240,7 @@ def _windows(pool: ir.Node) -> dict[str, list[int]] | None:
 
 
 def _gradient(op: Emitter, node: ir.Node) -> bool:
-    """The gradient of BatchNormalization behind that of a Relu, or of MaxPool and Relu."""
+    """Rewrites the gradient of BatchNormalization behind that of a Relu, or of MaxPool and Relu."""
     if not _calls(node, batch_normalization_gradient):
         return False
     last = _sole_producer(node, node.inputs[0])
@@ -251,9 +256,11 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
         composite = batch_normalization_relu_gradient
     else:
         return False
+    # Both gradients of Relu and Hardtanh have y first and ct last.
     y, ct = relu.inputs[0], relu.inputs[-1]
     more = [y]
     if unpool is not None:
+        # The kernel writes each cotangent to its index itself, without a tensor of zeros.
         composite, more = batch_normalization_max_pool_relu_gradient, [y, unpool.inputs[1]]
     node.replace_input_with(0, ct)
     node.resize_inputs(3 + len(more))
@@ -265,14 +272,14 @@ def _gradient(op: Emitter, node: ir.Node) -> bool:
 
 
 def _sole_producer(reader: ir.Node, value: ir.Value | None) -> ir.Node | None:
-    """Returns the node that computes a value which only `reader` reads."""
+    """Returns the node that computes a value which `reader` alone reads, else None."""
     if value is None or value.is_graph_output() or {use.node for use in value.uses()} != {reader}:
         return None
     return value.producer()
 
 
 def _is_spread(unpool: ir.Node, x: ir.Value | None) -> bool:
-    """Whether a MaxUnpool puts its input where the indices say, into zeros of the shape of x."""
+    """Tells whether a MaxUnpool writes its input to the places in `indices`, in zeros of the shape of x."""
     value, given = unpool.inputs[0], unpool.attributes
     unit = set(given.get_ints("kernel_shape") or []) == {1} and set(given.get_ints("strides") or [1]) == {1}
     result = unpool.outputs[0]

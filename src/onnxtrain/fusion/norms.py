@@ -1,4 +1,4 @@
-"""Normalisations that models write in standard ops."""
+"""Lists fusions of normalisations that models write in standard ops."""
 
 from __future__ import annotations
 
@@ -29,18 +29,20 @@ from onnxtrain.fusion._patterns import (
     value,
 )
 
+# The narrow dtypes have bodies that compute in float32 (`functions/rms_norm.py`); the other norms have none.
 _WIDE = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def _reduced(node: ir.Node) -> tuple[int, ...] | None:
-    """Returns the axes that a node reduces and keeps, counted from the front; None where they are not known."""
+    """Returns the axes that a node reduces with keepdims, counted from the front; None if they are not known."""
     source = node.inputs[0]
     if source is None or source.shape is None or node.attributes.get_int("keepdims", 1) != 1:
         return None
     rank = source.shape.rank()
     if len(node.inputs) == 1 or node.inputs[1] is None:
         return () if node.attributes.get_int("noop_with_empty_axes", 0) else tuple(range(rank))
+    # Axes are an input since opset 18; only constant ones are known.
     axes = ir.convenience.get_const_tensor(node.inputs[1])
     return None if axes is None else tuple(sorted(axis % rank for axis in axes.numpy().ravel().tolist()))
 
@@ -51,7 +53,7 @@ def _over_the_last_axis(node: ir.Node) -> Mapping[str, Any] | None:
 
 
 def _over_each_series(node: ir.Node) -> Mapping[str, Any] | None:
-    """Over all axes but the first and the last, or over both of two."""
+    """Matches a reduction over all axes but the first and the last, or over both axes of a matrix."""
     axes, source = _reduced(node), node.inputs[0]
     if not axes or source is None or source.shape is None:
         return None
@@ -67,7 +69,7 @@ def _square_root(x: Pattern) -> Pattern:
 
 
 def _per_feature(x: ir.Value, parameter: ir.Value) -> bool:
-    """Whether a value has a number for each element of the last axis of x."""
+    """Tells whether a value has one number for each element of the last axis of x."""
     dims = static_dims(x)
     size = dims[-1] if dims else None
     return parameter.dtype == x.dtype and size is not None and static_dims(parameter) == (size,)
@@ -90,7 +92,7 @@ def _affine(last: ir.Node, match: Match) -> bool:
 
 
 def _grouped(last: ir.Node, match: Match) -> bool:
-    """Whether groups of the channels of x are standardised and each channel is scaled, all of it in float32."""
+    """Tells whether groups of the channels of x are standardised and each channel is scaled, in float32."""
     x, y = match["x"], last.outputs[0]
     if any(value.dtype != ir.DataType.FLOAT for value in (x, y, match["scale"], match["bias"])):
         return False
@@ -103,24 +105,26 @@ def _grouped(last: ir.Node, match: Match) -> bool:
 
 
 def _into_groups(reshape: ir.Node) -> Mapping[str, Any] | None:
-    """As `[batch, groups, -1]`."""
+    """Matches a Reshape to `[batch, groups, -1]`; binds `num_groups`."""
     sizes = None if reshape.inputs[1] is None else ir.convenience.get_const_tensor(reshape.inputs[1])
-    given = [] if sizes is None else sizes.numpy().ravel().tolist()
-    known = len(given) == 3 and given[0] == 0 and given[1] > 0 and given[2] == -1
-    return {"num_groups": given[1]} if known and not reshape.attributes.get_int("allowzero", 0) else None
+    target = [] if sizes is None else sizes.numpy().ravel().tolist()
+    is_grouping = len(target) == 3 and target[0] == 0 and target[1] > 0 and target[2] == -1
+    return (
+        {"num_groups": target[1]} if is_grouping and not reshape.attributes.get_int("allowzero", 0) else None
+    )
 
 
 def _unscaled(norm: ir.Node) -> Mapping[str, Any] | None:
-    """InstanceNormalization with ones and zeros for scale and bias."""
-    for given, wanted in zip(norm.inputs[1:], (1, 0), strict=True):
-        tensor = None if given is None else ir.convenience.get_const_tensor(given)
+    """Matches InstanceNormalization with ones as scale and zeros as bias; binds `epsilon`."""
+    for parameter, wanted in zip(norm.inputs[1:], (1, 0), strict=True):
+        tensor = None if parameter is None else ir.convenience.get_const_tensor(parameter)
         if tensor is None or not (tensor.numpy() == wanted).all():
             return None
     return {"epsilon": norm.attributes.get_float("epsilon", 1e-5)}
 
 
 def _in_groups(norm: ir.Node) -> Mapping[str, Any] | None:
-    """GroupNormalization of opset 21, whose scale and bias are of channels."""
+    """Matches GroupNormalization of opset 21, whose scale and bias are per channel."""
     groups = norm.attributes.get_int("num_groups")
     return {"epsilon": norm.attributes.get_float("epsilon", 1e-5), "num_groups": groups} if groups else None
 
@@ -136,7 +140,7 @@ def _one_per_row(shape: ir.Shape) -> ir.Shape:
 
 _x, _scale, _epsilon = value("x"), value("scale"), number("epsilon")
 
-# x / max(factor * ||x||, floor) * scale, as darts' RMSNorm
+# x / max(factor * ||x||, floor) * scale, as in darts' RMSNorm.
 _norm = op.ReduceL2(_x, ..., where=_over_the_last_axis)
 _rms = either(
     op.Mul(_norm, number("factor")),
@@ -148,19 +152,19 @@ _floored = either(
     op.Clip(_rms, number("floor"), equal_to(math.inf)),
 )
 
-# x / sqrt(mean(x²) + epsilon) * scale, as torch.nn.RMSNorm and Llama's
+# x / sqrt(mean(x²) + epsilon) * scale, as in torch.nn.RMSNorm and Llama.
 _total = op.Add(op.ReduceMean(_square(_x), ..., where=_over_the_last_axis), _epsilon)
 _root = _square_root(_total)
 _inverse = either(op.Reciprocal(_root), op.Div(equal_to(1), _root), op.Pow(_total, equal_to(-0.5)))
 
-# x by the statistics of each series, through which no gradient flows, as darts' RINorm. Others may read them, behind
-# the stops, and what is computed of them.
+# (x - mean) / stdev of each series, as in darts' RINorm, which detaches the statistics. Other nodes may read them too,
+# behind the stops of gradients, e.g. to undo the normalisation at the end of the model.
 _mean = stopped(op.ReduceMean(perhaps_stopped(_x), ..., where=_over_each_series), "mean")
 _centered = op.Sub(_x, _mean, name="centered", shared=True)
 _variance = op.ReduceMean(_square(perhaps_stopped(_centered)), ..., where=_over_each_series)
 _stdev = stopped(op.Sqrt(op.Add(_variance, _epsilon)), "stdev")
 
-# GroupNormalization as exporters write it, over channels as a few long rows
+# GroupNormalization as exporters write it for opsets without one: InstanceNormalization over groups as channels.
 _rows = op.InstanceNormalization(op.Reshape(_x, ..., where=_into_groups), ..., where=_unscaled)
 
 NORMS = (
@@ -200,4 +204,4 @@ NORMS = (
         statistics=("mean", "stdev"),
     ),
 )
-"""All normalisations, each before those that are parts of it."""
+"""All normalisations. Each one stands before those that are parts of it."""

@@ -1,4 +1,4 @@
-"""Products of matrices as the function that native kernels know, where onnxruntime's own product is slow."""
+"""Rewrites matrix products as a function for native kernels, where ONNX Runtime's own product is slow."""
 
 from __future__ import annotations
 
@@ -8,35 +8,42 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.functions import matrix_product
+from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes import remove_unread_chains
 
 _FAR_APART = 4096
-"""Rows of so many numbers crowd a cache, which holds few lines whose addresses end alike."""
+"""Rows of this many numbers lie on addresses that end alike, of which a cache holds few lines."""
 
 
 @dataclass(frozen=True)
 class _Factor:
-    """A matrix, or the one that it is the transpose of."""
+    """A factor of a product.
+
+    Attributes:
+        value: a matrix.
+        transposed: whether the factor is the transpose of `value`.
+    """
 
     value: ir.Value
     transposed: bool
 
     @property
     def source(self) -> _Factor:
-        """The same without a node that transposes it."""
+        """The same factor without the Transpose before it."""
         node = self.value.producer()
         if node is None or (node.op_type, node.domain) != ("Transpose", "") or node.inputs[0] is None:
             return self
+        # A Transpose of more axes may move the batch.
         matrix = self.value.shape is None or self.value.shape.rank() == 2
         swaps = tuple(node.attributes.get_ints("perm") or (1, 0)) == (1, 0)
         return _Factor(node.inputs[0], not self.transposed).source if matrix and swaps else self
 
 
 class ProductPass(ir.passes.InPlacePass):
-    """Rewrite products of float32 matrices of which the first lies transposed, or has rows of thousands of numbers.
+    """Rewrite products of float32 matrices whose first factor is transposed, or has rows of thousands of numbers.
 
-    Gradients of weights are such products, and that of the input of a layer with as many outputs as there are words.
-    To be run last: passes that look for products do not know the function.
+    Gradients of weights have a transposed first factor. The gradient of the input of a layer with a vocabulary of
+    outputs has long rows. To be run last: other passes do not know the function.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -60,18 +67,19 @@ class ProductPass(ir.passes.InPlacePass):
 
 
 def _factors(node: ir.Node) -> tuple[_Factor, _Factor] | None:
-    """Returns what a node is the product of; None unless it is one of two matrices, and nothing else."""
-    if node.domain != "" or node.op_type not in ("MatMul", "Gemm"):
+    """Returns the two factors of a node that is a plain product of two matrices, else None."""
+    if node.domain != "" or node.op_type not in PRODUCTS:
         return None
     a, b = node.inputs[:2]
+    # A Gemm with a summand would need another op.
     if a is None or b is None or any(summand is not None for summand in node.inputs[2:]):
         return None
-    given = node.attributes
-    if given.get_float("alpha", 1.0) != 1:
+    attributes = node.attributes
+    if attributes.get_float("alpha", 1.0) != 1:
         return None
     factors = (
-        _Factor(a, bool(given.get_int("transA", 0))).source,
-        _Factor(b, bool(given.get_int("transB", 0))).source,
+        _Factor(a, bool(attributes.get_int("transA", 0))).source,
+        _Factor(b, bool(attributes.get_int("transB", 0))).source,
     )
     return factors if all(_is_float_matrix(factor.value) for factor in factors) else None
 
@@ -83,5 +91,6 @@ def _is_float_matrix(value: ir.Value) -> bool:
 def _is_slow(first: _Factor) -> bool:
     if first.transposed:
         return True
+    # A symbolic size is left to ONNX Runtime.
     columns = (static_dims(first.value) or [None])[-1]
     return columns is not None and columns >= _FAR_APART

@@ -1,4 +1,4 @@
-"""Recurrent layers as composite ops, one for each direction."""
+"""Rewrites recurrent layers as composite ops, one for each direction."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from onnxtrain.functions import LAYERS
 from onnxtrain.passes import stand_in
 
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"]}
+"""Per op, the default activations of a direction, which the composite ops have."""
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 
 
 class RecurrentPass(ir.passes.InPlacePass):
-    """Rewrite LSTMs and GRUs in the plain form, in float32, as composite ops that keep what the gradient needs.
+    """Rewrite LSTMs and GRUs of the plain form, in float32, as composite ops that keep what the gradient needs.
 
-    Other activations, peepholes, clipping, layout=1, lengths of rows, and GRUs with linear_before_reset=0 are left as
-    they are.
+    Not rewritten: other activations, peepholes, clipping, layout=1, sequence_lens, GRUs with linear_before_reset=0.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -30,16 +30,19 @@ class RecurrentPass(ir.passes.InPlacePass):
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Whether a node is a layer that the composite ops compute."""
+    """Tells whether the composite ops compute this layer."""
     if node.domain != "" or node.op_type not in _ACTIVATIONS:
         return False
     x, *_ = inputs = _inputs(node)
     if any(value is None or value.dtype != ir.DataType.FLOAT for value in inputs[:3]) or x is None:
         return False
-    given = [name.lower() for name in node.attributes.get_strings("activations", _ACTIVATIONS[node.op_type])]
+    # ONNX Runtime compares names of activations without regard to case.
+    activations = [
+        name.lower() for name in node.attributes.get_strings("activations", _ACTIVATIONS[node.op_type])
+    ]
     plain = _ACTIVATIONS[node.op_type]
     return bool(
-        given == plain * (len(given) // len(plain))
+        activations == plain * (len(activations) // len(plain))
         and x.shape is not None
         and _hidden_size(node) is not None
         and inputs[4] is None  # sequence_lens
@@ -52,11 +55,12 @@ def _is_plain(node: ir.Node) -> bool:
 
 
 def _inputs(node: ir.Node) -> list[ir.Value | None]:
-    """X, W, R, B, sequence_lens, initial_h, initial_c and P."""
+    """Returns X, W, R, B, sequence_lens, initial_h, initial_c and P, None for absent ones."""
     return [*node.inputs, *[None] * (8 - len(node.inputs))]
 
 
 def _hidden_size(node: ir.Node) -> int | None:
+    # The attribute is optional; R [directions, gates * hidden, hidden] tells the size too.
     size = node.attributes.get_int("hidden_size", 0)
     dims = static_dims(node.inputs[2]) if node.inputs[2] is not None else None
     return size or (dims[-1] if dims else None)
@@ -65,6 +69,7 @@ def _hidden_size(node: ir.Node) -> int | None:
 def _rewrite(op: Emitter, node: ir.Node) -> None:
     last = op.graph[-1]
     outputs = _calls(op, node)
+    # The emitter appends to the end of the graph; the new nodes belong where the layer was.
     new = list(op.graph)
     new = new[new.index(last) + 1 :]
     op.graph.remove(new)
@@ -75,7 +80,7 @@ def _rewrite(op: Emitter, node: ir.Node) -> None:
 
 
 def _calls(op: Emitter, node: ir.Node) -> list[ir.Value]:
-    """Writes the calls, one for each direction; returns the outputs of the node."""
+    """Writes the calls, one for each direction; returns values for the outputs of the node."""
     x, w, r, b, _, *states, _ = _inputs(node)
     lstm = node.op_type == "LSTM"
     hidden = _hidden_size(node)
@@ -86,25 +91,28 @@ def _calls(op: Emitter, node: ir.Node) -> list[ir.Value]:
     assert w is not None
     assert hidden is not None
     time, batch = x.shape[0], x.shape[1]
+    # The composite op takes initial states; ONNX's default is zeros.
     zeros = op.Expand(op.const(0, like=x), op.Concat([count], op.dim(x, 1), [hidden], axis=0))
     if b is None:
         b = op.Expand(op.const(0, like=x), op.Concat([count], op.Mul(op.dim(w, 1), [2]), axis=0))
+    # Each direction has its own weights and states, along axis 0.
     operands = [w, r, b, *(state or zeros for state in states[: 1 + lstm])]
     parts = [[v] if count == 1 else list(op.Split(v, num_outputs=2, axis=0, _outputs=2)) for v in operands]
     results = []
     for index, reverse in enumerate(directions):
         layer, _, _ = LAYERS[node.op_type, reverse]
-        own = op.call(layer, x, *(part[index] for part in parts), hidden_size=hidden, _outputs=4 + lstm)
+        outputs = op.call(layer, x, *(part[index] for part in parts), hidden_size=hidden, _outputs=4 + lstm)
         states_ = [ir.Shape([1, batch, hidden])] * (1 + lstm)
         saved = [ir.Shape([time, batch, (3 + lstm) * hidden]), ir.Shape([time, batch, hidden])]
-        for value, shape in zip(own, [ir.Shape([time, 1, batch, hidden]), *states_, *saved], strict=True):
+        for value, shape in zip(outputs, [ir.Shape([time, 1, batch, hidden]), *states_, *saved], strict=True):
             value.shape = shape
-        results.append(own)
+        results.append(outputs)
     if count == 1:
         return list(results[0])
+    # Y has the directions on axis 1, the states on axis 0.
     joined = [
         op.Concat(*both, axis=axis) for both, axis in zip(zip(*results, strict=True), (1, 0, 0), strict=False)
     ]
-    for value, given in zip(joined, node.outputs, strict=False):
-        value.shape = given.shape
+    for value, output in zip(joined, node.outputs, strict=False):
+        value.shape = output.shape
     return joined

@@ -1,4 +1,4 @@
-"""ReLU6, which exporters write as a Clip."""
+"""Rewrites ReLU6, which exporters write as a Clip."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from onnxtrain.passes import is_training_batch_norm
 
 
 class Relu6Pass(ir.passes.InPlacePass):
-    """Rewrite a Clip between 0 and 6 of what training BatchNormalization gives as a Hardtanh.
+    """Rewrite a Clip between 0 and 6 of the result of training BatchNormalization as a Hardtanh.
 
-    That is ReLU6, whose gradient at the bounds is zero, as PyTorch's is, and can be told from its result: what is
-    normalised need not be kept. For other ops' results, which may well lie on a bound, a Clip has the gradient of
-    `torch.clamp`.
+    That is ReLU6, whose gradient on the bounds is zero, as in PyTorch. The gradient follows from the result, so the
+    normalised values need not be kept.
     """
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite in place, in float32; subgraphs stay."""
         op = Emitter(model.graph, functions=model.functions)
-        found = [node for node in model.graph if _is_relu6(node)]
-        for node in found:
+        clips = [node for node in model.graph if _is_relu6(node)]
+        for node in clips:
             node.domain, node.op_type, _ = op.function(hardtanh, ir.DataType.FLOAT)
-        return ir.passes.PassResult(model, bool(found))
+        return ir.passes.PassResult(model, bool(clips))
 
 
 def _is_relu6(node: ir.Node) -> bool:
@@ -31,6 +30,8 @@ def _is_relu6(node: ir.Node) -> bool:
         return False
     x, *bounds = node.inputs
     normalized = x.producer() if x is not None and x.dtype == ir.DataType.FLOAT else None
+    # Only behind BatchNormalization: results of other ops may well lie on a bound, and a Clip has the gradient of
+    # torch.clamp there.
     return (
         normalized is not None
         and is_training_batch_norm(normalized)

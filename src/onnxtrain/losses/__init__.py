@@ -22,6 +22,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, find_value, static_dims
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.op_facts import CASTS, VIEWS
 
 from ._base import LABELS_KEY, MEAN_KEY, TARGET_KEY, WEIGHT_NAME, ClassLabels, Loss, Reduction, TargetSpec
 from ._classes import CrossEntropyLoss, NLLLoss
@@ -74,8 +75,8 @@ def loss_class(name: str) -> type[Loss]:
     return next((kind for kind in LOSSES.values() if kind.__name__ == name), Loss)
 
 
-# Ops that only move or cast the elements of their first input, so that labels behind them keep their range.
-_SAME_ELEMENTS = frozenset({"Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+# Behind these ops labels keep their range.
+_SAME_ELEMENTS = VIEWS | CASTS
 
 _LABEL_OPS = frozenset({"NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"})
 

@@ -8,11 +8,12 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtrain.losses._base import MEAN_KEY
+from onnxtrain.op_facts import CASTS, VIEWS
 
 # The JSON of `Loss.mean_over` for a mean over samples, which an unknown loss is taken for, and for a sum.
 _UNKNOWN = "{}"
 _SUM = "null"
-_SAME = frozenset({"Cast", "Identity", "Neg", "Reshape", "Squeeze", "Unsqueeze"})
+_SAME = VIEWS | CASTS | {"Neg"}
 _SCALED = frozenset({"Div", "Mul"})
 _ADDED = frozenset({"Add", "Sub", "Sum"})
 

@@ -29,7 +29,7 @@ from onnxtrain.passes.parameters.torch_parameters import TorchSignature, mark_gr
 from onnxtrain.passes.parameters.training_mode import Mode, TrainingModePass, is_training_batch_norm
 from onnxtrain.passes.runtime_faults.absent_inputs import AbsentInputsPass
 from onnxtrain.passes.runtime_faults.column_vectors import ColumnVectorPass
-from onnxtrain.passes.runtime_faults.narrow_floats import EXACT_OPS, has_narrow_floats, widen_narrow_floats
+from onnxtrain.passes.runtime_faults.narrow_floats import has_narrow_floats, widen_narrow_floats
 from onnxtrain.passes.runtime_faults.pipeline import suit_runtime
 from onnxtrain.passes.runtime_faults.quantised_products import FloatProductsPass
 from onnxtrain.passes.runtime_faults.reduction_axes import PositiveAxesPass
@@ -40,7 +40,7 @@ from onnxtrain.passes.shapes.explain_missing import why_untyped
 from onnxtrain.passes.shapes.implied_ranks import ImpliedRanksPass
 from onnxtrain.passes.shapes.infer import infer_shapes, settle_shapes
 from onnxtrain.passes.tidy.after_gradients import simplify_gradients
-from onnxtrain.passes.tidy.cleanup import RANDOM_OPS, CleanupPass
+from onnxtrain.passes.tidy.cleanup import CleanupPass
 from onnxtrain.passes.tidy.constants import is_constant, is_float_parameter, lift_constants, mark_constant
 from onnxtrain.passes.tidy.cross_entropy import CrossEntropyPass
 from onnxtrain.passes.tidy.fold_constants import FoldConstantsPass
@@ -53,11 +53,9 @@ from onnxtrain.passes.tidy.unused import remove_unread_chains, remove_unread_ini
 __all__ = [
     "BODIES",
     "CANONICAL_OPSET",
-    "EXACT_OPS",
     "MAX_IR_VERSION",
     "MAX_OPSET",
     "NEWEST_OPSET",
-    "RANDOM_OPS",
     "TWINS",
     "AbsentInputsPass",
     "CeilModePass",

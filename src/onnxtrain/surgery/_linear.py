@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain.emitter import static_dims
 from onnxtrain.errors import ModelError
+from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes import is_float_parameter
 from onnxtrain.surgery._tail import TAIL_OPS, data_input
 
@@ -183,7 +184,7 @@ def read_linear(node: ir.Node, *, any_kernel: bool = False) -> Linear | str:
         return (
             f"{op_name(node)} is quantised: replace the head of the float model, and quantise after training"
         )
-    if node.domain != "" or node.op_type not in ("Gemm", "MatMul", "Conv"):
+    if node.domain != "" or node.op_type not in PRODUCTS | {"Conv"}:
         return problem
     traced = _weight(node.inputs[1])
     if isinstance(traced, str):

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.emitter import static_dims
+from onnxtrain.op_facts import ARITHMETIC
 from onnxtrain.passes import mark_constant
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
@@ -23,8 +24,8 @@ class Refusal(Exception):
 
 
 def data_input(node: ir.Node) -> ir.Value | None:
-    """Returns the input of an op of the tail that comes from the head; None if two inputs may."""
-    if node.op_type not in _WITH_A_NUMBER:
+    """Returns the input of an op of the tail that comes from the head, None if it has two that may."""
+    if node.op_type not in ARITHMETIC:
         return node.inputs[0]
     numbers = [
         v for v in node.inputs if v is not None and v.const_value is not None and v.const_value.size == 1
@@ -182,11 +183,9 @@ def _rank(node: ir.Node) -> int:
     return len(_dims(node.inputs[0]))
 
 
-_WITH_A_NUMBER = ("Add", "Sub", "Mul", "Div")
-
 TAIL_OPS: dict[str, Callable[[ir.Model, ir.Node, int, int, int], int]] = {
     **dict.fromkeys(("Identity", "Dropout", "Cast", "Relu", "LogSoftmax", *PROBABILITIES), _same),
-    **dict.fromkeys(_WITH_A_NUMBER, _same),
+    **dict.fromkeys(ARITHMETIC, _same),
     **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "AveragePool", "MaxPool"), _pool),
     "Resize": _resize,
     "ReduceMean": _mean,

@@ -20,17 +20,15 @@ from onnxtrain.artifacts import (
 )
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.losses import make_loss
+from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.optimizers import ClipGradNorm, ClipGradValue, Optimizer, make_optimizer
 from onnxtrain.passes import ModelSource, load_model
 from onnxtrain.trainer._run import Run
 from onnxtrain.training.layer_modes import BatchNormMode
 from onnxtrain.training.training_graph import Precision
 
-# Ops that keep the state of their generator in the session. ONNX Runtime offers no way to read or set the state, so a
-# resumed run draws other numbers than an uninterrupted one.
-_STATEFUL = frozenset(
-    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
-)
+# Dropout is random too, but `_forget_seeds` makes it draw from the session's generator, whose state a checkpoint holds.
+_STATEFUL = RANDOM_OPS - {"Dropout"}
 
 
 @dataclass(frozen=True, kw_only=True)

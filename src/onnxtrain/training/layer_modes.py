@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from onnxtrain._words import argument
 from onnxtrain.errors import GraphBuildError
+from onnxtrain.op_facts import SWITCHED
 from onnxtrain.passes import Mode, TrainingModePass
 from onnxtrain.selection import match_names, some_names
 from onnxtrain.training.running_variance import mark_unbiased
@@ -18,7 +19,6 @@ BatchNormMode = Literal["as_exported", "training", "inference"] | Mapping[str, M
 """Mode of BatchNormalization and Dropout: one for all, or one per pattern, e.g. {"backbone.*": "inference"}."""
 
 _SCOPES = "pkg.torch.onnx.name_scopes"
-_SWITCHED = ("BatchNormalization", "Dropout")
 
 
 def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
@@ -34,7 +34,7 @@ def switch_modes(model: ir.Model, batch_norm: BatchNormMode) -> list[ir.Node]:
     nodes = [
         node
         for node in ir.traversal.RecursiveGraphIterator(model.graph)
-        if node.op_type in _SWITCHED and node.domain == ""
+        if node.op_type in SWITCHED and node.domain == ""
     ]
     if not isinstance(batch_norm, Mapping):
         TrainingModePass(batch_norm=batch_norm, dropout=batch_norm)(model)

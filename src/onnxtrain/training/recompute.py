@@ -12,25 +12,18 @@ from collections.abc import Collection, Iterator
 import onnx_ir as ir
 
 from onnxtrain.emitter import Emitter, static_dims
+from onnxtrain.op_facts import ELEMENTWISE, MOVES, PRODUCTS, SHAPE_READERS, VIEWS
 from onnxtrain.passes import remove_unread_nodes
 
-# Ops that cost no arithmetic: their results are recomputed at any size.
-_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
-# Elementwise ops and ops along one axis, whose time is that of reading and writing memory.
-_CHEAP = _VIEWS | {
-    *("Abs", "Add", "Cast", "Ceil", "Celu", "Clip", "Concat", "Cos", "Div", "Elu", "Erf", "Exp", "Expand", "Floor"),
-    *("Gather", "Gelu", "HardSigmoid", "HardSwish", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Max"),
-    *("Min", "Mish", "Mul", "Neg", "PRelu", "Pad", "Pow", "RMSNormalization", "Reciprocal", "Relu", "Selu"),
-    *("Sigmoid", "Sign", "Sin", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Sub", "Swish", "Tanh"),
-    *("Where", "Silu_float", "Hardtanh_float", "FlooredRMSNormalization_float", "InverseRMSNormalization_float"),
-    "LayerNormalizationTraining_float",
+# Ops whose result is computed again: elementwise ops, moves, and ops that read each row once or twice. The functions of
+# domain `onnxtrain` are fusions of such ops.
+_CHEAP = ELEMENTWISE | MOVES | {
+    *("LayerNormalization", "LogSoftmax", "Pad", "RMSNormalization", "Softmax", "Silu_float", "Hardtanh_float"),
+    *("FlooredRMSNormalization_float", "InverseRMSNormalization_float", "LayerNormalizationTraining_float"),
 }  # fmt: skip
-_PRODUCTS = frozenset(
-    {
-        *("Gemm", "MatMul", "MatrixProduct_float", "GemmBfloat16_float", "MatMulBfloat16_float"),
-        "MatMulPermutedRightBfloat16_float",
-    }
-)
+_PRODUCTS = PRODUCTS | {
+    *("MatrixProduct_float", "GemmBfloat16_float", "MatMulBfloat16_float", "MatMulPermutedRightBfloat16_float"),
+}  # fmt: skip
 _SHARE = 1 / 2
 """Largest share of the work of all forward matrix products that is recomputed.
 
@@ -124,12 +117,11 @@ class _Plan:
         return None
 
     def is_gradient(self, node: ir.Node) -> bool:
-        """Says if a node belongs to the backward pass and reads elements, not just sizes."""
-        return node not in self.forward and node.op_type not in ("Shape", "Size")
+        """Whether a node is behind the forward pass, and reads more than sizes."""
+        return node not in self.forward and node.op_type not in SHAPE_READERS
 
     def _is_copy(self, node: ir.Node) -> bool:
-        """Says if a node is a view of results of the forward pass, outside of it."""
-        if node.domain != "" or node.op_type not in _VIEWS:
+        if node.domain != "" or node.op_type not in VIEWS:
             return False
         sources = [value.producer() for value in node.inputs if value is not None]
         return sources[:1] != [None] and all(source is None or source in self.forward for source in sources)
@@ -147,8 +139,7 @@ class _Plan:
             return False
         if value.dtype is None or not value.dtype.is_floating_point():
             return False
-        # A small value saves nothing, and each recomputation costs a node.
-        if node.op_type not in _VIEWS and _elements(value) < _LEAST:
+        if node.op_type not in VIEWS and _elements(value) < _LEAST:
             return False
         sources = [source for source in node.inputs if source is not None]
         return all(

@@ -70,8 +70,4 @@ CASES = [
     ),
     Case("bucketize", lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0], dtype=x.dtype)), (GRID,)),
     Case("histc", lambda x: (torch.histc(x, 4, -1.0, 1.0), torch.histc(x, 3, 0, 2)), (GRID,)),
-    Case("cummax", lambda x: (*x.cummax(1), *x.cummin(-1), *x.cummax(0)), (X,)),
-    Case("cummax_ties", lambda x: (*x.cummax(1), *x.cummin(1)), (TIES,)),
-    Case("cummax_ints", lambda i: (*i.cummax(1), *i.cummin(0)), (INTS,)),
-    Case("cummax_nan", lambda x: (*x.cummax(1), *x.cummin(0)), (NANS,)),
 ]

@@ -61,6 +61,12 @@ CASES = [
         "multinomial_several", lambda x: torch.multinomial(x, 3), (T(3, 5, low=0.1, grad=False),), random=True
     ),
     Case(
+        "multinomial_transposed",
+        lambda x: torch.multinomial(x.t(), 3),
+        (T(5, 3, low=0.1, grad=False),),
+        random=True,
+    ),
+    Case(
         "multinomial_replacement",
         lambda x: torch.multinomial(x, 6, replacement=True),
         (T(3, 5, low=0.1, grad=False),),

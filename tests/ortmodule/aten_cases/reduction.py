@@ -1,11 +1,10 @@
-"""Reductions and cumulative operations."""
+"""Reductions."""
 
 import torch
 
 from ortmodule.aten_case import Case, T
 
 INTS = torch.tensor([[3, -7, 7], [5, 0, 7]])
-TIES = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]], requires_grad=True)
 ZEROS = torch.tensor([[1.0, 0.0, 3.0], [0.0, 0.0, 2.0]], requires_grad=True)
 X = T(3, 4, 5)
 
@@ -34,10 +33,6 @@ CASES = [
     Case("normalize", torch.nn.functional.normalize, (X,)),
     Case("cosine_similarity", torch.nn.functional.cosine_similarity, (T(3, 4), T(3, 4))),
     Case("logsumexp", lambda x: (x.logsumexp(1), x.logsumexp((0, 2), keepdim=True)), (X,)),
-    Case("cumsum", lambda x: (x.cumsum(1), x.cumsum(-1)), (X,)),
-    Case("cumsum_ints", lambda i: (i.cumsum(1), (i > 0).cumsum(0)), (INTS,)),
-    Case("cumprod", lambda x: (x.cumprod(1), x.cumprod(0)), (X,)),
-    Case("cumprod_zeros", lambda x: x.cumprod(1), (ZEROS,)),
     Case("nansum", lambda x: x.nansum(1), (X,)),
     Case("dist", torch.dist, (T(3, 4), T(3, 4))),
     Case("trace", torch.trace, (T(4, 4),)),

@@ -20,7 +20,7 @@ from onnxtrain.autodiff._node import NodeView, where
 from onnxtrain.autodiff._registry import Cotangents, vjp
 from onnxtrain.emitter import Emitter, static_dims
 from onnxtrain.errors import NoGradientRule
-from onnxtrain.passes import RANDOM_OPS
+from onnxtrain.op_facts import RANDOM_OPS
 
 _INT64_MIN = -(2**63)
 Cts = Sequence[ir.Value | None]

@@ -1,4 +1,4 @@
-"""From a functional ATen graph to an ONNX graph, one node after the other, by the table in `aten/`."""
+"""Lowers a functional ATen graph to an ONNX graph, node by node, by the table that `aten/` fills."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from onnxtrain.passes import CeilModePass, ReluAfterMaxPoolPass, infer_shapes
 
 
 def lower_graph(graph_module: fx.GraphModule) -> Lowered:
-    """Returns the ONNX graph of a functional ATen graph.
+    """Lowers a functional ATen graph to ONNX.
 
     Raises:
-        UnsupportedATenOp: an op has no lowering, or not for its arguments.
+        UnsupportedATenOp: an op has no lowering, or none for its arguments.
     """
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="forward")
     model = ir.Model(graph, ir_version=10, producer_name="onnxtrain")
     lowered = _GraphLowering(graph_module, model).run()
+    # onnx's shape inference miscounts windows in ceil mode, so this goes before it.
     CeilModePass(keep_sizes=True)(model)
     _infer_missing_shapes(model)
     fuse_forward(model)
@@ -49,7 +50,7 @@ def lower_graph(graph_module: fx.GraphModule) -> Lowered:
 
 
 def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
-    """Returns the nodes of a functional ATen graph that cannot be lowered, with the reasons.
+    """Returns the nodes that cannot be lowered, each with the reason.
 
     Raises:
         UnsupportedATenOp: the graph cannot be lowered, whatever its nodes are.
@@ -59,19 +60,31 @@ def refused_nodes(graph_module: fx.GraphModule) -> dict[fx.Node, str]:
 
 
 def _infer_missing_shapes(model: ir.Model) -> None:
-    """Gives shapes to the values inside the lowering of an op; without them a gradient must broadcast at run time.
+    """Infers shapes of the values inside the lowering of an op.
 
-    Those that PyTorch knows are kept: it relates symbolic sizes where ONNX gives up.
+    Without them a gradient would have to un-broadcast at run time. Shapes from PyTorch are kept: PyTorch relates
+    symbolic sizes where ONNX gives up.
     """
     values = [value for node in model.graph for value in node.outputs]
-    known = {value: value.shape for value in values if value.shape is not None}
-    if len(known) < len(values):
+    from_torch = {value: value.shape for value in values if value.shape is not None}
+    if len(from_torch) < len(values):
         infer_shapes(model)
-    for value, shape in known.items():
+    for value, shape in from_torch.items():
         value.shape = shape
 
 
 class _GraphLowering:
+    """Lowers one graph.
+
+    Attributes:
+        graph_module: the ATen graph.
+        result: the ONNX graph so far.
+        low: the lowering functions' view of the graph.
+        env: per lowered node, its ONNX value, a `Complex`, a Python number, or a tuple of these.
+        placeholders: the inputs of the ATen graph, in order.
+        original: `env` of the placeholders before the graph writes to any of them.
+    """
+
     def __init__(self, graph_module: fx.GraphModule, model: ir.Model) -> None:
         self.graph_module = graph_module
         self.result = Lowered(model)
@@ -84,10 +97,12 @@ class _GraphLowering:
     def run(self) -> Lowered:
         graph_module = self.graph_module
         self._refuse_mutations()
+        # Dead nodes would be lowered, and could be refused, for nothing.
         graph_module.graph.eliminate_dead_code(is_impure_node=_keeps)
         self._inputs()
         for node in graph_module.graph.nodes:
             if node.op == "call_function":
+                # The nodes of a checkpointed region are marked: the backward graph computes them again.
                 before = self.result.model.graph.num_nodes()
                 self.env[node] = self._call(node)
                 if (region := node.meta.get(REGION)) is not None:
@@ -97,12 +112,15 @@ class _GraphLowering:
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op not in ("placeholder", "output"):
-                raise UnsupportedATenOp(f"{node.op} {node.target}")
+                raise UnsupportedATenOp(f"{node.op} {node.target} has no lowering to ONNX")
         self._outputs()
         return self.result
 
     def _refuse_mutations(self) -> None:
-        """Only inputs may be written to: what a decomposition writes elsewhere would be lost with its dead result."""
+        """Refuses writes to tensors that are no input.
+
+        They would be lost as dead code, since nothing reads their result.
+        """
         for node in self.graph_module.graph.nodes:
             schema = getattr(node.target, "_schema", None)
             if schema is None or not schema.is_mutable:
@@ -114,11 +132,14 @@ class _GraphLowering:
         graph = self.result.model.graph
         for index, node in enumerate(self.placeholders):
             fake = node.meta["val"]
+            # Numbers come after the tensors, whose shapes tell most of them.
             if not isinstance(fake, torch.Tensor):
                 continue
             dtype = COMPONENTS.get(fake.dtype, fake.dtype)
+            # ONNX has dense tensors only.
             if dtype not in DTYPES or fake.layout != torch.strided:
-                raise UnsupportedATenOp(f"input {node.name}: {fake.dtype}, {fake.layout}")
+                raise UnsupportedATenOp(f"input {node.name} ({fake.dtype}, {fake.layout}) has no ONNX type")
+            # A complex input is `torch.view_as_real` of the tensor.
             pair = [2] if fake.is_complex() else []
             shape = ir.Shape([*self.low.shape(fake), *pair])
             value = ir.Value(name=self.low.op.unique_name(f"input{index}"), shape=shape)
@@ -139,7 +160,7 @@ class _GraphLowering:
         return Complex(*parts)
 
     def _symbol(self, index: int, node: fx.Node) -> Any:
-        """A symbolic integer: the size of an input's axis where there is one, else an input of its own."""
+        """Returns a symbolic integer: the size of an input's axis if one equals it, else an input of its own."""
         symbol = node.meta["val"]
         if isinstance(symbol, int):
             return symbol
@@ -148,8 +169,8 @@ class _GraphLowering:
             if isinstance(fake, torch.Tensor):
                 for axis, size in enumerate(fake.shape):
                     if not isinstance(size, int) and str(size) == str(symbol):
-                        known = self.env[other]
-                        tensor = known.re if isinstance(known, Complex) else known
+                        owner = self.env[other]
+                        tensor = owner.re if isinstance(owner, Complex) else owner
                         return self.low.op.Reshape(
                             self.low.op.dim(tensor, axis), self.low.op.const(np.array([], np.int64))
                         )
@@ -161,6 +182,7 @@ class _GraphLowering:
         return value
 
     def _attribute(self, node: fx.Node) -> ir.Value | Complex:
+        # Tensors that the graph holds: constants of the module's code.
         tensor = getattr(self.graph_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
             what = "what a higher-order operator runs" if callable(tensor) else f"a {type(tensor).__name__}"
@@ -174,13 +196,16 @@ class _GraphLowering:
         low = self.low
         low.node = node
         low.op.scope = f"{node.name}/"
+        # The copying variants of views (`view_copy`) compute the same; a functional graph has no aliases.
         name = str(node.target).replace("_copy", "") if callable(node.target) else str(node.target)
         if name == "aten.copy_.default":
+            # From here on reads of the placeholder see the new value.
             destination, source = node.args[0], self.env[node.args[1]]  # type: ignore[index]
             self.env[destination] = self._typed(source, node.meta["val"])  # type: ignore[index]
             return self.env[destination]  # type: ignore[index]
         function = _function(node, name)
         fake: Any = node.meta.get("val")
+        # Many kernels of ONNX Runtime fail for tensors without elements.
         if name.startswith("aten.") and name != "aten.detach.default" and _is_empty(fake):
             if isinstance(fake, tuple | list):
                 return tuple(None if part is None else self._empty(node, part) for part in fake)
@@ -190,14 +215,15 @@ class _GraphLowering:
             result = function(low, *args, **kwargs)
         except UnsupportedATenOp:
             raise
-        except Exception as error:  # PyTorch can run the graph, whatever the lowering has not thought of
+        # A bug in a lowering must not end the call: PyTorch can run the node.
+        except Exception as error:
             raise UnsupportedATenOp(
                 f"{node.target}: its lowering failed ({type(error).__name__}: {error}); please report it"
             ) from error
         return self._typed(result, fake)
 
     def _arguments(self, function: LoweringFunction, node: fx.Node) -> tuple[list[Any], dict[str, Any]]:
-        """What the lowering is called with for a node."""
+        """Returns the arguments of a node's lowering: numbers where it wants numbers, else the lowered values."""
         names, numbers = _parameters(function)
 
         def value(argument: Any, name: str) -> Any:
@@ -210,20 +236,20 @@ class _GraphLowering:
         return args, {name: value(argument, name) for name, argument in node.kwargs.items()}
 
     def _number(self, node: fx.Node) -> Any:
-        """The value of a symbolic number; PyTorch notes that the graph is for this one."""
-        symbol, known = node.meta.get("val"), self.env[node]
-        if not isinstance(known, ir.Value) or isinstance(symbol, torch.Tensor):
-            return known
+        """Returns the value of a symbolic number. PyTorch guards it: another value captures another graph."""
+        symbol, lowered = node.meta.get("val"), self.env[node]
+        if not isinstance(lowered, ir.Value) or isinstance(symbol, torch.Tensor):
+            return lowered
         if _depends_on_data(symbol):
-            raise self.low.unsupported(f"{symbol}, which depends on the data, where ONNX wants a constant")
+            raise self.low.unsupported(
+                f"the number {symbol}, which depends on the data, where ONNX wants a constant"
+            )
         return self.low.known(symbol)
 
     def _empty(self, node: fx.Node, fake: torch.Tensor) -> ir.Value:
-        """A result without elements, for which many kernels are not made.
-
-        It comes from the floating-point arguments, by a Floor: their gradients are zero, and not nothing.
-        """
+        """Returns a result without elements."""
         op, dtype = self.low.op, DTYPES[fake.dtype]
+        # The result depends on the floating-point arguments by a Floor, so that their gradients are zero, not None.
         result = op.const(np.zeros(tuple(fake.shape), np.int8), dtype)
         for source in node.all_input_nodes if dtype.is_floating_point() else ():
             value = self.env[source]
@@ -271,7 +297,7 @@ class _GraphLowering:
                 self.result.mutated.append((self.placeholders.index(node_), self._output(self.env[node_])))
         for value, message in self.low.assertions:
             self.result.assertions.append((self._output(value), message))
-        # Also those that nothing reads: eager PyTorch draws them too.
+        # Random inputs that nothing reads are kept: eager PyTorch draws them too, and every later draw depends on it.
         self.result.model.graph.inputs.extend(value for value, _ in self.low.random)
         self.result.random = [random for _, random in self.low.random]
 
@@ -286,6 +312,7 @@ class _GraphLowering:
         if not isinstance(value, ir.Value):
             value = self.low.op.const(value)
         if value.is_graph_output() or value.is_graph_input() or value.is_initializer():
+            # ONNX needs another value for each output.
             identity = self.low.op.Identity(value)
             identity.shape, identity.type = value.shape, value.type
             value = identity
@@ -294,20 +321,21 @@ class _GraphLowering:
 
 
 def _function(node: fx.Node, name: str) -> LoweringFunction:
-    """The lowering of a node, whose op is called `name` without `_copy`."""
+    """Returns the lowering of a node, whose op is called `name` without `_copy`."""
     python = getattr(node.target, "__name__", "")
     values = [node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes)]
     complex_ = any(isinstance(value, torch.Tensor) and value.is_complex() for value in values)
     table = COMPLEX_LOWERINGS if complex_ and python != "getitem" else LOWERINGS
-    for known in (name, name.rpartition(".")[0], python):
-        if known in table:
-            return table[known]
+    # The overload, all overloads, a Python operator on symbolic numbers.
+    for candidate in (name, name.rpartition(".")[0], python):
+        if candidate in table:
+            return table[candidate]
     of_what = " of complex numbers" if complex_ else ""
     raise UnsupportedATenOp(f"{node.target} has no lowering to ONNX{of_what}")
 
 
 class _Survey(_GraphLowering):
-    """Lowers what can be lowered, with something of the right type in the place of the rest."""
+    """Lowers each node it can, with a new input in place of every other result, to collect all refusals at once."""
 
     def refusals(self) -> dict[fx.Node, str]:
         refused: dict[fx.Node, str] = {}
@@ -318,13 +346,15 @@ class _Survey(_GraphLowering):
             if node.op not in ("call_function", "get_attr") or str(node.target) == "aten.copy_.default":
                 continue
             source = node.args[0] if node.target is operator.getitem else None
-            if source in refused:  # one of the results of a node that stays in PyTorch
+            # One of the results of a node that stays in PyTorch.
+            if source in refused:
                 refused[node] = refused[source]
                 self.env[node] = self._unknown(node.meta.get("val"))
                 continue
             try:
                 foreign = [n for n in node.all_input_nodes if self.env[n] is _FOREIGN]
                 if foreign:
+                    # A node that reads such a value runs in PyTorch, too.
                     fake = foreign[0].meta.get("val")
                     raise UnsupportedATenOp(f"{node.target} of {getattr(fake, 'dtype', type(fake).__name__)}")
                 self.env[node] = self._attribute(node) if node.op == "get_attr" else self._call(node)
@@ -335,7 +365,7 @@ class _Survey(_GraphLowering):
         return refused
 
     def _unknown(self, fake: Any) -> Any:
-        """A value like `fake`."""
+        """Returns a new input of the type of `fake`."""
         if isinstance(fake, tuple | list):
             return tuple(self._unknown(part) for part in fake)
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -354,11 +384,11 @@ class _Survey(_GraphLowering):
 
 
 _FOREIGN = object()
-"""In the place of a value that ONNX, or a lowering, does not know: sparse tensors."""
+"""Stands for a value that ONNX has no type for, e.g. a sparse tensor."""
 
 
 def _is_empty(fake: Any) -> bool:
-    """Whether results are tensors that are known to have no elements, and of known sizes."""
+    """Tells whether results are tensors of known sizes without elements."""
     if isinstance(fake, tuple | list):
         return any(part is not None for part in fake) and all(
             part is None or _is_empty(part) for part in fake
@@ -370,11 +400,13 @@ def _is_empty(fake: Any) -> bool:
 _NUMBERS = frozenset(
     f"{kind}{none}" for kind in ("int", "float", "bool", "list[int]") for none in ("", " | None")
 )
+"""Annotations of the parameters that take (lists of) Python numbers."""
 
 
 @functools.cache
 def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The names of a lowering's parameters for ATen arguments, and of those that are (lists of) Python numbers."""
+    """Returns the names of a lowering's parameters for ATen arguments, and of those that take (lists of) numbers."""
+    # The first parameter is the `Lowering`.
     parameters = list(inspect.signature(function).parameters.values())[1:]
     return (
         tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD),
@@ -383,17 +415,15 @@ def _parameters(function: LoweringFunction) -> tuple[tuple[str, ...], frozenset[
 
 
 def _depends_on_data(symbol: Any) -> bool:
-    """Whether a symbolic number is not known before the graph has run."""
+    """Tells whether a symbolic number is known only after the graph has run, e.g. a count of true elements."""
     node = getattr(symbol, "node", None)
     return node is not None and bool(free_unbacked_symbols(node.expr))
 
 
 def _keeps(node: fx.Node) -> bool:
-    """Returns whether dead code elimination must keep a node that nothing reads.
-
-    A node stays if it mutates an input, checks something, or draws random numbers: eager PyTorch draws them too, and
-    every later draw depends on it.
-    """
+    """Tells whether dead code elimination must keep a node that nothing reads."""
+    # A node stays if it mutates an input, checks something, or draws random numbers: eager PyTorch draws them too, and
+    # every later draw depends on it.
     name = str(node.target)
     acts = any(word in name for word in ("copy_.", "_assert_async", "check_errors"))
     return node.op in ("placeholder", "output") or acts or draws(node)

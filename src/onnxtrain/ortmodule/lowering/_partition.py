@@ -1,7 +1,7 @@
-"""Cutting a functional ATen graph into parts that ONNX Runtime runs, and parts that PyTorch runs.
+"""Cuts a functional ATen graph into parts that ONNX Runtime runs and parts that PyTorch runs.
 
-The graph has no views and no mutations but at its end, so that where it is cut changes no value. Random numbers are
-drawn in the order of the uncut graph.
+The graph has no views, and mutations at its end only, so that no cut changes a value. Random numbers are drawn in the
+order of the uncut graph.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from torch import fx
 
 TOO_FEW = "too few operators, between others that run in PyTorch, for a session of their own"
 _FEW = 3
-"""Operators that a part of elementwise arithmetic needs at least: a session costs a call as much as some of them."""
+"""A part of elementwise arithmetic needs at least this many operators.
+
+A session costs a call as much as some of them.
+"""
 _HEAVY = ("mm", "addmm", "bmm", "baddbmm", "convolution", "recurrent_layer", "linear", "attention")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a graph.
+    """A part of a graph.
 
     Attributes:
-        graph_module: its placeholders are the nodes in `takes`, its outputs those in `gives`.
-        takes: nodes of the whole graph that it reads.
-        gives: nodes of the whole graph that others read.
-        in_pytorch: whether PyTorch runs it.
+        graph_module: its placeholders are the nodes in `takes`, its outputs the nodes in `gives`.
+        takes: nodes of the whole graph that the part reads.
+        gives: nodes of the part that other parts, or the outputs, read.
+        in_pytorch: whether PyTorch runs the part.
     """
 
     graph_module: fx.GraphModule
@@ -39,17 +42,18 @@ class Part:
 
 
 def partition(graph_module: fx.GraphModule, refused: dict[fx.Node, str]) -> list[Part]:
-    """Returns the parts in the order in which they run; none if ONNX Runtime would run too little.
+    """Returns the parts in the order in which they run; an empty list if ONNX Runtime would run too little.
 
     Args:
-        graph_module: functional but for `aten.copy_` to placeholders at its end, which is no part's.
-        refused: the nodes that PyTorch is to run, with the reasons. Gets those that are not worth a session, too.
+        graph_module: functional but for `aten.copy_` to placeholders at its end, which belongs to no part.
+        refused: the nodes that PyTorch is to run, with the reasons. Nodes that are not worth a session are added.
     """
     while True:
         levels = _Levels(graph_module.graph, refused).assign()
         by_level: dict[int, list[fx.Node]] = {}
         for node, level in levels.items():
             by_level.setdefault(level, []).append(node)
+        # Giving a small part to PyTorch may leave its neighbours too small, hence the loop.
         small = [nodes for level, nodes in by_level.items() if level % 2 == 0 and not _is_worth_it(nodes)]
         if not small:
             break
@@ -60,7 +64,7 @@ def partition(graph_module: fx.GraphModule, refused: dict[fx.Node, str]) -> list
 
 
 def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """Those of the nodes that compute tensors: not the numbers and the results of a node with several."""
+    """Returns the nodes that compute tensors, without numbers, `getitem` and final writes to placeholders."""
     return [
         node
         for node in nodes
@@ -72,12 +76,12 @@ def calls(nodes: Iterable[fx.Node]) -> list[fx.Node]:
 
 
 def mutations(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """The placeholders that the graph writes to at its end, with the nodes whose values they take."""
+    """Returns the placeholders that the graph writes to at its end, with the nodes whose values they get."""
     return {node.args[0]: node.args[1] for node in graph.nodes if _writes_back(node)}
 
 
 def is_number(node: fx.Node) -> bool:
-    """Whether a node's result is a number, symbolic or not."""
+    """Tells whether a node's result is a number, symbolic or not."""
     return isinstance(node.meta.get("val"), int | float | torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
@@ -90,16 +94,17 @@ def _is_placeholder(argument: Any) -> bool:
 
 
 def _is_worth_it(nodes: list[fx.Node]) -> bool:
+    # Views cost nothing in either runtime.
     computing = [node for node in calls(nodes) if not getattr(node.target, "is_view", False)]
     names = [str(node.target).split(".")[-2] for node in computing if "." in str(node.target)]
     return len(computing) >= _FEW or any(word in name for name in names for word in _HEAVY)
 
 
 class _Levels:
-    """Gives each node a level, even in ONNX Runtime and odd in PyTorch, so that results go from lower to higher ones.
+    """Assigns each node a level, even for ONNX Runtime and odd for PyTorch; a node reads from its level or lower ones.
 
-    As many levels as the longest alternation; on these each node as late as possible, so that what is computed from
-    parameters alone (a transposed weight) is where it is used.
+    There are as many levels as the longest alternation of the two. Each node is on the latest level possible, so that
+    what is computed from parameters alone, e.g. a transposed weight, is in the part that reads it.
     """
 
     def __init__(self, graph: fx.Graph, refused: Mapping[fx.Node, str]) -> None:
@@ -107,14 +112,17 @@ class _Levels:
         self._nodes = [node for node in graph.nodes if node not in given and not _writes_back(node)]
         self._odd: dict[fx.Node, bool] = {}
         for node in self._nodes:
+            # The results of one node run where the node runs. A number that comes from PyTorch is computed there.
             source = _whole(node)
             follows = is_number(node) and any(self._odd.get(s, False) for s in node.all_input_nodes)
             self._odd[node] = self._odd[source] if source is not node else node in refused or follows
+        # Draws keep their order across parts: each draw may be on the level of the next one or lower.
         random = [node for node in self._nodes if draws(node)]
         self._after = dict(itertools.pairwise(random))
         self._before = {later: earlier for earlier, later in self._after.items()}
 
     def assign(self) -> dict[fx.Node, int]:
+        # The earliest levels tell how many levels there must be.
         early = self._as_early_as_possible()
         late: dict[fx.Node, int] = {}
         top = max(early.values(), default=0)
@@ -127,7 +135,7 @@ class _Levels:
             if node in self._after:
                 limit = min(limit, late[self._after[node]])
             late[node] = limit - (limit % 2 != odd)
-        # The results of one node have its level.
+        # A `getitem` is on the level of its node, which may be lower than its own latest one.
         return {node: late[_whole(node)] for node in self._nodes}
 
     def _as_early_as_possible(self) -> dict[fx.Node, int]:
@@ -145,7 +153,7 @@ class _Levels:
 
 
 def _given(graph: fx.Graph) -> set[fx.Node]:
-    """What each part has: what is given, the outputs, and numbers that are computed from what is given alone."""
+    """Returns the nodes that every part has: placeholders, attributes, outputs, and numbers computed from those."""
     given: set[fx.Node] = set()
     for node in graph.nodes:
         number = is_number(node) and all(source in given for source in node.all_input_nodes)
@@ -155,14 +163,14 @@ def _given(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _whole(node: fx.Node) -> fx.Node:
-    """The node whose several results this one is one of, or else the node itself."""
+    """Returns the node that has this one among its several results, else the node itself."""
     while node.target is operator.getitem and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
 
 
 def draws(node: fx.Node) -> bool:
-    """Returns whether a node takes random numbers from a generator of PyTorch, e.g. `aten.poisson`."""
+    """Tells whether a node takes random numbers from a generator of PyTorch, e.g. `aten.poisson`."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
@@ -189,7 +197,8 @@ def _part(graph_module: fx.GraphModule, nodes: set[fx.Node], in_pytorch: bool) -
 
 
 def _taken(graph: fx.Graph, order: list[fx.Node], inside: set[fx.Node]) -> tuple[fx.Node, ...]:
-    """What a part reads. That is also every size that the graph is given, which tells those of random numbers."""
+    """Returns the nodes that a part reads."""
+    # Every size that the graph is given is taken: the shapes of random inputs are computed from sizes.
     taken = {node: None for node in graph.nodes if node.op == "placeholder" and is_number(node)}
     given = _given(graph)
     stack = [source for node in order for source in node.all_input_nodes]

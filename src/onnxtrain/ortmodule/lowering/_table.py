@@ -1,4 +1,4 @@
-"""What the lowerings in `aten/` are written with: the table of them, and the node that is being lowered."""
+"""Defines the table of lowerings, and the `Lowering` that the functions in `aten/` get as first argument."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 
 from onnxtrain.emitter import Emitter
 from onnxtrain.ortmodule._torch import PythonPrinter
-from onnxtrain.passes import mark_stop_gradient
 
+# The canonical opset, for which the gradient rules are written.
 OPSET = 21
 
 DRAWN_BETWEEN_PARTS = "so that PyTorch draws them between two parts of the graph"
-"""Ends the reason why an operator is left to PyTorch that draws random numbers of a shape and does nothing else."""
+"""Suffix of the reason why a random op of data-dependent shape runs in PyTorch. Reports do not count such ops."""
 
 DTYPES = {
     torch.float32: ir.DataType.FLOAT,
@@ -36,50 +36,56 @@ DTYPES = {
 }
 
 COMPONENTS = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""Of complex dtypes, that of the real and the imaginary part."""
+"""Per complex dtype, the dtype of its real and imaginary part."""
 
 
 @dataclass(frozen=True)
 class Complex:
-    """A complex tensor, which ONNX lacks: two real ones of its shape."""
+    """A complex tensor, which ONNX lacks.
+
+    Attributes:
+        re: the real part.
+        im: the imaginary part, of the same shape.
+    """
 
     re: ir.Value
     im: ir.Value
 
 
 class UnsupportedATenOp(Exception):
-    """An ATen op, or some arguments of it, that ONNX Runtime cannot run; the message says which and why."""
+    """Raised for an ATen op, or arguments of it, that ONNX Runtime cannot run. The message says which and why."""
 
 
 LoweringFunction = Callable[..., Any]
 F = TypeVar("F", bound=LoweringFunction)
 LOWERINGS: dict[str, LoweringFunction] = {}
-"""By the op's name without `_copy`: "aten.add.Tensor", or "aten.relu" for all overloads."""
+"""Lowerings by the op's name without `_copy`: "aten.add.Tensor", or "aten.relu" for all overloads."""
 
 
 COMPLEX_LOWERINGS: dict[str, LoweringFunction] = {}
-"""Of ops that take or return complex tensors; those are `Complex` there."""
+"""Lowerings of ops that take or return complex tensors, as `Complex`."""
 
 
 def lower(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `(low, *args, **kwargs)` as the lowering of ATen ops.
 
-    It is called with the op's own arguments: tensors and symbolic numbers are `ir.Value`s, the rest is Python. A
-    parameter annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers: a symbolic one is guarded, so
-    that another value captures another graph. The function returns a value, or a tuple for an op with several
-    results. Values that come back with another dtype than PyTorch gives are cast.
+    The arguments are the op's own: tensors and symbolic numbers as `ir.Value`, the rest as Python values. A parameter
+    annotated as `int`, `float`, `bool` or `list[int]` gets Python numbers; a symbolic one is guarded, so that another
+    value captures another graph. The function returns a value, or a tuple for an op with several results. A value of
+    another dtype than PyTorch's is cast.
     """
     return _registers(LOWERINGS, names)
 
 
 def lower_complex(*names: str) -> Callable[[F], F]:
-    """Registers a lowering, as `lower` does, for where an argument or the result of the op is complex."""
+    """Registers a lowering, as `lower` does, for calls in which an argument or the result is complex."""
     return _registers(COMPLEX_LOWERINGS, names)
 
 
 def _registers(table: dict[str, LoweringFunction], names: Sequence[str]) -> Callable[[F], F]:
     def register(function: F) -> F:
         for name in names:
+            # The second registration would silently replace the first.
             assert name not in table, f"{name} is lowered twice"
             table[name] = function
         return function
@@ -89,11 +95,11 @@ def _registers(table: dict[str, LoweringFunction], names: Sequence[str]) -> Call
 
 @dataclass(frozen=True)
 class RandomInput:
-    """An input of the ONNX graph that PyTorch's generator fills at each call, so that seeds mean what they mean there.
+    """An input of the ONNX graph that PyTorch's generator fills at each call, so that seeds work as in eager mode.
 
     Attributes:
-        draw: makes the tensor, given its shape.
-        sizes: gives the shape, from the arguments of the ATen graph.
+        draw: makes the tensor for a shape.
+        sizes: computes the shape from the arguments of the ATen graph.
     """
 
     draw: Callable[[Sequence[int]], torch.Tensor]
@@ -102,18 +108,18 @@ class RandomInput:
 
 @dataclass
 class Lowered:
-    """An ONNX graph, and how its inputs and outputs belong to those of the ATen graph.
+    """An ONNX graph, and how its inputs and outputs correspond to those of the ATen graph.
 
     Attributes:
-        model: inputs are the used placeholders that are tensors or unreachable symbolic integers, then `random`.
-        inputs: per graph input before the random ones, the index of its placeholder.
-        complex: indices of the placeholders whose graph input is `torch.view_as_real` of them.
-        outputs: per output of the ATen graph: ("tensor", "complex" or "integer", index of the ONNX output),
-            ("constant", a Python value) or ("placeholder", its index). A "complex" one has real and imaginary parts
-            along a last axis of two.
-        mutated: (index of a placeholder, index of the ONNX output that it takes the value of).
-        assertions: (index of an ONNX output, what to say where an element of it is zero).
-        random: the random inputs in the order in which eager PyTorch draws them.
+        model: its inputs are the placeholders in `inputs`, then `random`.
+        inputs: per graph input before the random ones, the index of its placeholder, e.g. [0, 2].
+        complex: indices of the placeholders whose graph input is `torch.view_as_real` of the tensor.
+        outputs: per output of the ATen graph ("tensor", "complex" or "integer", index of the ONNX output), ("constant",
+            a Python value) or ("placeholder", its index). A "complex" output has a last axis of real and imaginary
+            part.
+        mutated: pairs (index of a placeholder, index of the ONNX output that is written to it).
+        assertions: pairs (index of an ONNX output, message for the error if one of its elements is false).
+        random: the random inputs, in the order in which eager PyTorch draws them.
     """
 
     model: ir.Model
@@ -126,11 +132,15 @@ class Lowered:
 
 
 class Lowering:
-    """What a lowering function works with.
+    """The first argument of a lowering function: the node to lower, and how to write its ONNX nodes.
 
     Attributes:
         op: the emitter of the ONNX graph.
         node: the ATen node that is being lowered.
+        env: per lowered node, its value.
+        placeholders: the inputs of the ATen graph.
+        random: the random inputs so far, with their values.
+        assertions: values that must be true, with messages.
     """
 
     def __init__(self, graph: ir.Graph, model: ir.Model) -> None:
@@ -148,53 +158,45 @@ class Lowering:
 
     @property
     def dtype(self) -> ir.DataType:
-        """Element type of the (first) result; of a complex one, that of its parts."""
+        """Dtype of the (first) result; of the real part if the result is complex."""
         value = self.result
         dtype = (value[0] if isinstance(value, tuple | list) else value).dtype
         return DTYPES[COMPONENTS.get(dtype, dtype)]
 
     @property
     def is_double(self) -> bool:
-        """Whether the (first) result is float64: then numbers must not be attributes, which ONNX keeps in float32."""
+        """The (first) result is float64: numbers must be operands then, since ONNX keeps attributes in float32."""
         return self.dtype == ir.DataType.DOUBLE
 
     def fake(self, index: int) -> Any:
-        """PyTorch's fake tensor of the node's argument `index`."""
+        """Returns PyTorch's fake tensor of the node's argument `index`."""
         argument = self.node.args[index]
         return argument.meta["val"] if isinstance(argument, fx.Node) else argument
 
     def has_no_elements(self, *arguments: int) -> bool:
-        """Whether one of the node's arguments is a tensor without elements: Dynamo captures those apart."""
+        """Tells whether one of these arguments has no elements. Dynamo captures such tensors apart."""
         shapes = (getattr(self.fake(index), "shape", ()) for index in arguments)
         return any(isinstance(size, int) and size == 0 for shape in shapes for size in shape)
 
     def uses_result(self, index: int) -> bool:
-        """Whether anything reads this one of the node's several results."""
+        """Tells whether anything reads the result `index` of a node with several."""
         return any(user.target is operator.getitem and user.args[1] == index for user in self.node.users)
 
-    def stopped(self, value: ir.Value) -> ir.Value:
-        """Returns the value with the mark that stops gradients (`onnxtrain.passes.is_stop_gradient`)."""
-        result: ir.Value = self.op.Identity(value)
-        result.shape = value.shape
-        node = result.producer()
-        assert node is not None
-        mark_stop_gradient(node)
-        return result
-
     def known(self, number: Any) -> Any:
-        """Returns a number, perhaps a symbolic size, as a Python one, for which alone the graph is then."""
+        """Returns a number, perhaps a symbolic size, as a Python number. The graph then holds for this number only."""
         if isinstance(number, torch.SymInt):
             return int(number)
         if isinstance(number, torch.SymFloat):
             return float(number)
         return bool(number) if isinstance(number, torch.SymBool) else number
 
-    def unsupported(self, why: str) -> UnsupportedATenOp:
-        """Returns the error that sends the graph to PyTorch."""
-        return UnsupportedATenOp(f"{self.node.target}: {why}")
+    def unsupported(self, case: str) -> UnsupportedATenOp:
+        """Returns the error by which the node runs in PyTorch; `case` is a noun phrase, e.g. "a norm of order 0.5"."""
+        return UnsupportedATenOp(f"{self.node.target} has no lowering to ONNX for {case}")
 
     def tensor(self, value: Any, dtype: ir.DataType) -> ir.Value:
         """Returns a value or a Python number as a value of `dtype`."""
+        # A Cast to the same dtype would keep fusions from seeing the chain.
         if isinstance(value, ir.Value):
             if value.dtype == dtype:
                 return value
@@ -204,11 +206,11 @@ class Lowering:
         return self.op.const(value, dtype)
 
     def tensors(self, *values: Any) -> tuple[ir.Value, ...]:
-        """Returns the operands in the dtype of the result."""
+        """Returns operands in the dtype of the result."""
         return tuple(self.tensor(value, self.dtype) for value in values)
 
     def ints(self, values: Any) -> ir.Value:
-        """Returns a list of integers, some of them symbolic, as what an ONNX input for shapes or axes takes."""
+        """Returns integers, some of them perhaps symbolic, as int64 [n], e.g. for an ONNX input of sizes or axes."""
         items = list(values) if isinstance(values, list | tuple) else [values]
         if not any(isinstance(item, ir.Value) for item in items):
             return self.op.const(np.array(items, np.int64))
@@ -224,7 +226,7 @@ class Lowering:
         return ir.Shape([_dimension(size) for size in fake.shape])
 
     def random_input(self, draw: Callable[[Sequence[int]], torch.Tensor], like: torch.Tensor) -> ir.Value:
-        """Returns a new graph input of the dtype and shape of a fake tensor that `draw` makes at each call."""
+        """Returns a new graph input with the dtype and shape of a fake tensor, which `draw` makes at each call."""
         value = ir.Value(name=self.op.unique_name("random"), shape=self.shape(like))
         value.type = ir.TensorType(DTYPES[like.dtype])
         sizes = run_time_sizes(tuple(like.shape), self.placeholders)
@@ -236,8 +238,20 @@ class Lowering:
         return value
 
 
+def is_float(value: Any) -> bool:
+    """Tells whether `value` is an ONNX value of a floating-point dtype."""
+    return isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point()
+
+
+def same_sizes(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tells whether two fake tensors have the same shape for all values of its symbols."""
+    # Not a.shape == b.shape: comparing symbols sets a guard, and other sizes would be captured anew.
+    return tuple(map(str, a.shape)) == tuple(map(str, b.shape))
+
+
 def memory_order(fake: torch.Tensor) -> list[int]:
-    """Returns the axes from the slowest in memory to the fastest."""
+    """Returns the axes from the slowest to the fastest in memory, e.g. [0, 2, 3, 1] for channels_last."""
+    # Strides of axes of size 1 are arbitrary; they must not reorder a contiguous tensor.
     if fake.is_contiguous():
         return list(range(fake.dim()))
     strides = fake.stride()
@@ -245,17 +259,18 @@ def memory_order(fake: torch.Tensor) -> list[int]:
 
 
 def _dimension(size: int | torch.SymInt) -> int | str:
-    """A size as a number, also where a guard has found out that a symbol stands for one, or as a name."""
-    known = size if isinstance(size, int) else size.node.maybe_as_int()
-    return str(size) if known is None else int(known)
+    """Returns a size as an int, or as the name of its symbol."""
+    # A guard may have found that a symbol stands for one number.
+    number = size if isinstance(size, int) else size.node.maybe_as_int()
+    return str(size) if number is None else int(number)
 
 
 def run_time_sizes(
     shape: Sequence[Any], placeholders: Sequence[fx.Node]
 ) -> Callable[[Sequence[Any]], tuple[int, ...]] | None:
-    """Returns the function that gives the sizes of a symbolic shape, from the arguments of the graph.
+    """Returns a function that computes a symbolic shape from the arguments of the graph.
 
-    None where these do not tell them: how many elements of a mask are true, for example.
+    Returns None if the arguments do not tell the shape, e.g. the number of true elements of a mask.
     """
     if all(isinstance(size, int) for size in shape):
         fixed = tuple(int(size) for size in shape)
@@ -269,11 +284,12 @@ def run_time_sizes(
             if expression is not None and expression.is_Symbol:
                 sources.setdefault(expression, (index, axis))
     expressions = [size if isinstance(size, int) else size.node.expr for size in shape]
+    # Symbols such as s0 stand for sizes of placeholders; u0 and the like are known only when the graph has run.
     used = sorted(set().union(*(e.free_symbols for e in expressions if not isinstance(e, int))), key=str)
     if not sources.keys() >= set(used):
         return None
     printed = ", ".join(str(e) if isinstance(e, int) else _PRINTER.doprint(e) for e in expressions)
-    # Compiled once, as Dynamo does with its guards: to substitute with sympy takes a tenth of a millisecond.
+    # Compiled once, as Dynamo compiles its guards: substituting with sympy takes 0.1 ms per call.
     compute = eval(f"lambda {', '.join(map(str, used))}: ({printed},)", dict(SYMPY_INTERP))
     places = [sources[symbol] for symbol in used]
 

@@ -8,6 +8,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from onnxtrain.autodiff import reads
+from onnxtrain.op_facts import SHAPE_READERS, VIEWS
 from onnxtrain.ortmodule.capture._checkpoint import region_of
 from onnxtrain.passes import is_training_batch_norm, remove_unread_initializers, remove_unread_nodes
 
@@ -92,22 +93,9 @@ def sources(values: Sequence[ir.Value]) -> set[ir.Value]:
 
 _COPY = "onnxtrain.copy_for_backward"
 
-_RECOMPUTED = frozenset(
-    {
-        "Cast",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "Identity",
-        "Reshape",
-        "Shape",
-        "Size",
-        "Squeeze",
-        "Transpose",
-        "Unsqueeze",
-    }
-)
-"""Forward ops that the backward graph repeats: their results cost more memory than their computation costs time."""
+_RECOMPUTED = VIEWS | SHAPE_READERS | {"Cast", "Expand", "Gather"}
+"""Forward ops that the backward graph repeats: their results cost more memory than their computation costs time. Slice
+and Split are none: the backward graph would keep the whole input for a part of it."""
 
 
 def _boundary(

@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from onnxtrain.emitter import static_dims
+from onnxtrain.op_facts import PRODUCTS
 
 _T = TypeVar("_T")
 
@@ -30,7 +31,7 @@ _LONG = 1e-3
 
 _LITTLE = 1 << 20
 """Multiplications, or elements read and written, for which one thread takes no longer than others to wake."""
-_PRODUCTS = frozenset({"Gemm", "MatMul", "MatrixProduct"})
+_PRODUCTS = PRODUCTS | {"MatrixProduct"}
 _LONG_OPS = re.compile(
     r"Attention|Conv|Einsum|GRU|Gemm|If|LSTM|Loop|MatMul|RNN|Scan|DFT|Det|Inverse|Resize|TopK"
 )

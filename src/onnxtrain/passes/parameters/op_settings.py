@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import CASTS, MOVES
+
 _MS = "com.microsoft"
 _INTERNAL = "com.ms.internal.nhwc"
 
@@ -88,14 +90,8 @@ _ROTARY: Mapping[tuple[str, str], Collection[int]] = {
     (_MS, "SparsePagedAttention"): (14, 15),
 }
 
-# Ops that only move elements of their first input (Concat: of any): rows of a cache at some positions are still a
-# cache.
-_MOVES = frozenset(
-    {
-        "Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherND", "Identity", "Reshape", "Slice",
-        "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
+# Rows of a cache at some positions are still a cache.
+_PASSING_ON = MOVES | CASTS
 
 
 def is_setting(value: ir.Value) -> bool:
@@ -125,7 +121,7 @@ def _is_fixed(node: ir.Node, index: int) -> bool:
         return index < 2 or (index - 2) % 3 > 0
     if op == ("", "Mul"):
         return _is_dynamic_scale(node.inputs[1 - index])
-    if node.domain != "" or node.op_type not in _MOVES or (index > 0 and node.op_type != "Concat"):
+    if node.domain != "" or node.op_type not in _PASSING_ON or (index > 0 and node.op_type != "Concat"):
         return False
     return all(is_quantisation_or_rotary(output) for output in node.outputs if output.name)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from onnxtrain.op_facts import PRODUCTS
 from onnxtrain.passes.io.load import share_tensor
 from onnxtrain.passes.parameters.stop_gradient import is_stop_gradient
 from onnxtrain.passes.parameters.training_mode import STATISTICS
@@ -191,7 +192,7 @@ def _paired(
 
 def _restore_linear_weights(model: ir.Model) -> None:
     for node in tuple(model.graph):
-        value = node.inputs[1] if node.op_type in ("MatMul", "Gemm") and node.domain == "" else None
+        value = node.inputs[1] if node.op_type in PRODUCTS and node.domain == "" else None
         if (
             value is None
             or not _is_parameter(value)

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import EXACT_OPS
 from onnxtrain.passes.canonical.inline_functions import inline_functions
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.tidy.unused import remove_unread_chains
@@ -13,33 +14,6 @@ from onnxtrain.passes.tidy.unused import remove_unread_chains
 _NARROW, _WIDE = (ir.DataType.BFLOAT16, ir.DataType.FLOAT16), ir.DataType.FLOAT
 
 _GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
-
-EXACT_OPS = frozenset(
-    {
-        "Abs",
-        "Concat",
-        "Expand",
-        "Flatten",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Identity",
-        "Max",
-        "MaxPool",
-        "Min",
-        "Neg",
-        "Relu",
-        "Reshape",
-        "Slice",
-        "Split",
-        "Squeeze",
-        "Tile",
-        "Transpose",
-        "Unsqueeze",
-        "Where",
-    }
-)
-"""Ops whose result elements are elements of an input, negated elements, or zero: rounding does not change them."""
 
 
 def has_narrow_floats(model: ir.Model, dtypes: Collection[ir.DataType] = _NARROW) -> bool:

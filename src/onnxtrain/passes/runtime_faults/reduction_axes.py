@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import REDUCTIONS
 from onnxtrain.passes.tidy.unused import remove_unread_initializers
 
 # Elementwise op that equals a reduction over no axes; Mul gets the input twice.
@@ -77,8 +78,8 @@ class PositiveAxesPass(ir.passes.InPlacePass):
 
 
 def _negative_axes(node: ir.Node) -> list[int] | None:
-    """Return the nonnegative axes of a reduction that has a negative one; None for other nodes."""
-    if not node.op_type.startswith("Reduce") or node.domain != "" or len(node.inputs) < 2:
+    """Return the axes of a reduction, counted from the front, if one of them is not yet."""
+    if node.op_type not in REDUCTIONS or node.domain != "" or len(node.inputs) < 2:
         return None
     data, axes = node.inputs
     tensor = ir.convenience.get_const_tensor(axes) if axes is not None else None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-_LAYERS = frozenset({"GRU", "LSTM", "RNN"})
-# Permutation of X [batch, time, input] to [time, batch, input], of states [batch, directions, hidden] to [directions,
-# batch, hidden], and of both back.
+from onnxtrain.op_facts import RECURRENT
+
 _SEQUENCES_FIRST = (1, 0, 2)
 # Permutation of Y [time, directions, batch, hidden] to [batch, time, directions, hidden].
 _BATCH_FIRST = (2, 0, 1, 3)
@@ -29,7 +28,7 @@ class TimeFirstPass(ir.passes.InPlacePass):
 
 
 def _is_batch_first(node: ir.Node) -> bool:
-    return node.domain == "" and node.op_type in _LAYERS and bool(node.attributes.get_int("layout", 0))
+    return node.domain == "" and node.op_type in RECURRENT and bool(node.attributes.get_int("layout", 0))
 
 
 def _rewrite(node: ir.Node) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import POOLINGS
 from onnxtrain.passes.shapes.outdated_sizes import forget_sizes_after
 from onnxtrain.passes.tidy.constants import lift_constants
 
-_POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
-# Metadata key of a pooling that keeps its ceil_mode, as a Slice behind it cuts off the wrong windows.
 _SLICED = "onnxtrain.ceil_mode"
 
 
@@ -89,7 +88,7 @@ class CeilModePass(ir.passes.InPlacePass):
 def _counts_up(node: ir.Node) -> bool:
     return (
         node.domain == ""
-        and node.op_type in _POOLS
+        and node.op_type in POOLINGS
         and bool(node.attributes.get_int("ceil_mode", 0))
         and _SLICED not in node.metadata_props
         and node.inputs[0] is not None

@@ -13,14 +13,13 @@ import onnx
 import onnx_ir as ir
 
 from onnxtrain.errors import ModelError
+from onnxtrain.op_facts import RECURRENT
 from onnxtrain.passes.shapes.infer import infer_shapes
 from onnxtrain.passes.shapes.two_batches import TRIAL, Dims, axis_of_batch, concrete_dims, static_dims_at
 from onnxtrain.passes.tidy.constants import mark_constant
 from onnxtrain.passes.tidy.unique_names import fresh_name
 
-_RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
-# Integer tensors of up to this many elements may be shapes, and are evaluated; larger ones are data.
-_MAX_VALUES = 64
+_MAX_VALUES = 64  # elements of integers that are followed as values: shapes, not data
 
 
 def fixed_batch(model: ir.Model) -> int | None:
@@ -108,7 +107,7 @@ class _Walk:
         """Rewrites `node` if a constant batch size is in it, and notes the shapes of its outputs at the trial size."""
         if node.domain == "":
             rewrite = getattr(self, f"_rewrite_{node.op_type.lower()}", None)
-            if node.op_type in _RECURRENT:
+            if node.op_type in RECURRENT:
                 self._rewrite_recurrent(node)
             elif rewrite is not None and any(map(self._follows, node.inputs)):
                 rewrite(node)

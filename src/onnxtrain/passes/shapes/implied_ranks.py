@@ -6,23 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import onnx_ir as ir
 
-# Ops whose first result has as many axes as their first input.
-_SAME = frozenset(
-    {
-        *("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Ceil", "Celu", "Clip", "Cos"),
-        *("Cosh", "CumProd", "CumSum", "DFT", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid"),
-        *("HardSwish", "Identity", "InstanceNormalization", "LRN", "LayerNormalization", "LeakyRelu", "Log"),
-        *("LogSoftmax", "LpNormalization", "MeanVarianceNormalization", "Mish", "Neg", "Not", "Reciprocal"),
-        *("Relu", "ReverseSequence", "RMSNormalization", "Round", "ScatterElements", "ScatterND", "Selu"),
-        *("Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "Softplus", "Softsign", "Sqrt"),
-        *("Swish", "Tan", "Tanh", "ThresholdedRelu", "TopK", "Trilu", "BatchNormalization", "GlobalMaxPool"),
-        *("GlobalAveragePool", "GlobalLpPool", "CenterCropPad", "GroupNormalization", "Bernoulli"),
-    }
-)
-
-# Those whose first result has the dtype of the first input, too. onnx does not infer it through functions if a rank is
-# missing.
-_SAME_DTYPE = _SAME - {"Bernoulli", "Cast"}
+from onnxtrain.op_facts import REDUCTIONS, SAME_DTYPE, SAME_RANK
 
 _Ranks = Mapping[ir.Value | None, int | None]
 
@@ -39,7 +23,7 @@ class ImpliedRanksPass(ir.passes.InPlacePass):
         """Annotate in place."""
         modified = False
         for node in model.graph:
-            if node.domain == "" and node.op_type in _SAME_DTYPE and node.outputs[0].type is None:
+            if node.domain == "" and node.op_type in SAME_DTYPE and node.outputs[0].type is None:
                 node.outputs[0].type = None if node.inputs[0] is None else node.inputs[0].type
                 modified |= node.outputs[0].type is not None
         # Backwards, so that a rank goes through a chain of elementwise ops to the input of the graph.
@@ -59,13 +43,13 @@ def _ends(node: ir.Node) -> Iterator[ir.Value | None]:
 
 
 def _ranks(node: ir.Node) -> _Ranks:
-    if node.op_type in _SAME:
+    if node.op_type in SAME_RANK:
         pair = [node.inputs[0], node.outputs[0]]
         known = next(
             (value.shape.rank() for value in pair if value is not None and value.shape is not None), None
         )
         return dict.fromkeys(pair, known)
-    find = _reduction if node.op_type.startswith("Reduce") else _RULES.get(node.op_type)
+    find = _reduction if node.op_type in REDUCTIONS else _RULES.get(node.op_type)
     return {} if find is None else find(node)
 
 
@@ -73,7 +57,7 @@ def reduces_to_scalar(node: ir.Node) -> bool:
     """Return whether `node` reduces over all axes without keepdims, so that its result is a scalar."""
     return (
         node.domain == ""
-        and node.op_type.startswith("Reduce")
+        and node.op_type in REDUCTIONS
         and not node.attributes.get_int("keepdims", 1)
         and not node.attributes.get_int("noop_with_empty_axes", 0)
         and "axes" not in node.attributes

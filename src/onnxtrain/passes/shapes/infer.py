@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 import onnx_ir as ir
 
+from onnxtrain.op_facts import SHAPE_READERS
 from onnxtrain.passes.canonical.constant_branches import TakenBranchPass
 from onnxtrain.passes.canonical.known_sequences import KnownSequencesPass
 from onnxtrain.passes.canonical.loop_sequences import AppendedSequencesPass
@@ -114,7 +115,7 @@ def _share_constants(graph: onnx.GraphProto, outer: Mapping[str, onnx.TensorProt
 def _computes_with_shapes(model: ir.Model) -> bool:
     """Whether the model has a Shape or Size: without one, data propagation finds nothing more."""
     nodes = (*model.graph.all_nodes(), *(node for f in model.functions.values() for node in f.all_nodes()))
-    return any(node.op_type in ("Shape", "Size") and node.domain == "" for node in nodes)
+    return any(node.op_type in SHAPE_READERS and node.domain == "" for node in nodes)
 
 
 def _vector_elements(graph: onnx.GraphProto) -> int:

@@ -10,41 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import SHAPE_READERS, SHAPING_INPUTS
 from onnxtrain.passes.shapes.implied_ranks import reduces_to_scalar
 
-# Indices, by op, of inputs whose elements determine the shape of the outputs. Reductions have theirs in the next table.
-_SHAPING: dict[str, tuple[int, ...]] = {
-    "AffineGrid": (1,),
-    "BlackmanWindow": (0,),
-    "CenterCropPad": (1,),
-    "Col2Im": (1, 2),
-    "ConstantOfShape": (0,),
-    "DFT": (1, 2),
-    "Expand": (1,),
-    "HammingWindow": (0,),
-    "HannWindow": (0,),
-    "If": (0,),
-    "Loop": (0, 1),
-    "MaxUnpool": (2,),
-    "MelWeightMatrix": (0, 1),
-    "OneHot": (1,),
-    "Pad": (1, 3),
-    "Range": (0, 1, 2),
-    "Reshape": (1,),
-    "Resize": (1, 2, 3),
-    "STFT": (1, 3),
-    "Slice": (1, 2, 3, 4),
-    "Split": (1,),
-    "SplitToSequence": (1,),
-    "Squeeze": (1,),
-    "Tile": (1,),
-    "TopK": (1,),
-    "Unsqueeze": (1,),
-}
-_REDUCTION_AXES = (1,)
 _CHOOSING = frozenset({"If", "Loop"})
-# Ops whose results do not depend on the elements of their input, only on its shape.
-_SHAPE_ONLY = frozenset({"ConstantOfShape", "Shape", "Size"})
+# What they give does not depend on the elements of what they take.
+_SHAPE_ONLY = SHAPE_READERS | {"ConstantOfShape"}
 
 
 def forget_sizes_after(graph: ir.Graph, start: ir.Node, *, ranks: bool = False) -> None:
@@ -83,9 +54,7 @@ def forget_sizes_behind(graph: ir.Graph, values: Iterable[ir.Value]) -> None:
 
 
 def _shaping_inputs(node: ir.Node) -> Iterator[ir.Value | None]:
-    positions: tuple[int, ...] = ()
-    if node.domain == "":
-        positions = _SHAPING.get(node.op_type, _REDUCTION_AXES if node.op_type.startswith("Reduce") else ())
+    positions = SHAPING_INPUTS.get(node.op_type, ()) if node.domain == "" else ()
     yield from (node.inputs[index] for index in positions if index < len(node.inputs))
 
 

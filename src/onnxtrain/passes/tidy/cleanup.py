@@ -8,23 +8,11 @@ from contextlib import contextmanager
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from onnxtrain.op_facts import RANDOM_OPS
 from onnxtrain.passes.parameters.stop_gradient import is_stop_gradient
 from onnxtrain.passes.runtime_faults.absent_inputs import restore_places
 from onnxtrain.passes.tidy.constants import is_float_parameter
 from onnxtrain.passes.tidy.unused import remove_unread_nodes
-
-RANDOM_OPS = frozenset(
-    {
-        "Bernoulli",
-        "Dropout",
-        "Multinomial",
-        "RandomNormal",
-        "RandomNormalLike",
-        "RandomUniform",
-        "RandomUniformLike",
-    }
-)
-"""Standard ops of which two with equal inputs still give different values."""
 
 _RemoveUnusedFunctions: Callable[[], ir.passes.PassBase] = common.RemoveUnusedFunctionsPass  # untyped there
 _SMALL = 1024  # elements; larger constants are not worth comparing

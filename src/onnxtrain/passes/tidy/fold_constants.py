@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx import helper
 
+from onnxtrain.op_facts import MOVES, SHAPE_READERS
 from onnxtrain.passes.tidy.constants import is_constant, mark_constant
 from onnxtrain.passes.tidy.unused import remove_unread_initializers, remove_unread_nodes
 
@@ -58,8 +59,6 @@ _FOLDABLE = frozenset(
         "Where",
     }
 )
-_MOVING = frozenset({"Concat", "Gather", "Identity", "Slice", "Squeeze", "Unsqueeze"})
-# Stands for a symbolic dimension in a shape that is known in part; exporters begin slices at the least integer.
 _UNKNOWN = np.iinfo(np.int64).min + 4801
 
 
@@ -126,7 +125,7 @@ def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array 
     """Return the value of the node's only output, symbolic dimensions marked, or None if unknown."""
     if node.domain != "" or len(node.outputs) != 1:
         return None
-    if node.op_type in ("Shape", "Size"):
+    if node.op_type in SHAPE_READERS:
         return _shape_of(node)
     inputs = [None if value is None else known.get(value) for value in node.inputs]
     if node.op_type not in _FOLDABLE or any(
@@ -135,7 +134,7 @@ def _evaluate(node: ir.Node, known: dict[ir.Value, Array], opset: int) -> Array 
         return None
     partial = [array is not None and bool(np.any(_is_unknown(array))) for array in inputs]
     # Only moving elements around is right for unknown ones.
-    if any(partial) and (node.op_type not in _MOVING or (node.op_type != "Concat" and any(partial[1:]))):
+    if any(partial) and (node.op_type not in MOVES or (node.op_type != "Concat" and any(partial[1:]))):
         return None
     if _elements(node, inputs) > _LIMIT:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-_BROADCASTING = frozenset({"Add", "Div", "Mul", "Sub"})
+from onnxtrain.op_facts import ARITHMETIC
 
 
 class ImplicitExpandPass(ir.passes.InPlacePass):
@@ -34,7 +34,7 @@ def _leave_to_readers(expand: ir.Node) -> bool:
     modified = False
     for use in tuple(large.uses()):
         reader, other = use.node, None
-        if reader.op_type in _BROADCASTING and reader.domain == "" and reader.graph is expand.graph:
+        if reader.op_type in ARITHMETIC and reader.domain == "" and reader.graph is expand.graph:
             other = reader.inputs[1 - use.idx]
         if other is None or other is large or other.shape is None:
             continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from onnxtrain.op_facts import PRODUCTS
+
 _SWAP = (1, 0)
 
 
@@ -54,7 +56,7 @@ def _product(node: ir.Node) -> ir.Node | None:
         return None
     value = node.inputs[0]
     product = value.producer() if value is not None else None
-    if product is None or product.op_type not in ("MatMul", "Gemm") or product.domain != "":
+    if product is None or product.op_type not in PRODUCTS or product.domain != "":
         return None
     if len(product.outputs[0].uses()) != 1 or product.outputs[0].is_graph_output():
         return None

@@ -1,4 +1,4 @@
-"""The lowering table: ATen ops as ONNX ops, one module per family."""
+"""Lowers ATen ops to ONNX ops. Importing this package fills the lowering table; one module per family of ops."""
 
 from onnxtrain.ortmodule.lowering.aten import (
     activation,
@@ -8,6 +8,7 @@ from onnxtrain.ortmodule.lowering.aten import (
     counting,
     creation,
     ctc,
+    cumulative,
     fourier,
     indexing,
     linalg,
@@ -25,8 +26,6 @@ from onnxtrain.ortmodule.lowering.aten import (
     special,
     symbolic,
 )
-
-# Complex numbers take over what the others have registered.
 from onnxtrain.ortmodule.lowering.aten import complex as complex_
 
 __all__ = [
@@ -38,6 +37,7 @@ __all__ = [
     "counting",
     "creation",
     "ctc",
+    "cumulative",
     "fourier",
     "indexing",
     "linalg",
@@ -55,3 +55,6 @@ __all__ = [
     "special",
     "symbolic",
 ]
+
+# Behind all imports: a module that imports `complex`, such as `fourier`, would leave out the ops of later modules.
+complex_.lower_linear_functions()

@@ -1,7 +1,8 @@
-"""Attention and embeddings.
+"""Lowers attention and embeddings.
 
-Under PyTorch's own tracing attention comes apart into products, masks and a softmax, whose results it would keep for
-the gradient. `ATTENTION` replaces it, before that happens, by `onnxtrain::attention`, which survives tracing.
+PyTorch's own tracing decomposes scaled dot-product attention into products, masks and a softmax, and would keep their
+results for the gradient. `ATTENTION` replaces the function before tracing by `onnxtrain::attention`, which tracing
+keeps whole.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
+    """Computes `scaled_dot_product_attention` by `onnxtrain::attention` where that op supports the arguments."""
+    # The composite op has no dropout, no shared heads, and a mask or causality, not both.
     plain = not dropout_p and not enable_gqa and not (is_causal and attn_mask is not None)
-    if not plain or not _is_whole(query, key, value, attn_mask):
+    if not plain or not _is_supported(query, key, value, attn_mask):
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -59,16 +62,18 @@ def _attention(
     return torch.ops.onnxtrain.attention(query, key, value, attn_mask, is_causal, factor)  # type: ignore[no-any-return]
 
 
-def _is_whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
-    """Whether it is attention of heads as `functions.attention` has it, in float32 on the CPU."""
+def _is_supported(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    """Tells whether `functions.attention` computes this: [batch, heads, length, size] in float32 on the CPU."""
     if any(x.dim() != 4 or x.dtype != torch.float32 or x.device.type != "cpu" for x in (q, k, v)):
         return False
+    # Autocast computes attention in bfloat16. A size of the heads that is symbolic or 0 has no scale.
     if torch.is_autocast_enabled("cpu") or not isinstance(q.shape[3], int) or not q.shape[3]:
         return False
     if mask is not None:
         if mask.dtype not in (torch.bool, torch.float32) or mask.dim() > 4:
             return False
         sizes = zip(reversed(mask.shape), (k.shape[2], q.shape[2], q.shape[1], q.shape[0]), strict=False)
+        # The op broadcasts sizes of 1 alone. Comparing symbols without `statically_known_true` would set guards.
         if not all(dim == 1 or statically_known_true(dim == size) for dim, size in sizes):
             return False
     alike = [*zip(q.shape[:2], k.shape[:2], strict=True), *zip(q.shape[:2], v.shape[:2], strict=True)]
@@ -76,7 +81,7 @@ def _is_whole(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Ten
 
 
 ATTENTION: dict[Any, Callable[..., Any]] = {functional.scaled_dot_product_attention: _attention}
-"""By the function in a Dynamo graph: what to trace instead."""
+"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
 
 
 @lower("onnxtrain.attention.default")
@@ -89,27 +94,27 @@ def attention(
     is_causal: bool,
     scale: float,
 ) -> ir.Value:
-    """One composite op; rows that a mask leaves nothing of are zero, with zero gradients."""
+    """Lowers to one composite op. Queries without any key get zeros, with zero gradients, as in PyTorch."""
     op = low.op
     if mask is None:
         kind = functions.causal_attention if is_causal else functions.attention
         y, log_sum = op.call(kind, q, k, v, scale=scale, _outputs=2)
     else:
         if mask.dtype == ir.DataType.BOOL:
+            # The composite op adds its mask to the scores.
             mask = op.Where(mask, op.const(0.0, low.dtype), op.const(-math.inf, low.dtype))
         y, log_sum = op.call(functions.safe_masked_attention, q, k, v, mask, scale=scale, _outputs=2)
+    # Shape inference does not know the composite op; the gradient needs the shape of its residual.
     log_sum.shape = ir.Shape(low.shape(low.result)[:3])
     return y
 
 
 @lower("aten._safe_softmax.default")
 def safe_softmax(low: Lowering, x: ir.Value, dim: int, dtype: Any = None) -> ir.Value:
-    """Softmax that is zero, with zero gradients, for rows that are -inf throughout.
-
-    Only a mask makes such rows, or the overflow of a whole row: without a mask this is a plain Softmax.
-    """
+    """Lowers the softmax that is zero, with zero gradients, in rows of -inf alone."""
     op = low.op
     x = low.tensor(x, low.dtype)
+    # Only a mask makes rows of -inf. Scores without a mask need no check, but for a row that overflows as a whole.
     if _is_product(low.node.args[0]):
         return op.Softmax(x, axis=dim)
     if low.dtype == ir.DataType.FLOAT and low.fake(0).dim() > 0:
@@ -120,7 +125,7 @@ def safe_softmax(low: Lowering, x: ir.Value, dim: int, dtype: Any = None) -> ir.
 
 
 def _is_product(node: Any) -> bool:
-    """Whether a tensor is a product of matrices in another shape."""
+    """Tells whether a tensor is a batch of matrix products, perhaps reshaped."""
     views = ("aten._unsafe_view.default", "aten.view.default", "aten.view_copy.default")
     while isinstance(node, fx.Node) and str(node.target) in views:
         node = node.args[0]
@@ -136,6 +141,7 @@ def _embedding(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
+    # PyTorch's own op writes to its weight, unseen by autograd: here the write is part of the traced graph.
     if max_norm is not None:
         _bound_rows(weight, indices, max_norm, norm_type)
     return functional.embedding(indices, weight, padding_idx, None, norm_type, *args, **kwargs)
@@ -156,10 +162,11 @@ def _embedding_bag(
 
 
 def _bound_rows(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> None:
-    """`torch.embedding_renorm_`, a write inside of a function that autograd does not see: the gradient passes it."""
+    """Scales down the rows that `indices` read, so that no norm exceeds `max_norm`, as `torch.embedding_renorm_`."""
     norms = torch.linalg.vector_norm(weight, norm_type, dim=1, keepdim=True)
     read = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.reshape(-1), True)
     scale = torch.where(read & (norms > max_norm), max_norm / (norms + 1e-7), 1.0)
+    # Autograd does not see PyTorch's write, so the gradient must pass it unchanged.
     weight.copy_(straight_through(weight.clone(), weight * scale))
 
 
@@ -167,7 +174,7 @@ EMBEDDINGS: dict[Any, Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
 }
-"""Functions that trace better when written in other terms."""
+"""Replacements by the function in a Dynamo graph, whose writes to the weight are visible to tracing."""
 
 
 @lower("aten.embedding.default")
@@ -179,16 +186,16 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> ir.Value:
-    """Gather; the row `padding_idx` is read, but gets no gradient."""
     if scale_grad_by_freq or sparse:
-        raise low.unsupported("sparse gradients, or scaled by frequency")
+        raise low.unsupported("sparse gradients, or gradients scaled by frequency")
     op = low.op
     rows = op.Gather(weight, counted(low, 1, indices), axis=0)
     if isinstance(padding_idx, int) and padding_idx < 0:
         return rows
+    # PyTorch reads the row `padding_idx` like any other, but gives it no gradient.
     rows.shape = low.shape(low.result)
     is_padding = op.Unsqueeze(op.Equal(indices, low.tensor(padding_idx, DTYPES[low.fake(1).dtype])), [-1])
-    return op.Where(is_padding, low.stopped(rows), rows)
+    return op.Where(is_padding, low.op.stop_gradient(rows), rows)
 
 
 _SUM, _MEAN, _MAX = range(3)
@@ -207,9 +214,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[ir.Value | None, ...]:
-    """Sum, mean or maximum of the rows of each bag; a bag without rows is zero."""
+    """Lowers the sum, mean or maximum of the rows of each bag. A bag without rows is zero."""
     if scale_grad_by_freq or sparse or any(low.uses_result(i) for i in (1, 2, 3)):
-        raise low.unsupported("sparse gradients, or scaled by frequency, or more than the bags")
+        raise low.unsupported(
+            "sparse gradients, gradients scaled by frequency, or readers of more than the bags"
+        )
     op = low.op
     indices, offsets = low.tensor(indices, ir.DataType.INT64), low.tensor(offsets, ir.DataType.INT64)
     count = op.Shape(indices)
@@ -220,6 +229,7 @@ def embedding_bag(
     bag = op.Sub(segment_of_each(low, offsets, count), [1])
     rows = op.Gather(weight, indices, axis=0)
     width = op.Shape(weight, start=1, end=2)
+    # Indices equal to padding_idx count in no bag.
     real = op.Not(op.Equal(indices, op.const(padding_idx)))
     if per_sample_weights is not None:
         rows = op.Mul(rows, op.Unsqueeze(per_sample_weights, [1]))
@@ -230,6 +240,7 @@ def embedding_bag(
     sizes = op.Unsqueeze(sizes, [1])
     start = op.Expand(op.const(-math.inf if mode == _MAX else 0.0, low.dtype), op.Concat(bags, width, axis=0))
     places = op.Expand(op.Unsqueeze(bag, [1]), op.Shape(rows))
+    # One scatter for all bags: their number and sizes depend on the data.
     result = op.ScatterElements(start, places, rows, axis=0, reduction="max" if mode == _MAX else "add")
     if mode == _MEAN:
         result = op.Div(result, op.Cast(op.Max(sizes, [1]), to=low.dtype))

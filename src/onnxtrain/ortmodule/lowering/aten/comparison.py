@@ -1,4 +1,4 @@
-"""Comparisons, logic and bits."""
+"""Lowers comparisons, logic and operations on bits."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import numpy as np
 import onnx_ir as ir
 import torch
 
-from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower
+from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, is_float, lower
 
 BOOL = ir.DataType.BOOL
 
 
 def as_bool(low: Lowering, x: Any) -> ir.Value:
-    """Returns whether each element is not zero."""
+    """Returns a tensor or number as bool: true where it is not zero."""
     return low.tensor(x, BOOL) if isinstance(x, ir.Value) else low.op.const(bool(x), BOOL)
 
 
 def compared(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value]:
-    """Returns both operands of a comparison in the dtype in which PyTorch compares them."""
+    """Returns both operands of a comparison in PyTorch's common dtype for them."""
     fakes = [_stand_in(low.fake(index)) for index in (0, 1)]
     dtype = torch.result_type(*fakes)
     if dtype not in DTYPES:
-        raise low.unsupported(f"comparison of {dtype}")
+        raise low.unsupported(f"a comparison of {dtype}")
     return low.tensor(a, DTYPES[dtype]), low.tensor(b, DTYPES[dtype])
 
 
 def _stand_in(fake: Any) -> Any:
-    """What has the dtype rules of a fake value: a number for a symbolic one."""
+    """Returns a value with the type promotion of a fake one: a Python number in place of a symbolic one."""
     if isinstance(fake, torch.SymInt):
         return 1
     return 1.0 if isinstance(fake, torch.SymFloat) else fake
@@ -41,6 +41,7 @@ def _comparison(name: str) -> Callable[..., ir.Value]:
     def compare(low: Lowering, a: Any, b: Any) -> ir.Value:
         left, right = compared(low, a, b)
         if left.dtype == BOOL and name not in ("eq", "ne"):
+            # ONNX defines the order of numbers only, not of bool.
             left, right = low.tensor(left, ir.DataType.INT32), low.tensor(right, ir.DataType.INT32)
         if name == "ne":
             return low.op.Not(low.op.Equal(left, right))
@@ -85,7 +86,8 @@ def bitwise_not(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.isnan.default", "aten.isinf.default")
 def is_special(low: Lowering, x: ir.Value) -> ir.Value:
-    if x.dtype is None or not x.dtype.is_floating_point():
+    if not is_float(x):
+        # ONNX's IsNaN and IsInf take floating-point tensors only.
         return low.op.Expand(low.op.const(False), low.op.shape_of(x))
     return low.op.IsNaN(x) if "isnan" in str(low.node.target) else low.op.IsInf(x)
 
@@ -96,15 +98,18 @@ def isin(
 ) -> ir.Value:
     op = low.op
     left, right = compared(low, x, among)
+    # Compares each element with each: [*shape of x, size of among].
     equal = op.Equal(op.Unsqueeze(left, [-1]), op.Reshape(right, [-1]))
-    found = op.Greater(op.ReduceSum(op.Cast(equal, to=ir.DataType.FLOAT), [-1], keepdims=0), 0.0)
-    return op.Not(found) if invert else found
+    # A sum, because an empty `among` has no maximum.
+    is_in = op.Greater(op.ReduceSum(op.Cast(equal, to=ir.DataType.FLOAT), [-1], keepdims=0), 0.0)
+    return op.Not(is_in) if invert else is_in
 
 
 @lower("aten.__lshift__.Scalar", "aten.__lshift__.Tensor")
 @lower(*(f"aten.bitwise_left_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
 def left_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
-    """The product a 2^b, of which the lowest bits are kept; 0 for a negative b, and for one of all bits."""
+    """Lowers a * 2^b, of which the lowest bits are kept; 0 where b is negative or at least the number of bits."""
+    # Not BitShift, which ONNX defines for unsigned integers only.
     x, factor, inside = _shift_operands(low, a, b)
     return low.op.Where(inside, low.op.Mul(x, factor), 0)
 
@@ -112,20 +117,21 @@ def left_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
 @lower("aten.__rshift__.Scalar", "aten.__rshift__.Tensor")
 @lower(*(f"aten.bitwise_right_shift.{kind}" for kind in ("Tensor", "Tensor_Scalar", "Scalar_Tensor")))
 def right_shift(low: Lowering, a: Any, b: Any) -> ir.Value:
-    """The largest integer up to a / 2^b; for a negative b, and for one of all bits, only the sign is left."""
+    """Lowers floor(a / 2^b); only the sign is left where b is negative or at least the number of bits."""
     op = low.op
     x, factor, inside = _shift_operands(low, a, b)
     below = op.Less(x, 0)
+    # ONNX's division of integers rounds towards zero. -1 - x is the complement of x, so that the division rounds down.
     size = op.Where(below, op.Sub(-1, x), x)
     shifted = op.Where(op.And(inside, op.Greater(factor, 0)), op.Div(size, factor), 0)
     return op.Where(below, op.Sub(-1, shifted), shifted)
 
 
 def _shift_operands(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Both operands in int64, the second as a power of two, and where it is one; 2^63 has wrapped around."""
+    """Returns a in int64, 2^b, and where b is between 0 and 63. 2^63 wraps around to the least integer."""
     op = low.op
     if low.dtype.is_floating_point():
-        raise low.unsupported("of floating-point numbers")
+        raise low.unsupported("floating-point numbers")
     x, bits = (low.tensor(value, ir.DataType.INT64) for value in (a, b))
     powers = np.left_shift(np.int64(1), np.arange(64, dtype=np.int64))
     inside = op.And(op.GreaterOrEqual(bits, 0), op.Less(bits, 64))

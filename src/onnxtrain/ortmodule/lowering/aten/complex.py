@@ -1,4 +1,4 @@
-"""Complex numbers, as pairs of real tensors of the same shape."""
+"""Lowers ops on complex numbers, as pairs of real tensors of the same shape."""
 
 from __future__ import annotations
 
@@ -8,13 +8,22 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from onnxtrain.ortmodule.lowering._table import COMPONENTS, LOWERINGS, Complex, Lowering, lower, lower_complex
+from onnxtrain.ortmodule.lowering._table import (
+    COMPONENTS,
+    LOWERINGS,
+    Complex,
+    Lowering,
+    is_float,
+    lower,
+    lower_complex,
+    same_sizes,
+)
 from onnxtrain.ortmodule.lowering.aten.linalg import matmul
 from onnxtrain.ortmodule.lowering.aten.pointwise import atan2, hypot
 
 
 def as_complex(low: Lowering, value: Any) -> Complex:
-    """Returns a tensor or number, real or complex, as a pair in the component dtype of the op."""
+    """Returns a real or complex tensor or number as a pair in the dtype of the result's real part."""
     if isinstance(value, Complex):
         return Complex(low.tensor(value.re, low.dtype), low.tensor(value.im, low.dtype))
     if isinstance(value, complex):
@@ -25,19 +34,15 @@ def as_complex(low: Lowering, value: Any) -> Complex:
     )
 
 
-def _is_float(value: Any) -> bool:
-    return isinstance(value, ir.Value) and value.dtype is not None and value.dtype.is_floating_point()
-
-
 def _part(low: Lowering, argument: Any, name: str) -> Any:
-    """The real or imaginary part of an argument; what is no number that could be complex stays as it is."""
+    """Returns the real or imaginary part (`name` "re" or "im") of an argument. Sizes, axes, masks and indices stay."""
     if isinstance(argument, list | tuple):
         return [_part(low, item, name) for item in argument]
     if isinstance(argument, Complex):
         return getattr(argument, name)
     if isinstance(argument, complex | float):
         return complex(argument).real if name == "re" else complex(argument).imag
-    if name == "im" and _is_float(argument):
+    if name == "im" and is_float(argument):
         return low.op.zeros_like(argument)
     return argument
 
@@ -46,14 +51,15 @@ _NUMBERS = {
     "constant_pad_nd": (2,), "fill": (1,), "full": (1,), "full_like": (1,), "masked_fill": (2,), "new_full": (2,),
     "scalar_tensor": (0,), "scatter": (3,), "where": (1, 2),
 }  # fmt: skip
-"""Which arguments are numbers that fill something, and no sizes or axes."""
+"""Per op, the positions of numbers that fill a tensor. Other numbers are sizes and axes."""
 
 
 def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
-    """The lowering of a real linear function, which computes real and imaginary parts alike."""
+    """Returns a lowering that applies a lowering of a real linear function to the real and the imaginary part."""
 
     def lowered(low: Lowering, *args: Any, **kwargs: Any) -> Any:
         filling = _NUMBERS.get(str(low.node.target).split(".")[1].replace("_copy", ""), ())
+        # An int is a size or an axis for `_part`; a float has an imaginary part of 0.
         args = tuple(float(a) if i in filling and isinstance(a, int) else a for i, a in enumerate(args))
         parts = [
             function(low, *_part(low, args, name), **{key: _part(low, v, name) for key, v in kwargs.items()})
@@ -66,6 +72,7 @@ def _by_parts(function: Callable[..., Any]) -> Callable[..., Complex]:
     return lowered
 
 
+# Linear functions with real coefficients, and functions that fill or move.
 _BY_PARTS = (
     "view", "reshape", "_unsafe_view", "_reshape_alias", "t", "permute", "transpose", "squeeze", "unsqueeze",
     "expand", "repeat", "cat", "stack", "split", "split_with_sizes", "unbind", "slice", "select", "flip",
@@ -76,20 +83,25 @@ _BY_PARTS = (
     "empty_strided", "new_empty_strided", "full", "fill", "full_like", "new_full", "zero", "masked_select",
     "_unsafe_index", "_unsafe_index_put", "scalar_tensor",
 )  # fmt: skip
-for _name, _function in list(LOWERINGS.items()):
-    if _name.startswith("aten.") and _name.split(".")[1] in _BY_PARTS:
-        lower_complex(_name)(_by_parts(_function))
+
+
+def lower_linear_functions() -> None:
+    """Registers complex versions of the lowerings of linear functions, which must have been registered before."""
+    for name, function in list(LOWERINGS.items()):
+        if name.startswith("aten.") and name.split(".")[1] in _BY_PARTS:
+            lower_complex(name)(_by_parts(function))
 
 
 @lower_complex("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
 def ones(low: Lowering, *args: Any, **kwargs: Any) -> Complex:
+    # Not by parts: the imaginary part is 0.
     real = LOWERINGS[str(low.node.target)](low, *_part(low, args, "re"), **kwargs)
     return Complex(real, low.op.zeros_like(real))
 
 
 @lower_complex("aten._to.default", "prims.convert_element_type.default")
 def converted(low: Lowering, x: Any, *_: Any, **__: Any) -> Complex | ir.Value:
-    """A complex tensor made real loses its imaginary part."""
+    # Made real, a complex tensor loses its imaginary part.
     if low.result.dtype in COMPONENTS:
         return as_complex(low, x)
     real: ir.Value = x.re
@@ -98,9 +110,11 @@ def converted(low: Lowering, x: Any, *_: Any, **__: Any) -> Complex | ir.Value:
 
 @lower_complex("aten.complex.default")
 def from_parts(low: Lowering, re: ir.Value, im: ir.Value) -> Complex:
+    if same_sizes(low.fake(0), low.fake(1)):
+        return Complex(re, im)
+    # A pair has two tensors of one shape, so that moves of elements can treat the parts alike.
     shape = low.op.Shape(low.op.Add(re, im))
-    same = tuple(map(str, low.fake(0).shape)) == tuple(map(str, low.fake(1).shape))
-    return Complex(re, im) if same else Complex(low.op.Expand(re, shape), low.op.Expand(im, shape))
+    return Complex(low.op.Expand(re, shape), low.op.Expand(im, shape))
 
 
 @lower_complex("aten.polar.default")
@@ -194,9 +208,11 @@ def mul(low: Lowering, a: Any, b: Any) -> Complex:
 
 
 def _reciprocal(low: Lowering, z: Complex) -> Complex:
-    """The conjugate over the squared length, both divided by the larger part, so that no square overflows."""
+    """Returns conj(z) / |z|²."""
     op = low.op
-    size = low.stopped(op.Max(op.Abs(z.re), op.Abs(z.im)))
+    # Dividing both parts by the larger one first keeps squares from overflowing. The quotient does not depend on the
+    # divisor, which therefore needs no gradient.
+    size = low.op.stop_gradient(op.Max(op.Abs(z.re), op.Abs(z.im)))
     re, im = op.Div(z.re, size), op.Div(z.im, size)
     square = op.Mul(op.Add(op.Mul(re, re), op.Mul(im, im)), size)
     return Complex(op.Div(re, square), op.Div(op.Neg(im), square))
@@ -229,40 +245,40 @@ def log(low: Lowering, z: Complex) -> Complex:
 
 @lower_complex("aten.abs.default")
 def length(low: Lowering, z: Complex) -> ir.Value:
-    """With the gradient 0 at 0."""
     return hypot(low, z.re, z.im)
 
 
 @lower_complex("aten.angle.default")
 def angle(low: Lowering, z: Complex) -> ir.Value:
-    """With the gradient 0 at 0."""
+    # PyTorch's gradient at 0 is 0, as that of this lowering of atan2 is.
     return atan2(low, z.im, z.re)
 
 
 @lower("aten._neg_view.default")
 def negative_view(low: Lowering, x: ir.Value) -> ir.Value:
-    """What the imaginary part of a conjugate is."""
+    # PyTorch returns the imaginary part of a conjugate as a view with a negative bit.
     return low.op.Neg(x)
 
 
 @lower("aten.angle.default")
 def angle_of_real(low: Lowering, x: ir.Value) -> ir.Value:
-    """0 or pi; NaN stays."""
     op = low.op
     x = low.tensor(x, low.dtype)
+    # 0 or pi; NaN stays NaN.
     return op.Where(op.IsNaN(x), x, op.Where(op.Less(x, 0.0), op.const(torch.pi, like=x), 0.0))
 
 
 @lower_complex("aten.sgn.default")
 def sgn(low: Lowering, z: Complex) -> Complex:
     size = hypot(low, z.re, z.im)
+    # sgn(0) is 0, and 0 / 0 would be NaN.
     size = low.op.Where(low.op.Equal(size, 0.0), 1.0, size)
     return Complex(low.op.Div(z.re, size), low.op.Div(z.im, size))
 
 
 @lower_complex("aten.pow.Tensor_Scalar")
 def power(low: Lowering, z: Complex, exponent: Any) -> Complex:
-    """By products, for small whole exponents."""
+    # By products. Other exponents would need a logarithm, whose branch cut has no ONNX op.
     if not isinstance(exponent, int | float) or exponent not in range(-8, 9):
         raise low.unsupported(f"complex numbers to the power {exponent}")
     if exponent == 0:

@@ -1,4 +1,4 @@
-"""Convolutions."""
+"""Lowers convolutions."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> ir.Value:
-    """Conv or ConvTranspose. x: [batch, channels, 1 to 3 spatial axes]."""
+    """Lowers to Conv or ConvTranspose. x: [batch, channels, 1 to 3 spatial axes]."""
     rank = len(low.fake(0).shape) - 2
-    # One number stands for all spatial axes.
+    # PyTorch lets one number stand for all spatial axes; ONNX wants one for each.
     stride, padding, dilation = (_per_axis(n, rank) for n in (stride, padding, dilation))
     attributes = {"strides": stride, "pads": [*padding, *padding], "dilations": dilation, "group": groups}
     inputs = (x, weight) if bias is None else (x, weight, bias)
     if not transposed:
         return low.op.Conv(*inputs, **attributes)
+    # PyTorch's padding is symmetric; output_padding adds to the end of the result, as in ONNX.
     extra = _per_axis(output_padding, rank)
     return low.op.ConvTranspose(*inputs, **attributes, output_padding=extra if any(extra) else None)
 

@@ -1,4 +1,4 @@
-"""How often something is there, and repeating it as often: sizes that depend on the data."""
+"""Lowers counts of elements, and repetition by counts: the sizes of the results depend on the data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ INT64 = ir.DataType.INT64
 
 
 def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Value:
-    """Returns for 0, 1, ... count - 1 how many of the `starts` are no greater.
+    """Returns for each of 0, 1, ... count - 1 how many of the `starts` are no greater.
+
+    With the starts 0 and 2 and a count of 3, that is [1, 1, 2].
 
     Args:
         low: the lowering.
@@ -20,6 +22,7 @@ def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Valu
         count: int64 [1].
     """
     op = low.op
+    # One place more, for segments that start at the end and are empty.
     longer = op.Expand(op.const(0), op.Add(count, [1]))
     marks = op.ScatterElements(
         longer, starts, op.Expand(op.const(1), op.Shape(starts)), axis=0, reduction="add"
@@ -29,7 +32,7 @@ def segment_of_each(low: Lowering, starts: ir.Value, count: ir.Value) -> ir.Valu
 
 @lower("aten.repeat_interleave.Tensor")
 def repeat_interleave(low: Lowering, repeats: ir.Value, *, output_size: Any = None) -> ir.Value:
-    """Indices: 0 as often as the first number says, then 1 as often as the second one says, ..."""
+    """Lowers to indices: 0 as often as the first number says, then 1 as often as the second one says, ..."""
     op = low.op
     ends = op.CumSum(low.tensor(repeats, INT64), op.const(0))
     total = op.ReduceSum(low.tensor(repeats, INT64), [0], keepdims=1)
@@ -38,9 +41,9 @@ def repeat_interleave(low: Lowering, repeats: ir.Value, *, output_size: Any = No
 
 @lower("aten.bincount.default")
 def bincount(low: Lowering, x: ir.Value, weights: ir.Value | None = None, minlength: int = 0) -> ir.Value:
-    """How often 0, 1, ... are in `x`, or the sums of their weights."""
     op = low.op
     x = low.tensor(x, INT64)
+    # -1 stands for the maximum of an empty `x`.
     highest = op.ReduceMax(op.Concat(x, [-1], axis=0), [0], keepdims=1)
     size = op.Max(op.Add(highest, [1]), op.const([minlength]))
     if weights is None:

@@ -1,4 +1,4 @@
-"""New tensors: filled, counted, triangular."""
+"""Lowers the creation of tensors: filled, counted, triangular."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtrain.ortmodule.lowering._table import Lowering, lower
 
 
 def _filled(low: Lowering, value: Any, sizes: Any, like: ir.Value | None = None) -> ir.Value:
-    """A value repeated to the shape of the result: given by `sizes`, or by the tensor `like`."""
+    """Returns a value in the shape of the result. A symbolic shape comes from `sizes`, or from the tensor `like`."""
     scalar = low.tensor(value, low.dtype)
     shape = low.result.shape
     if not shape:
@@ -44,7 +44,10 @@ def fill(low: Lowering, x: ir.Value, value: Any) -> ir.Value:
 
 
 def _constant(number: int) -> tuple[Callable[..., ir.Value], ...]:
-    """Lowerings that fill with a number a shape, that of a tensor, or a shape with the dtype of a tensor."""
+    """Returns three lowerings that fill with a number.
+
+    Their arguments are those of `zeros(size)`, `zeros_like(x)` and `new_zeros(x, size)`.
+    """
     return (
         lambda low, size, *_, **__: _filled(low, number, size),
         lambda low, x, **__: _filled(low, number, None, x),
@@ -52,7 +55,7 @@ def _constant(number: int) -> tuple[Callable[..., ir.Value], ...]:
     )
 
 
-# Memory that is not initialised is zero here: it is only read where a program has no defined result.
+# Uninitialised memory is zero here. Only a program without a defined result reads it before it is written.
 _EMPTY = ("aten.empty.memory_format", "aten.empty_strided.default")
 _NEW_EMPTY = ("aten.new_empty.default", "aten.new_empty_strided.default")
 for _number, _names in (
@@ -77,6 +80,7 @@ def scalar_tensor(low: Lowering, value: Any, **_: Any) -> ir.Value:
 
 @lower("aten.arange.default", "aten.arange.start", "aten.arange.start_step")
 def arange(low: Lowering, *bounds: Any, **_: Any) -> ir.Value:
+    # arange(end), arange(start, end) and arange(start, end, step).
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     if not any(isinstance(bound, ir.Value) for bound in (start, end, step)):
         numbers = torch.arange(start, end, step, dtype=_computed(low.result.dtype)).numpy()
@@ -85,18 +89,20 @@ def arange(low: Lowering, *bounds: Any, **_: Any) -> ir.Value:
         b.dtype == ir.DataType.INT64 if isinstance(b, ir.Value) else isinstance(b, int) for b in bounds
     )
     if not integers:
+        # PyTorch counts the steps of a range of floats in float64, whatever the dtype of the result is.
         values = low.op.Range(*(low.tensor(bound, ir.DataType.DOUBLE) for bound in (start, end, step)))
         return low.tensor(values, low.dtype)
     return low.op.Range(*(low.int_scalar(bound) for bound in (start, end, step)))
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:
-    """A dtype that NumPy has too."""
+    """Returns a dtype that NumPy has too: float32 for bfloat16."""
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
 @lower("aten.linspace.default", "aten.logspace.default")
 def spaced(low: Lowering, start: float, end: float, steps: int, *base: Any, **_: Any) -> ir.Value:
+    # Bounds and steps are Python numbers here, so PyTorch computes the numbers once, when the graph is lowered.
     function = torch.linspace if "linspace" in str(low.node.target) else torch.logspace
     return low.op.const(
         function(start, end, steps, *base, dtype=_computed(low.result.dtype)).numpy(), low.dtype
@@ -109,6 +115,7 @@ def eye(low: Lowering, rows: Any, columns: Any = None, **_: Any) -> ir.Value:
     columns = rows if columns is None else columns
     if isinstance(rows, int) and isinstance(columns, int):
         return op.const(np.eye(rows, columns), low.dtype)
+    # EyeLike takes its size from a tensor, and there is none.
     down, across = (op.Range(0, low.int_scalar(size), 1) for size in (rows, columns))
     return op.Cast(op.Equal(op.Unsqueeze(down, [1]), across), to=low.dtype)
 

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification."""
+"""Lowers the loss of connectionist temporal classification (CTC)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering.aten.shape import arange
 
 INT64 = ir.DataType.INT64
 
 _NEVER = -1e30
-"""The logarithm of the probability of what cannot be: finite, so that differences of two such are."""
+"""Logarithm of the probability of an impossible state.
+
+It is finite, because the difference of two infinities is NaN.
+"""
 
 
 @lower("aten._ctc_loss.default", "aten._ctc_loss.Tensor")
@@ -25,25 +29,27 @@ def ctc_loss(
     blank: int = 0,
     zero_infinity: bool = False,
 ) -> tuple[ir.Value, None]:
-    """The forward variables, time step by time step (Graves et al., ICML 2006, equations 6 and 7).
+    """Lowers to the forward variables of each time step (Graves et al., ICML 2006, equations 6 and 7).
 
-    log_probs: [time, batch, classes] with a known number of time steps. The gradient is the one that PyTorch gives,
-    which takes `log_probs` for what a log_softmax returned.
+    The gradient is PyTorch's, which holds for a `log_probs` that log_softmax returned.
+
+    log_probs: [time, batch, classes], with a number of time steps that is known when the graph is built.
     """
     if low.uses_result(1):
-        raise low.unsupported("the forward variables as a result")
+        raise low.unsupported("readers of the forward variables")
     op = low.op
     time = low.fake(0).shape[0]
-    if not isinstance(time, int):
-        time = int(time)  # a step is a piece of the graph
+    # Each time step is a piece of the graph: another number of steps captures another graph.
+    time = int(time)
     if low.fake(0).dim() != 3:
-        raise low.unsupported("without a batch")
+        raise low.unsupported("an input without batch axis")
     input_lengths, target_lengths = (_lengths(low, lengths) for lengths in (input_lengths, target_lengths))
     targets = low.tensor(targets, INT64)
     if low.fake(1).dim() == 1:
         targets = _padded(low, targets, target_lengths)
     classes = op.dim(log_probs, 2)
-    targets = op.Min(op.Max(targets, op.const(0)), op.Sub(classes, [1]))  # behind a target is anything
+    # PyTorch does not read the padding behind a target, which may hold any number.
+    targets = op.Min(op.Max(targets, op.const(0)), op.Sub(classes, [1]))
     scores = op.Transpose(
         op.Max(log_probs, op.const(_NEVER, low.dtype)), perm=[1, 0, 2]
     )  # [batch, time, classes]
@@ -58,11 +64,14 @@ def ctc_loss(
         low, [op.Squeeze(step, [1]) for step in emitted], labels, input_lengths, target_lengths, blank
     )
     loss = op.Neg(_log_of_sum(low, [_ends(low, state, target_lengths, back) for back in (0, 1)]))
+    # A loss near -_NEVER means that no path gives the target: PyTorch returns infinity.
     loss = op.Where(op.Greater(loss, op.const(-_NEVER / 10, low.dtype)), op.const(np.inf, low.dtype), loss)
+    # PyTorch's gradient of the loss is exp(log_probs) minus the posterior. The forward variables give the posterior;
+    # these terms, whose value is zero, give the rest.
     shares = op.Exp(scores)
     counted = op.Less(op.Unsqueeze(op.const(np.arange(time)), [1]), op.Unsqueeze(input_lengths, [1, 2]))
     shares = op.Where(counted, shares, op.const(0.0, low.dtype))
-    shares = op.ReduceSum(op.Sub(shares, low.stopped(shares)), [1, 2], keepdims=0)
+    shares = op.ReduceSum(op.Sub(shares, low.op.stop_gradient(shares)), [1, 2], keepdims=0)
     return op.Add(loss, shares), None
 
 
@@ -71,16 +80,16 @@ def _lengths(low: Lowering, lengths: Any) -> ir.Value:
 
 
 def _padded(low: Lowering, joined: ir.Value, lengths: ir.Value) -> ir.Value:
-    """Targets one behind the other as rows, of the length of all of them."""
+    """Returns concatenated targets as rows [batch, sum of all lengths]; any labels follow the end of a target."""
     op = low.op
     starts = op.Sub(op.CumSum(lengths, op.const(0)), lengths)
     count = op.Shape(joined)
-    places = op.Add(op.Unsqueeze(starts, [1]), op.Range(0, op.Squeeze(count, [0]), 1))
+    places = op.Add(op.Unsqueeze(starts, [1]), arange(low, count))
     return op.Gather(joined, op.Min(places, op.Sub(count, [1])))
 
 
 def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
-    """A blank before each label and one at the end."""
+    """Returns the labels with a blank before each one and a blank at the end: [batch, 2 S + 1]."""
     op = low.op
     column = op.Unsqueeze(targets, [2])
     blanks = op.Expand(op.const(blank), op.Shape(column))
@@ -90,9 +99,10 @@ def _with_blanks(low: Lowering, targets: ir.Value, blank: int) -> ir.Value:
 
 
 def _log_of_sum(low: Lowering, terms: list[ir.Value]) -> ir.Value:
-    """The logarithm of the sum of the exponentials of finite terms."""
+    """Returns log(sum(exp(terms))) of finite terms."""
     op = low.op
-    largest = low.stopped(op.Max(*terms))
+    # Subtracting the largest term keeps exp from overflowing. The result does not depend on what is subtracted.
+    largest = low.op.stop_gradient(op.Max(*terms))
     total = op.Sum(*(op.Exp(op.Sub(term, largest)) for term in terms))
     return op.Add(op.Log(total), largest)
 
@@ -105,14 +115,15 @@ def _last_state(
     target_lengths: ir.Value,
     blank: int,
 ) -> ir.Value:
-    """The forward variables [batch, 2 S + 1] after the last time step of each sample."""
+    """Returns the forward variables [batch, 2 S + 1] after the last time step of each sample."""
     op = low.op
     never = op.const(_NEVER, low.dtype)
     column = op.Expand(never, op.Concat(op.Shape(labels, start=0, end=1), [1], axis=0))
-    place = op.Range(0, op.Squeeze(op.dim(labels, 1), [0]), 1)
+    place = arange(low, op.dim(labels, 1))
     two_before = op.Concat(
         op.Mul(op.Slice(labels, [0], [2], [1]), [-1]), op.Slice(labels, [0], [-2], [1]), axis=1
     )
+    # A path may leave out the blank between two different labels.
     jump = op.And(op.Not(op.Equal(labels, op.const(blank))), op.Not(op.Equal(labels, two_before)))
     jump = op.And(jump, op.Greater(place, op.const(1)))
     begins = op.LessOrEqual(place, op.Unsqueeze(op.Min(target_lengths, [1]), [1]))
@@ -121,15 +132,17 @@ def _last_state(
         one = op.Concat(column, op.Slice(state, [0], [-1], [1]), axis=1)
         two = op.Concat(column, op.Slice(one, [0], [-1], [1]), axis=1)
         after = op.Add(_log_of_sum(low, [state, one, op.Where(jump, two, never)]), scores)
+        # A sample whose input has ended keeps its state.
         running = op.Unsqueeze(op.Greater(input_lengths, op.const(number)), [1])
         state = op.Where(running, after, state)
     return state
 
 
 def _ends(low: Lowering, state: ir.Value, target_lengths: ir.Value, back: int) -> ir.Value:
-    """The forward variable of the last blank, or of the last label (`back` = 1), which is not there without labels."""
+    """Returns the forward variable of the last blank (`back` = 0) or of the last label (1) of each target."""
     op = low.op
     place = op.Sub(op.Mul(target_lengths, [2]), [back])
     there = op.GatherElements(state, op.Unsqueeze(op.Max(place, [0]), [1]), axis=1)
     result = op.Squeeze(there, [1])
+    # An empty target has no last label.
     return op.Where(op.Less(place, op.const(0)), op.const(_NEVER, low.dtype), result)

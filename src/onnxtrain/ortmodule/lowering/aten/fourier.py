@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms as products with matrices of cosines and sines, whose gradients are exact.
+"""Lowers discrete Fourier transforms to products with matrices of cosines and sines.
 
 A long axis of a known size with factors is transformed in stages (Cooley and Tukey, Math. Comp. 19 (1965), 297-301).
 """
@@ -14,23 +14,25 @@ import onnx_ir as ir
 
 from onnxtrain.ortmodule.lowering._table import Complex, Lowering, lower_complex
 from onnxtrain.ortmodule.lowering.aten.complex import as_complex
-from onnxtrain.ortmodule.lowering.aten.shape import transposed
+from onnxtrain.ortmodule.lowering.aten.shape import arange, transposed
 
+# Not ONNX's DFT: ONNX Runtime (1.32) divides a float64 inverse by a length in float32, and takes symbolic sizes for
+# those before the transform.
 _LARGEST = 128
-"""Of the sizes that one matrix is for; larger ones are factored."""
+"""Transform sizes up to this one by one matrix; factor larger ones."""
 
 _FORWARD, _BACKWARD = -1, 1
-"""Signs of the exponent."""
+"""Signs of the exponent of exp(± 2 pi i j k / size)."""
 
 
 @lower_complex("aten._fft_r2c.default")
 def real_to_complex(
     low: Lowering, x: ir.Value, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Complex:
-    """The last of the axes first, of which half is kept where it is one-sided."""
     axes = _axes(low, dim)
     last = axes[-1]
     kept: Any = low.result.shape[last] if onesided else low.fake(0).shape[last]
+    # The last axis first: one-sided, only half of it is kept, which halves the work on the other axes.
     z = _along(low, Complex(x, x), last, low.fake(0).shape[last], kept, _FORWARD, real=True)
     return _transformed(low, z, axes[:-1], axes, low.fake(0).shape, normalization, _FORWARD)
 
@@ -48,9 +50,9 @@ def complex_to_complex(
 def complex_to_real(
     low: Lowering, z: Complex, dim: Sequence[int], normalization: int, last_dim_size: Any
 ) -> ir.Value:
-    """The last axis is half of a symmetric one; of its first and middle element the imaginary part is not read."""
     axes = _axes(low, dim)
     last, shape = axes[-1], list(low.fake(0).shape)
+    # The last axis holds half of a conjugate-symmetric one and comes last, as its result is real.
     z = _transformed(low, z, axes[:-1], (), shape, 0, _BACKWARD)
     x = _symmetric(low, z, last, shape[last], low.result.shape[last], last_dim_size)
     shape[last] = low.result.shape[last]
@@ -78,7 +80,7 @@ def _transformed(
 def _normalized(
     low: Lowering, z: Complex, axes: Sequence[int], shape: Sequence[Any], normalization: int
 ) -> Complex:
-    """Divides by 1, the square root of the number of elements, or that number."""
+    """Divides by 1, the square root of the number of elements, or that number, for `normalization` 0, 1 and 2."""
     if normalization == 0 or not axes:
         return z
     op = low.op
@@ -93,21 +95,32 @@ def _normalized(
 
 
 def _size(low: Lowering, shape: Sequence[Any], axis: int, z: Complex) -> ir.Value:
-    """The size of an axis before the transform, as int64 [1]."""
+    """Returns the size of an axis before the transform, int64 [1]."""
     if isinstance(shape[axis], int):
         return low.op.const([shape[axis]])
-    given = low.env[low.node.args[0]]  # type: ignore[index]
+    source = low.env[low.node.args[0]]  # type: ignore[index]
     if str(low.fake(0).shape[axis]) == str(shape[axis]):
-        return low.op.dim(given.re if isinstance(given, Complex) else given, axis)
+        return low.op.dim(source.re if isinstance(source, Complex) else source, axis)
     return low.op.dim(z.re, axis)
 
 
 def _along(
     low: Lowering, z: Complex, axis: int, size: Any, kept: Any, sign: int, real: bool = False
 ) -> Complex:
-    """Returns the first `kept` elements of the transform along an axis of `size`; `real`: of the real part alone."""
+    """Returns the transform along an axis.
+
+    Args:
+        low: the lowering.
+        z: any shape; with `real` only the real part is read.
+        axis: the axis.
+        size: number of its elements, perhaps symbolic.
+        kept: number of the first elements of the transform to return.
+        sign: `_FORWARD` or `_BACKWARD`.
+        real: whether the input is real.
+    """
     order = list(range(len(low.fake(0).shape)))
     order[axis], order[-1] = order[-1], order[axis]
+    # MatMul works along the last axis.
     z = Complex(transposed(low, z.re, order), transposed(low, z.im, order))
     if isinstance(size, int) and size > _LARGEST and _factor(size) > 1:
         z = _staged(low, z, size, sign, real)
@@ -119,7 +132,7 @@ def _along(
 
 
 def _multiplied(low: Lowering, z: Complex, cosines: ir.Value, sines: ir.Value, real: bool) -> Complex:
-    """The rows of z times cosines + i sines."""
+    """Returns the rows of z times (cosines + i sines)."""
     op = low.op
     if real:
         return Complex(op.MatMul(z.re, cosines), op.MatMul(z.re, sines))
@@ -130,7 +143,7 @@ def _multiplied(low: Lowering, z: Complex, cosines: ir.Value, sines: ir.Value, r
 
 
 def _waves(low: Lowering, z: Complex, size: Any, kept: Any, sign: int) -> tuple[ir.Value, ir.Value]:
-    """Cosines and sines of 2 pi j k / size for j < size and k < kept, the angle with this sign."""
+    """Returns cosines and sines of sign * 2 pi j k / size for j < size and k < kept."""
     op = low.op
     if isinstance(size, int) and isinstance(kept, int):
         known = _angles(np.arange(size)[:, None], np.arange(kept), size, sign)
@@ -139,7 +152,8 @@ def _waves(low: Lowering, z: Complex, size: Any, kept: Any, sign: int) -> tuple[
     count = length
     if kept is not size and str(kept) != str(size):  # one-sided
         count = op.Add(op.Div(length, [2]), [1])
-    rows, columns = (op.Range(0, op.Squeeze(n, [0]), 1) for n in (length, count))
+    rows, columns = (arange(low, n) for n in (length, count))
+    # j k modulo the size: the sine of a large angle loses digits. Angles are float64 for the same reason.
     whole = op.Mod(op.Mul(op.Unsqueeze(rows, [1]), columns), length)
     turns = op.Div(op.Cast(whole, to=ir.DataType.DOUBLE), op.Cast(length, to=ir.DataType.DOUBLE))
     angles = op.Mul(turns, op.const(sign * 2 * math.pi, ir.DataType.DOUBLE))
@@ -147,17 +161,25 @@ def _waves(low: Lowering, z: Complex, size: Any, kept: Any, sign: int) -> tuple[
 
 
 def _angles(j: np.ndarray, k: np.ndarray, size: int, sign: int) -> np.ndarray:
+    """Returns sign * 2 pi (j k mod size) / size.
+
+    The remainder keeps the angles small, which keeps their sines exact.
+    """
     angles: np.ndarray = sign * 2 * np.pi * ((j * k) % size) / size
     return angles
 
 
 def _factor(size: int) -> int:
-    """The largest divisor that is at most the square root."""
+    """Returns the largest divisor that is at most the square root."""
     return next(n for n in range(math.isqrt(size), 0, -1) if size % n == 0)
 
 
 def _staged(low: Lowering, z: Complex, size: int, sign: int, real: bool = False) -> Complex:
-    """With size = a b, j = b j1 + j2 and k = k1 + a k2: transforms of size a over j1, turns, transforms of size b."""
+    """Transforms the last axis in stages.
+
+    With size = a b, j = b j1 + j2 and k = k1 + a k2: transforms of size a over j1, turns by 2 pi j2 k1 / size,
+    transforms of size b over j2.
+    """
     op = low.op
     if size <= _LARGEST or _factor(size) == 1:
         return _multiplied(low, z, *_waves(low, z, size, size, sign), real=real)
@@ -184,8 +206,8 @@ def _staged(low: Lowering, z: Complex, size: int, sign: int, real: bool = False)
     return Complex(op.Reshape(z.re, flat), op.Reshape(z.im, flat))
 
 
-def _symmetric(low: Lowering, z: Complex, axis: int, half: Any, size: Any, given: Any) -> ir.Value:
-    """Returns the real backward transform along an axis of which the first `half` elements of `size` are there."""
+def _symmetric(low: Lowering, z: Complex, axis: int, half: Any, size: Any, run_time_size: Any) -> ir.Value:
+    """Returns the real backward transform of an axis of which the first `half` of `size` elements are there."""
     op = low.op
     order = list(range(len(low.fake(0).shape)))
     order[axis], order[-1] = order[-1], order[axis]
@@ -195,19 +217,21 @@ def _symmetric(low: Lowering, z: Complex, axis: int, half: Any, size: Any, given
             whole = Complex(_mirrored(low, re, size), _mirrored(low, im, size, odd=True))
             return transposed(low, _staged(low, whole, size, _BACKWARD).re, order)
         k = np.arange(half)
+        # Each element but the first and the middle one stands for its conjugate, too.
         weight = np.where((k == 0) | (2 * k == size), 1.0, 2.0)[:, None]
         angles = _angles(k[:, None], np.arange(size), size, _BACKWARD)
         cosines = op.const(weight * np.cos(angles), low.dtype)
         sines = op.const(-weight * np.sin(angles), low.dtype)
     else:
-        cosines, sines = _half_waves(low, op.Shape(re, start=-1), low.ints([given]))
+        cosines, sines = _half_waves(low, op.Shape(re, start=-1), low.ints([run_time_size]))
     return transposed(low, op.Add(op.MatMul(re, cosines), op.MatMul(im, sines)), order)
 
 
 def _half_waves(low: Lowering, half: ir.Value, size: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Returns the matrices of `_symmetric` for sizes that are known at run time, int64 [1]."""
     op = low.op
-    k = op.Unsqueeze(op.Range(0, op.Squeeze(half, [0]), 1), [1])
-    whole = op.Mod(op.Mul(k, op.Range(0, op.Squeeze(size, [0]), 1)), size)
+    k = op.Unsqueeze(arange(low, half), [1])
+    whole = op.Mod(op.Mul(k, arange(low, size)), size)
     turns = op.Div(op.Cast(whole, to=ir.DataType.DOUBLE), op.Cast(size, to=ir.DataType.DOUBLE))
     angles = op.Mul(turns, op.const(2 * math.pi, ir.DataType.DOUBLE))
     once = op.Or(op.Equal(k, op.const(0)), op.Equal(op.Mul(k, op.const(2)), size))
@@ -217,7 +241,7 @@ def _half_waves(low: Lowering, half: ir.Value, size: ir.Value) -> tuple[ir.Value
 
 
 def _mirrored(low: Lowering, half: ir.Value, size: int, odd: bool = False) -> ir.Value:
-    """The whole axis of a symmetric, or antisymmetric, one."""
+    """Returns the whole of a symmetric (or, with `odd`, antisymmetric) last axis from its first half."""
     op = low.op
     rest = size - size // 2 - 1
     behind = op.Slice(half, [rest], [0], [-1], [-1])  # elements rest, ..., 1

@@ -1,4 +1,4 @@
-"""Reading and writing at positions."""
+"""Lowers reads and writes at positions: indexing, gather, scatter, masks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule import _torch
-from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower
+from onnxtrain.ortmodule.lowering._table import DTYPES, Lowering, lower, same_sizes
 from onnxtrain.ortmodule.lowering.aten.shape import arange, axis_of, sliced, transposed
 
 INT64, FLOAT = ir.DataType.INT64, ir.DataType.FLOAT
 
 
 def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """As a write, which raises where there is no such class."""
+    """One-hot encodes by a scatter, which raises for a class that does not exist."""
     if isinstance(num_classes, int) and num_classes <= 0:
         return _torch.one_hot(classes, num_classes)
     zeros = torch.zeros((*classes.shape, num_classes), dtype=torch.int64, device=classes.device)
@@ -31,17 +31,18 @@ INDEXING: dict[Any, Callable[..., Any]] = {
     _torch.one_hot: _one_hot,
     torch.nn.functional.one_hot: _one_hot,
 }
-"""Functions that trace better when written in other terms."""
+"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
 
 
 class _Positions:
     """Index tensors for some axes of a tensor, which is read and written with those axes first.
 
     Attributes:
-        axes: the indexed axes.
-        indices: int64 [*b, number of axes], b being the shape to which the index tensors broadcast.
-        rank: of b.
-        at: where b stands in the result of reading: in place of adjacent axes, else first.
+        axes: the indexed axes, e.g. [0, 2] for `x[i, :, j]`.
+        others: the other axes, in order.
+        indices: int64 [*b, number of axes], where b is the shape to which the index tensors broadcast.
+        rank: the rank of b.
+        at: position of the axes of b in the result of reading: that of the indexed axes if these are adjacent, else 0.
     """
 
     def __init__(self, low: Lowering, data_rank: int, indices: Sequence[ir.Value | None], fakes: Any) -> None:
@@ -52,6 +53,7 @@ class _Positions:
         values = [low.tensor(indices[axis], INT64) for axis in self.axes]
         shapes = [tuple(map(str, fakes[axis])) for axis in self.axes]
         self.rank = max(map(len, shapes))
+        # A sum has the shape to which all index tensors broadcast.
         if len(set(shapes)) > 1:
             common = values[0]
             for value in values[1:]:
@@ -64,7 +66,7 @@ class _Positions:
         self.at = self.axes[0] if adjacent else 0
 
     def axes_first(self, low: Lowering, data: ir.Value) -> ir.Value:
-        """Returns the data with the indexed axes first."""
+        """Returns `data` with the indexed axes first."""
         return transposed(low, data, [*self.axes, *self.others])
 
     def axes_back(self, low: Lowering, data: ir.Value) -> ir.Value:
@@ -73,7 +75,7 @@ class _Positions:
         return transposed(low, data, [order.index(axis) for axis in range(len(order))])
 
     def order(self) -> list[int]:
-        """Returns which axes of (b, others) make the result of reading, in its order."""
+        """Returns the order of the axes (b, others) in the result of reading."""
         others = [self.rank + i for i in range(len(self.others))]
         return [*others[: self.at], *range(self.rank), *others[self.at :]]
 
@@ -81,7 +83,7 @@ class _Positions:
 def _without_masks(
     low: Lowering, indices: Sequence[ir.Value | None], fakes: Any
 ) -> tuple[list[ir.Value | None], list[Any]]:
-    """Returns index tensors, one per axis, and their shapes: a mask stands for the positions at which it is true."""
+    """Returns index tensors, one per axis, and their shapes. A mask becomes the positions of its true elements."""
     values: list[ir.Value | None] = []
     shapes: list[Any] = []
     for value, fake in zip(indices, fakes, strict=True):
@@ -91,7 +93,7 @@ def _without_masks(
             continue
         rank = len(fake.shape)
         if rank == 0:
-            raise low.unsupported("a mask of one number")
+            raise low.unsupported("a mask that is a scalar")
         places = low.op.NonZero(low.tensor(value, ir.DataType.BOOL))  # [rank, count]
         rows = low.op.Split(places, axis=0, num_outputs=rank, _outputs=rank) if rank > 1 else (places,)
         values += [low.op.Squeeze(row, [0]) for row in rows]
@@ -105,18 +107,22 @@ def _fakes(low: Lowering, argument: int) -> list[Any]:
 
 
 _NEVER_NEGATIVE = ("arange", "argmax", "argmin", "argsort", "max", "min", "sort", "topk")
+"""PyTorch functions whose results are indices from 0 on."""
 
 
 def counted(low: Lowering, argument: int, index: ir.Value, ignored: int | None = None) -> ir.Value:
-    """Returns an index tensor in which negative numbers are out of range, which in ONNX count from the end.
+    """Returns an index tensor in which negative numbers are out of range, since ONNX counts them from the end.
+
+    PyTorch raises an error for a negative index in these ops; so does ONNX Runtime then.
 
     Args:
-        low: the node that reads or writes at the indices.
-        argument: which of the node's arguments they are.
-        index: their value.
-        ignored: a number that is no index.
+        low: the lowering of the node that reads or writes at the indices.
+        argument: position of the index tensor among the node's arguments.
+        index: its ONNX value.
+        ignored: a number that is no index, e.g. the ignore_index of a loss.
     """
     source: Any = low.node.args[argument]
+    # Where the index comes from a function that never gives negative numbers, the check is left out.
     while isinstance(source, fx.Node) and source.target in (operator.getitem, torch.ops.aten.view.default):
         source = source.args[0]
     name = getattr(getattr(source, "target", None), "overloadpacket", None)
@@ -135,6 +141,7 @@ def counted(low: Lowering, argument: int, index: ir.Value, ignored: int | None =
 def index(low: Lowering, x: ir.Value, indices: Sequence[ir.Value | None]) -> ir.Value:
     fakes = _fakes(low, 1)
     used = [axis for axis, value in enumerate(indices) if value is not None]
+    # GatherND would need the indexed axis first; Gather reads along any axis.
     if len(used) == 1 and fakes[used[0]].dtype not in (torch.bool, torch.uint8):
         return low.op.Gather(x, indices[used[0]], axis=used[0])
     positions = _Positions(low, len(low.fake(0).shape), indices, fakes)
@@ -149,6 +156,7 @@ def index_put(
     op = low.op
     fakes = _fakes(low, 1)
     one_value = all(isinstance(size, int) and size == 1 for size in low.fake(2).shape)
+    # One value behind a mask needs no positions, whose number depends on the data.
     if one_value and len(fakes) == 1 and fakes[0] is not None and fakes[0].dtype == torch.bool:
         return _masked_put(low, x, indices[0], values, accumulate)
     positions = _Positions(low, len(low.fake(0).shape), indices, fakes)
@@ -166,10 +174,11 @@ def index_put(
 
 
 def _masked_put(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumulate: bool) -> ir.Value:
-    """One value written wherever a mask says."""
+    """Writes one value wherever a mask is true."""
     op = low.op
     rank = len(low.fake(0).shape)
     value = op.Reshape(low.tensor(values, low.dtype), op.const([1] * rank) if rank else [])
+    # A mask may cover the first axes only.
     missing = list(range(len(_fakes(low, 1)[0].shape), rank))
     mask = op.Unsqueeze(mask, missing) if missing else mask
     written = op.Add(x, value) if accumulate else value
@@ -178,8 +187,9 @@ def _masked_put(low: Lowering, x: ir.Value, mask: Any, values: ir.Value, accumul
 
 @lower("aten.nonzero.default")
 def nonzero(low: Lowering, x: ir.Value) -> ir.Value:
+    # ONNX Runtime's NonZero gives a scalar one axis, PyTorch none.
     if not low.fake(0).shape:
-        raise low.unsupported("of one number")
+        raise low.unsupported("a scalar")
     return transposed(low, low.op.NonZero(low.tensor(x, ir.DataType.BOOL)), [1, 0])
 
 
@@ -191,8 +201,8 @@ def masked_select(low: Lowering, x: ir.Value, mask: ir.Value) -> ir.Value:
 
 @lower("aten.masked_scatter.default")
 def masked_scatter(low: Lowering, x: ir.Value, mask: ir.Value, source: ir.Value) -> ir.Value:
-    """The n-th place where the mask is true takes the n-th element of the source."""
     x, mask = _broadcast(low, x, mask)
+    # The n-th place where the mask is true takes the n-th element of the source.
     places = low.op.Transpose(low.op.NonZero(mask), perm=[1, 0])
     count = low.op.Shape(places, start=0, end=1)
     taken = low.op.Slice(low.op.Reshape(source, [-1]), [0], count, [0])
@@ -201,9 +211,9 @@ def masked_scatter(low: Lowering, x: ir.Value, mask: ir.Value, source: ir.Value)
 
 
 def _broadcast(low: Lowering, x: ir.Value, mask: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Returns both in their common shape, of at least one axis."""
+    """Broadcasts `x` and `mask` to their common shape, of at least one axis, as GatherND and ScatterND need it."""
     first, second = low.fake(0), low.fake(1)
-    if tuple(map(str, first.shape)) != tuple(map(str, second.shape)):
+    if not same_sizes(first, second):
         shape = low.op.Shape(low.op.Where(mask, x, x))
         x, mask = low.op.Expand(x, shape), low.op.Expand(mask, shape)
     if not (first.shape or second.shape):
@@ -216,6 +226,7 @@ def index_select(low: Lowering, x: ir.Value, dim: int, index: ir.Value) -> ir.Va
     if not low.fake(0).shape:
         return x
     index = counted(low, 2, index)
+    # A scalar index keeps its axis in PyTorch; Gather would drop it.
     flat = index if len(low.fake(2).shape) == 1 else low.op.Reshape(index, [1])
     return low.op.Gather(x, flat, axis=axis_of(low, dim))
 
@@ -223,6 +234,7 @@ def index_select(low: Lowering, x: ir.Value, dim: int, index: ir.Value) -> ir.Va
 @lower("aten.gather.default")
 def gather(low: Lowering, x: ir.Value, dim: int, index: ir.Value, *, sparse_grad: bool = False) -> ir.Value:
     if not low.fake(0).shape:
+        # A scalar has no axis for GatherElements; each index is 0.
         return low.op.Expand(x, low.op.Shape(index))
     index = counted(low, 2, index)
     if not low.fake(2).shape:
@@ -230,18 +242,19 @@ def gather(low: Lowering, x: ir.Value, dim: int, index: ir.Value, *, sparse_grad
     return low.op.GatherElements(x, index, axis=axis_of(low, dim))
 
 
-def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any, how: str) -> ir.Value:
-    """ScatterElements, of the part of the source that is as large as the index, or of one number."""
+def _scatter(low: Lowering, x: ir.Value, dim: int, index: ir.Value, source: Any, reduction: str) -> ir.Value:
+    """Lowers to ScatterElements of one number, or of the part of the source that is as large as the index."""
     op = low.op
     if not low.fake(0).shape or not low.fake(2).shape:
         raise low.unsupported("scalars")
     index = counted(low, 2, index)
     if not isinstance(source, ir.Value) or not isinstance(low.fake(3), torch.Tensor):
         source = op.Expand(low.tensor(source, low.dtype), op.shape_of(index))
-    elif tuple(map(str, low.fake(3).shape)) != tuple(map(str, low.fake(2).shape)):
+    elif not same_sizes(low.fake(3), low.fake(2)):
         rank = len(low.fake(2).shape)
+        # PyTorch reads the corner of the source that the index covers; ONNX wants equal shapes.
         source = op.Slice(source, [0] * rank, op.shape_of(index), list(range(rank)))
-    return op.ScatterElements(x, index, source, axis=axis_of(low, dim), reduction=how)
+    return op.ScatterElements(x, index, source, axis=axis_of(low, dim), reduction=reduction)
 
 
 @lower("aten.scatter.src", "aten.scatter.value")
@@ -262,6 +275,7 @@ def scatter_with(
 
 
 _NEUTRAL: dict[str, float] = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
+"""Per reduction of `scatter_reduce`, the number that does not change its result."""
 _REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
@@ -276,7 +290,6 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> ir.Value:
-    """Where entries of `x` are not to count, the neutral element of the reduction takes their place first."""
     op = low.op
     neutral_number = _NEUTRAL[reduce]
     if not low.dtype.is_floating_point():
@@ -285,6 +298,7 @@ def scatter_reduce(
         bounds = np.iinfo(low.dtype.numpy())
         neutral_number = int(min(max(neutral_number, bounds.min), bounds.max))
     if not include_self:
+        # ONNX always includes the entry that is written to; the neutral element takes its place.
         neutral = op.Expand(low.tensor(neutral_number, low.dtype), op.shape_of(index))
         x = op.ScatterElements(x, index, neutral, axis=axis_of(low, dim))
     total = _scatter(low, x, dim, index, source, _REDUCTIONS[reduce])
@@ -292,6 +306,7 @@ def scatter_reduce(
         return total
     ones = op.Expand(op.const(1.0, low.dtype), op.shape_of(index))
     first = op.ones_like(x) if include_self else op.zeros_like(x)
+    # ONNX has no reduction to the mean: the sum is divided by the number of terms.
     count = op.ScatterElements(first, index, ones, axis=axis_of(low, dim), reduction="add")
     return op.Div(total, count if include_self else op.Max(count, 1.0))
 
@@ -306,7 +321,7 @@ def slice_scatter(
     end: Any = None,
     step: int = 1,
 ) -> ir.Value:
-    """What lies before the slice, the source, and what lies behind; with a step, a write at positions."""
+    """Lowers to a Concat of the entries before the slice, the source and the entries behind. A step needs a write."""
     axis = axis_of(low, dim)
     source = low.tensor(source, low.dtype)
     size, count = low.fake(0).shape[axis], low.fake(1).shape[axis]
@@ -321,7 +336,7 @@ def slice_scatter(
 def _replaced(
     low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, to_the_end: bool
 ) -> ir.Value:
-    """Returns x, with the source in place of as many entries of the axis, from `start` on."""
+    """Returns x with the source in place of as many entries along the axis, from `start` on."""
     op = low.op
     start = _from_the_front(low, x, axis, start)
     parts = [source]
@@ -339,7 +354,7 @@ def _replaced(
 
 
 def _from_the_front(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
-    """Returns where a slice starts, no negative number: an integer, or an int64 scalar if it depends on sizes."""
+    """Returns the start of a slice as a number from 0 on: an int, or an int64 scalar if it depends on sizes."""
     op = low.op
     size = low.fake(0).shape[axis]
     if isinstance(start, int) and (isinstance(size, int) or start >= 0):
@@ -352,6 +367,7 @@ def _from_the_front(low: Lowering, x: ir.Value, axis: int, start: Any) -> Any:
 def _strided_write(
     low: Lowering, x: ir.Value, source: ir.Value, axis: int, start: Any, step: int
 ) -> ir.Value:
+    """Writes the source to every `step`-th entry along an axis, from `start` on."""
     op = low.op
     start = _from_the_front(low, x, axis, start)
     count = op.Squeeze(op.dim(source, axis), [0])
@@ -379,6 +395,7 @@ def diagonal_scatter(
 ) -> ir.Value:
     shape = low.fake(0).shape
     axes = [axis_of(low, dim1), axis_of(low, dim2)]
+    # The diagonal `offset` starts in this row and column.
     first = low.op.const([[max(-offset, 0), max(offset, 0)]])
     places = low.op.Add(low.op.Unsqueeze(arange(low, low.op.dim(source, -1)), [1]), first)
     order = [*axes, *(i for i in range(len(shape)) if i not in axes)]
@@ -391,6 +408,6 @@ def diagonal_scatter(
 @lower("aten.copy.default")
 def copy(low: Lowering, x: ir.Value, source: ir.Value, non_blocking: bool = False) -> ir.Value:
     source = low.tensor(source, low.dtype)
-    if tuple(map(str, low.fake(0).shape)) == tuple(map(str, low.fake(1).shape)):
+    if same_sizes(low.fake(0), low.fake(1)):
         return source
     return low.op.Expand(source, low.op.shape_of(x))

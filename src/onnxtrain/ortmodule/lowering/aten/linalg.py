@@ -1,4 +1,4 @@
-"""Products of matrices and vectors."""
+"""Lowers products of matrices and vectors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def matmul(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def _product(low: Lowering, a: ir.Value, b: ir.Value, rank: int) -> ir.Value:
-    """The product of `a` and a `b` of this rank; a vector on the right becomes a column.
-
-    ONNX Runtime (1.31.1) merges a transposed `a` into the product, and computes a wrong one where `b` is a vector.
-    """
+    """Returns `a` times a `b` of this rank, which may be a vector."""
     if rank > 1:
         return low.op.MatMul(a, b)
+    # A vector becomes a column: ONNX Runtime (1.31.1) merges a transposed `a` into the product, and computes a wrong
+    # product where `b` is a vector.
     return low.op.Squeeze(low.op.MatMul(a, low.op.Unsqueeze(b, [-1])), [-1])
 
 
 @lower("aten.addmm.default")
 def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    """Gemm, which skips `c` for beta = 0, as PyTorch does, and beta where there is nothing to multiply."""
+    # Gemm skips `c` for beta = 0, as PyTorch does. It also skips beta where there is nothing to multiply, which PyTorch
+    # does not, and has attributes for alpha and beta, and no kernels for integers.
     if (
         low.has_no_elements(1)
         or not low.dtype.is_floating_point()
@@ -41,7 +41,7 @@ def addmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, a
 
 
 def _rounded(low: Lowering, *numbers: float) -> bool:
-    """Whether numbers lose digits as attributes, which are float32."""
+    """Tells whether numbers lose digits as attributes of a float64 node, which ONNX keeps in float32."""
     return low.is_double and any(float(np.float32(number)) != number for number in numbers)
 
 
@@ -56,14 +56,12 @@ def baddbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1,
 
 @lower("aten.addbmm.default")
 def addbmm(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    """Returns beta c + alpha sum over the batch of a @ b."""
     product = low.op.ReduceSum(low.op.MatMul(a, b), [0], keepdims=0)
     return _scaled_sum(low, c, product, beta, alpha)
 
 
 @lower("aten.addr.default")
 def addr(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: Any = 1, alpha: Any = 1) -> ir.Value:
-    """Returns beta c + alpha a b^T of two vectors."""
     product = low.op.Mul(low.op.Unsqueeze(a, [1]), b)
     return _scaled_sum(low, c, product, beta, alpha)
 
@@ -80,7 +78,7 @@ def trilinear(
     sumdim: list[int],
     unroll_dim: int = 1,
 ) -> ir.Value:
-    """The product of three tensors, each with new axes, summed over some: one Einsum."""
+    """Lowers the product of three tensors, each with new axes, summed over some axes, to one Einsum."""
     rank = len(low.fake(0).shape) + len(expand1)
     letters = "abcdefghijklmnopqrstuvwxyz"[:rank]
     terms = [
@@ -96,9 +94,10 @@ def _plus_product(low: Lowering, c: ir.Value, a: ir.Value, b: ir.Value, beta: An
 
 
 def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha: Any) -> ir.Value:
-    """Returns beta c + alpha product; `c` is not read at all for beta = 0."""
+    """Returns beta * c + alpha * product."""
     if _symbolic(alpha) or alpha != 1:
         product = low.op.Mul(product, low.tensor(alpha, low.dtype))
+    # PyTorch does not read `c` then, which may be NaN.
     if not _symbolic(beta) and beta == 0:
         return product
     if _symbolic(beta) or beta != 1:
@@ -108,10 +107,11 @@ def _scaled_sum(low: Lowering, c: ir.Value, product: ir.Value, beta: Any, alpha:
 
 @lower("aten._cdist_forward.default")
 def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any = None) -> ir.Value:
-    """The norms of all differences of a row of `a` and a row of `b`."""
+    """Lowers to the norms of the differences of each row of `a` and each row of `b`."""
     op = low.op
     difference = op.Sub(op.Unsqueeze(a, [-2]), op.Unsqueeze(b, [-3]))
-    axes = [low.result.dim()]  # of no elements ONNX Runtime reduces no axis that is counted from the end
+    # Not [-1]: ONNX Runtime (1.31) does not reduce a tensor without elements over an axis counted from the end.
+    axes = [low.result.dim()]
     if p in (1, 2):
         return op.emit(f"ReduceL{int(p)}", difference, axes, keepdims=0)
     if p == math.inf:
@@ -123,21 +123,24 @@ def cdist(low: Lowering, a: ir.Value, b: ir.Value, p: float, compute_mode: Any =
 def grouped_mm(
     low: Lowering, a: ir.Value, b: ir.Value, offs: Any = None, bias: Any = None, out_dtype: Any = None
 ) -> ir.Value:
-    """The rows of `a` before `offs[0]` times `b[0]`, those from there to before `offs[1]` times `b[1]`, ...
+    """Multiplies the rows of `a` before `offs[0]` by `b[0]`, the rows from there to `offs[1]` by `b[1]`, ...
 
-    a: [rows, k]; b: [groups, k, n]; offs: [groups]. Rows behind the last group are zero, where PyTorch leaves them
-    undefined.
+    Rows behind the last group become zero, where PyTorch leaves them undefined.
+
+    a: [rows, k]; b: [groups, k, n]; offs: [groups].
     """
     op = low.op
+    # Each group is a piece of the graph: another number of groups captures another graph.
     groups = low.known(low.fake(1).shape[0])
     if offs is None or bias is not None or len(low.fake(0).shape) != 2 or len(low.fake(1).shape) != 3:
-        raise low.unsupported("other than [rows, k] by [groups, k, n]")
+        raise low.unsupported("shapes other than [rows, k] by [groups, k, n]")
     ends = low.tensor(offs, ir.DataType.INT64)
     sizes = op.Sub(op.Concat(ends, op.Shape(a, start=0, end=1), axis=0), op.Concat([0], ends, axis=0))
     parts = op.Split(a, sizes, axis=0, _outputs=groups + 1)
     (_, k), (_, n) = low.shape(low.fake(0)), low.shape(low.result)
     products = []
     for group, part in enumerate(parts[:-1]):
+        # Sizes by name let shape inference see that a gradient has the shape of its part.
         part.shape = ir.Shape([f"rows of {part.name}", k])
         factor = op.Gather(b, group)
         factor.shape = ir.Shape([k, n])

@@ -1,4 +1,4 @@
-"""Losses that PyTorch keeps whole. `reduction` is 0 for none, 1 for the mean, 2 for the sum."""
+"""Lowers losses that PyTorch keeps whole. `reduction` is 0 for none, 1 for the mean, 2 for the sum."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ def nll_loss(
     reduction: int,
     ignore_index: int,
 ) -> tuple[ir.Value, None]:
-    """NegativeLogLikelihoodLoss, or SoftmaxCrossEntropyLoss after a LogSoftmax over the classes.
+    """Lowers to SoftmaxCrossEntropyLoss if `scores` come from a log_softmax, else to NegativeLogLikelihoodLoss.
 
     scores: [classes], [batch, classes] or [batch, classes, height, width].
     """
+    # Eager PyTorch returns the total weight for its own backward, which ONNX's losses do not compute.
     if low.uses_result(1):
-        raise low.unsupported("the total weight as a result")
+        raise low.unsupported("readers of the total weight")
     op = low.op
     attributes = {"reduction": ("none", "mean", "sum")[reduction], "ignore_index": ignore_index}
-    # In float64 ONNX Runtime's kernel returns numbers for NaN.
     target = counted(low, 1, target, ignore_index)
+    # In float64 ONNX Runtime's log-softmax returns numbers for rows with NaN; `log_softmax` is lowered around that.
     logits = None if low.is_double else _logits(low.node.args[0])
     source = low.env[logits] if logits is not None else scores
     if low.fake(0).dim() == 1:
+        # ONNX's losses have a batch axis.
         source, target = op.Unsqueeze(source, [0]), op.Reshape(target, [1])
         source.shape, target.shape = ir.Shape([1, *low.shape(low.fake(0))]), ir.Shape([1])
     inputs = (source, target) if weight is None else (source, target, weight)
@@ -49,7 +51,7 @@ def nll_loss(
 
 
 def _logits(scores: Any) -> fx.Node | None:
-    """Returns what `scores` are the log-softmax of over the classes."""
+    """Returns the node whose log-softmax over the classes `scores` are; None for other scores."""
     if not isinstance(scores, fx.Node) or str(scores.target) != "aten._log_softmax.default":
         return None
     source, dim, half_to_float = scores.args[:3]
@@ -69,9 +71,9 @@ def mse_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1) -> ir.
 def smooth_l1_loss(
     low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, beta: float = 1.0
 ) -> ir.Value:
-    """d²/2 / beta where |d| < beta, |d| - beta/2 elsewhere."""
     op = low.op
     size = op.Abs(_difference(low, x, y))
+    # Without this case the branch that is not taken divides by zero.
     if beta == 0:
         return _reduced(low, size, reduction)
     small = op.Mul(op.Mul(size, size), 0.5 / beta)
@@ -80,7 +82,6 @@ def smooth_l1_loss(
 
 @lower("aten.huber_loss.default")
 def huber_loss(low: Lowering, x: ir.Value, y: ir.Value, reduction: int = 1, delta: float = 1.0) -> ir.Value:
-    """d²/2 where |d| <= delta, delta (|d| - delta/2) elsewhere."""
     op = low.op
     size = op.Abs(_difference(low, x, y))
     large = op.Mul(op.Sub(size, 0.5 * delta), delta)
@@ -97,7 +98,7 @@ _LEAST_VARIANCE = 1e-12
 def binary_cross_entropy(
     low: Lowering, x: ir.Value, target: ir.Value, weight: ir.Value | None = None, reduction: int = 1
 ) -> ir.Value:
-    """-(t log x + (1 - t) log(1 - x)), the logarithms no less than -100.
+    """Lowers -(t log x + (1 - t) log(1 - x)), with logarithms of at least -100, as PyTorch has them.
 
     The gradient of x is (x - t) / max(x (1 - x), 1e-12), as in PyTorch, which has no other where x is 0 or 1.
     """
@@ -105,10 +106,12 @@ def binary_cross_entropy(
     x, target = low.tensors(x, target)
     rest = op.Sub(1.0, x)
     saturated = op.Less(op.Mul(x, rest), _LEAST_VARIANCE)
-    log_x, log_rest = (op.Where(saturated, low.stopped(log), log) for log in (_log(low, x), _log(low, rest)))
+    log_x, log_rest = (
+        op.Where(saturated, op.stop_gradient(log), log) for log in (_log(low, x), _log(low, rest))
+    )
     loss = op.Neg(op.Add(op.Mul(target, log_x), op.Mul(op.Sub(1.0, target), log_rest)))
-    slope = low.stopped(op.Mul(op.Sub(x, target), 1 / _LEAST_VARIANCE))
-    loss = op.Add(loss, op.Where(saturated, op.Mul(op.Sub(x, low.stopped(x)), slope), 0.0))
+    slope = op.stop_gradient(op.Mul(op.Sub(x, target), 1 / _LEAST_VARIANCE))
+    loss = op.Add(loss, op.Where(saturated, op.Mul(op.Sub(x, op.stop_gradient(x)), slope), 0.0))
     return _reduced(low, loss if weight is None else op.Mul(loss, weight), reduction)
 
 
@@ -121,9 +124,10 @@ def binary_cross_entropy_with_logits(
     pos_weight: ir.Value | None = None,
     reduction: int = 1,
 ) -> ir.Value:
-    """(1 - t) x + (1 + (pos_weight - 1) t) log(1 + exp(-x))."""
+    """Lowers (1 - t) x + (1 + (pos_weight - 1) t) log(1 + exp(-x))."""
     op = low.op
     x, target = low.tensors(x, target)
+    # One Softplus, which cannot overflow, instead of the dozen ops of PyTorch's decomposition.
     tail = op.Softplus(op.Neg(x))
     if pos_weight is not None:
         tail = op.Mul(op.Add(op.Mul(op.Sub(pos_weight, 1.0), target), 1.0), tail)
@@ -141,7 +145,7 @@ def multi_margin_loss(
     weight: ir.Value | None = None,
     reduction: int = 1,
 ) -> ir.Value:
-    """Mean over classes i other than the target t of weight_t max(0, margin - x_t + x_i)^p; x: [*batch, classes]."""
+    """Lowers the mean over the classes i other than the target t of weight_t max(0, margin - x_t + x_i)^p."""
     op = low.op
     axis = low.fake(0).dim() - 1
     if low.fake(1).dim() == 0:
@@ -160,17 +164,20 @@ def multi_margin_loss(
 def multilabel_margin_loss(
     low: Lowering, x: ir.Value, target: ir.Value, reduction: int
 ) -> tuple[ir.Value, ir.Value]:
-    """Sum over targets t and classes i that are no target of max(0, 1 - x_t + x_i) / classes; and which are targets.
+    """Lowers to the loss and a mask of the targets.
 
-    Targets end at the first negative one. x, target: [*batch, classes].
+    The loss is the sum over targets t and other classes i of max(0, 1 - x_t + x_i) / classes. The list of targets ends
+    at the first negative number. x, target: [*batch, classes].
     """
     op = low.op
     axis = low.fake(0).dim() - 1
     if axis == 0:
         _refuse_one_loss_unreduced(low, reduction)
+    # True up to the first negative number.
     listed = op.Equal(op.CumSum(op.Cast(op.Less(target, 0), to=ir.DataType.INT64), op.const(axis)), 0)
     place = op.Where(listed, target, 0)
     ones = op.Cast(listed, to=low.dtype)
+    # A class may be listed several times.
     count = op.ScatterElements(op.Mul(ones, 0.0), place, ones, axis=axis, reduction="add")
     is_target = op.Greater(count, 0.0)
     chosen = op.Unsqueeze(op.GatherElements(x, place, axis=axis), [axis + 1])  # [*batch, targets, 1]
@@ -182,12 +189,14 @@ def multilabel_margin_loss(
 
 def _refuse_one_loss_unreduced(low: Lowering, reduction: int) -> None:
     if reduction == 0:
-        raise low.unsupported("one loss, not reduced, which PyTorch's meta tensors give another shape")
+        raise low.unsupported("a single loss without reduction, whose shape PyTorch's meta tensors get wrong")
 
 
 def _log(low: Lowering, x: ir.Value) -> ir.Value:
+    """Returns the logarithm, at least -100."""
     op = low.op
     positive = op.Greater(x, 0.0)
+    # The gradient of the logarithm at 0 is infinite, and 0 times infinity would be NaN behind the Where.
     safe = op.Log(op.Where(positive, x, op.const(1.0, low.dtype)))
     return op.Where(positive, op.Max(safe, -100.0), op.const(-100.0, low.dtype))
 

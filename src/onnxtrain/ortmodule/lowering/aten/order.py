@@ -1,6 +1,7 @@
-"""Extrema and order, where NaN counts as greater than every number and hides every other element, as in PyTorch.
+"""Lowers extrema and sorting.
 
-The comparisons of ONNX Runtime's kernels are all false for NaN, which leaves it in or out by chance.
+As in PyTorch, NaN counts as greater than every number and hides every other element. The comparisons of ONNX Runtime's
+kernels are all false for NaN, so that these leave it in or out by chance; each lowering finds NaN on its own.
 """
 
 from __future__ import annotations
@@ -8,62 +9,59 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
 from onnxtrain.ortmodule.lowering.aten.pointwise import select
 from onnxtrain.ortmodule.lowering.aten.shape import axis_of
 
+# ONNX Runtime has TopK, ArgMax, ReduceMax and ReduceMin for some of these only: they are computed in int32.
 SMALL_INTEGERS = (ir.DataType.INT8, ir.DataType.INT16, ir.DataType.UINT8)
 
 
 def axes_of(low: Lowering, dim: Any) -> list[int] | None:
-    """The axes to reduce, from PyTorch's argument; None for all, which an empty list means too."""
+    """Returns the axes to reduce from PyTorch's `dim`; None for all axes, which an empty list means too."""
     if dim is None or (isinstance(dim, list | tuple) and not dim) or not low.fake(0).shape:
         return None
     return [axis_of(low, d) for d in (dim if isinstance(dim, list | tuple) else [dim])]
 
 
-def _is_float(x: ir.Value) -> bool:
-    return x.dtype is not None and x.dtype.is_floating_point()
-
-
 def _nan_as_number(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns 1 for NaN, 0 for all else, in float32: of booleans ONNX Runtime has slower reductions."""
+    """Returns 1 for NaN and 0 for other elements."""
+    # float32, because ONNX Runtime reduces booleans more slowly.
     return low.op.Cast(low.op.IsNaN(x), to=ir.DataType.FLOAT)
 
 
 def _unless_nan(
     low: Lowering, nans: ir.Value, axes: list[int] | None, keepdim: bool, y: ir.Value, nan: Any
 ) -> ir.Value:
-    """Returns `y`, but `nan` where `nans` over the axes has a one."""
+    """Returns `y`, or `nan` wherever `nans` has a one along the axes."""
     op = low.op
-    found = op.Greater(op.ReduceSum(nans, axes, keepdims=int(keepdim)), 0.0)
-    return op.Where(found, nan, y)
+    has_nan = op.Greater(op.ReduceSum(nans, axes, keepdims=int(keepdim)), 0.0)
+    return op.Where(has_nan, nan, y)
 
 
 def reduced_extremum(
     low: Lowering, op_type: str, x: ir.Value, axes: list[int] | None, keepdim: bool
 ) -> ir.Value:
-    """Returns ReduceMax or ReduceMin, NaN where there is a NaN."""
+    """Returns ReduceMax or ReduceMin, NaN where an element is NaN."""
     y = low.op.emit(op_type, x, axes, keepdims=int(keepdim))
-    if not _is_float(x):
+    if not is_float(x):
         return y
     return _unless_nan(low, _nan_as_number(low, x), axes, keepdim, y, low.op.const(math.nan, like=x))
 
 
 def with_nan(low: Lowering, y: ir.Value, x: ir.Value, axis: int) -> ir.Value:
-    """Returns `y`, of the shape of `x`, but NaN wherever `x` has a NaN along the axis."""
+    """Returns `y`, of the shape of `x`, with NaN in each row along the axis in which `x` has a NaN."""
     return _unless_nan(low, _nan_as_number(low, x), [axis], True, y, low.op.const(math.nan, like=x))
 
 
 @lower("aten.amax.default", "aten.amin.default", "aten.max.default", "aten.min.default")
 def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
-    """Elements that reach the extremum share the gradient evenly, as in PyTorch."""
     largest = str(low.node.target).split(".")[1].endswith("max")
     if low.dtype in SMALL_INTEGERS:
         x = low.tensor(x, ir.DataType.INT32)
+    # ReduceMax and ReduceMin share the gradient evenly among equal extrema, as PyTorch does.
     return reduced_extremum(low, "ReduceMax" if largest else "ReduceMin", x, axes_of(low, dim), keepdim)
 
 
@@ -71,8 +69,10 @@ def extremum(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False)
 def larger_or_smaller(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     largest = "maximum" in str(low.node.target)
     if low.dtype == ir.DataType.BOOL:
+        # ONNX's Max and Min take numbers only.
         return low.op.Or(a, b) if largest else low.op.And(a, b)
     a, b = low.tensors(a, b)
+    # ONNX Runtime has no Max and Min kernels for int16.
     if low.dtype == ir.DataType.INT16:
         first = low.op.Greater(a, b) if largest else low.op.Less(a, b)
         return select(low, first, a, b)
@@ -85,7 +85,7 @@ def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     op = low.op
     a, b = low.tensors(a, b)
     largest = "fmax" in str(low.node.target)
-    if not _is_float(a):
+    if not is_float(a):
         return op.Max(a, b) if largest else op.Min(a, b)
     first = op.GreaterOrEqual(a, b) if largest else op.LessOrEqual(a, b)
     return op.Where(op.Or(first, op.IsNaN(b)), a, b)
@@ -93,9 +93,10 @@ def extremum_of_numbers(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @lower("aten.max.dim", "aten.min.dim")
 def extremum_with_index(low: Lowering, x: ir.Value, dim: int, keepdim: bool = False) -> Any:
-    """By TopK, which gives the gradient to the one element that was chosen, as PyTorch does."""
     if not low.fake(0).shape:
+        # TopK needs an axis.
         return low.op.Identity(x), low.op.const(0)
+    # By TopK, not ReduceMax and ArgMax: its gradient goes to the chosen element alone, as in PyTorch.
     largest = str(low.node.target) == "aten.max.dim"
     return _kth(low, x, axis_of(low, dim), 1, largest, keepdim)
 
@@ -109,34 +110,37 @@ def kth_value(low: Lowering, x: ir.Value, k: Any, dim: int = -1, keepdim: bool =
 
 @lower("aten.median.dim")
 def median_over_axis(low: Lowering, x: ir.Value, dim: int, keepdim: bool = False) -> Any:
-    """The lower one of the two in the middle."""
     if not low.fake(0).shape:
         return low.op.Identity(x), low.op.const(0)
     axis = axis_of(low, dim)
+    # Of an even number of elements PyTorch takes the lower one of the two in the middle.
     return _kth(low, x, axis, _middle(low, low.fake(0).shape[axis], low.op.dim(x, axis)), False, keepdim)
 
 
 @lower("aten.median.default")
 def median(low: Lowering, x: ir.Value) -> ir.Value:
-    """The elements that are equal to it share the gradient."""
     op = low.op
     if not low.fake(0).shape:
         return x
-    if low.has_no_elements(0) and _is_float(x):
+    if low.has_no_elements(0) and is_float(x):
+        # The median of no elements is NaN.
         return op.Add(op.ReduceSum(x, keepdims=0), float("nan"))
     flat = op.Reshape(x, [-1])
     flat.shape = ir.Shape([n if isinstance(n := low.fake(0).numel(), int) else str(n)])
     value, _ = _kth(low, flat, 0, _middle(low, low.fake(0).numel(), op.Shape(flat)), False, False)
-    if not _is_float(x):
+    if not is_float(x):
         return value
-    value = low.stopped(value)
+    # Unlike `median` over an axis, PyTorch's gradient of this one is shared by all elements equal to the median.
+    value = low.op.stop_gradient(value)
     equal = op.Equal(flat, value)
     total = op.ReduceSum(op.Where(equal, flat, 0.0), keepdims=0)
     share = op.Div(total, op.ReduceSum(op.Cast(equal, to=x.dtype), keepdims=0))
-    return op.Add(value, op.Sub(share, low.stopped(share)))
+    # Adds a zero that has this gradient.
+    return op.Add(value, op.Sub(share, low.op.stop_gradient(share)))
 
 
 def _middle(low: Lowering, size: Any, length: ir.Value) -> Any:
+    """Returns the place, counted from 1, of the lower middle element: an int, or an int64 [1] value."""
     return (size + 1) // 2 if isinstance(size, int) else low.op.Div(low.op.Add(length, [1]), [2])
 
 
@@ -145,7 +149,7 @@ def _kth(
 ) -> tuple[ir.Value, ir.Value]:
     """Returns the k-th largest or smallest element along an axis, and its index.
 
-    With `nan_first` both are those of the first NaN where there is one.
+    With `nan_first`, both are those of the first NaN if there is one.
     """
     op = low.op
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS:
@@ -158,7 +162,7 @@ def _kth(
         values, indices = (op.Gather(v, [-1], axis=axis) for v in (values, indices))
     if not keepdim:
         values, indices = op.Squeeze(values, [axis]), op.Squeeze(indices, [axis])
-    if not (nan_first and _is_float(x)):
+    if not (nan_first and is_float(x)):
         return values, indices
     nans = _nan_as_number(low, x)
     first = op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
@@ -176,14 +180,16 @@ def arg_extremum(low: Lowering, x: ir.Value, dim: int | None = None, keepdim: bo
     op_type = "ArgMax" if "argmax" in str(low.node.target) else "ArgMin"
     rank = len(low.fake(0).shape)
     if dim is None or rank == 0:
+        # Without a dim PyTorch counts through the flattened tensor.
         index = _arg(low, op_type, op.Reshape(x, [-1]), 0, False)
         return op.Reshape(index, [1] * rank) if keepdim and rank else index
     return _arg(low, op_type, x, axis_of(low, dim), keepdim)
 
 
 def _arg(low: Lowering, op_type: str, x: ir.Value, axis: int, keepdim: bool) -> ir.Value:
+    """Returns ArgMax or ArgMin along an axis: the index of the first NaN if there is one."""
     index = low.op.emit(op_type, x, axis=axis, keepdims=int(keepdim))
-    if not _is_float(x):
+    if not is_float(x):
         return index
     nans = _nan_as_number(low, x)
     first = low.op.ArgMax(nans, axis=axis, keepdims=int(keepdim))
@@ -206,7 +212,7 @@ def topk(
 
 @lower("aten.sort.default", "aten.sort.stable")
 def sort(low: Lowering, x: ir.Value, *args: Any, stable: Any = None, **keywords: Any) -> Any:
-    """By TopK of all elements, which keeps the order of equal ones."""
+    # `stable` is not read: TopK keeps the order of equal elements.
     return _sorted(low, x, *args, **keywords)
 
 
@@ -215,6 +221,7 @@ def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False)
     if not low.fake(0).shape:
         return op.Identity(x), op.const(0)
     if x.dtype == ir.DataType.BOOL:
+        # ONNX's TopK takes numbers only.
         x = low.tensor(x, ir.DataType.INT32)
     axis = axis_of(low, dim)
     return _ordered(low, x, op.dim(x, axis), axis, descending)
@@ -223,48 +230,14 @@ def _sorted(low: Lowering, x: ir.Value, dim: int = -1, descending: bool = False)
 def _ordered(
     low: Lowering, x: ir.Value, k: Any, axis: int, largest: bool, sorted: bool = True
 ) -> tuple[ir.Value, ir.Value]:
-    """Returns TopK; NaN has the place of infinity."""
+    """Returns TopK, with NaN in the place of infinity."""
     op, attributes = low.op, {"axis": axis, "largest": int(largest), "sorted": int(sorted)}
-    if not _is_float(x):
+    if not is_float(x):
         values, indices = op.TopK(x, k, **attributes, _outputs=2)
         return values, indices
-    key = low.stopped(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
+    # TopK only finds the order; the elements, and their gradients, come by GatherElements.
+    key = low.op.stop_gradient(op.Where(op.IsNaN(x), op.const(math.inf, like=x), x))
     _, indices = op.TopK(key, k, **attributes, _outputs=2)
-    return op.GatherElements(x, indices, axis=axis), indices
-
-
-@lower("aten.cummax.default", "aten.cummin.default")
-def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value, ir.Value]:
-    """The extremum of every prefix, and the last place where it is; each prefix is looked through on its own."""
-    op = low.op
-    rank = len(low.fake(0).shape)
-    if not rank:
-        return op.Identity(x), op.const(0)
-    axis = axis_of(low, dim)
-    key = x if _is_float(x) else low.tensor(x, ir.DataType.INT64)
-    if "cummin" in str(low.node.target):
-        key = op.Neg(key)
-    places = op.Range(0, op.Squeeze(op.dim(x, axis), [0]), 1)
-    behind = list(range(2, rank - axis + 1))
-    prefix = op.LessOrEqual(places, op.Unsqueeze(places, [1]))  # [end of the prefix, place]
-    prefix = op.Unsqueeze(prefix, behind) if behind else prefix
-    if not _is_float(x):
-        smallest = op.const(np.iinfo(np.int64).min)
-        rows = op.Where(prefix, op.Unsqueeze(key, [axis]), smallest)
-        indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
-        return op.GatherElements(x, indices, axis=axis), indices
-    key = low.stopped(key)
-    column = op.Unsqueeze(places, list(range(1, rank - axis))) if behind else places
-    nans = op.Where(op.IsNaN(key), column, op.const(-1))
-    last_nan = op.ReduceMax(
-        op.Where(prefix, op.Unsqueeze(nans, [axis]), op.const(-1)), [axis + 1], keepdims=0
-    )
-    rows = op.Where(prefix, op.Unsqueeze(key, [axis]), op.const(-math.inf, like=key))
-    rows = op.Where(op.IsNaN(rows), op.const(-math.inf, like=key), rows)
-    indices = op.ArgMax(rows, axis=axis + 1, keepdims=0, select_last_index=1)
-    # A prefix of infinities alone equals what lies behind it.
-    indices = op.Min(indices, column)
-    indices = op.Where(op.GreaterOrEqual(last_nan, op.const(0)), last_nan, indices)
     return op.GatherElements(x, indices, axis=axis), indices
 
 
@@ -272,10 +245,11 @@ def cumulative_extremum(low: Lowering, x: ir.Value, dim: int) -> tuple[ir.Value,
 def unique(
     low: Lowering, x: ir.Value, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[ir.Value, ...]:
-    """Always sorted, as PyTorch's own are."""
     op = low.op
+    # ONNX Runtime's Unique takes float32, float64, int64 and int8.
     if x.dtype == ir.DataType.BOOL or x.dtype in SMALL_INTEGERS or x.dtype == ir.DataType.INT32:
         x = low.tensor(x, ir.DataType.INT64)
+    # PyTorch sorts the result too, even with sorted=False.
     values, _, inverse, counts = op.Unique(op.Reshape(x, [-1]), sorted=1, _outputs=4)
     if low.fake(0).dim() != 1:
         inverse = op.reshape_like(inverse, x)
@@ -293,7 +267,7 @@ def searchsorted(
     side: str | None = None,
     sorter: ir.Value | None = None,
 ) -> ir.Value:
-    """How many elements of the last axis of `ordered` lie before each value; equal ones too with `right`."""
+    """Lowers to the number of elements of `ordered`, along its last axis, that are less (with `right`: or equal)."""
     op = low.op
     if sorter is not None:
         ordered = op.GatherElements(ordered, sorter, axis=-1)
@@ -301,6 +275,7 @@ def searchsorted(
     values = op.Unsqueeze(values, [-1])
     if len(low.fake(0).shape) > 1:
         ordered = op.Unsqueeze(ordered, [-2])
+    # Compares each value with all elements: ONNX has no binary search.
     before = op.LessOrEqual(ordered, values) if right or side == "right" else op.Less(ordered, values)
     counted = op.Cast(before, to=ir.DataType.INT64)
     return op.ReduceSum(counted, [low.result.dim()], keepdims=0)
@@ -308,12 +283,13 @@ def searchsorted(
 
 @lower("aten.histc.default")
 def histc(low: Lowering, x: ir.Value, bins: int = 100, min: Any = 0, max: Any = 0) -> ir.Value:
-    """Numbers of elements per bin of equal width; the last bin has the upper bound too."""
+    """Lowers to the number of elements in each bin of equal width; the last bin includes the upper bound."""
     op = low.op
     if min == max:
         raise low.unsupported("a range that depends on the data")
     flat = op.Reshape(x, [-1])
     place = op.Floor(op.Div(op.Mul(op.Sub(flat, float(min)), float(bins)), float(max) - float(min)))
     place = op.Where(op.Equal(flat, float(max)), float(bins - 1), place)
+    # Compares the number of each bin, as a column, with that of all elements. Elements out of range equal none.
     numbers = low.op.const([[float(i)] for i in range(bins)], low.dtype)
     return op.ReduceSum(op.Cast(op.Equal(numbers, place), to=low.dtype), [1], keepdims=0)

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic and analytic functions."""
+"""Lowers elementwise arithmetic and analytic functions."""
 
 from __future__ import annotations
 
@@ -10,41 +10,28 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtrain.ortmodule._torch import bounds_pass_gradients
-from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering._table import Lowering, is_float, lower
 from onnxtrain.ortmodule.sessions import _formulas
-from onnxtrain.passes import mark_stop_gradient
 
 BOOL = ir.DataType.BOOL
 
 
-def stop_gradient(low: Lowering, x: ir.Value) -> ir.Value:
-    """Returns `x` behind an Identity with the mark that stops gradients (`onnxtrain.passes.is_stop_gradient`)."""
-    result: ir.Value = low.op.Identity(x)
-    node = result.producer()
-    assert node is not None
-    mark_stop_gradient(node)
-    return result
-
-
-def _is_float(value: ir.Value) -> bool:
-    return value.dtype is not None and value.dtype.is_floating_point()
-
-
 def _operands(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
-    """The operands in the dtype of the result; booleans as integers, which ONNX can add and multiply."""
+    """Returns the operands in the dtype of the result, booleans as int32: ONNX cannot add and multiply them."""
     dtype = ir.DataType.INT32 if low.dtype == BOOL else low.dtype
     return tuple(low.tensor(value, dtype) for value in values)
 
 
 def _factors(low: Lowering, a: Any, b: Any) -> tuple[ir.Value, ...]:
-    """The operands; beside a narrow tensor a number is not rounded, the product is, as in PyTorch."""
+    """Returns the operands of a product or quotient."""
+    # PyTorch does not round a Python number to the dtype of a narrow tensor; it rounds the product.
     if low.dtype in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16) and float in (type(a), type(b)):
         return low.tensor(a, ir.DataType.FLOAT), low.tensor(b, ir.DataType.FLOAT)
     return _operands(low, a, b)
 
 
 def _scaled_operands(low: Lowering, a: Any, b: Any, alpha: Any) -> tuple[ir.Value, ir.Value]:
-    """The operands a and alpha * b."""
+    """Returns a and alpha * b."""
     a, b = _operands(low, a, b)
     if isinstance(alpha, ir.Value) or alpha != 1:
         b = low.op.Mul(b, low.tensor(alpha, b.dtype))
@@ -88,27 +75,29 @@ def div_mode(low: Lowering, a: Any, b: Any, *, rounding_mode: str | None) -> ir.
     if rounding_mode == "floor":
         return floor_divide(low, a, b)
     a, b = low.tensors(a, b)
-    quotient = low.op.Div(a, b)  # integers: already rounded towards zero
-    return truncated(low, quotient) if _is_float(quotient) else quotient
+    # ONNX divides integers towards zero already.
+    quotient = low.op.Div(a, b)
+    return truncated(low, quotient) if is_float(quotient) else quotient
 
 
 @lower("aten.floor_divide.default", "aten.floor_divide.Scalar")
 def floor_divide(low: Lowering, a: Any, b: Any) -> ir.Value:
-    """As PyTorch: from the exact remainder, because a / b may round up to the next integer."""
     op = low.op
     a, b = low.tensors(a, b)
-    if not _is_float(a):
+    if not is_float(a):
         return op.Div(op.Sub(a, op.Mod(a, b)), b)
+    # As PyTorch does, from the exact remainder: a / b may round up to the next integer.
     rest, corrected = _signed_rest(low, a, b)
     quotient = op.Div(op.Sub(a, rest), b)
     floor = op.Round(op.Sub(quotient, op.Cast(corrected, to=a.dtype)))
     if b.const_value is not None and np.all(b.const_value.numpy()):
         return floor
-    return op.Where(op.Equal(b, 0.0), op.Div(low.stopped(a), low.stopped(b)), floor)
+    # The remainder of a division by zero is NaN, PyTorch's quotient infinite.
+    return op.Where(op.Equal(b, 0.0), op.Div(low.op.stop_gradient(a), low.op.stop_gradient(b)), floor)
 
 
 def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The remainder with the sign of `a`, and whether one `b` is missing for that with the sign of `b`."""
+    """Returns the remainder with the sign of `a`, and where `b` must be added for the sign of `b`."""
     op = low.op
     rest = op.Mod(a, b, fmod=1)
     signs_differ = op.Xor(op.Less(rest, 0.0), op.Less(b, 0.0))
@@ -118,7 +107,7 @@ def _signed_rest(low: Lowering, a: ir.Value, b: ir.Value) -> tuple[ir.Value, ir.
 @lower("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
 def remainder(low: Lowering, a: Any, b: Any) -> ir.Value:
     a, b = low.tensors(a, b)
-    if not _is_float(a):
+    if not is_float(a):
         return low.op.Mod(a, b)
     rest, short = _signed_rest(low, a, b)
     return low.op.Add(rest, low.op.Where(short, b, 0.0))
@@ -131,12 +120,12 @@ def fmod(low: Lowering, a: Any, b: Any) -> ir.Value:
 
 @lower("aten.pow.Tensor_Scalar")
 def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
-    """A float base by Pow, which knows squares and cubes; an integer one by products, exact modulo 2^bits."""
     (x,) = _operands(low, x)
-    if _is_float(x):
+    if is_float(x):
         if exponent == 0.5:
             return low.op.Sqrt(x)
         return low.op.Pow(x, low.tensor(exponent, low.dtype))
+    # Products of integers are exact modulo 2^bits, as in PyTorch. ONNX Runtime computes powers of integers in float64.
     if not isinstance(exponent, int) or exponent < 0:
         raise low.unsupported(f"integers to the power {exponent!r}")
     result, square = None, x
@@ -151,8 +140,9 @@ def pow_scalar(low: Lowering, x: ir.Value, exponent: Any) -> ir.Value:
 @lower("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def pow_tensor(low: Lowering, x: Any, exponent: ir.Value) -> ir.Value:
     x, exponent = low.tensors(x, exponent)
-    if not _is_float(x):
-        raise low.unsupported("ONNX Runtime rounds powers of integers to float64")
+    if not is_float(x):
+        # An exponent that is a tensor has no known number of products.
+        raise low.unsupported("powers of integers, which ONNX Runtime rounds to float64")
     return low.op.Pow(x, exponent)
 
 
@@ -190,7 +180,7 @@ _UNARY = {
 
 
 def _unary(op_type: str) -> Callable[[Lowering, ir.Value], ir.Value]:
-    """The lowering of a function that PyTorch computes in floating point whatever its argument is."""
+    """Returns the lowering of a function that PyTorch computes in floating point for every dtype of its argument."""
     return lambda low, x: low.op.emit(op_type, low.tensor(x, low.dtype))
 
 
@@ -204,24 +194,25 @@ def magnitude_or_sign(low: Lowering, x: ir.Value) -> ir.Value:
         return x
     if "abs" in str(low.node.target):
         return low.op.Abs(x)
+    # PyTorch's sign of NaN is 0, ONNX Runtime's is NaN.
     sign = low.op.Sign(x)
-    return low.op.Where(low.op.IsNaN(x), 0.0, sign) if _is_float(x) else sign
+    return low.op.Where(low.op.IsNaN(x), 0.0, sign) if is_float(x) else sign
 
 
 @lower("aten.signbit.default")
 def signbit(low: Lowering, x: ir.Value) -> ir.Value:
-    """The sign of a zero shows in its reciprocal."""
     op = low.op
-    if not _is_float(x):
+    if not is_float(x):
         return op.Less(low.tensor(x, ir.DataType.INT64), op.const(0))
+    # -0 is not less than 0, but its reciprocal is.
     return op.Less(op.Where(op.Equal(x, 0.0), op.Reciprocal(x), x), 0.0)
 
 
 @lower("aten.copysign.Tensor", "aten.copysign.Scalar")
 def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
-    """The gradient of `y` is zero, and not None: it comes through a Sign whose value is multiplied by zero."""
     op = low.op
     x, y = low.tensors(x, y)
+    # PyTorch's gradient of `y` is zero, not None: a Sign times zero connects `y` with the result.
     nothing = op.Mul(op.Where(op.IsNaN(y), 0.0, op.Sign(y)), 0.0)
     return op.Mul(
         op.Abs(x), op.Add(op.Where(signbit(low, y), op.const(-1.0, like=x), op.const(1.0, like=x)), nothing)
@@ -230,6 +221,7 @@ def copysign(low: Lowering, x: ir.Value, y: Any) -> ir.Value:
 
 @lower("aten.neg.default")
 def neg(low: Lowering, x: ir.Value) -> ir.Value:
+    # ONNX Runtime's Neg takes signed numbers only.
     unsigned = low.dtype == ir.DataType.UINT8
     return low.op.Sub(low.tensor(0, low.dtype), x) if unsigned else low.op.Neg(x)
 
@@ -247,8 +239,9 @@ def log_of_base(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.log1p.default")
 def log1p(low: Lowering, x: ir.Value) -> ir.Value:
+    # The second term gives back the digits that rounding 1 + x lost. The derivative is that of the first term.
     main, lost = _formulas.log1p_terms(low.op, low.tensor(x, low.dtype))
-    return low.op.Add(main, stop_gradient(low, lost))
+    return low.op.Add(main, low.op.stop_gradient(lost))
 
 
 @lower("aten.expm1.default")
@@ -258,11 +251,12 @@ def expm1(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.atan2.default")
 def atan2(low: Lowering, y: ir.Value, x: ir.Value) -> ir.Value:
-    """The angle of (x, y), from the arc tangent of the quotient that is at most 1 in magnitude; no gradient at 0."""
     op = low.op
     y, x = low.tensors(y, x)
+    # From the arc tangent of the quotient that is at most 1 in magnitude, which neither overflows nor divides by 0.
     steep = op.Greater(op.Abs(y), op.Abs(x))
     bottom = op.Where(steep, y, x)
+    # At (0, 0) there is no gradient, rather than NaN.
     origin = op.Equal(bottom, 0.0)
     top, bottom = op.Where(origin, 0.0, op.Where(steep, x, y)), op.Where(origin, 1.0, bottom)
     angle = op.Atan(op.Div(top, bottom))
@@ -284,7 +278,7 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
     """
     op = low.op
     a, b = low.tensors(a, b)
-    larger = stop_gradient(low, op.Max(op.Abs(a), op.Abs(b)))
+    larger = op.stop_gradient(op.Max(op.Abs(a), op.Abs(b)))
     scale = op.Where(op.Equal(larger, 0.0), 1.0, larger)
     x, y = op.Div(a, scale), op.Div(b, scale)
     # PyTorch's gradient is a / length, 0 / 0 at 0. That of the root is NaN there, and only there: elsewhere its
@@ -296,16 +290,16 @@ def hypot(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
 
 @lower("aten.logaddexp.default")
 def logaddexp(low: Lowering, a: ir.Value, b: ir.Value) -> ir.Value:
-    """max(a, b) + log(1 + exp(-|a - b|)); equal infinities have the difference 0."""
     op = low.op
     a, b = low.tensors(a, b)
+    # max(a, b) + log(1 + exp(-|a - b|)). The difference of equal infinities is 0 here, not NaN.
     difference = op.Where(op.Equal(a, b), 0.0, op.Sub(a, b))
     return op.Add(op.Max(a, b), op.Softplus(op.Neg(op.Abs(difference))))
 
 
 @lower("aten.floor.default", "aten.ceil.default", "aten.trunc.default")
 def to_integer(low: Lowering, x: ir.Value) -> ir.Value:
-    if not _is_float(x):
+    if not is_float(x):
         return x
     kind = str(low.node.target).split(".")[1]
     return truncated(low, x) if kind == "trunc" else low.op.emit(kind.capitalize(), x)
@@ -313,8 +307,9 @@ def to_integer(low: Lowering, x: ir.Value) -> ir.Value:
 
 @lower("aten.round.default", "aten.round.decimals")
 def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
-    if not _is_float(x):
+    if not is_float(x):
         return x
+    # ONNX's Round, like PyTorch's, rounds halves to even.
     if decimals == 0:
         return low.op.Round(x)
     power = 10.0 ** abs(decimals)
@@ -323,31 +318,35 @@ def round_(low: Lowering, x: ir.Value, *, decimals: int = 0) -> ir.Value:
     return low.op.Mul(low.op.Round(low.op.Div(x, power)), power)
 
 
+def _bounds(low: Lowering, bounds: tuple[Any, ...], min: Any, max: Any) -> tuple[Any, Any]:
+    """Returns the lower and the upper bound of a clamp, of which clamp_min and clamp_max have one in first place."""
+    if not bounds:
+        return min, max
+    return (None, bounds[0]) if "clamp_max" in str(low.node.target) else (*bounds, None)[:2]
+
+
 @lower("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default")
 def clamp(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = None) -> ir.Value:
-    """With numbers as bounds: on them the gradient passes as it does in PyTorch."""
-    target = str(low.node.target)
-    if bounds:
-        min, max = (None, bounds[0]) if "clamp_max" in target else (*bounds, None)[:2]
+    min, max = _bounds(low, bounds, min, max)
     x = low.tensor(x, low.dtype)
-    if _is_float(x):  # a Clip without a bound has that of the finite numbers
+    # Without a bound ONNX Runtime clips infinities to the largest finite number.
+    if is_float(x):
         min, max = -math.inf if min is None else min, math.inf if max is None else max
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
+    # ONNX Runtime has no Clip kernel for int16.
     if low.dtype == ir.DataType.INT16:
         return _clamp_tensor(low, x, *limits)
     y = low.op.Clip(x, *limits)
-    if bounds_pass_gradients or not _is_float(x):
+    if bounds_pass_gradients or not is_float(x):
         return y
     inside = low.op.And(low.op.Greater(x, limits[0]), low.op.Less(x, limits[1]))
-    return low.op.Where(inside, x, stop_gradient(low, y))
+    return low.op.Where(inside, x, low.op.stop_gradient(y))
 
 
 @lower("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
 def clamp_tensor(low: Lowering, x: ir.Value, *bounds: Any, min: Any = None, max: Any = None) -> ir.Value:
-    """With tensors as bounds, which get the gradient where they replace an element."""
-    target = str(low.node.target)
-    if bounds:
-        min, max = (None, bounds[0]) if "clamp_max" in target else (*bounds, None)[:2]
+    min, max = _bounds(low, bounds, min, max)
+    # A bound that is a tensor gets the gradient where it replaces an element, so this is no Clip.
     limits = [None if bound is None else low.tensor(bound, low.dtype) for bound in (min, max)]
     return _clamp_tensor(low, low.tensor(x, low.dtype), *limits)
 
@@ -356,7 +355,8 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
     op = low.op
 
     def replaced(outside: ir.Value, bound: ir.Value) -> ir.Value:
-        if _is_float(bound):  # a bound that is NaN replaces everything
+        # As in PyTorch, a bound that is NaN replaces every element.
+        if is_float(bound):
             outside = op.Or(outside, op.IsNaN(bound))
         return select(low, outside, bound, x)
 
@@ -366,7 +366,8 @@ def _clamp_tensor(low: Lowering, x: ir.Value, lowest: ir.Value | None, highest: 
 
 
 def select(low: Lowering, condition: ir.Value, a: ir.Value, b: ir.Value) -> ir.Value:
-    """Returns Where for all dtypes: ONNX Runtime has none for bool and int16, which go through another dtype."""
+    """Returns Where for every dtype."""
+    # ONNX Runtime has no Where kernels for bool and int16.
     wide = {BOOL: ir.DataType.UINT8, ir.DataType.INT16: ir.DataType.INT32}.get(low.dtype, low.dtype)
     chosen = low.op.Where(condition, low.tensor(a, wide), low.tensor(b, wide))
     return low.tensor(chosen, low.dtype)
@@ -407,13 +408,12 @@ def add_product(low: Lowering, x: ir.Value, a: ir.Value, b: ir.Value, *, value: 
     "prims.convert_element_type.default",
 )
 def same(low: Lowering, x: ir.Value, *_: Any, **__: Any) -> ir.Value:
-    """The same elements; a new dtype is given to every result anyway."""
     return x
 
 
 @lower("aten.detach.default")
 def detach(low: Lowering, x: ir.Value) -> ir.Value:
-    return stop_gradient(low, x) if _is_float(x) else x
+    return low.op.stop_gradient(x) if is_float(x) else x
 
 
 @lower("aten.nan_to_num.default")
@@ -421,7 +421,7 @@ def nan_to_num(
     low: Lowering, x: ir.Value, nan: Any = None, posinf: Any = None, neginf: Any = None
 ) -> ir.Value:
     op = low.op
-    if not _is_float(x):
+    if not is_float(x):
         return x
     limits = np.finfo(low.dtype.numpy()) if low.dtype != ir.DataType.BFLOAT16 else None
     if limits is None:

@@ -1,4 +1,7 @@
-"""Pooling, resizing and sampling of images; sizes are `[batch, channels, spatial axes]`, the batch optional."""
+"""Lowers pooling, resizing and sampling of images.
+
+Shapes are `[batch, channels, *spatial]`; the batch is optional in pooling.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering.aten.shape import arange
 
 
 def _interpolate(
@@ -23,8 +27,9 @@ def _interpolate(
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Any:
-    """`torch.nn.functional.interpolate`, which PyTorch's own tracing would take apart."""
+    """Computes `torch.nn.functional.interpolate` by one ATen op, where PyTorch's tracing would decompose it."""
     rank = x.dim() - 2
+    # These compute other sizes or weights, which the ATen ops below do not have.
     if antialias or recompute_scale_factor or mode not in _UPSAMPLE:
         return functional.interpolate(
             x, size, scale_factor, mode, align_corners, recompute_scale_factor, antialias
@@ -50,7 +55,7 @@ _UPSAMPLE = {
     "trilinear": "upsample_trilinear",
 }
 INTERPOLATE: dict[Any, Callable[..., Any]] = {functional.interpolate: _interpolate}
-"""By the function in a Dynamo graph: what to trace instead."""
+"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
 
 
 @lower("aten.max_pool2d_with_indices.default", "aten.max_pool3d_with_indices.default")
@@ -63,16 +68,16 @@ def max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> tuple[ir.Value, ir.Value | None]:
-    """MaxPool, and where in its plane each maximum lies if somebody asks."""
+    """Lowers to MaxPool, with the position of each maximum in its plane if that is read."""
     rank = len(kernel)
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     attributes["dilations"] = _per_axis(dilation, rank)
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.MaxPool(x, **attributes)), None
     if len(low.fake(0).shape) != rank + 2:
-        raise low.unsupported("indices of an input without batch")
+        raise low.unsupported("indices of an input without batch axis")
     y, indices = low.op.MaxPool(x, **attributes, _outputs=2)
-    # PyTorch counts within each plane, ONNX through the whole tensor.
+    # PyTorch counts positions within each plane, ONNX through the whole tensor.
     plane = low.op.ReduceProd(low.op.Shape(x, start=2), keepdims=0)
     return y, low.op.Mod(indices, plane)
 
@@ -93,6 +98,7 @@ def avg_pool(
     attributes = _windows(rank, kernel, stride, padding, ceil_mode)
     if divisor_override is not None and ceil_mode:
         _pad_for_last_window(low, attributes)
+    # A divisor of its own makes PyTorch sum over padding too. The average times the size of the window is that sum.
     attributes["count_include_pad"] = int(count_include_pad or divisor_override is not None)
     y = _batched(low, x, rank, lambda x: low.op.AveragePool(x, **attributes))
     if divisor_override is None:
@@ -102,7 +108,7 @@ def avg_pool(
 
 @lower("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default")
 def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[Any]) -> ir.Value:
-    """The mean for one position per plane, AveragePool where the windows are equal, else a MatMul per axis."""
+    """Lowers to ReduceMean for one position per plane, AveragePool for equal windows, else one MatMul per axis."""
     rank = len(size)
     if all(isinstance(n, int) and n == 1 for n in size):
         return low.op.ReduceMean(x, list(range(-rank, 0)), keepdims=1)
@@ -112,6 +118,7 @@ def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[Any]) -> ir.Value:
         kernel = [n // wanted for n, wanted in zip(have, size, strict=True)]
         return _batched(low, x, rank, lambda x: low.op.AveragePool(x, kernel_shape=kernel, strides=kernel))
     sizes = low.op.shape_of(x)
+    # Windows are the products of intervals along the axes, so that one axis is averaged after the other.
     for axis, wanted in zip(range(-rank, 0), size, strict=True):
         x = _averaged_along(low, x, axis, have[axis], wanted, sizes)
     return x
@@ -120,7 +127,16 @@ def adaptive_avg_pool(low: Lowering, x: ir.Value, size: list[Any]) -> ir.Value:
 def _averaged_along(
     low: Lowering, x: ir.Value, axis: int, have: Any, wanted: Any, sizes: ir.Value
 ) -> ir.Value:
-    """Adaptive pooling of one axis, of the size `have`; those behind it have still the `sizes` of the input."""
+    """Pools one axis adaptively.
+
+    Args:
+        low: the lowering.
+        x: the axes before `axis` are pooled already.
+        axis: counted from the end, e.g. -2.
+        have: its size.
+        wanted: its size after pooling.
+        sizes: the shape of the input, int64 [rank].
+    """
     op, before = low.op, list(x.shape or ())
     known = isinstance(have, int) and isinstance(wanted, int)
     matrix = (
@@ -142,7 +158,7 @@ def _averaged_along(
 
 @lower("aten.adaptive_max_pool2d.default", "aten.adaptive_max_pool3d.default")
 def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.Value, ir.Value | None]:
-    """MaxPool, whose windows are equal once places of overlapping ones are there several times."""
+    """Lowers to MaxPool of equal windows, in which the places of overlapping windows stand several times."""
     rank = len(size)
     if all(n == 1 for n in size) and not low.uses_result(1):
         return _batched(low, x, rank, lambda x: low.op.GlobalMaxPool(x)), None
@@ -159,9 +175,9 @@ def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.V
     if not low.uses_result(1):
         return _batched(low, x, rank, lambda x: op.MaxPool(x, **attributes)), None
     if len(shape) != rank + 2:
-        raise low.unsupported("indices of an input without batch")
+        raise low.unsupported("indices of an input without batch axis")
     y, indices = op.MaxPool(x, **attributes, _outputs=2)
-    # ONNX counts through the whole tensor, PyTorch within each plane, and that without what is there twice.
+    # ONNX counts positions through the whole tensor, PyTorch within each plane, in which no place is repeated.
     plane = np.arange(math.prod(have)).reshape(have)
     for axis, place in enumerate(places):
         plane = np.take(plane, place.ravel(), axis)
@@ -169,7 +185,7 @@ def adaptive_max_pool(low: Lowering, x: ir.Value, size: list[int]) -> tuple[ir.V
 
 
 def _equal_windows(n: int, wanted: int) -> np.ndarray:
-    """Returns the places [wanted, length] that adaptive pooling looks at; shorter windows repeat their last one."""
+    """Returns the places [wanted, length] of the windows of adaptive pooling; a short window repeats its last place."""
     starts = np.arange(wanted) * n // wanted
     ends = -(-(np.arange(wanted) + 1) * n // wanted)
     steps = np.arange((ends - starts).max())
@@ -221,6 +237,7 @@ def grid_sampler(
 ) -> ir.Value:
     if mode == 2:
         raise low.unsupported("bicubic sampling, which has no gradient rule")
+    # ONNX's "linear" is PyTorch's "bilinear", for any number of axes.
     return low.op.GridSample(
         x,
         grid,
@@ -237,12 +254,13 @@ def _corners(align: bool) -> str:
 def _resize(
     low: Lowering, x: ir.Value, size: list[Any], scales: tuple[float | None, ...], **attributes: Any
 ) -> ir.Value:
-    """Resize by scales where PyTorch computes coordinates with them, else to sizes."""
+    """Lowers to Resize by scales if PyTorch computes coordinates with scales, else to sizes."""
     have, wanted = low.fake(0).shape[-len(size) :], low.result.shape[-len(size) :]
     axes = [*range(2, 2 + len(size))]
+    # With aligned corners PyTorch never uses scales.
     aligned = attributes["coordinate_transformation_mode"] == "align_corners"
-    given = None if aligned else _scales(low, scales, have, wanted)
-    last = (None, low.ints(size)) if given is None else (low.op.const(given),)
+    factors = None if aligned else _scales(low, scales, have, wanted)
+    last = (None, low.ints(size)) if factors is None else (low.op.const(factors),)
     output: ir.Value = low.op.Resize(x, None, *last, axes=axes, **attributes)
     return output
 
@@ -250,14 +268,16 @@ def _resize(
 def _scales(
     low: Lowering, scales: tuple[float | None, ...], have: Sequence[Any], wanted: Sequence[Any]
 ) -> np.ndarray | None:
-    """The scales that PyTorch computes coordinates with, float32 [rank]; None where it uses the ratios of sizes."""
+    """Returns the scales that PyTorch computes coordinates with, float32 [rank]; None where it uses ratios of sizes."""
     if not scales or None in scales:
         return None
     factors = [float(scale or 0) for scale in scales]
     rounded = np.array(factors, np.float32)
     if all(isinstance(n, int) for n in (*have, *wanted)):
+        # Scales equal to the ratios of sizes: the sizes say the same, without rounding.
         if [n / m for n, m in zip(wanted, have, strict=True)] == factors:
             return None
+        # Scales of ONNX are float32, those of PyTorch float64: sizes may differ.
         exact = [int(m * f) for m, f in zip(have, rounded, strict=True)] == list(wanted)
     else:
         exact = rounded.astype(np.float64).tolist() == factors
@@ -267,6 +287,7 @@ def _scales(
 
 
 def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool) -> dict[str, Any]:
+    """Returns the attributes of an ONNX pooling."""
     kernel = _per_axis(kernel, rank)
     pads = _per_axis(padding, rank)
     return {
@@ -278,15 +299,16 @@ def _windows(rank: int, kernel: list[int], stride: Any, padding: Any, ceil_mode:
 
 
 _LARGE = 32
+"""Kernels up to this size are left as they are in ceil mode."""
 
 
 def _without_excess(
     low: Lowering, kernel: list[int], stride: Any, padding: Any, ceil_mode: bool
 ) -> tuple[list[int], list[int]]:
-    """Returns kernel and stride without what is outside of the padded input, where ceil mode allows a larger kernel.
+    """Returns kernel and stride without the part of a window outside of the padded input.
 
-    One window averages all, then. Its gradient would otherwise multiply with a kernel that may need gigabytes, as
-    that of a pooling over `hidden_dim` places at the end of a network.
+    In ceil mode a kernel may be larger than the input, and one window averages all. Its gradient would multiply with a
+    kernel that may need gigabytes, e.g. that of a pooling over `hidden_dim` places at the end of a network.
     """
     rank = len(kernel)
     strides = _per_axis(stride, rank) if stride else list(kernel)
@@ -299,7 +321,7 @@ def _without_excess(
 
 
 def _pad_for_last_window(low: Lowering, attributes: dict[str, Any]) -> None:
-    """Pads to the windows that PyTorch has in ceil mode, for these sizes, so that padding counts in all of them."""
+    """Pads to the windows that PyTorch has in ceil mode, so that padding counts in all of them, for these sizes."""
     rank = len(attributes["kernel_shape"])
     sizes = zip(low.fake(0).shape[-rank:], low.result.shape[-rank:], strict=True)
     for axis, (n, windows) in enumerate(sizes):
@@ -314,7 +336,7 @@ def _per_axis(numbers: Any, rank: int) -> list[int]:
 
 
 def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], ir.Value]) -> ir.Value:
-    """Applies `pool` to an input that may lack its batch axis."""
+    """Applies `pool` to an input that may lack its batch axis, which ONNX requires."""
     if len(low.fake(0).shape) == rank + 2:
         return pool(x)
     batch = low.op.Unsqueeze(x, [0])
@@ -326,7 +348,7 @@ def _batched(low: Lowering, x: ir.Value, rank: int, pool: Callable[[ir.Value], i
 
 
 def _averages(n: int, wanted: int) -> np.ndarray:
-    """Returns the matrix [wanted, n] of adaptive pooling: row i averages from floor(i n / wanted) on."""
+    """Returns the matrix [wanted, n] of adaptive average pooling. Row i averages from floor(i n / wanted) on."""
     matrix = np.zeros((wanted, n))
     for i in range(wanted):
         start, end = i * n // wanted, -(-(i + 1) * n // wanted)
@@ -335,15 +357,16 @@ def _averages(n: int, wanted: int) -> np.ndarray:
 
 
 def _symbolic_averages(low: Lowering, x: ir.Value, axis: int, wanted: Any) -> ir.Value:
-    """Returns the same matrix for sizes that are known at run time."""
+    """Returns the matrix of `_averages` for sizes that are known at run time."""
     op = low.op
     length = op.dim(x, len(x.shape or ()) + axis)
     count = low.ints(wanted)
     first = op.Range(0, low.int_scalar(wanted), 1)
     starts = op.Unsqueeze(op.Div(op.Mul(first, length), count), [1])
+    # ceil(a / b) = floor((a - 1) / b) + 1 for positive integers.
     ends = op.Sub(op.Mul(op.Add(first, 1), length), 1)
     ends = op.Unsqueeze(op.Add(op.Div(ends, count), 1), [1])
-    places = op.Range(0, op.Squeeze(length, [0]), 1)
+    places = arange(low, length)
     inside = op.And(op.GreaterOrEqual(places, starts), op.Less(places, ends))
     weights = op.Div(op.Cast(inside, to=low.dtype), op.Cast(op.Sub(ends, starts), to=low.dtype))
     weights.shape = ir.Shape(

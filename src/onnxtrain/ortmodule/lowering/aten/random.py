@@ -1,4 +1,4 @@
-"""Random numbers: drawn by PyTorch's generator at each call, so that a seed gives what it gives in eager mode."""
+"""Lowers random ops: PyTorch's generator draws at each call, so that a seed gives the numbers of eager mode."""
 
 from __future__ import annotations
 
@@ -22,10 +22,20 @@ Fill = Callable[[torch.Tensor], Any]
 
 
 def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None) -> ir.Value:
-    """A random input like `fake` that `fill` writes, into memory of the order that eager PyTorch has there."""
+    """Returns a random input of the shape and dtype of `fake`, which `fill` writes at each call."""
     if generator is not None:
-        raise low.unsupported("a generator of its own")
+        # The state of another generator would have to be an input of the graph.
+        raise low.unsupported("a generator other than PyTorch's default one")
+    try:
+        return low.random_input(_drawing(fake, fill), fake)
+    except UnsupportedATenOp as error:
+        raise UnsupportedATenOp(f"{error}, {DRAWN_BETWEEN_PARTS}") from None
+
+
+def _drawing(fake: torch.Tensor, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
+    """Returns a function that draws a tensor of a shape."""
     dtype, device = fake.dtype, fake.device
+    # A generator fills memory in order: strides as eager PyTorch has them put the same number at the same index.
     order = memory_order(fake)
 
     def draw(shape: Sequence[int]) -> torch.Tensor:
@@ -33,20 +43,17 @@ def _filled(low: Lowering, fake: torch.Tensor, fill: Fill, generator: Any = None
         fill(tensor)
         return tensor
 
-    try:
-        return low.random_input(draw, fake)
-    except UnsupportedATenOp as error:
-        raise UnsupportedATenOp(f"{error}, {DRAWN_BETWEEN_PARTS}") from None
+    return draw
 
 
 def _numbers(low: Lowering, *values: Any) -> None:
+    """Refuses parameters of a distribution that are computed in the graph: PyTorch draws before the graph runs."""
     if any(isinstance(value, ir.Value) for value in values):
-        raise low.unsupported("a distribution whose parameters depend on the input")
+        raise low.unsupported("parameters of a distribution that are computed in the graph")
 
 
 @lower("aten.bernoulli.p", "aten.bernoulli.float")
 def bernoulli(low: Lowering, x: Any, p: Any = 0.5, generator: Any = None) -> ir.Value:
-    """What `torch.nn.functional.dropout` draws."""
     _numbers(low, p)
     return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p), generator)
 
@@ -64,16 +71,17 @@ def _fake_bernoulli_like(x: torch.Tensor, p: float) -> torch.Tensor:
 
 @lower("onnxtrain.bernoulli_like.default")
 def bernoulli_like(low: Lowering, x: ir.Value, p: Any) -> ir.Value:
-    """`torch.empty_like(x).bernoulli_(p)`, in the memory order of `x`, which other traces of it lose."""
+    # An op of its own, because other traces of `torch.empty_like(x).bernoulli_(p)` lose the memory order of `x`.
     _numbers(low, p)
     return _filled(low, low.result, lambda tensor: tensor.bernoulli_(p))
 
 
 def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """As eager PyTorch computes dropout on the CPU, for symbolic sizes too."""
+    """Computes dropout as eager PyTorch does on the CPU, for symbolic sizes too."""
     if not training or p == 0 or isinstance(p, torch.SymFloat):
         return functional.dropout(x, p, training, inplace)
-    if p == 1:  # nothing is drawn
+    # Eager PyTorch draws nothing then.
+    if p == 1:
         return x.mul_(0.0) if inplace else x * 0.0
     noise = torch.ops.onnxtrain.bernoulli_like(x, 1 - p) / (1 - p)
     return x.mul_(noise) if inplace else x * noise
@@ -87,7 +95,16 @@ def _feature_dropout(
     training: bool = True,
     inplace: bool = False,
 ) -> torch.Tensor:
-    """Dropout of whole channels; `rank` is that of a batch."""
+    """Computes dropout of whole channels as eager PyTorch does.
+
+    Args:
+        function: PyTorch's own, for all other arguments.
+        rank: number of axes of a batch.
+        x: [batch, channels, *spatial].
+        p: probability of zero.
+        training: whether to drop anything.
+        inplace: whether to write to `x`.
+    """
     if not training or p == 0 or p == 1 or x.dim() != rank or isinstance(p, torch.SymFloat):
         return function(x, p, training, inplace)
     channels = x.new_empty((x.shape[0], x.shape[1], *[1] * (rank - 2)))
@@ -101,14 +118,14 @@ DROPOUTS: dict[Any, Callable[..., Any]] = {
     functional.dropout2d: partial(_feature_dropout, functional.dropout2d, 4),
     functional.dropout3d: partial(_feature_dropout, functional.dropout3d, 5),
 }
-"""By the function in a Dynamo graph: what to trace instead."""
+"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
 
 
 @lower("aten.native_dropout.default")
 def native_dropout(
     low: Lowering, x: ir.Value, p: Any, train: bool | None
 ) -> tuple[ir.Value, ir.Value | None]:
-    """What some traces make of `torch.dropout`, which multiplies by a bernoulli(1 - p) over 1 - p."""
+    """Lowers `torch.dropout` as some traces have it: x * bernoulli(1 - p) / (1 - p), and the mask."""
     _numbers(low, p)
     if train is False or p == 0:
         return x, low.op.Cast(low.op.ones_like(x), to=ir.DataType.BOOL) if low.uses_result(1) else None
@@ -124,12 +141,6 @@ def rand(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
     return _filled(low, low.result, lambda tensor: tensor.uniform_())
 
 
-@lower("aten.uniform.default")
-def uniform(low: Lowering, x: Any, start: Any = 0.0, end: Any = 1.0, generator: Any = None) -> ir.Value:
-    _numbers(low, start, end)
-    return _filled(low, low.result, lambda tensor: tensor.uniform_(start, end), generator)
-
-
 @lower("aten.randn.default", "aten.randn_like.default")
 def randn(low: Lowering, like: Any, **kwargs: Any) -> ir.Value:
     return _filled(low, low.result, lambda tensor: tensor.normal_())
@@ -141,41 +152,24 @@ def normal(low: Lowering, mean: Any, std: Any, size: Any, generator: Any = None,
     return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
 
 
-@lower("aten.normal_functional.default")
-def normal_functional(
-    low: Lowering, x: Any, mean: Any = 0.0, std: Any = 1.0, generator: Any = None
-) -> ir.Value:
-    _numbers(low, mean, std)
-    return _filled(low, low.result, lambda tensor: tensor.normal_(mean, std), generator)
+def _distribution(method: str) -> Callable[..., ir.Value]:
+    """Returns the lowering of an op that fills a tensor like its first argument, as a method of `torch.Tensor` does."""
+
+    def lowered(low: Lowering, x: Any, *parameters: Any, generator: Any = None) -> ir.Value:
+        _numbers(low, *parameters)
+        return _filled(low, low.result, lambda tensor: getattr(tensor, method)(*parameters), generator)
+
+    return lowered
 
 
-@lower("aten.exponential.default")
-def exponential(low: Lowering, x: Any, rate: Any = 1.0, generator: Any = None) -> ir.Value:
-    _numbers(low, rate)
-    return _filled(low, low.result, lambda tensor: tensor.exponential_(rate), generator)
-
-
-@lower("aten.geometric.default")
-def geometric(low: Lowering, x: Any, p: Any, generator: Any = None) -> ir.Value:
-    _numbers(low, p)
-    return _filled(low, low.result, lambda tensor: tensor.geometric_(p), generator)
-
-
-@lower("aten.log_normal.default")
-def log_normal(low: Lowering, x: Any, mean: Any = 1.0, std: Any = 2.0, generator: Any = None) -> ir.Value:
-    _numbers(low, mean, std)
-    return _filled(low, low.result, lambda tensor: tensor.log_normal_(mean, std), generator)
-
-
-@lower("aten.cauchy.default")
-def cauchy(low: Lowering, x: Any, median: Any = 0.0, sigma: Any = 1.0, generator: Any = None) -> ir.Value:
-    _numbers(low, median, sigma)
-    return _filled(low, low.result, lambda tensor: tensor.cauchy_(median, sigma), generator)
+for _name in ("uniform", "exponential", "geometric", "log_normal", "cauchy"):
+    lower(f"aten.{_name}.default")(_distribution(f"{_name}_"))
+lower("aten.normal_functional.default")(_distribution("normal_"))
 
 
 @lower("aten.randint.default", "aten.randint_like.default")
 def randint(low: Lowering, *args: Any, **kwargs: Any) -> ir.Value:
-    """`randint(high, size)` and `randint_like(tensor, high)`."""
+    # `randint(high, size)` and `randint_like(tensor, high)`.
     high = args[1] if "like" in str(low.node.target) else args[0]
     return _integers(low, 0, high)
 
@@ -205,30 +199,21 @@ def randperm(low: Lowering, n: Any, **kwargs: Any) -> ir.Value:
 def multinomial(
     low: Lowering, weights: ir.Value, count: int, replacement: bool = False, *, generator: Any = None
 ) -> ir.Value:
-    """As PyTorch's CPU kernels: the places of the largest weight / exponential, or, with replacement, a search."""
     op = low.op
     if generator is not None:
-        raise low.unsupported("a generator of its own")
-    weights = low.stopped(weights)
+        raise low.unsupported("a generator other than PyTorch's default one")
+    # As PyTorch's CPU kernels: the places of the largest weight / exponential noise; with replacement, a search in the
+    # cumulated shares. Sampling has no gradient.
+    weights = low.op.stop_gradient(weights)
     if not replacement or count == 1:
-        noise = low.random_input(_drawn(low, lambda tensor: tensor.exponential_()), low.fake(0))
+        noise = low.random_input(_drawing(low.fake(0), lambda tensor: tensor.exponential_()), low.fake(0))
         _, places = op.TopK(op.Div(weights, noise), [count], axis=-1, _outputs=2)
         return places
     noise = low.random_input(
         lambda shape: torch.empty(tuple(shape), dtype=torch.float64).uniform_(), low.result.double()
     )
     sums = op.CumSum(weights, op.const(-1))
+    # PyTorch compares float64 noise with shares in the dtype of the weights.
     shares = op.Cast(op.Div(sums, op.Gather(sums, [-1], axis=-1)), to=ir.DataType.DOUBLE)
     before = op.Less(op.Unsqueeze(shares, [-2]), op.Unsqueeze(noise, [-1]))
     return op.ReduceSum(op.Cast(before, to=ir.DataType.INT64), [-1], keepdims=0)
-
-
-def _drawn(low: Lowering, fill: Fill) -> Callable[[Sequence[int]], torch.Tensor]:
-    dtype, device = low.fake(0).dtype, low.fake(0).device
-
-    def draw(shape: Sequence[int]) -> torch.Tensor:
-        tensor = torch.empty(tuple(shape), dtype=dtype, device=device)
-        fill(tensor)
-        return tensor
-
-    return draw

@@ -1,7 +1,7 @@
-"""LSTM, GRU and RNN layers as one ONNX node each.
+"""Lowers LSTM, GRU and RNN layers to one ONNX node each.
 
-Under PyTorch's own tracing a layer comes apart into its time steps. `WHOLE_LAYERS` replaces `torch.lstm` and its
-kin, before that happens, by a call of `onnxtrain::recurrent_layer` for each layer, which survives tracing.
+PyTorch's own tracing decomposes a layer into its time steps. `WHOLE_LAYERS` replaces `torch.lstm`, `torch.gru` and
+`torch.rnn_*` before tracing by one call of `onnxtrain::recurrent_layer` per layer, which tracing keeps whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _LIBRARY.define(  # type: ignore[no-untyped-call]
 )
 
 _GATES = {"lstm": (0, 3, 1, 2), "gru": (1, 0, 2), "rnn_tanh": (0,), "rnn_relu": (0,)}
-"""Where PyTorch has each of ONNX's gates: i o f c among i f g o; z r h among r z n."""
+"""Per mode, the position among PyTorch's gates of each of ONNX's gates.
+
+LSTM: i o f c among i f g o; GRU: z r h among r z n.
+"""
 
 
 @torch.library.register_fake("onnxtrain::recurrent_layer")  # type: ignore[untyped-decorator]
@@ -34,23 +37,25 @@ def _fake_layer(
     bias: bool,
     bidirectional: bool,
 ) -> list[torch.Tensor]:
-    """The sequence of hidden states [time, batch, directions * hidden], then the final states."""
+    """Returns fake hidden states [time, batch, directions * hidden] and final states."""
     hidden = states[0].shape[-1] * (2 if bidirectional else 1)
     return [x.new_empty((x.shape[0], x.shape[1], hidden)), *(torch.empty_like(state) for state in states)]
 
 
 def _layers(function: Callable[..., Any], *args: Any) -> Any:
-    """What `function`, torch.lstm or another, returns for a padded batch, by calls of `recurrent_layer`."""
+    """Computes `torch.lstm` or a sibling by calls of `recurrent_layer`; a packed sequence by `function` itself."""
     mode = function.__name__
     if len(args) != 9 or not isinstance(args[2], list | tuple):
-        return function(*args)  # a packed sequence
+        # A packed sequence.
+        return function(*args)
     x, initial, weights, bias, num_layers, dropout, train, bidirectional, batch_first = args
     states = list(initial) if mode == "lstm" else [initial]
     dtypes = _result_dtypes(function, x, states, weights, bias)
     x, *rest = _of_one_dtype(x, *states, *weights)
     states, weights = rest[: len(states)], rest[len(states) :]
     if mode == "lstm" and states[0].shape[-1] != states[1].shape[-1]:
-        return function(*args)  # with projections, which ONNX's LSTM lacks
+        # ONNX's LSTM has no projections, by which hidden and cell states have different sizes.
+        return function(*args)
     directions = 2 if bidirectional else 1
     tensors = directions * (4 if bias else 2)
     if batch_first:
@@ -60,9 +65,9 @@ def _layers(function: Callable[..., Any], *args: Any) -> Any:
     finals = []
     for layer in range(num_layers):
         before = [state.narrow(0, layer * directions, directions) for state in states]
-        own = list(weights[layer * tensors : (layer + 1) * tensors])
+        of_layer = list(weights[layer * tensors : (layer + 1) * tensors])
         x, *final = torch.ops.onnxtrain.recurrent_layer(
-            x, states if num_layers == 1 else before, own, mode, bias, bidirectional
+            x, states if num_layers == 1 else before, of_layer, mode, bias, bidirectional
         )
         finals.append(final)
         if dropout and train and layer + 1 < num_layers:
@@ -79,11 +84,10 @@ def _result_dtypes(
     weights: Sequence[torch.Tensor],
     bias: bool,
 ) -> list[torch.dtype]:
-    """Returns the dtypes in which eager PyTorch returns the output and the final states of a layer.
-
-    Autocast makes some bfloat16 and leaves others float32. Fake tensors (PyTorch 2.13) say float32 of an LSTM whose
-    input has a gradient, where tensors are bfloat16. So a layer of one feature is run for one sample and one step.
-    """
+    """Returns the dtypes in which eager PyTorch returns the output and the final states of a layer."""
+    # Autocast makes some results bfloat16 and leaves others float32. Fake tensors (PyTorch 2.13) say float32 of an LSTM
+    # whose input has a gradient, where tensors are bfloat16. So eager PyTorch runs a layer of one feature for one
+    # sample and one step.
     if not torch.is_autocast_enabled(x.device.type):
         return [x.dtype] * (1 + len(states))
 
@@ -93,11 +97,11 @@ def _result_dtypes(
     gates = len(_GATES[function.__name__])
     with disable_current_modes(), torch.no_grad():
         initial = [zeros(state, 1, 1, 1) for state in states]
-        own = [zeros(weight, gates, *[1] * (weight.dim() - 1)) for weight in weights[: 4 if bias else 2]]
+        of_layer = [zeros(weight, gates, *[1] * (weight.dim() - 1)) for weight in weights[: 4 if bias else 2]]
         results = function(
             zeros(x, 1, 1, 1),
             initial if len(initial) > 1 else initial[0],
-            own,
+            of_layer,
             bias,
             1,
             0.0,
@@ -109,7 +113,7 @@ def _result_dtypes(
 
 
 def _of_one_dtype(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Returns the tensors of a layer in one dtype, as ONNX wants them; autocast allows several."""
+    """Returns tensors in one dtype, as ONNX's layers need them; under autocast they may differ."""
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) == 1:
         return list(tensors)
@@ -121,7 +125,7 @@ WHOLE_LAYERS: dict[Any, Callable[..., Any]] = {
     function: partial(_layers, function)
     for function in (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 }
-"""By the function in a Dynamo graph: what to trace instead."""
+"""Replacements by the function in a Dynamo graph, which is traced as its replacement instead."""
 
 
 @lower("onnxtrain.recurrent_layer.default")
@@ -134,7 +138,7 @@ def recurrent_layer(
     bias: bool,
     bidirectional: bool,
 ) -> tuple[ir.Value, ...]:
-    """LSTM, GRU or RNN. x: [time, batch, input]; states: [directions, batch, hidden]."""
+    """Lowers to LSTM, GRU or RNN. x: [time, batch, input]; states: [directions, batch, hidden]."""
     op, directions = low.op, 2 if bidirectional else 1
     hidden = low.node.args[1][0].meta["val"].shape[-1]  # type: ignore[index, union-attr]
     parts = [_reordered(low, weight, mode, hidden) for weight in weights]
@@ -152,20 +156,21 @@ def recurrent_layer(
     if mode == "lstm":
         y, *final = op.LSTM(x, w, r, b, None, *states, **attributes, _outputs=3)
     elif mode == "gru":
+        # PyTorch applies the reset gate behind the recurrent product, ONNX by default before it.
         y, *final = op.GRU(x, w, r, b, None, *states, **attributes, linear_before_reset=1, _outputs=2)
     else:
         activations = ["Tanh" if mode == "rnn_tanh" else "Relu"] * directions
         y, *final = op.RNN(x, w, r, b, None, *states, **attributes, activations=activations, _outputs=2)
+    # ONNX: [time, directions, batch, hidden]. PyTorch: [time, batch, directions * hidden].
     time, batch, _ = low.shape(low.fake(0))
     y.shape = ir.Shape([time, directions, batch, hidden])
     if not bidirectional:
         return op.Squeeze(y, [1]), *final
-    # [time, directions, batch, hidden] -> [time, batch, directions * hidden]
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), [0, 0, directions * hidden]), *final
 
 
 def _reordered(low: Lowering, weight: ir.Value, mode: str, hidden: int) -> ir.Value:
-    """Returns a weight or bias, gates along the first axis, with the gates in ONNX's order."""
+    """Returns a weight or bias, [gates * hidden, ...], with the gates in ONNX's order."""
     order = _GATES[mode]
     if len(order) == 1:
         return weight
@@ -179,7 +184,7 @@ def _reordered(low: Lowering, weight: ir.Value, mode: str, hidden: int) -> ir.Va
 
 
 def _stacked(low: Lowering, parts: list[ir.Value]) -> ir.Value:
-    """Returns the values of the directions along a new first axis."""
+    """Stacks the values of the directions along a new first axis."""
     rows = [low.op.Unsqueeze(part, [0]) for part in parts]
     result: ir.Value = rows[0] if len(rows) == 1 else low.op.Concat(*rows, axis=0)
     shape = parts[0].shape

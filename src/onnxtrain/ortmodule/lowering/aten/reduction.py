@@ -1,4 +1,4 @@
-"""Reductions and cumulative operations."""
+"""Lowers reductions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import onnx_ir as ir
 from onnxtrain.ortmodule.lowering._table import Lowering, lower
 from onnxtrain.ortmodule.lowering.aten.comparison import as_bool
 from onnxtrain.ortmodule.lowering.aten.order import axes_of, reduced_extremum
-from onnxtrain.ortmodule.lowering.aten.shape import axis_of
 
 
 def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -> ir.Value:
@@ -19,8 +18,9 @@ def _reduce(low: Lowering, op_type: str, x: ir.Value, dim: Any, keepdim: bool) -
 
 
 def averaged(low: Lowering, x: ir.Value, axes: list[int] | None, keepdim: bool) -> ir.Value:
-    """Returns the mean; where the node's first argument has no elements it is NaN, which ReduceMean makes 0."""
+    """Returns the mean."""
     if low.has_no_elements(0):
+        # PyTorch's mean of no elements is NaN, ONNX Runtime's 0.
         return low.op.Div(low.op.ReduceSum(x, axes, keepdims=int(keepdim)), 0.0)
     return low.op.ReduceMean(x, axes, keepdims=int(keepdim))
 
@@ -43,7 +43,8 @@ def prod(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False, dty
 @lower("aten.any", "aten.all")
 def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = False) -> ir.Value:
     of_any = str(low.node.target).startswith("aten.any")
-    if low.has_no_elements(0):  # for which there are no minimum and maximum
+    # There is no minimum or maximum: ONNX Runtime 1.21 to 1.28 ends the process at `any` and `all` of no elements.
+    if low.has_no_elements(0):
         count = _reduce(low, "ReduceSum", low.tensor(x, ir.DataType.INT64), dim, keepdim)
         return low.op.Not(low.op.Equal(count, 0)) if of_any else low.op.Equal(count, 0)
     return _reduce(low, "ReduceMax" if of_any else "ReduceMin", as_bool(low, x), dim, keepdim)
@@ -52,7 +53,7 @@ def any_or_all(low: Lowering, x: ir.Value, dim: Any = None, keepdim: bool = Fals
 def _variance(
     low: Lowering, x: ir.Value, dim: Any, correction: float | None, keepdim: bool
 ) -> tuple[ir.Value, ir.Value]:
-    """The variance, and the mean with the reduced axes kept."""
+    """Returns the variance, and the mean with the reduced axes kept."""
     op = low.op
     axes = axes_of(low, dim)
     center = averaged(low, x, axes, keepdim=True)
@@ -64,6 +65,7 @@ def _variance(
     total = op.ReduceSumSquare(deviation, axes, keepdims=int(keepdim))
     sizes = low.fake(0).shape
     reduced = [sizes[axis] for axis in (range(len(sizes)) if axes is None else axes)]
+    # PyTorch divides by zero where the correction exceeds the number of elements, not by a negative number.
     if all(isinstance(size, int) for size in reduced):
         freedom = low.tensor(float(max(math.prod(reduced) - correction, 0)), low.dtype)
     else:
@@ -88,8 +90,9 @@ def std(
 
 
 def _root(low: Lowering, x: ir.Value, exponent: float) -> ir.Value:
-    """A power between 0 and 1, with the gradient 0 at 0, as PyTorch's std and norms have it."""
+    """Returns x to a power between 0 and 1."""
     op = low.op
+    # The derivative at 0 is infinite. As in PyTorch's std and norms, the gradient there is 0.
     zero = op.Equal(x, 0.0)
     safe = op.Where(zero, 1.0, x)
     root = op.Sqrt(safe) if exponent == 0.5 else op.Pow(safe, float(exponent))
@@ -133,8 +136,9 @@ def vector_norm(
         return reduced_extremum(low, kind, op.Abs(x), axes_of(low, dim), keepdim)
     if ord == 0:
         return _reduce(low, "ReduceSum", op.Cast(op.Not(op.Equal(x, 0.0)), to=low.dtype), dim, keepdim)
+    # The derivative of |x|^p with p < 1 is infinite at 0.
     if ord < 1:
-        raise low.unsupported(f"norm of order {ord}")
+        raise low.unsupported(f"a norm of order {ord}")
     total = _reduce(low, "ReduceSum", op.Pow(op.Abs(x), float(ord)), dim, keepdim)
     return _root(low, total, 1 / ord)
 
@@ -142,37 +146,3 @@ def vector_norm(
 @lower("aten.logsumexp.default")
 def logsumexp(low: Lowering, x: ir.Value, dim: Any, keepdim: bool = False) -> ir.Value:
     return _reduce(low, "ReduceLogSumExp", low.tensor(x, low.dtype), dim, keepdim)
-
-
-@lower("aten.cumsum.default")
-def cumsum(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
-    x = low.tensor(x, low.dtype)
-    return low.op.CumSum(x, low.op.const(axis_of(low, dim))) if low.fake(0).shape else x
-
-
-@lower("aten.cumprod.default")
-def cumprod(low: Lowering, x: ir.Value, dim: int, *, dtype: Any = None) -> ir.Value:
-    """In log2(size) steps, each of which multiplies by what lies 1, 2, 4, ... places before (1 before the first).
-
-    A symbolic size has no known number of steps: then every prefix is multiplied on its own.
-    """
-    op = low.op
-    x = low.tensor(x, low.dtype)
-    if not low.fake(0).shape:
-        return x
-    axis = axis_of(low, dim)
-    size = low.fake(0).shape[axis]
-    one = low.tensor(1, low.dtype)
-    if not isinstance(size, int):
-        places = op.Range(0, op.Squeeze(op.Shape(x, start=axis, end=axis + 1), [0]), 1)
-        prefix = op.LessOrEqual(places, op.Unsqueeze(places, [1]))  # [end of the prefix, place]
-        behind = len(low.fake(0).shape) - axis - 1
-        prefix = op.Unsqueeze(prefix, [2 + i for i in range(behind)]) if behind else prefix
-        rows = op.Where(prefix, op.Unsqueeze(x, [axis]), one)
-        return op.ReduceProd(rows, [axis + 1], keepdims=0)
-    shift = 1
-    while shift < size:
-        before = op.pad(x, [shift, -shift], [axis], len(low.fake(0).shape), one)
-        x = op.Mul(x, before)
-        shift *= 2
-    return x

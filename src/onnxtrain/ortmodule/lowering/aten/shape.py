@@ -1,4 +1,4 @@
-"""Views and what else moves, joins or repeats elements."""
+"""Lowers views, and ops that move, join or repeat elements."""
 
 from __future__ import annotations
 
@@ -8,33 +8,37 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from onnxtrain.ortmodule.lowering._table import Lowering, lower
+from onnxtrain.ortmodule.lowering._table import Lowering, lower, same_sizes
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 INT64_MIN = int(np.iinfo(np.int64).min)
 
 
 def axis_of(low: Lowering, axis: int) -> int:
-    """Returns an axis of the first argument, counted from 0."""
+    """Returns an axis of the first argument as a number from 0 on."""
     rank = len(low.fake(0).shape)
     return axis % rank if rank else 0
 
 
 def result_shape(low: Lowering, sizes: Any) -> ir.Value:
-    """Returns the shape of the result as an operand of Reshape: constant where one size at most is symbolic.
+    """Returns the shape of the result as an operand of Reshape.
+
+    The shape is constant if at most one size is symbolic: ONNX infers a size of -1.
 
     Args:
         low: lowers an op with one result.
-        sizes: the op's own sizes, which may be symbolic.
+        sizes: the sizes among the op's arguments, perhaps symbolic.
     """
     static = [size if isinstance(size, int) else -1 for size in low.result.shape]
+    # Beside a size of 0 ONNX cannot infer a size of -1.
     if static.count(-1) == 0 or (static.count(-1) == 1 and 0 not in static):
         return low.op.const(np.array(static, np.int64))
     return low.ints(sizes)
 
 
 def to_result_shape(low: Lowering, x: ir.Value, sizes: Any) -> ir.Value:
-    """Returns the elements of `x` in the shape of the result, of which `sizes` are the op's own."""
+    """Returns the elements of `x` in the shape of the result; `sizes` as in `result_shape`."""
+    # Without allowzero a 0 would mean the size of the input's axis.
     return low.op.Reshape(x, result_shape(low, sizes), allowzero=1)
 
 
@@ -87,9 +91,9 @@ def unsqueeze(low: Lowering, x: ir.Value, dim: int) -> ir.Value:
 
 @lower("aten.expand.default")
 def expand(low: Lowering, x: ir.Value, size: Any, *, implicit: bool = False) -> ir.Value:
-    if tuple(map(str, low.fake(0).shape)) == tuple(map(str, low.result.shape)):
+    if same_sizes(low.fake(0), low.result):
         return x
-    # -1 keeps an axis, which 1 does for ONNX.
+    # In PyTorch -1 keeps the size of an axis, in ONNX's Expand 1 does.
     kept = [1 if isinstance(s, int) and s == -1 else s for s in size]
     return low.op.Expand(x, low.ints(kept))
 
@@ -106,7 +110,8 @@ def repeat(low: Lowering, x: ir.Value, repeats: Any) -> ir.Value:
 
 @lower("aten.cat.default")
 def cat(low: Lowering, tensors: Sequence[ir.Value], dim: int = 0) -> ir.Value:
-    """Reshapes the one-dimensional empty tensors that PyTorch lets be joined to anything, or leaves them out."""
+    # PyTorch joins empty tensors of one axis to tensors of any rank. They are reshaped, or left out if sizes are
+    # symbolic.
     shape = list(low.result.shape)
     rank = len(shape)
     shape[dim] = 0
@@ -137,6 +142,7 @@ def split(low: Lowering, x: ir.Value, size: Any, dim: int = 0) -> Any:
     if all(isinstance(s, int) for s in sizes):
         lengths = low.op.const(sizes)
     else:
+        # The last part may be shorter.
         each = low.ints([size] * (count - 1))
         rest = low.op.Sub(low.op.dim(x, axis), low.op.ReduceSum(each, keepdims=1))
         lengths = low.op.Concat(each, rest, axis=0)
@@ -159,7 +165,7 @@ def unbind(low: Lowering, x: ir.Value, dim: int = 0) -> Any:
 
 
 def sliced(low: Lowering, x: ir.Value, axis: int, start: Any, end: Any, step: int = 1) -> ir.Value:
-    """Returns `x[start:end:step]` along an axis, with bounds that may be symbolic; None is no bound."""
+    """Returns `x[start:end:step]` along an axis. Bounds may be symbolic; None is no bound."""
     start, end = 0 if start is None else start, INT64_MAX if end is None else end
     steps = low.ints([step]) if step != 1 else None
     return low.op.Slice(x, low.ints([start]), low.ints([end]), [axis], steps)
@@ -186,6 +192,7 @@ def flip(low: Lowering, x: ir.Value, dims: Sequence[int]) -> ir.Value:
     if not count or not low.fake(0).shape:
         return x
     axes = [axis_of(low, dim) for dim in dims]
+    # A Slice with negative steps from the last element to before the first.
     return low.op.Slice(x, [-1] * count, [INT64_MIN] * count, axes, [-1] * count)
 
 
@@ -202,6 +209,7 @@ def roll(low: Lowering, x: ir.Value, shifts: Sequence[Any], dims: Sequence[int] 
 
 
 def _rolled(low: Lowering, x: ir.Value, axis: int, shift: Any, size: Any) -> ir.Value:
+    """Rotates an axis of this size by a shift."""
     op = low.op
     first: Any
     if isinstance(shift, int) and isinstance(size, int):
@@ -216,6 +224,7 @@ def _rolled(low: Lowering, x: ir.Value, axis: int, shift: Any, size: Any) -> ir.
 
 @lower("aten.tril.default", "aten.triu.default")
 def triangle(low: Lowering, x: ir.Value, diagonal: Any = 0) -> ir.Value:
+    # ONNX Runtime's Trilu has kernels for these dtypes.
     kernels = (ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT64, ir.DataType.INT32)
     if x.dtype not in kernels and not low.dtype.is_floating_point():
         x = low.tensor(x, ir.DataType.INT32)
@@ -225,7 +234,7 @@ def triangle(low: Lowering, x: ir.Value, diagonal: Any = 0) -> ir.Value:
 
 
 def arange(low: Lowering, count: Any) -> ir.Value:
-    """Returns 0, 1, ... as int64 [count], where `count` is an integer or an int64 [1] value."""
+    """Returns 0, 1, ... as int64 [count] for an int or an int64 [1] value `count`."""
     if isinstance(count, int):
         return low.op.const(np.arange(count, dtype=np.int64))
     return low.op.Range(0, low.op.Squeeze(count, [0]), 1)
@@ -233,7 +242,7 @@ def arange(low: Lowering, count: Any) -> ir.Value:
 
 @lower("aten.diagonal.default")
 def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> ir.Value:
-    """Elements 0, m + 1, 2 (m + 1), ... from the first on, of each n x m matrix written as one row."""
+    """Lowers to the elements 0, m + 1, 2 (m + 1), ... from the first on, of each n x m matrix written as one row."""
     op = low.op
     shape = low.fake(0).shape
     axes = [axis_of(low, dim1), axis_of(low, dim2)]
@@ -255,7 +264,7 @@ def diagonal(low: Lowering, x: ir.Value, offset: int = 0, dim1: int = 0, dim2: i
 
 @lower("aten.unfold.default")
 def unfold(low: Lowering, x: ir.Value, dim: int, size: int, step: int) -> ir.Value:
-    """Windows along an axis; their elements become the last axis."""
+    """Lowers to windows along an axis, whose elements become the last axis."""
     op = low.op
     rank = len(low.fake(0).shape)
     if rank == 0:
@@ -272,11 +281,11 @@ def unfold(low: Lowering, x: ir.Value, dim: int, size: int, step: int) -> ir.Val
 
 @lower("aten.as_strided.default")
 def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offset: Any = None) -> ir.Value:
-    """By positions in the memory of a contiguous tensor; where the shape alone changes, by that."""
+    """Lowers to a Gather from the memory of a contiguous tensor; if only the shape changes, to a Reshape."""
     op = low.op
     source, result = low.fake(0), low.result
     if not source.is_contiguous() or source.storage_offset() != 0:
-        raise low.unsupported("it addresses the memory of a view; ONNX has no strides")
+        raise low.unsupported("addresses in the memory of a view, since ONNX has no strides")
     plain = not storage_offset and result.is_contiguous() and str(source.numel()) == str(result.numel())
     if not plain:
         places = low.int_scalar(storage_offset or 0)
@@ -289,7 +298,7 @@ def as_strided(low: Lowering, x: ir.Value, size: Any, stride: Any, storage_offse
 
 
 def _pads(low: Lowering, pad: Sequence[Any]) -> tuple[ir.Value, list[int]]:
-    """The pads and axes of ONNX, from PyTorch's (begin, end) per axis, last axis first."""
+    """Returns ONNX's pads and axes for PyTorch's (begin, end) per axis, which starts at the last axis."""
     rank = len(low.fake(0).shape)
     count = len(pad) // 2
     return low.ints([*pad[0::2], *pad[1::2]]), [rank - 1 - i for i in range(count)]
@@ -298,10 +307,11 @@ def _pads(low: Lowering, pad: Sequence[Any]) -> tuple[ir.Value, list[int]]:
 @lower("aten.constant_pad_nd.default")
 def constant_pad(low: Lowering, x: ir.Value, pad: Sequence[Any], value: Any = 0) -> ir.Value:
     if low.dtype == ir.DataType.INT16:
-        raise low.unsupported("ONNX Runtime pads no int16")
+        raise low.unsupported("int16, for which ONNX Runtime has no Pad kernel")
     if all(isinstance(p, int) and p == 0 for p in pad):
         return x
     pads, axes = _pads(low, pad)
+    # 0 is the default of Pad.
     zero = isinstance(value, int | float | bool) and not value
     fill = None if zero else low.tensor(value, low.dtype)
     return low.op.pad(x, pads, axes, len(low.fake(0).shape), fill)
@@ -309,13 +319,13 @@ def constant_pad(low: Lowering, x: ir.Value, pad: Sequence[Any], value: Any = 0)
 
 @lower(*(f"aten.{kind}_pad{n}d.default" for kind in ("reflection", "replication") for n in (1, 2, 3)))
 def border_pad(low: Lowering, x: ir.Value, padding: Sequence[Any]) -> ir.Value:
-    """Negative padding crops what comes out of the other."""
     op, rank = low.op, len(low.fake(0).shape)
     pads, axes = _pads(low, [_at_least_0(low, p) for p in padding])
     mode = "reflect" if "reflection" in str(low.node.target) else "edge"
     padded = op.pad(x, pads, axes, rank, mode=mode)
     if all(isinstance(p, int) and p >= 0 for p in padding):
         return padded
+    # Negative padding crops the tensor that the positive one has padded.
     crops = [_at_least_0(low, op.Neg(p) if isinstance(p, ir.Value) else -p) for p in padding]
     ends = op.Sub(op.Gather(op.Shape(padded), axes), low.ints(crops[1::2]))
     return op.Slice(padded, low.ints(crops[0::2]), ends, axes)

@@ -1,4 +1,4 @@
-"""Systems of linear equations: inverses, factors and what is solved with them."""
+"""Lowers solutions of linear equations: inverses, Cholesky factors, triangular systems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LIBRARY.define("check_errors(Tensor info, str name, *, bool is_matrix) -> Tenso
 CHECKS: dict[Any, Any] = {
     torch.ops.aten._linalg_check_errors.default: torch.ops.onnxtrain.check_errors.default
 }
-"""Operators that only raise, which functional graphs cannot hold: what they hold instead."""
+"""Replacements for ops that only raise an error. A functional graph would drop such an op, since it has no result."""
 
 
 @torch.library.register_fake("onnxtrain::check_errors")  # type: ignore[untyped-decorator]
@@ -35,9 +35,11 @@ def _checked(info: torch.Tensor, name: str, *, is_matrix: bool) -> torch.Tensor:
 
 @lower("aten._linalg_det.default")
 def det(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
+    # ONNX has no LU factors.
     if low.uses_result(1) or low.uses_result(2):
-        raise low.unsupported("its factors")
-    _ = int(low.fake(0).shape[-1])  # the gradient is made for one size
+        raise low.unsupported("readers of the factors")
+    # The rule of Det writes its gradient for one size.
+    _ = int(low.fake(0).shape[-1])
     matrices = low.op.Identity(a)
     matrices.shape = low.shape(low.fake(0))
     return low.op.Det(matrices), None, None
@@ -47,11 +49,11 @@ def det(low: Lowering, a: ir.Value) -> tuple[ir.Value | None, ...]:
 def cholesky_ex(
     low: Lowering, a: ir.Value, *, upper: bool = False, check_errors: bool = False
 ) -> tuple[ir.Value, ir.Value]:
-    """The factor, and the number of the first minor that is not positive."""
+    """Lowers to the factor, and the number of the first leading minor that is not positive (0 if all are)."""
     op = low.op
     factor = op.call(cholesky, _turned(low, a) if upper else a)
     factor.shape = low.shape(low.fake(0))
-    rows = op.ReduceSum(low.stopped(_on_diagonal(low, factor)), [-1], keepdims=0)
+    rows = op.ReduceSum(low.op.stop_gradient(_on_diagonal(low, factor)), [-1], keepdims=0)
     good = op.Greater(rows, 0.0)
     return _turned(low, factor) if upper else factor, _first_that_is_not(low, good, -1)
 
@@ -65,9 +67,9 @@ def inv_ex(low: Lowering, a: ir.Value, *, check_errors: bool = False) -> tuple[i
 def solve_ex(
     low: Lowering, a: ir.Value, b: ir.Value, *, left: bool = True, check_errors: bool = False
 ) -> tuple[ir.Value | None, ...]:
-    """The solution of A X = B, or of X A = B; B may be a batch of vectors."""
+    """Lowers to the solution of A X = B, or of X A = B with left=False. B may be a batch of vectors."""
     if low.uses_result(1) or low.uses_result(2):
-        raise low.unsupported("its factors")
+        raise low.unsupported("readers of the factors")
     op = low.op
     of_vectors = low.result[0].dim() < low.fake(0).dim()
     if of_vectors:
@@ -86,7 +88,7 @@ def solve_triangular(
 
 @lower("aten.cholesky_solve.default", "aten._cholesky_solve_helper.default")
 def cholesky_solve(low: Lowering, b: ir.Value, factor: ir.Value, upper: bool = False) -> ir.Value:
-    """The solution of L Lᵀ X = B, or of Uᵀ U X = B."""
+    """Lowers to the solution of L Lᵀ X = B, or with upper=True of Uᵀ U X = B."""
     below = _turned(low, factor, 1) if upper else factor
     y = _solved_triangular(low, below, b, upper=False)
     return _solved_triangular(low, _turned(low, below, 1), y, upper=True)
@@ -94,7 +96,7 @@ def cholesky_solve(low: Lowering, b: ir.Value, factor: ir.Value, upper: bool = F
 
 @lower("aten.cholesky_inverse.default")
 def cholesky_inverse(low: Lowering, factor: ir.Value, upper: bool = False) -> ir.Value:
-    """The inverse of L Lᵀ, or of Uᵀ U."""
+    """Lowers to the inverse of L Lᵀ, or with upper=True of Uᵀ U."""
     triangle = _triangle(low, factor, upper, False)
     y, _ = low.op.call(inverse, triangle, _outputs=2)
     y.shape = factor.shape
@@ -103,17 +105,19 @@ def cholesky_inverse(low: Lowering, factor: ir.Value, upper: bool = False) -> ir
 
 
 def _inverse(low: Lowering, a: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The inverse, and the number of the first pivot that is zero; 0 where there is none."""
+    """Returns the inverse, and the number of the first pivot that is zero (0 if none is)."""
     y, pivots = low.op.call(inverse, a, _outputs=2)
     y.shape = a.shape
-    good = low.op.Not(low.op.Equal(low.stopped(pivots), 0.0))
+    good = low.op.Not(low.op.Equal(low.op.stop_gradient(pivots), 0.0))
     first = _first_that_is_not(low, good, 0)
     return y, low.op.Reshape(first, low.op.Shape(a, end=-2), allowzero=1)
 
 
 def _first_that_is_not(low: Lowering, good: ir.Value, axis: int) -> ir.Value:
+    """Returns the first place along an axis, counted from 1, where `good` is false; 0 if there is none. int32."""
     op = low.op
     wrong = op.Cast(op.Not(good), to=INT32)
+    # ArgMax finds the first one; it also finds the first zero where there is no one.
     first = op.Cast(op.Add(op.ArgMax(wrong, axis=axis, keepdims=0), 1), to=INT32)
     return op.Mul(first, op.ReduceMax(wrong, [axis], keepdims=0))
 
@@ -145,26 +149,37 @@ def _triangle(low: Lowering, a: ir.Value, upper: bool, unitriangular: bool) -> i
 def _solved(
     low: Lowering, a: ir.Value, y: ir.Value, b: ir.Value, left: bool, shape: Sequence[Any]
 ) -> ir.Value:
-    """Y B with the inverse Y of A, or B Y, and a correction for what is left of B; `shape` is that of the result."""
+    """Returns Y B, or B Y, where Y is the inverse of A, with one step of iterative refinement.
+
+    Args:
+        low: the lowering.
+        a: the matrices.
+        y: their inverses.
+        b: the right sides.
+        left: whether A stands to the left of the solution.
+        shape: the shape of the result.
+    """
     op = low.op
 
     def product(matrix: ir.Value, x: ir.Value) -> ir.Value:
-        found: ir.Value = op.MatMul(matrix, x) if left else op.MatMul(x, matrix)
-        found.shape = ir.Shape(shape)
-        return found
+        result: ir.Value = op.MatMul(matrix, x) if left else op.MatMul(x, matrix)
+        result.shape = ir.Shape(shape)
+        return result
 
     x = product(y, b)
+    # The product with a rounded inverse is less exact than a solution by elimination: solve once more for the residual.
     rest = op.Sub(b, product(a, x))
     rest.shape = ir.Shape(shape)
     return op.Add(x, product(y, rest))
 
 
 def _on_diagonal(low: Lowering, a: ir.Value) -> ir.Value:
+    """Returns matrices with all elements off the diagonal set to zero."""
     return low.op.Trilu(low.op.Trilu(a, upper=0), upper=1)
 
 
 def _turned(low: Lowering, a: ir.Value, argument: int = 0) -> ir.Value:
-    """The transposed matrices; `a` has as many axes as that argument of the node."""
+    """Returns the transposed matrices; `a` has as many axes as that argument of the node."""
     axes = list(range(low.fake(argument).dim()))
     turned: ir.Value = low.op.Transpose(a, perm=[*axes[:-2], axes[-1], axes[-2]])
     turned.shape = a.shape
@@ -173,7 +188,7 @@ def _turned(low: Lowering, a: ir.Value, argument: int = 0) -> ir.Value:
 
 @lower("onnxtrain.check_errors.default")
 def check_errors(low: Lowering, info: ir.Value, name: str, *, is_matrix: bool) -> ir.Value:
-    """What raises for a matrix that has no inverse, or no Cholesky factor."""
+    """Lowers the error for a matrix that has no inverse, or no Cholesky factor, to an assertion after the run."""
     holds = low.op.Equal(low.tensor(info, ir.DataType.INT64), 0)
     low.assertions.append((holds, f"{name}: a matrix is singular, or not positive-definite"))
     return low.op.const(0, INT32)

@@ -1,4 +1,4 @@
-"""Special functions: relatives of the error function and of the gamma function, in float64 for every dtype; x log y."""
+"""Lowers special functions: relatives of erf and gamma, computed in float64 for every dtype; x log y; frexp."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Formula = Callable[[Emitter, ir.Value], ir.Value]
 
 
 def _in_float64(*names: str) -> Callable[[Formula], Formula]:
-    """Registers a formula as the lowering of ATen ops; the result is rounded to the dtype of the op's."""
+    """Registers a float64 formula as the lowering of ATen ops.
+
+    The result is rounded to the dtype of the op's result.
+    """
 
     def register(formula: Formula) -> Formula:
         @lower(*names)
@@ -30,8 +33,9 @@ def _in_float64(*names: str) -> Callable[[Formula], Formula]:
 
 @_in_float64("aten.erfc.default", "aten.special_erfc.default")
 def erfc(op: Emitter, x: ir.Value) -> ir.Value:
-    """1 - erf(x) below 1, exp(-x²) erfcx(x) from there on."""
+    """Computes 1 - erf(x) below 1 and exp(-x²) erfcx(x) from there on."""
     low = op.Less(x, 1.0)
+    # Each branch gets harmless numbers in place of the other's: infinities would make its gradient NaN.
     far = op.Where(low, 1.0, x)
     tail = op.Mul(op.Exp(op.Neg(op.Mul(far, far))), _formulas.erfcx(op, far))
     return op.Where(low, op.Sub(1.0, op.Erf(x)), tail)
@@ -39,7 +43,7 @@ def erfc(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.special_erfcx.default")
 def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
-    """exp(x²) erfc(x)."""
+    """Computes exp(x²) erfc(x)."""
     low = op.Less(x, 1.0)
     near, far = op.Where(low, x, 0.0), op.Where(low, 1.0, x)
     scaled = op.Mul(op.Exp(op.Mul(near, near)), op.Sub(1.0, op.Erf(near)))
@@ -48,7 +52,7 @@ def erfcx(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.special_log_ndtr.default")
 def log_ndtr(op: Emitter, x: ir.Value) -> ir.Value:
-    """log(erfcx(-x / sqrt(2)) / 2) - x² / 2 below -1, log1p(-erfc(x / sqrt(2)) / 2) from there on."""
+    """Computes log(erfcx(-x / sqrt(2)) / 2) - x² / 2 below -1, log1p(-erfc(x / sqrt(2)) / 2) from there on."""
     low = op.Less(x, -1.0)
     below, above = op.Where(low, x, -1.0), op.Where(low, 0.0, x)
     tail = op.Log(op.Mul(erfcx(op, op.Mul(below, -math.sqrt(0.5))), 0.5))
@@ -59,7 +63,8 @@ def log_ndtr(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.erfinv.default", "aten.special_erfinv.default")
 def erfinv(op: Emitter, x: ir.Value) -> ir.Value:
-    """The y with erf(y) = x; odd. Abs and Sign have no slope at 0, where erfinv has one."""
+    """Computes the y with erf(y) = x."""
+    # erfinv is odd. Not by Abs and Sign, which have no slope at 0, where erfinv has one.
     negative = op.Less(x, 0.0)
     size = op.Where(negative, op.Neg(x), x)
     y = _positive_erfinv(op, size, op.Sub(1.0, size))
@@ -68,18 +73,19 @@ def erfinv(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.special_ndtri.default")
 def ndtri(op: Emitter, p: ir.Value) -> ir.Value:
-    """The quantile of the normal distribution, sqrt(2) erfinv(2 p - 1)."""
+    """Computes the quantile of the normal distribution, sqrt(2) erfinv(2 p - 1)."""
     upper = op.Greater(p, 0.5)
+    # From the smaller tail: 2 p - 1 loses the digits of a small p.
     rest = op.Mul(op.Where(upper, op.Sub(1.0, p), p), 2.0)
     size = op.Mul(_positive_erfinv(op, op.Sub(1.0, rest), rest), math.sqrt(2))
     return op.Where(upper, size, op.Neg(size))
 
 
 def _positive_erfinv(op: Emitter, x: ir.Value, rest: ir.Value) -> ir.Value:
-    """Erfinv of x >= 0, where rest = 1 - x, by two steps of Halley's method.
+    """Computes erfinv(x) for x >= 0 and rest = 1 - x, by two steps of Halley's method.
 
-    They start from the power series, or from Winitzki's approximation; both are good to 2e-3. Near 1 they solve
-    erfc(y) = rest.
+    They start from the power series, or from Winitzki's approximation; both are good to 2e-3. Near 1 the steps solve
+    erfc(y) = rest, since x has lost the digits.
     """
     small = op.Less(x, 0.5)
     near, far = op.Where(small, x, 0.0), op.Where(small, 0.5, rest)
@@ -97,19 +103,20 @@ def _positive_erfinv(op: Emitter, x: ir.Value, rest: ir.Value) -> ir.Value:
         step = op.Mul(op.Mul(missed, op.Exp(op.Mul(y, y))), math.sqrt(math.pi) / 2)
         y = op.Sub(y, op.Div(step, op.Add(op.Mul(y, step), 1.0)))
     outside = op.Where(op.Equal(rest, 0.0), math.inf, op.const(math.nan, like=x))
-    # The slope is infinite at 1, and not a number beyond.
+    # The slope is infinite at 1, and NaN beyond.
     right = op.Or(small, inside)
     return op.Mul(op.Where(right, 1.0, outside), op.Where(right, y, x))
 
 
 _SHIFT = 8
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
-"""B(2n) / (2n (2n - 1)), n = 1, 2, ...; Bernoulli numbers B."""
+"""Coefficients B(2n) / (2n (2n - 1)), n = 1, 2, ..., with the Bernoulli numbers B."""
 _DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760, 1 / 12)
-"""B(2n) / (2n)."""
+"""Coefficients B(2n) / (2n)."""
 
 
 def _series(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) -> ir.Value:
+    """Returns the polynomial in `square` by Horner's rule, the constant coefficient first."""
     total = op.const(coefficients[-1], like=square)
     for coefficient in reversed(coefficients[:-1]):
         total = op.Add(op.Mul(total, square), coefficient)
@@ -118,9 +125,9 @@ def _series(op: Emitter, square: ir.Value, coefficients: tuple[float, ...]) -> i
 
 @_in_float64("aten.lgamma.default")
 def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
-    """Stirling's series of x + 8, less the logarithms of x, x + 1, ... x + 7.
+    """Computes Stirling's series of x + 8, less the logarithms of x, x + 1, ... x + 7.
 
-    Below 1/2 it is log(pi / |sin(pi x)|) less the value at 1 - x.
+    Below 1/2: log(pi / |sin(pi x)|) less the value at 1 - x.
     """
     mirrored = op.Less(x, 0.5)
     z = op.Where(mirrored, op.Sub(1.0, x), x)
@@ -131,6 +138,8 @@ def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
     total = op.Add(op.Add(main, 0.5 * math.log(2 * math.pi)), series)
     for k in range(_SHIFT):
         total = op.Sub(total, op.Log(op.Add(z, float(k))))
+    # The sine has the period 2 in x, its magnitude the period 1: the fraction keeps the angle small, and its sine
+    # exact.
     angle = op.Where(mirrored, op.Sub(x, op.Floor(x)), 0.5)
     reflected = op.Sub(op.Sub(math.log(math.pi), op.Log(op.Sin(op.Mul(angle, math.pi)))), total)
     return op.Where(mirrored, reflected, total)
@@ -138,9 +147,9 @@ def lgamma(op: Emitter, x: ir.Value) -> ir.Value:
 
 @_in_float64("aten.digamma.default", "aten.special_digamma.default")
 def digamma(op: Emitter, x: ir.Value) -> ir.Value:
-    """The asymptotic series of x + 8, less the reciprocals of x, x + 1, ... x + 7.
+    """Computes the asymptotic series of x + 8, less the reciprocals of x, x + 1, ... x + 7.
 
-    Below 1/2 it is the value at 1 - x, less pi / tan(pi x).
+    Below 1/2: the value at 1 - x, less pi / tan(pi x).
     """
     mirrored = op.Less(x, 0.5)
     z = op.Where(mirrored, op.Sub(1.0, x), x)
@@ -158,9 +167,9 @@ def digamma(op: Emitter, x: ir.Value) -> ir.Value:
 
 @lower("aten.sinc.default")
 def sinc(low: Lowering, x: ir.Value) -> ir.Value:
-    """sin(pi x) / (pi x), with the gradient 0 at 0."""
     op = low.op
     x = low.tensor(x, low.dtype)
+    # At 0 the quotient is 0 / 0: the value there is 1, the gradient 0.
     zero = op.Equal(x, 0.0)
     angle = op.Mul(op.Where(zero, 1.0, x), math.pi)
     return op.Where(zero, 1.0, op.Div(op.Sin(angle), angle))
@@ -181,7 +190,7 @@ def xlog1py(low: Lowering, x: Any, y: Any) -> ir.Value:
     x, y = low.tensors(x, y)
     log, lost = _formulas.log1p_terms(op, y)
     log = op.Add(
-        log, low.stopped(lost)
+        log, op.stop_gradient(lost)
     )  # its derivative by u = 1 + y is 0, but infinity less infinity at u = 0
     return op.Mul(x, _log_unless(low, op.Equal(x, 0.0), op.Add(y, 1.0), log))
 
@@ -198,23 +207,24 @@ def _log_unless(low: Lowering, zero: ir.Value, argument: ir.Value, log: ir.Value
 
 @lower("aten.frexp.Tensor")
 def frexp(low: Lowering, x: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """The m of size 1/2 to 1 and the integer e with x = m 2^e; m = x and e = 0 for zeros, infinities and NaN."""
+    """Lowers to m of magnitude 1/2 to 1 and the integer e with x = m 2^e. For 0, infinity and NaN: m = x, e = 0."""
     op = low.op
     wide = low.tensor(x, ir.DataType.DOUBLE)
-    size = low.stopped(op.Abs(wide))
+    size = low.op.stop_gradient(op.Abs(wide))
     usual = op.And(op.Greater(size, 0.0), op.Less(size, math.inf))
     size = op.Where(usual, size, 0.5)
     exponent = op.Add(op.Floor(op.Div(op.Log(size), math.log(2))), 1.0)
-    # The logarithm is rounded: beside a power of two it may be that of the other side.
+    # The logarithm is rounded: next to a power of two the exponent may be wrong by one.
     mantissa = _scaled(op, size, exponent)
     above, below = op.GreaterOrEqual(mantissa, 1.0), op.Less(mantissa, 0.5)
     step = op.Sub(op.Cast(above, to=ir.DataType.DOUBLE), op.Cast(below, to=ir.DataType.DOUBLE))
     exponent = op.Where(usual, op.Add(exponent, step), 0.0)
-    return _scaled(op, wide, low.stopped(exponent)), op.Cast(exponent, to=ir.DataType.INT32)
+    return _scaled(op, wide, low.op.stop_gradient(exponent)), op.Cast(exponent, to=ir.DataType.INT32)
 
 
 def _scaled(op: Emitter, x: ir.Value, exponent: ir.Value) -> ir.Value:
-    """The product x 2^-exponent, by two factors: one may be out of range."""
+    """Returns x 2^-exponent."""
+    # By two factors, because one may be out of range.
     half = op.Floor(op.Mul(exponent, 0.5))
     two = op.const(2.0, ir.DataType.DOUBLE)
     return op.Div(op.Div(x, op.Pow(two, half)), op.Pow(two, op.Sub(exponent, half)))

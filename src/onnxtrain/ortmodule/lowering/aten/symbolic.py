@@ -1,4 +1,4 @@
-"""Arithmetic on symbolic integers: the sizes of tensors, as int64 scalars (fractions of them as float64)."""
+"""Lowers arithmetic on symbolic numbers: sizes of tensors as int64 scalars, fractions of sizes as float64 scalars."""
 
 from __future__ import annotations
 
@@ -39,24 +39,25 @@ def sym_numel(low: Lowering, x: ir.Value) -> Any:
 
 @lower("aten._local_scalar_dense.default")
 def item(low: Lowering, x: ir.Value) -> ir.Value:
-    """Lowers `tensor.item()` to a scalar tensor that is a constant for the gradient, as the number is in PyTorch."""
+    """Lowers `tensor.item()` to a scalar."""
     kind = {torch.SymInt: INT64, torch.SymFloat: DOUBLE, torch.SymBool: BOOL}.get(type(low.result))
     if kind is None:
-        raise low.unsupported(f"of {low.fake(0).dtype}")
-    x = low.stopped(x)
+        raise low.unsupported(str(low.fake(0).dtype))
+    # In PyTorch a Python number has no gradient.
+    x = low.op.stop_gradient(x)
     if low.fake(0).shape:
         x = low.op.Reshape(x, low.op.const(np.array([], np.int64)))
     return low.tensor(x, kind)
 
 
 def _common(low: Lowering, *values: Any) -> tuple[ir.Value, ...]:
-    """The operands as float64 scalars if any is a float, else as int64 ones."""
+    """Returns the operands as float64 scalars if any is a float, else as int64 scalars."""
     floats = any(v.dtype == DOUBLE if isinstance(v, ir.Value) else isinstance(v, float) for v in values)
     return tuple(low.tensor(value, DOUBLE if floats else INT64) for value in values)
 
 
 def _folded(python: Callable[..., Any], emit: Callable[..., Any]) -> Callable[..., Any]:
-    """The lowering of a function of numbers, which is computed at once where all of them are known."""
+    """Returns the lowering of a function of numbers: `python` if all arguments are numbers, else `emit`."""
 
     def number(low: Lowering, *values: Any) -> Any:
         if not any(isinstance(value, ir.Value) for value in values):
@@ -85,6 +86,7 @@ def _floordiv(low: Lowering, a: Any, b: Any) -> Any:
     a, b = _common(low, a, b)
     if a.dtype == DOUBLE:
         return low.op.Floor(low.op.Div(a, b))
+    # ONNX divides integers towards zero; Mod has the sign of the divisor, so that the difference divides evenly.
     return low.op.Div(low.op.Sub(a, low.op.Mod(a, b)), b)
 
 
@@ -95,11 +97,12 @@ def _truediv(low: Lowering, a: Any, b: Any) -> Any:
 def _mod(low: Lowering, a: Any, b: Any) -> Any:
     a, b = _common(low, a, b)
     if a.dtype == DOUBLE:
-        raise low.unsupported("remainder of symbolic floats")
+        raise low.unsupported("the remainder of symbolic floats")
     return low.op.Mod(a, b)
 
 
 def _power(low: Lowering, a: Any, b: Any) -> Any:
+    # ONNX Runtime computes powers of integers in float64.
     if isinstance(b, int) and 1 <= b <= 4:
         result = a
         for _ in range(b - 1):
@@ -176,7 +179,7 @@ def sym_is_contiguous(low: Lowering, x: ir.Value, *_: Any) -> bool:
 def assertion(
     low: Lowering, condition: ir.Value, message: str = "Expected a condition that holds", *_: Any
 ) -> ir.Value:
-    """Checked when the graph has run."""
+    # ONNX has no assertion: the condition is an output, which is checked when the graph has run.
     holds = low.tensor(condition, BOOL)
     low.assertions.append((holds, message))
     return low.op.const(0.0)

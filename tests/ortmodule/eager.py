@@ -32,8 +32,8 @@ class Of(nn.Module):
             else:
                 setattr(self, name, part)
 
-    def forward(self, *inputs: Any) -> Any:
-        return self.function(self, *inputs)
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self.function(self, *inputs, **named)
 
 
 def compare(
@@ -202,3 +202,17 @@ def compare_steps(
         ]
 
     return compare(plain, program, **options)
+
+
+def pair(module: nn.Module) -> tuple[ORTModule, nn.Module]:
+    """Return an ORTModule that must not leave a graph to PyTorch, and a plain copy of the module."""
+    plain = copy.deepcopy(module)
+    return strict(module), plain
+
+
+def assert_same_step(ours: nn.Module, plain: nn.Module, *inputs: Any, **options: Any) -> None:
+    """Assert that one `step` of two modules does the same; the inputs require no gradient."""
+    generator = torch.get_rng_state()
+    got = step(ours, *inputs, differentiate_inputs=False, **options)
+    torch.set_rng_state(generator)
+    assert_same(got, step(plain, *inputs, differentiate_inputs=False, **options))

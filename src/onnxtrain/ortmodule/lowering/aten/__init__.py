@@ -8,7 +8,6 @@ from onnxtrain.ortmodule.lowering.aten import (
     counting,
     creation,
     ctc,
-    fourier,
     indexing,
     linalg,
     loss,
@@ -26,8 +25,9 @@ from onnxtrain.ortmodule.lowering.aten import (
     symbolic,
 )
 
-# Complex numbers take over what the others have registered.
-from onnxtrain.ortmodule.lowering.aten import complex as complex_
+# Complex numbers take over what the others have registered; `fourier` imports them, so it comes last, too.
+from onnxtrain.ortmodule.lowering.aten import complex as complex_  # isort: skip
+from onnxtrain.ortmodule.lowering.aten import fourier  # isort: skip
 
 __all__ = [
     "activation",

@@ -204,8 +204,6 @@ def test_an_argument_that_gets_another_shape_is_left_to_pytorch() -> None:
     compare(Turning(), program, warns="gives another shape, in place, to an input")
 
 
-
-
 def test_an_expanded_argument_that_is_written_to_is_left_to_pytorch() -> None:
     """Eager PyTorch allows the write to one of its rows, which are one in memory."""
 

@@ -184,34 +184,21 @@ def cut_out() -> onnx.ModelProto:
 TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[str], list[str]]] = {
     "parameter is an output": (parameter_as_output, {"loss_input_names": ["logits"]}, ["w"], ["loss"]),
     "parameter is returned": (
-        linear,
-        {"additional_output_names": ["w", "logits"]},
-        ["w"],
-        ["loss", "w", "logits"],
+        linear, {"additional_output_names": ["w", "logits"]}, ["w"], ["loss", "w", "logits"],
     ),
     "input is returned": (
-        input_as_output,
-        {"loss_input_names": ["logits"], "additional_output_names": ["x"]},
-        ["w"],
+        input_as_output, {"loss_input_names": ["logits"], "additional_output_names": ["x"]}, ["w"],
         ["loss", "x"],
     ),
     "parameter that the loss does not reach": (
-        unreached,
-        {"loss_input_names": ["logits"]},
-        ["w", "u"],
-        ["loss"],
+        unreached, {"loss_input_names": ["logits"]}, ["w", "u"], ["loss"],
     ),
     "parameter that only another output reaches": (
-        unreached,
-        {"loss_input_names": ["logits"], "additional_output_names": ["other"]},
-        ["w", "u"],
+        unreached, {"loss_input_names": ["logits"], "additional_output_names": ["other"]}, ["w", "u"],
         ["loss", "other"],
     ),
     "parameter that nothing reads": (
-        lambda: linear(u=weights(2)),
-        {"requires_grad": ["u", "w"]},
-        ["w", "u"],
-        ["loss"],
+        lambda: linear(u=weights(2)), {"requires_grad": ["u", "w"]}, ["w", "u"], ["loss"],
     ),
     "parameter of which only the shape is read": (read_by_shape_only, {}, ["w", "s"], ["loss"]),
     "one parameter in three places": (tied, {}, ["w"], ["loss"]),
@@ -222,10 +209,7 @@ TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[s
     "parameter in a branch": (branch, {}, ["w", "two", "zero"], ["loss"]),
     "branches without parameters": (branch, {"requires_grad": ["w"]}, ["w"], ["loss"]),
     "frozen parameter in a branch": (
-        branch,
-        {"requires_grad": ["w"], "frozen_params": ["two"]},
-        ["w"],
-        ["loss"],
+        branch, {"requires_grad": ["w"], "frozen_params": ["two"]}, ["w"], ["loss"],
     ),
     "local function": (function, {}, ["w"], ["loss"]),
     "unused imports of other domains": (other_domains, {}, ["w1", "b1", "w2", "b2"], ["loss"]),
@@ -241,12 +225,10 @@ TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[s
     "parameter named as the loss": (named("loss"), {}, ["loss"], ["loss_1"]),
     "parameter named as a moment": (named("momentum0"), {}, ["momentum0"], ["loss"]),
     "equal BatchNorm statistics": (
-        two_fresh_batch_norms,
-        {"requires_grad": ["w", "bias0"], "frozen_params": ["scale0"]},
-        ["w", "bias0"],
+        two_fresh_batch_norms, {"requires_grad": ["w", "bias0"], "frozen_params": ["scale0"]}, ["w", "bias0"],
         ["loss"],
     ),
-}
+}  # fmt: skip
 
 
 def batch(model: onnx.ModelProto) -> tuple[np.ndarray, np.ndarray]:
@@ -409,25 +391,19 @@ class Nothing(onnxblock.Block):
 # options for models.mlp(), exception, message
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "output twice": (
-        {"additional_output_names": ["logits", "logits"]},
-        GraphBuildError,
-        "logits would be returned twice",
+        {"additional_output_names": ["logits", "logits"]}, GraphBuildError, "logits would be returned twice",
     ),
     "loss as additional output": (
-        {"additional_output_names": ["loss"]},
-        GraphBuildError,
-        "loss would be returned twice",
+        {"additional_output_names": ["loss"]}, GraphBuildError, "loss would be returned twice",
     ),
     "no loss": ({"loss": None}, GraphBuildError, "'logits' is FLOAT of shape .*not a scalar"),
     "two losses of the model": (
-        {"loss": None, "loss_input_names": ["h", "m"]},
-        GraphBuildError,
+        {"loss": None, "loss_input_names": ["h", "m"]}, GraphBuildError,
         r"loss_input_names gives 2 \(h, m\); name one",
     ),
     "two outputs": ({"model": parameter_as_output()}, GraphBuildError, "logits, w; name them in loss_input"),
     "loss of an input": (
-        {"loss": "mse", "loss_input_names": ["x"]},
-        NothingToTrain,
+        {"loss": "mse", "loss_input_names": ["x"]}, NothingToTrain,
         r"no gradient flows from the loss 'loss' to any of the parameters to train \(w1, b1, w2, b2\)",
     ),
     "loss behind a sign": (
@@ -442,38 +418,25 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "unreduced loss": ({"loss": losses.MSELoss(reduction="none")}, GraphBuildError, "not a scalar"),
     "parameter named step": (
-        {"model": named("step")()},
-        GraphBuildError,
-        "optimizer model: 'step' would be the name",
+        {"model": named("step")()}, GraphBuildError, "optimizer model: 'step' would be the name",
     ),
     "parameters w and w_grad": (
-        {
-            "model": linear(
-                [node("Gemm", ["x", "w", "w_grad"], ["logits"])], w=weights(4, 3), w_grad=weights(3)
-            )
-        },
-        GraphBuildError,
-        "optimizer model: 'w_grad' would be the name",
+        {"model": linear([node("Gemm", ["x", "w", "w_grad"], ["logits"])], w=weights(4, 3), w_grad=weights(3))},
+        GraphBuildError, "optimizer model: 'w_grad' would be the name",
     ),
     "block without result": (
-        {"loss": Nothing()},
-        GraphBuildError,
-        "block Nothing: .*returned None; return the name",
+        {"loss": Nothing()}, GraphBuildError, "block Nothing: .*returned None; return the name",
     ),
     "statistic to be trained": (
-        {"model": models.conv_bn(), "requires_grad": ["bn.mean"]},
-        GraphBuildError,
+        {"model": models.conv_bn(), "requires_grad": ["bn.mean"]}, GraphBuildError,
         "'bn.mean' is a running statistic",
     ),
     "optimizer block without an optimizer": (
-        {"optimizer": Nothing()},
-        GraphBuildError,
+        {"optimizer": Nothing()}, GraphBuildError,
         "block Nothing: it was given as the optimizer, but has made no optimizer model",
     ),
     "library of custom ops": (
-        {"custom_op_library": "/nowhere/ops.so"},
-        ModelError,
-        "there is no custom_op_library",
+        {"custom_op_library": "/nowhere/ops.so"}, ModelError, "there is no custom_op_library",
     ),
     "batch_norm": ({"batch_norm": "train"}, ValueError, "batch_norm='train': choose one of"),
     "settings only": (
@@ -489,7 +452,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         NothingToTrain,
         "no parameter is left to train",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -38,49 +38,38 @@ CASES = [
     Case("mse", losses.MSELoss, F.mse_loss),
     Case("l1", losses.L1Loss, F.l1_loss),
     Case(
-        "huber",
-        lambda reduction: losses.HuberLoss(reduction, delta=0.7),
-        lambda *a, **k: F.huber_loss(*a, delta=0.7, **k),
+        "huber", lambda reduction: losses.HuberLoss(reduction, delta=0.7), lambda *a,
+        **k: F.huber_loss(*a, delta=0.7, **k),
     ),
     Case(
-        "smooth_l1",
-        lambda reduction: losses.SmoothL1Loss(reduction, beta=0.5),
-        lambda *a, **k: F.smooth_l1_loss(*a, beta=0.5, **k),
+        "smooth_l1", lambda reduction: losses.SmoothL1Loss(reduction, beta=0.5), lambda *a,
+        **k: F.smooth_l1_loss(*a, beta=0.5, **k),
     ),
     Case(
-        "bce",
-        lambda reduction: losses.BCEWithLogitsLoss(None, reduction),
-        F.binary_cross_entropy_with_logits,
+        "bce", lambda reduction: losses.BCEWithLogitsLoss(None, reduction),
+        F.binary_cross_entropy_with_logits, "probability",
+    ),
+    Case(
+        "bce weighted", lambda reduction: losses.BCEWithLogitsLoss(WEIGHT, reduction, WEIGHT * 2), lambda *a,
+        **k: F.binary_cross_entropy_with_logits(*a, weight=_weight(), pos_weight=_weight() * 2, **k),
         "probability",
     ),
     Case(
-        "bce weighted",
-        lambda reduction: losses.BCEWithLogitsLoss(WEIGHT, reduction, WEIGHT * 2),
-        lambda *a, **k: F.binary_cross_entropy_with_logits(
-            *a, weight=_weight(), pos_weight=_weight() * 2, **k
-        ),
-        "probability",
-    ),
-    Case(
-        "cross-entropy",
-        lambda reduction: losses.CrossEntropyLoss(reduction=reduction),
-        F.cross_entropy,
+        "cross-entropy", lambda reduction: losses.CrossEntropyLoss(reduction=reduction), F.cross_entropy,
         "label",
     ),
     Case(
         "cross-entropy weighted",
-        lambda reduction: losses.CrossEntropyLoss(WEIGHT, reduction, ignore_index=1),
-        lambda *a, **k: F.cross_entropy(*a, weight=_weight(), ignore_index=1, **k),
-        "label",
+        lambda reduction: losses.CrossEntropyLoss(WEIGHT, reduction, ignore_index=1), lambda *a,
+        **k: F.cross_entropy(*a, weight=_weight(), ignore_index=1, **k), "label",
     ),
     Case(
         "cross-entropy smoothed",
-        lambda reduction: losses.CrossEntropyLoss(reduction=reduction, label_smoothing=0.1),
-        lambda *a, **k: F.cross_entropy(*a, label_smoothing=0.1, **k),
-        "label",
+        lambda reduction: losses.CrossEntropyLoss(reduction=reduction, label_smoothing=0.1), lambda *a,
+        **k: F.cross_entropy(*a, label_smoothing=0.1, **k), "label",
     ),
     Case("nll", lambda reduction: losses.NLLLoss(reduction=reduction), F.nll_loss, "label"),
-]
+]  # fmt: skip
 
 
 def _target(kind: str, rows: int, columns: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import torch
 
 from autodiff.test_attention import COMPOSITES as ATTENTION
 from autodiff.test_square_matrices import TWINS
-from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
+from fusion.rewriting import with_gradients
 from onnxtrain.autodiff._registry import RULES
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import (
@@ -108,13 +108,10 @@ def session(row: Row, shape, dtype, symbolic: bool) -> ort.InferenceSession:
     y.name, y.shape = "y", x.shape
     saved.shape = ir.Shape([*x.shape[:-1], 1])
     graph.outputs.append(y)
-    joint, gradients = add_gradients(model, "y", ["x", "g"], cotangent="ct")
-    append_outputs(joint, ["x", "g"], gradients)
+    joint = with_gradients(model, ["x", "g"])
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    return ort.InferenceSession(
-        ir.to_proto(joint).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return ort.InferenceSession(joint.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def sampled(shape):
@@ -167,9 +164,8 @@ def test_vjp_of_functions_matches_torch(composite, dtype):
     )
     y.name, y.shape = "y", graph.inputs[0].shape
     graph.outputs.append(y)
-    joint, gradients = add_gradients(model, "y", names, cotangent="ct")
-    append_outputs(joint, names, gradients)
-    proto = ir.to_proto(joint).SerializeToString()
+    joint = with_gradients(model, names)
+    proto = joint.SerializeToString()
     found = ort.InferenceSession(proto, providers=["CPUExecutionProvider"]).run(None, feed)
     values = {name: torch.from_numpy(value.astype(float)) for name, value in feed.items()}
     leaves = [values[name].requires_grad_() for name in names]
@@ -232,10 +228,9 @@ def test_vjp_of_instance_norms_matches_torch(composite, shape, axes, dtype, symb
     y, *_ = op.call(composite, *inputs, op.const(EPSILON, kind), axes=axes, _outputs=outputs)
     y.name, y.shape = "y", inputs[0].shape
     graph.outputs.append(y)
-    joint, gradients = add_gradients(model, "y", names, cotangent="ct")
-    append_outputs(joint, names, gradients)
+    joint = with_gradients(model, names)
     ct = rng.normal(size=shape).astype(dtype)
-    step = ort.InferenceSession(ir.to_proto(joint).SerializeToString(), providers=["CPUExecutionProvider"])
+    step = ort.InferenceSession(joint.SerializeToString(), providers=["CPUExecutionProvider"])
 
     leaves = [torch.from_numpy(feed[name].astype(np.float64)).requires_grad_() for name in names]
     x = leaves[0].detach()

@@ -13,8 +13,7 @@ import torch
 from onnx import numpy_helper
 from torch.nn import functional
 
-from fusion.rewriting import ops, rewritten
-from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
+from fusion.rewriting import ops, rewritten, with_gradients
 from onnxtrain.fusion import AttentionPass
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from passes._models import run
@@ -55,11 +54,7 @@ def check(proto: onnx.ModelProto, name: str) -> ir.Model:
     feeds["ct"] = np.random.default_rng(1).standard_normal(run(proto, feeds)[0].shape).astype(np.float32)
     wrt = [n for n in feeds if n != "ct"]
     plain = canonicalize(load_model(proto))
-    results = []
-    for each in (model, plain):
-        joint, gradients = add_gradients(each, "y", wrt, cotangent="ct")
-        append_outputs(joint, wrt, gradients)
-        results.append(run(to_proto(joint), feeds))
+    results = [run(with_gradients(each, wrt), feeds) for each in (model, plain)]
     for own, reference in zip(*results, strict=True):
         assert norm_relative_error(own, reference) <= 2e-6
     return model

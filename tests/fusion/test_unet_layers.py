@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from fusion.rewriting import ops, rewritten
-from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
+from fusion.rewriting import ops, rewritten, with_gradients
 from onnxtrain.fusion import FUSIONS, FusionPass, NativeOpsPass
 from onnxtrain.passes import canonicalize, load_model, promote_initializers, to_proto
 from passes._models import run
@@ -49,12 +47,6 @@ def grouped(groups: int, **values: np.ndarray) -> onnx.ModelProto:
     del model.graph.value_info[:]
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in given.items())
     return model
-
-
-def with_gradients(model: ir.Model, wrt: list[str]) -> onnx.ModelProto:
-    joint, gradients = add_gradients(model, "y", wrt, cotangent="ct")
-    append_outputs(joint, wrt, gradients)
-    return to_proto(joint)
 
 
 def check_gradients(proto: onnx.ModelProto, x: np.ndarray, wrt: list[str], gradient: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models
+from fresh_process import python
 from models import make_model
 from onnxtrain import losses, onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer
@@ -581,14 +580,8 @@ def test_conversion_to_ort_format_is_silent(tmp_path: Path) -> None:
         "import logging\n"
         "assert not logging.getLogger().handlers\n"
     )
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python("-W", "ignore", "-c", code, path=filter(None, sys.path))
+    assert (done.stdout, done.stderr) == ("", "")
     assert (tmp_path / "training_model.ort").exists()
 
 

@@ -36,6 +36,7 @@ def python(
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))} | environment,
         capture_output=True,
         encoding="utf-8",
+        errors="replace",
         check=False,
     )
     assert code is None or done.returncode == code, f"exit code {done.returncode}: {done.stderr[-3000:]}"

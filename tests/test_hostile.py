@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import os
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,14 +23,16 @@ MEMORY = 300  # MB that a case may need on top of what the process had
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc and listens to inotify")
 
 
+def hostile_cases(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = ("-m", "hostile.cases", *map(str, arguments))
+    return python(*command, path=(SOURCE, TESTS), OMP_NUM_THREADS="1", **options)
+
+
 def reports(directory: Path, first: int, count: int, step: int) -> list[dict[str, Any]]:
     """Runs `count` cases in one process, and after a crash the ones behind it in another."""
     found: list[dict[str, Any]] = []
     while count > 0:
-        result = python(
-            "-m", "hostile.cases", directory, first, count, step,
-            path=(SOURCE, TESTS), code=None, OMP_NUM_THREADS="1",
-        )  # fmt: skip
+        result = hostile_cases(directory, first, count, step, code=None)
         lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
         found += [line for line in lines if "case" in line]
         begun = sum("begins" in line for line in lines)
@@ -45,8 +48,7 @@ def reports(directory: Path, first: int, count: int, step: int) -> list[dict[str
 
 @pytest.mark.slow
 def test_hostile_files_are_errors_or_harmless(tmp_path: Path) -> None:
-    done = python("prepare", tmp_path / "base")
-    assert done.returncode == 0, done.stderr
+    hostile_cases("prepare", tmp_path / "base")
     with ThreadPoolExecutor(PROCESSES) as pool:
         parts = [
             pool.submit(reports, tmp_path / "base", SEED + n, CASES // PROCESSES, PROCESSES)

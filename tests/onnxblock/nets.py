@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,9 +13,33 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtrain import onnxblock
+
 ELEM = {
     np.dtype(t): helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (np.float16, np.float32, np.float64)
 }
+
+
+class Outputs(onnxblock.ForwardBlock):
+    """Makes the results of a block the outputs of the model."""
+
+    def __init__(self, block: onnxblock.Block) -> None:
+        super().__init__()
+        self.block = block
+
+    def build(self, *names: str) -> Any:
+        return self.block(*names)
+
+
+class Training(onnxblock.TrainingBlock):
+    """Makes the result of a block the loss of the training model."""
+
+    def __init__(self, block: onnxblock.Block) -> None:
+        super().__init__()
+        self.block = block
+
+    def build(self, *names: str) -> Any:
+        return self.block(*names)
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

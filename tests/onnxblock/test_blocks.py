@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxblock.nets import ELEM, identity, manifest_of, mlp, run
+from onnxblock.nets import ELEM, Outputs, identity, manifest_of, mlp, run
 from onnxtrain import onnxblock
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import blocks
@@ -59,17 +59,6 @@ def pair(dtype: type, opset: int) -> onnx.ModelProto:
     nodes = [helper.make_node("Identity", [a], [b]) for a, b in (("x", "u"), ("y", "v"))]
     graph = helper.make_graph(nodes, "pair", [infos["x"], infos["y"]], [infos["u"], infos["v"]])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
-
-
-class Outputs(onnxblock.ForwardBlock):
-    """Makes the results of a block the outputs of the model."""
-
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def build(self, *names: str) -> Any:
-        return self.block(*names)
 
 
 @pytest.mark.parametrize("opset", [13, 18, 21])

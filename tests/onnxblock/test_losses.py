@@ -12,7 +12,17 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
 
-from onnxblock.nets import identity, manifest_of, mlp, parameters_of, run, torch_forward, torch_mlp
+from onnxblock.nets import (
+    Outputs,
+    Training,
+    identity,
+    manifest_of,
+    mlp,
+    parameters_of,
+    run,
+    torch_forward,
+    torch_mlp,
+)
 from onnxtrain import onnxblock
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import loss as losses
@@ -86,24 +96,6 @@ def _target(kind: str, rows: int, columns: int) -> np.ndarray:
 
 def _torch(array: np.ndarray) -> torch.Tensor:
     return torch.tensor(array if array.dtype == np.int64 else array.astype(np.float64))
-
-
-class Outputs(onnxblock.ForwardBlock):
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def build(self, *names: str) -> Any:
-        return self.block(*names)
-
-
-class Training(onnxblock.TrainingBlock):
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def build(self, *names: str) -> Any:
-        return self.block(*names)
 
 
 @pytest.mark.parametrize("opset", [13, 17, 21])

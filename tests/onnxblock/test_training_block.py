@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxblock.nets import manifest_of, mlp, parameters_of, run, torch_forward, torch_mlp
+from onnxblock.nets import Training, manifest_of, mlp, parameters_of, run, torch_forward, torch_mlp
 from onnxtrain import onnxblock
 from onnxtrain.errors import DifferentiationError, GraphBuildError, NothingToTrain, TrainingStateError
 from onnxtrain.onnxblock import blocks
@@ -89,15 +89,6 @@ class RawNodes(onnxblock.Block):
             ]
         )
         return onnxblock.blocks.ReduceMean(keepdims=False)("raw_cube")
-
-
-class Training(onnxblock.TrainingBlock):
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def build(self, *names: str) -> Any:
-        return self.block(*names)
 
 
 def batch(rows: int = 5) -> tuple[np.ndarray, np.ndarray]:

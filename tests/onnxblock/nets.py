@@ -42,6 +42,13 @@ class Training(onnxblock.TrainingBlock):
         return self.block(*names)
 
 
+def built(block: onnxblock.TrainingBlock, model: onnx.ModelProto | None = None) -> onnxblock.TrainingBlock:
+    """Append the block to the output `y` of a model, `mlp()` by default."""
+    with onnxblock.base(mlp() if model is None else model):
+        block("y")
+    return block
+
+
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Runs a model on the stock runtime; returns its outputs by name."""
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from onnxblock.nets import (
     Outputs,
     Training,
+    built,
     identity,
     manifest_of,
     mlp,
@@ -147,9 +148,7 @@ def test_gradients_match_torch(case: Case) -> None:
 def test_manifest_describes_the_target(
     make: Any, name: str, labels: dict[str, int] | None, opset: int
 ) -> None:
-    block = Training(make())
-    with onnxblock.base(mlp(opset=opset)):
-        block("y")
+    block = built(Training(make()), mlp(opset=opset))
     (target,) = manifest_of(block.to_model_proto()[0])["targets"]
     assert target["name"] == name
     assert target.get("class_labels") == labels
@@ -164,9 +163,7 @@ def test_target_may_be_an_input_like_another_value() -> None:
             add = onnxblock.blocks.Add()
             return add(losses.MSELoss()(y, target), losses.L1Loss()(y, target))
 
-    block = Shared()
-    with onnxblock.base(mlp()):
-        block("y")
+    block = built(Shared())
     assert [value["name"] for value in manifest_of(block.to_model_proto()[0])["targets"]] == ["wanted"]
 
 
@@ -176,19 +173,16 @@ def test_labels_shared_by_two_losses_keep_their_range() -> None:
             first = losses.CrossEntropyLoss()(y)
             return onnxblock.blocks.Add()(first, losses.CrossEntropyLoss(label_smoothing=0.2)(y))
 
-    block = Shared()
-    with onnxblock.base(mlp()):
-        block("y")
+    block = built(Shared())
     (target,) = manifest_of(block.to_model_proto()[0])["targets"]
     assert target["class_labels"] == {"count": 4, "ignore_index": -100}
 
 
 def test_input_like_used_as_labels_gets_their_range() -> None:
-    class Grouped(onnxblock.TrainingBlock):
-        def build(self, y: str) -> str:
-            return losses.CrossEntropyLoss()(y, onnxblock.blocks.InputLike("group")("wanted"))
-
-    model, block = mlp(), Grouped()
+    model, block = (
+        mlp(),
+        Training(lambda y: losses.CrossEntropyLoss()(y, onnxblock.blocks.InputLike("group")("wanted"))),
+    )
     model.graph.input.append(helper.make_tensor_value_info("group", TensorProto.INT64, ["n"]))
     with onnxblock.base(model):
         block("y")
@@ -197,11 +191,7 @@ def test_input_like_used_as_labels_gets_their_range() -> None:
 
 
 def test_target_may_be_computed_in_the_model() -> None:
-    class Reconstruction(onnxblock.TrainingBlock):
-        def build(self, y: str) -> str:
-            return losses.MSELoss()(y, target_name="x")
-
-    model, block = mlp((6, 3, 6)), Reconstruction()
+    model, block = mlp((6, 3, 6)), Training(lambda y: losses.MSELoss()(y, target_name="x"))
     with onnxblock.base(model):
         name = block("y")
     x = np.random.default_rng(5).normal(0, 1, (3, 6)).astype(np.float32)

@@ -25,12 +25,12 @@ def _total(*parts: Array | None) -> torch.Tensor:
 
 
 class Gelu(OpRun):
-    """Gelu by the error function; onnx passes the attribute of its own Gelu, too."""
+    """Gelu; onnx passes the attribute of its own Gelu, too."""
 
     op_domain = DOMAIN
 
     def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:
-        return (fn.gelu(_total(x)).numpy(),)
+        return (fn.gelu(_total(x), approximate=approximate or "none").numpy(),)
 
 
 class BiasGelu(OpRun):

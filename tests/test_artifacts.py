@@ -455,7 +455,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(tmp_path: Path, case: str) -> None:
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, case: str) -> None:
     options, error, message = REFUSED[case]
     options = {"model": models.mlp(), "loss": "cross_entropy", "optimizer": "adamw"} | options
     with pytest.raises(error, match=message):

@@ -80,7 +80,7 @@ def test_page_and_tests_have_the_same_lines() -> None:
 
 
 @pytest.mark.parametrize("what", LINES)
-def test_line(what: str) -> None:
+def test_wrong_use_raises_what_the_page_says(what: str) -> None:
     line, report = LINES[what], reports(LINES[what].section)[what]
     assert "crash" not in report, report["crash"]
     assert "exception" in report, "it was not noticed"

@@ -93,7 +93,7 @@ def test_network_is_for_training() -> None:
     assert modes == [1, 1, 1]
 
 
-def test_no_epochs(tmp_path: Path) -> None:
+def test_the_demo_needs_at_least_one_epoch(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="epochs must be at least 1"):
         run_demo(tmp_path, epochs=0)
 

@@ -72,7 +72,7 @@ def test_version_is_the_package_s() -> None:
     assert f'version = "{onnxtrain.__version__}"' in text
 
 
-def test_unknown_name() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'onnxtrain' has no attribute 'Nothing'"):
         onnxtrain.Nothing  # noqa: B018
 

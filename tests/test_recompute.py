@@ -68,7 +68,7 @@ def test_gradients_are_the_same(tmp_path: Path, batch: int) -> None:
         np.testing.assert_array_equal(again[name], reference, err_msg=name)
 
 
-def test_in_bfloat16(tmp_path: Path) -> None:
+def test_products_in_bfloat16_are_recomputed_in_bfloat16(tmp_path: Path) -> None:
     """Products of bfloat16 are done again in bfloat16."""
     found = []
     for flag in (False, True):

@@ -75,7 +75,7 @@ def in_torch(composite: CompositeOp, feeds: dict[str, np.ndarray]) -> list[np.nd
 @pytest.mark.parametrize("symbolic", [False, True], ids=["static", "symbolic"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
 @each_composite
-def test_beside_torch(composite: CompositeOp, dtype: type, symbolic: bool) -> None:
+def test_values_and_gradients_match_torch(composite: CompositeOp, dtype: type, symbolic: bool) -> None:
     feeds = {name: value.astype(dtype) for name, value in sampled(composite).items()}
     for own, reference in zip(
         session(composite, dtype, symbolic).run(None, feeds), in_torch(composite, feeds), strict=True

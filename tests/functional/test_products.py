@@ -137,7 +137,7 @@ def test_where_nothing_depends_on_anything_there_are_zeros() -> None:
     assert [value.tolist() for value in got] == [[0.0, 0.0], [0.0, 0.0]]
 
 
-def test_straight_through() -> None:
+def test_jvp_passes_rounding_straight_through() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         net (double[n] a) => (double[n] y) { r = Round(a)  y = Mul(r, r) }""")
     step = onnxtrain.jvp(model, ["y"], ["a"], straight_through=True)

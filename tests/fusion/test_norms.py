@@ -233,7 +233,7 @@ def test_fused_with_the_same_values_and_gradients(composite, nodes, batch, dtype
 
 
 @pytest.mark.parametrize("nodes", LEFT_ALONE.values(), ids=LEFT_ALONE)
-def test_left_alone(nodes):
+def test_other_chains_stay(nodes):
     proto = model(nodes)
     assert ops(fused(proto)) == ops(canonicalize(load_model(proto)))
 

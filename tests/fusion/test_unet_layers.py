@@ -63,7 +63,7 @@ def check_gradients(proto: onnx.ModelProto, x: np.ndarray, wrt: list[str], gradi
 
 
 @pytest.mark.parametrize("text", [SILU, SILU_BY_EXP], ids=["sigmoid", "exp"])
-def test_silu(text: str) -> None:
+def test_silu_becomes_one_op(text: str) -> None:
     model = onnx.parser.parse_model(text)
     assert ops(rewritten(model, FusionPass(FUSIONS))) == {"Silu_float": 1}
 
@@ -85,7 +85,7 @@ def test_half_silu_stays() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-def test_group_normalization(groups: int) -> None:
+def test_group_normalization_becomes_one_op_with_one_for_the_gradient(groups: int) -> None:
     result = rewritten(grouped(groups), FusionPass(FUSIONS), ["weight", "bias"])
     assert ops(result) == {"GroupNormalization_float": 1}
     (node,) = result.graph
@@ -100,7 +100,7 @@ def test_scaled_groups_stay() -> None:
     assert ops(rewritten(model, FusionPass(FUSIONS), ["weight", "bias"]))["InstanceNormalization"] == 1
 
 
-def test_standard_op() -> None:
+def test_the_standard_op_becomes_the_one_with_a_gradient() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]>
     net (float[batch, 6, 5] x, float[6] w, float[6] b) => (float[batch, 6, 5] y) {
       y = GroupNormalization<num_groups = 2>(x, w, b) }"""

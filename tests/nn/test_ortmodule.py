@@ -242,7 +242,7 @@ def test_bad_sizes_raise(layer):
 
 @each_dtype
 @pytest.mark.parametrize("layer", [Layer("RMSNorm"), Layer("RINorm")], ids=str)
-def test_second_derivatives(layer, dtype):
+def test_second_derivatives_match_eager_pytorch(layer, dtype):
     """Through the composite ops of the first gradient."""
     results = []
     for module in (layer.ours(dtype), in_ort(layer.ours(dtype))):

@@ -105,7 +105,7 @@ def test_second_derivatives_of_layers(layer: nn.Module) -> None:
     compare(plain, program, wrap=strict, exact=True)
 
 
-def test_backward_twice() -> None:
+def test_backward_twice_adds_gradients_if_the_graph_is_retained() -> None:
     ours, _ = pair(mlp())
     out = ours(torch.randn(3, 4)).sum()
     out.backward(retain_graph=True)
@@ -253,7 +253,7 @@ def _doubled_where_positive(h: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [_positive_rows, _doubled_where_positive])
-def test_masks(function: Any) -> None:
+def test_sizes_that_a_mask_decides_need_no_new_graph(function: Any) -> None:
     """Their sizes depend on the data, down to none: ONNX Runtime selects, and nothing is captured again for it."""
     plain = Between(function)
     none_positive = torch.zeros(3, 4) - 1e3 * plain.first.weight.detach().sum(0).sign()  # likely
@@ -282,7 +282,7 @@ def _checkpointed(h: torch.Tensor) -> torch.Tensor:
     return torch.utils.checkpoint.checkpoint(lambda t: torch.tanh(t * 2), h, use_reentrant=False)
 
 
-def test_activation_checkpointing() -> None:
+def test_activation_checkpointing_matches_eager_pytorch() -> None:
     steps(Between(_checkpointed), (3, 4))
 
 
@@ -306,15 +306,15 @@ def test_dropout_equals_eager_for_the_same_seed() -> None:
     assert not torch.equal(ours(x), ours(x))
 
 
-def test_empty_batch() -> None:
+def test_an_empty_batch_matches_eager_pytorch() -> None:
     steps(mlp(), (3, 4), (0, 4))
 
 
-def test_not_contiguous_inputs() -> None:
+def test_inputs_may_be_not_contiguous() -> None:
     steps(mlp(), torch.randn(4, 3).t())
 
 
-def test_tied_parameters() -> None:
+def test_tied_parameters_stay_tied() -> None:
     layer = nn.Linear(4, 4)
     tied = Of(lambda m, x: m.second(torch.tanh(m.first(x))), first=layer, second=nn.Linear(4, 4))
     tied.second.weight = layer.weight
@@ -322,7 +322,7 @@ def test_tied_parameters() -> None:
     assert ours.first.weight is ours.second.weight
 
 
-def test_dataclass_output() -> None:
+def test_a_dataclass_is_returned_as_such() -> None:
     Result = dataclasses.make_dataclass("Result", ["score", "note", "size"])
     plain = Of(lambda m, x: Result(m.linear(x), "fine", len(x)), linear=nn.Linear(4, 1))
 

@@ -35,7 +35,7 @@ def _nested(h: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [_outer, _detached, _without_grad, _nested])
-def test_vmap(function: Any) -> None:
+def test_vmap_runs_in_onnxruntime(function: Any) -> None:
     ours = compare_steps(Between(function), (3, 4), (5, 4), differentiate_inputs=False, wrap=strict)
     assert ours.report().runs_in_onnxruntime
 

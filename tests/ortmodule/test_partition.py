@@ -152,7 +152,9 @@ FUNCTIONS = pytest.mark.parametrize(
 
 @FUNCTIONS
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-def test_parts(function: Callable[..., Any], training: bool, without: Callable[..., None]) -> None:
+def test_parts_in_pytorch_match_eager_pytorch(
+    function: Callable[..., Any], training: bool, without: Callable[..., None]
+) -> None:
     without("aten.tanh")
     ours = assert_same(of(function).train(training), (3, 4), (5, 4), (2, 4))
     reasons = {op.op: op.reason for graph in ours.report() for op in graph.in_pytorch}
@@ -171,7 +173,7 @@ def test_parts(function: Callable[..., Any], training: bool, without: Callable[.
     ids=lambda names: "-".join(name.split(".")[1] for name in names),
 )
 @FUNCTIONS
-def test_parts_of_other_operators(
+def test_parts_of_other_operators_match_eager_pytorch(
     function: Callable[..., Any], away: tuple[str, ...], without: Callable[..., None]
 ) -> None:
     without("aten.tanh", *away)

@@ -62,7 +62,7 @@ def _of_all(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["seven", "two", "one_axis", "by_size", "max", "far_larger", "larger", "linspace", "kernel"],
 )
-def test_second_sizes(
+def test_second_sizes_match_eager_pytorch(
     function: Callable[[torch.Tensor], torch.Tensor], shapes: list[tuple[int, ...]]
 ) -> None:
     assert_same(Of(lambda m, x: function(m.layer(x)), layer=nn.Conv2d(3, 4, 1)), *shapes)

@@ -253,7 +253,7 @@ def test_a_module_without_length_has_none() -> None:
     "make", [Custom, lambda: nn.Sequential(nn.Linear(4, 2))], ids=["custom", "sequential"]
 )
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
-def test_copies(how: str, make: Any, called_before: bool) -> None:
+def test_copies_are_independent(how: str, make: Any, called_before: bool) -> None:
     model = ORTModule(make(), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
     if called_before:
         model(batch()).sum().backward()

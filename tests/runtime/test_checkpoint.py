@@ -142,7 +142,7 @@ def test_shapes_and_dtypes_of_all_kinds(tmp_path):
     assert again.parameters["double"].data.dtype == np.float64
 
 
-def test_nominal_checkpoint(mlp_dir, batch):
+def test_a_nominal_checkpoint_has_shapes_and_no_data(mlp_dir, batch):
     full = CheckpointState.load_checkpoint(mlp_dir / "checkpoint")
     CheckpointState.save_checkpoint(full, mlp_dir / "nominal", nominal=True)
     with safe_open(mlp_dir / "nominal", framework="numpy") as file:

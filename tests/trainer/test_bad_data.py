@@ -210,7 +210,9 @@ def test_one_clear_error(name: str, trainer: Trainer) -> None:
         ({"sample_weight": np.ones(24)}, "sample_weight are given beside a generator"),
     ],
 )
-def test_iterator(options: dict[str, Any], message: str, trainer: Trainer) -> None:
+def test_an_iterator_that_cannot_serve_is_an_error(
+    options: dict[str, Any], message: str, trainer: Trainer
+) -> None:
     with pytest.raises(InputError, match=message):
         trainer.fit(((X, Y) for _ in range(2)), verbose=False, **options)
     trainer.abandon_fit()
@@ -227,13 +229,13 @@ def test_iterator(options: dict[str, Any], message: str, trainer: Trainer) -> No
         (lambda x, y: (x * np.float32("nan"), y), r"Batch 1 of epoch \d: The input 'x' contains NaN"),
     ],
 )
-def test_transform(transform: Any, message: str, trainer: Trainer) -> None:
+def test_a_transform_that_fails_is_an_error(transform: Any, message: str, trainer: Trainer) -> None:
     with pytest.raises(InputError, match=message):
         trainer.fit(X, Y, transform=transform, verbose=False)
     assert not trainer.resumes_fit
 
 
-def test_table_of_whole_numbers() -> None:
+def test_columns_of_floats_are_not_cut_to_whole_numbers() -> None:
     """Columns for an input of int64 are not cut to whole numbers."""
     model = onnx.parser.parse_model("""
       <ir_version: 10, opset_import: ["": 21]>

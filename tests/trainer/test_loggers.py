@@ -70,7 +70,7 @@ def read(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("step", [0, 5, 8, 15], ids=["whole", "5", "8", "end"])
-def test_csv(step: int, tmp_path: Path) -> None:
+def test_csv_files_hold_epochs_and_steps(step: int, tmp_path: Path) -> None:
     expected, steps = straight()
     path = tmp_path / "logs" / "log.csv"
     if step:
@@ -120,7 +120,9 @@ def test_csv_of_several_fits_and_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", ["tensorboardX", "torch"])
 @pytest.mark.parametrize("step", [0, 5], ids=["whole", "killed"])
-def test_tensorboard(step: int, writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_gets_epochs_and_steps(
+    step: int, writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     if writer == "torch":
@@ -177,7 +179,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 
 
 @pytest.mark.parametrize("step", [0, 5], ids=["whole", "killed"])
-def test_wandb(step: int, wandb: FakeWandb, tmp_path: Path) -> None:
+def test_wandb_gets_epochs_and_steps(step: int, wandb: FakeWandb, tmp_path: Path) -> None:
     expected, steps = straight()
 
     def logger() -> WandbLogger:
@@ -255,7 +257,7 @@ def test_a_fit_that_fails_closes_its_loggers(wandb: FakeWandb, tmp_path: Path) -
     ],
     ids=["wandb", "tensorboard"],
 )
-def test_missing_packages(
+def test_missing_packages_are_named(
     modules: list[str], make_logger: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in modules:
@@ -265,7 +267,7 @@ def test_missing_packages(
         make_logger()
 
 
-def test_bad_settings() -> None:
+def test_impossible_settings_are_errors() -> None:
     with pytest.raises(
         InputError, match="CSVLogger: every_n_steps must be an integer >= 1 or None, received 0"
     ):

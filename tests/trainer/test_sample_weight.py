@@ -188,7 +188,7 @@ class Block(onnxblock.Block):
     ],
     ids=["length", "negative", "nan", "column", "zeros", "text"],
 )
-def test_bad_weights(weights: Any, message: str) -> None:
+def test_unusable_weights_are_errors(weights: Any, message: str) -> None:
     problem = problems.classes(samples=16)
     trainer = Trainer(problem.model, "cross_entropy")
     for call in (trainer.fit, trainer.check_data, trainer.evaluate):

@@ -96,7 +96,7 @@ def test_a_schedule_too_short_for_the_fit() -> None:
         Trainer(problem.model, "mse", total_steps=0)
 
 
-def test_damaged_parameters(tmp_path: Path) -> None:
+def test_damaged_parameters_are_errors(tmp_path: Path) -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", scheduler=Step(2), directory=tmp_path)
     trainer.fit(problem.x, problem.y, verbose=False)

@@ -112,6 +112,6 @@ def test_threads_of_the_loss_of_an_incomplete_batch() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, True, 1.5])
-def test_bad_threads(threads: int) -> None:
+def test_impossible_numbers_of_threads_are_errors(threads: int) -> None:
     with pytest.raises(InputError, match="threads must be a positive integer"):
         Trainer(problems.line().model, "mse", threads=threads)

@@ -34,7 +34,7 @@ NOT_YET: dict[str, str] = {
     "articles": """
         . autodiff emitter functional functions fusion losses onnxblock optim optimizers ortmodule
         ortmodule/capture ortmodule/lowering ortmodule/module ortmodule/sessions passes/canonical
-        passes/shapes surgery trainer
+        passes/parameters passes/shapes surgery trainer
     """,
     "comments": """
         . autodiff cli demo emitter functional functions fusion losses nn onnxblock optim optimizers

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 from onnxtrain.ortmodule.lowering._table import LOWERINGS
+from ortmodule.eager import Of, compare, gradients
 
 ELSEWHERE = (
     "cudnn", "miopen", "mps", "flash", "efficient", "mem_eff", "triton", "nested", "overrideable", "_fused_dropout",
@@ -228,20 +229,10 @@ def _assert_known_of_aot_eager(name: str, net: Drawing) -> None:
 
 
 def _assert_as_eager(net: Drawing) -> ORTModule:
-    """Asserts that a network does under ORTModule what it does in eager PyTorch, and returns the ORTModule."""
-    inner = copy.deepcopy(net)
-    ours = ORTModule(inner)
-    expected = _trained(net, net)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ORTModule: ")
-        # Dynamo (PyTorch 2.13) makes an object of the class when it captures Dirichlet.
-        warnings.filterwarnings("ignore", ".*autograd.function.Function.* should not be instantiated")
-        seen = _trained(ours, inner)
-    for got, want in zip(seen, expected, strict=True):
-        assert (got is None) == (want is None)
-        if want is not None:
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, equal_nan=True)
-    return ours
+    """Assert that two steps of a network draw and give the same under ORTModule; return the ORTModule."""
+    # Dynamo (PyTorch 2.13) makes an object of the class when it captures Dirichlet.
+    ignore = "ORTModule: |.*autograd.function.Function.* should not be instantiated"
+    return compare(net, lambda module: _trained(module, module), ignore=ignore, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", sorted(GROUPS))
@@ -363,35 +354,27 @@ DRAWN_AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Writable(nn.Module):
-    """Its gradient reads its result, where PyTorch's reads what it divides."""
-
-    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.1, 1.0, 30).reshape(5, 6))
-        self.draw = draw
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = x * self.weight * self.draw(x)
-        return h / (1 + h.square()).sqrt()
-
-
 @pytest.mark.parametrize("name", DRAWN_AGAIN)
 def test_gradients_computed_again_have_the_same_draws(name: str) -> None:
     """Where a result has been written to, PyTorch computes the graph again for its gradient."""
-    plain = Writable(DRAWN_AGAIN[name])
-    seen = []
-    for module in (plain, ORTModule(copy.deepcopy(plain))):
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight * DRAWN_AGAIN[name](x)
+        return (
+            h / (1 + h.square()).sqrt()
+        )  # its gradient reads its result, where PyTorch's reads what it divides
+
+    def program(module: nn.Module) -> Any:
         torch.manual_seed(2)
         result = module(torch.linspace(0.2, 0.9, 30).reshape(5, 6))
         with torch.no_grad():
             result.add_(1)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "ORTModule: graph 0, gradient runs in PyTorch: a result")
-            result.sum().backward()
-        seen.append([result.detach(), *(p.grad for p in module.parameters()), torch.rand(1)])
-    for want, got in zip(*seen, strict=True):
-        torch.testing.assert_close(got, want)
+        result.sum().backward()
+        return result.detach(), gradients(module), torch.rand(1)
+
+    plain = Of(function, weight=nn.Parameter(torch.linspace(0.1, 1.0, 30).reshape(5, 6)))
+    ignore = "ORTModule: graph 0, gradient runs in PyTorch: a result"
+    compare(plain, program, ignore=ignore, rtol=1.3e-6)
 
 
 def test_draws_of_every_lowering_are_tested_again() -> None:

@@ -216,3 +216,9 @@ def assert_same_step(ours: nn.Module, plain: nn.Module, *inputs: Any, **options:
     got = step(ours, *inputs, differentiate_inputs=False, **options)
     torch.set_rng_state(generator)
     assert_same(got, step(plain, *inputs, differentiate_inputs=False, **options))
+
+
+def error(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
+    """Return the norm of the difference of all values together, relative to that of the wanted ones."""
+    difference = sum(float((a - b).square().sum()) for a, b in zip(got, want, strict=True)) ** 0.5
+    return difference / sum(float(b.square().sum()) for b in want) ** 0.5

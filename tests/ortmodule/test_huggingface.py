@@ -13,7 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ortmodule.eager import compare, strict
+from ortmodule.eager import compare, error, strict
 
 transformers = pytest.importorskip(
     "transformers", reason="Hugging Face transformers, whose models these tests train, is not installed"
@@ -190,12 +190,6 @@ def _train(model: nn.Module, setting: Setting, batches: list[Batch]) -> list[tor
     return [value.detach().double() for value in (torch.stack(losses), *model.parameters())]
 
 
-def _error(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
-    """Norm of the difference over all values, relative."""
-    difference = sum(float((a - b).square().sum()) for a, b in zip(got, want, strict=True)) ** 0.5
-    return difference / sum(float(b.square().sum()) for b in want) ** 0.5
-
-
 def _wide(batch: Batch) -> Batch:
     return {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
 
@@ -230,7 +224,7 @@ def test_trains_as_eager_pytorch(name: str) -> None:
     with InFloat64():
         want = _train(exact, setting, [_wide(batch) for batch in batches])
     for part in (slice(0, 1), slice(1, None)):  # the losses, the parameters
-        assert _error(got[part], want[part]) <= 3 * _error(eager[part], want[part]) + 1e-6
+        assert error(got[part], want[part]) <= 3 * error(eager[part], want[part]) + 1e-6
     assert wrapped.report().runs_in_onnxruntime
     # The report knows only of what Dynamo captured; PyTorch's profiler would see what it passed over.
     assert _pytorch_ops(wrapped, batches[0]) <= MEMORY_AND_NOISE

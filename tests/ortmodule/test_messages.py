@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -25,10 +26,6 @@ class Net(nn.Module):
 
     def forward(self, *args: Any) -> Any:
         return self.function(self.layer, *args)
-
-
-def strict(function: Callable[..., Any]) -> ORTModule:
-    return ORTModule(Net(function), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
 
 
 def test_pytorch_prints_no_traceback_of_what_succeeds(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,15 +13,13 @@ import torch.nn.functional as fn
 from torch import nn
 
 from onnxtrain.ortmodule import (
-    DebugOptions,
-    FallbackPolicy,
     ORTModule,
     ORTModuleONNXModelException,
     PyTorchOp,
 )
 from onnxtrain.ortmodule.lowering import aten
 from onnxtrain.ortmodule.lowering._table import LOWERINGS, Lowering
-from ortmodule.eager import Of, compare, compare_steps, gradients
+from ortmodule.eager import Of, compare, compare_steps, gradients, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -242,8 +240,7 @@ def test_an_operator_without_a_gradient_rule_runs_in_pytorch(monkeypatch: pytest
 
 def test_the_policy_forbids_parts_in_pytorch(without: Callable[..., None]) -> None:
     without("aten.tanh")
-    options = DebugOptions(fallback_policy=FallbackPolicy.DISABLE)
-    ours = ORTModule(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), options)
+    ours = strict(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
     with pytest.raises(ORTModuleONNXModelException, match=r"aten\.tanh\.default has no lowering"):
         ours(torch.randn(3, 4))
 

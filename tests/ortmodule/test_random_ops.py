@@ -23,9 +23,9 @@ from torch import distributions as d
 from torch import nn
 from torch.nn import functional as F
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.lowering._table import LOWERINGS
-from ortmodule.eager import Of, compare, gradients
+from ortmodule.eager import Of, compare, gradients, strict
 
 ELSEWHERE = (
     "cudnn", "miopen", "mps", "flash", "efficient", "mem_eff", "triton", "nested", "overrideable", "_fused_dropout",
@@ -410,6 +410,6 @@ def test_draw_in_pytorch_is_reported_and_can_be_forbidden(name: str, read: bool)
     report = _assert_as_eager(net).report()
     assert not report.runs_in_onnxruntime
     assert any(IN_PYTORCH[name] in op.op for graph in report.graphs for op in graph.in_pytorch)
-    forbidding = ORTModule(copy.deepcopy(net), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    forbidding = strict(copy.deepcopy(net))
     with pytest.raises(Exception, match=IN_PYTORCH[name].replace("_functional", "")):
         forbidding(torch.zeros(5, 4))

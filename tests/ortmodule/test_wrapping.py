@@ -17,8 +17,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import onnxtrain.errors
 from onnxtrain.ortmodule import (
-    DebugOptions,
-    FallbackPolicy,
     ORTModule,
     ORTModuleDeviceException,
     ORTModuleFallbackException,
@@ -27,6 +25,7 @@ from onnxtrain.ortmodule import (
     ORTModuleONNXModelException,
     ORTModuleTorchModelException,
 )
+from ortmodule.eager import strict
 from ortmodule.scenarios import Net, batch
 
 
@@ -254,7 +253,7 @@ def test_a_module_without_length_has_none() -> None:
 )
 @pytest.mark.parametrize("how", ["deepcopy", "pickle", "torch.save"])
 def test_copies_are_independent(how: str, make: Any, called_before: bool) -> None:
-    model = ORTModule(make(), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    model = strict(make())
     if called_before:
         model(batch()).sum().backward()
     if how == "deepcopy":

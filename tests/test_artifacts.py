@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import models
 from fresh_process import python
-from models import make_model
+from models import make_model, parse_nodes
 from onnxtrain import losses, onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
@@ -71,11 +71,7 @@ def input_as_output() -> onnx.ModelProto:
 
 
 def read_by_shape_only() -> onnx.ModelProto:
-    nodes = [
-        node("Shape", ["s"], ["t"]),
-        node("MatMul", ["x", "w"], ["m"]),
-        node("Reshape", ["m", "t"], ["logits"]),
-    ]
+    nodes = parse_nodes("t = Shape(s)  m = MatMul(x, w)  logits = Reshape(m, t)")
     return linear(nodes, w=weights(4, 3), s=weights(5, 3))
 
 
@@ -138,11 +134,7 @@ def intermediate_named(name: str) -> Callable[[], onnx.ModelProto]:
 
 
 def tied() -> onnx.ModelProto:
-    nodes = [
-        node("MatMul", ["x", "w"], ["m"]),
-        node("Gemm", ["m", "w"], ["n"], transB=1),
-        node("MatMul", ["n", "w"], ["logits"]),
-    ]
+    nodes = parse_nodes("m = MatMul(x, w)  n = Gemm <transB = 1> (m, w)  logits = MatMul(n, w)")
     return linear(nodes, w=weights(4, 3))
 
 
@@ -168,14 +160,10 @@ def cut_out() -> onnx.ModelProto:
         "images": np.array([0], np.int64),
         "table": np.array([-1, 3], np.int64),
     }
-    nodes = [
-        node("MatMul", ["x", "w"], ["h"]),
-        node("Transpose", ["h"], ["t"], perm=[1, 0]),
-        node("Reshape", ["t", "shape"], ["image"]),
-        node("RoiAlign", ["image", "boxes", "images"], ["cut"], output_height=5, output_width=1),
-        node("Transpose", ["cut"], ["last"], perm=[0, 2, 3, 1]),
-        node("Reshape", ["last", "table"], ["logits"]),
-    ]
+    nodes = parse_nodes("""
+        h = MatMul(x, w)  t = Transpose <perm = [1, 0]> (h)  image = Reshape(t, shape)
+        cut = RoiAlign <output_height = 5, output_width = 1> (image, boxes, images)
+        last = Transpose <perm = [0, 2, 3, 1]> (cut)  logits = Reshape(last, table)""")
     return linear(nodes, **values)
 
 
@@ -267,11 +255,7 @@ def test_gradient_of_what_the_loss_does_not_depend_on_is_zero(tmp_path: Path, na
 
 
 def half_or_double(dtype: Any) -> onnx.ModelProto:
-    nodes = [
-        node("MatMul", ["x", "w"], ["m"]),
-        node("Tanh", ["m"], ["t"]),
-        node("MatMul", ["t", "v"], ["logits"]),
-    ]
+    nodes = parse_nodes("m = MatMul(x, w)  t = Tanh(m)  logits = MatMul(t, v)")
     return linear(nodes, dtype, w=weights(4, 6, dtype=dtype), v=weights(6, 3, dtype=dtype))
 
 

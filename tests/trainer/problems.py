@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import models
+from models import parse_nodes
 
 Array = np.ndarray[Any, Any]
 
@@ -62,12 +63,9 @@ def two_inputs() -> onnx.ModelProto:
         "wr": rng.standard_normal((3, 1)),
         "v": rng.standard_normal(2),
     }
-    nodes = [
-        helper.make_node("MatMul", ["left", "wl"], ["a"]),
-        helper.make_node("MatMul", ["right", "wr"], ["b"]),
-        helper.make_node("Add", ["a", "b"], ["sum"]),
-        helper.make_node("Mul", ["left", "v"], ["product"]),
-    ]
+    nodes = parse_nodes(
+        "a = MatMul(left, wl)  b = MatMul(right, wr)  sum = Add(a, b)  product = Mul(left, v)"
+    )
     info = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import models
 from models import parse_nodes
+from onnxtrain import Callback, Trainer
 
 Array = np.ndarray[Any, Any]
 
@@ -23,6 +25,17 @@ class Problem:
     loss: str
     x: Array
     y: Array
+
+
+class AtEachStep(Callback):
+    """Calls `work(trainer, loss)` after each step and keeps what it returns."""
+
+    def __init__(self, work: Callable[[Trainer, float], Any]) -> None:
+        self.work = work
+        self.seen: list[Any] = []
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        self.seen.append(self.work(trainer, loss))
 
 
 def classes(samples: int = 60, seed: int = 0) -> Problem:

@@ -21,6 +21,7 @@ from onnxtrain import hessian_vector_product, jvp
 from onnxtrain.autodiff import differentiate
 from onnxtrain.errors import OnnxTrainError
 from runtimes import computes_float64, keeps_nothing, runs_opset
+from slopes import settled_slope
 
 RIGHT, WRONG, CRASH = "right", "wrong", "crash"
 REFUSED = "refused"
@@ -186,15 +187,11 @@ def _slope(graph: Graph, loss: Loss, direction: dict[str, Array]) -> float:
     def at(t: float) -> float:
         return loss({leaf.name: leaf.array + t * direction[leaf.name] for leaf in graph.wrt})
 
-    step = 1e-5
     with np.errstate(all="ignore"):
-        middle, right, left = at(0.0), at(step), at(-step)
-        near, far = (right - left) / (2 * step), (at(4 * step) - at(-4 * step)) / (8 * step)
-    scale = abs(near) + 1e-2 * abs(middle) + 1e-2
-    sides = abs((right - middle) - (middle - left)) / step
-    if not np.isfinite(near + far) or abs(near - far) > 2e-6 * scale or sides > 5e-2 * scale:
+        slope = settled_slope(at, 1e-5, middle=at(0.0), part=1e-2, settled=2e-6)
+    if slope is None or not np.isfinite(slope):
         raise _Undecided(INCONCLUSIVE, "kink")
-    return near
+    return slope
 
 
 def _check_twice(

@@ -1,4 +1,4 @@
-"""What `generate_artifacts` makes of unusual models and options."""
+"""`generate_artifacts` of unusual models and options."""
 
 from __future__ import annotations
 

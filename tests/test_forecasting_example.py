@@ -39,7 +39,7 @@ def run(*arguments: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `compare.py` has left its plots, errors and artifacts."""
+    """Run `compare.py`; return the directory of its plots, errors and artifacts."""
     directory = tmp_path_factory.mktemp("forecasting")
     (directory / "printed").write_text(run("compare.py", "--output", directory))
     return directory

@@ -1,4 +1,4 @@
-"""What a frozen parameter is set to on the device counts, in the loss and in the gradient, whatever it was when built.
+"""The value that a frozen parameter has on the device counts in loss and gradient, not its value at build time.
 
 Every case sets the parameter `p`, which nobody trains, and compares with PyTorch computing with the same number.
 """

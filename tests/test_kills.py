@@ -26,11 +26,11 @@ OF_EACH = {
     **dict.fromkeys(MOSTLY_WRITING, KILLS),
     **{kind: KILLS if KILLS > 12 else 4 for kind in KINDS if kind not in MOSTLY_WRITING},
 }
-"""How many kills."""
+"""Number of kills by kind of save."""
 
 
 def found(way: str, kinds: Iterable[str], *arguments: object) -> dict[str, dict[str, Any]]:
-    """What `killing` has found, by kind."""
+    """Run `killing`; return its findings by kind."""
     command = ("-m", "killing", way, ",".join(kinds), *map(str, arguments))
     done = python(*command, path=(SOURCE, TESTS), OMP_NUM_THREADS="1")
     result: dict[str, dict[str, Any]] = json.loads(done.stdout)

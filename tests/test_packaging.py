@@ -1,4 +1,4 @@
-"""What the wheel depends on, and what is said where ONNX Runtime is missing."""
+"""Dependencies of the wheel, and the message if ONNX Runtime is missing."""
 
 from __future__ import annotations
 

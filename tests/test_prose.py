@@ -1,4 +1,4 @@
-"""Check the language of src: how docstrings begin, comments per room, descriptions of fields, help texts of options.
+"""Check the language of src: first words of docstrings, comments per room, descriptions of fields, help texts.
 
 `NOT_YET` lists, per rule, the rooms that still break it. It can only shrink: a room in the list that keeps the rule
 fails its test until its name is removed.
@@ -20,6 +20,7 @@ import onnxtrain
 from onnxtrain.cli._app import app
 
 SRC = Path(onnxtrain.__file__).parent
+ROOT = Path(__file__).parents[1]
 QUESTION_WORDS = {"what", "which", "whether", "where", "how", "that", "those"}
 ARTICLES = {"a", "an", "the"}
 COMMENTS_PER_1000_LINES = 40
@@ -58,17 +59,22 @@ class Source(NamedTuple):
     tree: ast.Module
 
 
+def sources(folder: Path) -> Iterator[Source]:
+    """Read all Python files below a folder."""
+    for path in sorted(folder.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        yield Source(path.relative_to(folder), text.splitlines(), ast.parse(text))
+
+
 @functools.cache
 def rooms() -> dict[str, list[Source]]:
     """Read src: per room, e.g. "passes/shapes", its files. Files of the package's top level are the room "."."""
     files: dict[str, list[Source]] = {}
-    for path in sorted(SRC.rglob("*.py")):
-        relative = path.relative_to(SRC)
-        folders = relative.parent.parts
+    for source in sources(SRC):
+        folders = source.path.parent.parts
         # `passes` and `ortmodule` are large enough to have rooms of their own.
         room = "/".join(folders[: 2 if folders[:1] in (("passes",), ("ortmodule",)) else 1]) or "."
-        text = path.read_text()
-        files.setdefault(room, []).append(Source(relative, text.splitlines(), ast.parse(text)))
+        files.setdefault(room, []).append(source)
     return files
 
 
@@ -168,6 +174,12 @@ def test_texts_of_src_keep_the_rule(rule: str) -> None:
     assert not new, f"texts that break the rule of {rule}:\n{new}"
     clean = listed - broken.keys()
     assert not clean, f"remove these rooms from NOT_YET[{rule!r}], they keep the rule now: {sorted(clean)}"
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks"])
+def test_texts_of_tests_and_benchmarks_begin_with_no_question_word(folder: str) -> None:
+    found = question_words(list(sources(ROOT / folder)))
+    assert not found, "\n".join(found)
 
 
 def options_of(command: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def blocks() -> list[object]:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What the guides take for granted: a model, data for it, a run to go on with."""
+    """Files that the guides take for granted: a model, data for it, a run to go on with."""
     from onnxtrain import Trainer
 
     monkeypatch.chdir(tmp_path)

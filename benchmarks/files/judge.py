@@ -33,7 +33,7 @@ from onnxtrain.selection import is_float
 
 STEPS = 3
 SAME = {"float64": 1e-6, "float32": 2e-3, "float16": 5e-2}
-"""How far the loss of the training model may be from that of the file, relative to the size of the predictions."""
+"""Largest difference of the losses of the training model and the file, relative to the size of the predictions."""
 ENDLESS = 1e30
 
 
@@ -126,7 +126,7 @@ def _check_declared(model: onnx.ModelProto, name: str, value: Array) -> None:
 
 
 def _float_tensors(graph: onnx.GraphProto) -> int:
-    """How many tensors of floating point a graph holds."""
+    """Count the tensors of floating point in a graph."""
     count = sum(tensor.data_type in FLOATS for tensor in graph.initializer)
     count += sum(tensor.values.data_type in FLOATS for tensor in graph.sparse_initializer)
     for node in graph.node:
@@ -179,7 +179,7 @@ def _refused(case: Case, error: OnnxTrainError) -> Refusal:
 
 
 def _is_piecewise_constant(case: Case) -> bool:
-    """Whether small changes of all floats that the file holds leave its output as it is, as differences see it."""
+    """Tell whether small changes of all floats in the file leave its output as it is."""
     model = in_precision(exposed(case.model, case.output), onnx.TensorProto.FLOAT)
     tensors = {
         t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.data_type in FLOATS
@@ -283,7 +283,7 @@ def _stored(
 
 
 def _is_right_in_float64(case: Case, directory: Path, manifest: Mapping[str, Any], straight: bool) -> bool:
-    """Whether the gradient model gives what differences give when the reference evaluator runs both in float64."""
+    """Tell whether gradient and differences agree when the reference evaluator computes both in float64."""
     values, known, names = _stored(case, directory, manifest)
     model = in_precision(onnx.load(directory / "training_model.onnx"), onnx.TensorProto.DOUBLE)
     feeds = {i.name: known.get(i.name, case.target) for i in model.graph.input}

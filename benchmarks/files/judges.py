@@ -1,4 +1,4 @@
-"""What finite differences of a file are taken of: the file, and what is made of it, as functions of its parameters."""
+"""Functions whose finite differences are taken: the file, and models made of it, as functions of the parameters."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Places = list[tuple[str, bool]]
 STEPS = {np.float32: (2.0**-6, 2.0**-8, 2.0**-10), np.float64: (2.0**-12, 2.0**-18)}
 """Differences are taken over these and their doubles and quadruples, relative to the parameter's size."""
 TOLERANCE, ROUNDED = 1e-2, 3e-2
-"""How far a slope may be off, relative to the size that it has along a random direction on average; the second where
+"""Largest error of a slope, relative to the size that it has along a random direction on average; the second where
 numbers are rounded, as float32 and float64 round some to different sides."""
 UNSURE = 0.2
 """Differences that are less sure than this part of that size decide nothing."""
@@ -79,7 +79,7 @@ class Slope:
 
 @dataclass
 class Outcome:
-    """What became of a file.
+    """The verdict on a file.
 
     Attributes:
         verdict: right, wrong, refused, crash, or "not ours" where onnxruntime does not run the file.
@@ -387,6 +387,6 @@ def _named(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def short(error: BaseException) -> str:
-    """What an error says, without the places of temporary files."""
+    """Return the text of an error, without the places of temporary files."""
     said = re.sub(rf"{re.escape(tempfile.gettempdir())}\S*/", "", " ".join(str(error).split()))
     return f"{type(error).__name__}: {said[:300]}"

@@ -1,4 +1,4 @@
-"""What becomes of a file before people download it: onnxruntime's optimizers and quantisers."""
+"""Process files as publishers do: by onnxruntime's optimizers and quantisers."""
 
 from __future__ import annotations
 

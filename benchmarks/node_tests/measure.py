@@ -32,14 +32,14 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1
 """Of a derivative along a direction, relative to the sum of the absolute values of its terms."""
 STEP = {"float64": 1e-5, "float32": 4e-3}
 SETTLED = {"float64": 1e-5, "float32": 1e-2}
-"""How far apart differences of two steps may be; a kink is nearer than that where they, or the sides, disagree."""
+"""Largest distance of the differences of two steps; a kink is near if they, or the slopes to both sides, disagree."""
 MOVES = 8
-"""How often data at a kink is moved, each time a little farther."""
+"""Number of times data at a kink is moved, each time a little farther."""
 DIRECTIONS = 3
 
 
 class Outcome(Exception):
-    """What was found before the end."""
+    """A verdict that is known before the end."""
 
     def __init__(self, verdict: str, reason: str) -> None:
         super().__init__(reason)

@@ -100,7 +100,7 @@ def _read_windows(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> np.ndarray:
-    """What the windows of a pooling op read, `[taps, batch, channels, *counts]`; `fill` outside of x."""
+    """Return the elements in each window of a pooling op, `[taps, batch, channels, *counts]`; `fill` outside of x."""
     rank = len(kernel_shape)
     sizes, kernel = np.array(x.shape[2:]), np.array(kernel_shape)
     begins, ends = np.transpose(

@@ -85,7 +85,7 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _evaluator(case: Case, model: onnx.ModelProto) -> ReferenceEvaluator | ort.InferenceSession:
-    """What runs a float64 model of this case; both kinds have the same `run`."""
+    """Return an evaluator of a float64 model of this case: a session or a reference evaluator, with the same `run`."""
     return ReferenceEvaluator(model) if case.evaluator == "reference" else _session(model)
 
 
@@ -132,7 +132,7 @@ def test_vjp_matches_finite_differences(case: Case) -> None:
 
 
 def _cannot_run(case: Case, symbolic: bool) -> str | None:
-    """What this onnxruntime, asked with a single node, cannot do that the case needs."""
+    """Return the reason why this onnxruntime cannot run the case, found by trying a single node; None if it can."""
     if case.op == "LayerNormalization" and not broadcasts_scales():
         x, *scales = (a for a in case.arrays(np.dtype(np.float32)) if a is not None)
         if {scale.size for scale in scales} != {math.prod(x.shape[case.attrs.get("axis", -1) :])}:

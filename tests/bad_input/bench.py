@@ -29,7 +29,7 @@ _PACKAGE = str(Path(onnxtrain.__file__).parent)
 
 
 class Bench:
-    """What a case works with: a directory of its own, with the artifacts of `models.mlp()` in it."""
+    """The surroundings of a case: a directory of its own with the artifacts of `models.mlp()`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -92,7 +92,7 @@ def _artifacts(directory: Path, name: str, model: onnx.ModelProto, optimizer: st
 
 Use = Callable[[Bench], object]
 CASES: dict[str, Use] = {}
-"""What was wrong -> the use."""
+"""By what was wrong, the use."""
 
 
 def cases(uses: dict[str, Use]) -> None:

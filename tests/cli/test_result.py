@@ -1,4 +1,4 @@
-"""What `train` shows and exports are the same weights, and it says which; optimizer options."""
+"""`train` shows and exports the same weights, and says which; options of the optimizer."""
 
 from __future__ import annotations
 

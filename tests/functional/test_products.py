@@ -105,7 +105,7 @@ def test_hessian_vector_product_matches_torch(name: str, dtype: type) -> None:
 
 
 def test_jvp_costs_one_more_forward_computation() -> None:
-    """What computes the vector-Jacobian product alone is gone: no transposed convolution is left."""
+    """Nodes that only the vector-Jacobian product needs are gone: no transposed convolution is left."""
     model = onnxtrain.jvp(CONV.model(np.float32), ["y"], ["kernel", "x"])
     ops = [node.op_type for node in model.graph.node]
     assert (ops.count("Conv"), ops.count("MaxPool"), ops.count("ConvTranspose")) == (2, 1, 0)

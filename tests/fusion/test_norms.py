@@ -272,7 +272,7 @@ def signed_rows(low: float, high: float, exponential: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("nodes", [nodes for _, nodes in RMS.values()], ids=RMS)
 def test_large_and_small_rows_keep_their_gradients_in_float32(nodes):
-    """Where r³ leaves the range of float32, which the formula has as a factor."""
+    """The formula has the factor r³, which leaves the range of float32 here."""
     feed = feeds(np.float32) | {"x": signed_rows(-2, 15, True), "ct": cotangent(np.float32)}
     wide = {name: value.astype(np.float64) for name, value in feed.items()}
     got = run(differentiated(fused(model(nodes, np.float32))), feed)[1]

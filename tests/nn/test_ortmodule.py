@@ -85,7 +85,7 @@ class EachOnItsOwn(nn.Module):
 
 
 def steps(modules: list[nn.Module], x: torch.Tensor, in_runtime: bool) -> list[dict[str, torch.Tensor]]:
-    """What `step` gives of each."""
+    """Return the results of `step` for each module."""
     module = EachOnItsOwn(modules)
     if in_runtime:
         module = in_ort(module)

@@ -97,7 +97,7 @@ def torch_mlp(parameters: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 def torch_forward(leaves: Mapping[str, torch.Tensor], x: np.ndarray) -> torch.Tensor:
-    """What :func:`mlp` computes, in float64."""
+    """Compute :func:`mlp` in float64."""
     value = torch.tensor(x, dtype=torch.float64)
     layers = len(leaves) // 2
     for i in range(layers):

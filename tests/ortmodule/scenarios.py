@@ -1,4 +1,4 @@
-"""What is done to a module and observed of it; run on a plain module and on an ORTModule, it must be the same.
+"""Scenarios: a plain module and an ORTModule are treated alike, and what is observed must be the same.
 
 A scenario takes the model and returns what it observed: numbers, tensors, modules, exceptions, nested at will.
 """

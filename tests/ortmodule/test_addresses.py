@@ -1,4 +1,4 @@
-"""What ONNX Runtime has been told of memory in earlier calls is never taken for what lies there now."""
+"""Addresses that earlier calls gave to ONNX Runtime are never read for tensors that have moved since."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ def test_second_derivatives_by_pytorch_keep_the_autocast_of_the_call() -> None:
 
 
 def live_numbers() -> int:
-    """How many numbers all tensors hold that Python can reach."""
+    """Count the elements of all tensors that Python can reach."""
     gc.collect()
     return sum(thing.numel() for thing in gc.get_objects() if type(thing) is torch.Tensor)
 
@@ -253,7 +253,7 @@ def test_backward_frees_what_it_needed() -> None:
 
 
 class Replacing(nn.Module):
-    """What its input is afterwards leads back to the graph."""
+    """Writes to its input, which afterwards leads back to the graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -373,7 +373,7 @@ AGAIN: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize(("of_input", "frozen"), [(False, False), (True, True)])
 @pytest.mark.parametrize("name", AGAIN)
 def test_which_gradients_can_be_differentiated_again(name: str, of_input: bool, frozen: bool) -> None:
-    """Whether a second derivative may be asked for is what eager PyTorch says, and so is what it is."""
+    """A second derivative exists if eager PyTorch has one, and is equal to it."""
     start = torch.randn(3, 4)
     layers = {
         "linear": nn.Linear(4, 4),

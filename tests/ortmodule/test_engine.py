@@ -1,4 +1,4 @@
-"""What happens around the graphs: dynamic shapes, mutation, stopped gradients, second backward passes, fallback."""
+"""Behaviour around the graphs: dynamic shapes, mutation, stopped gradients, second backward passes, fallback."""
 
 from __future__ import annotations
 

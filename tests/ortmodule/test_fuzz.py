@@ -79,7 +79,7 @@ PROGRAM = Program(
     ],
 )
 def test_judge_sees(right: str, wrong: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ORTModule is made to get wrong has a verdict that says so."""
+    """If ORTModule is made to compute something wrong, the verdict says so."""
     assert right in PROGRAM.text
     monkeypatch.setattr(
         judging, "run", lambda text, how, attempt=0: run(_of(text, how, right, wrong), _way(how), attempt)

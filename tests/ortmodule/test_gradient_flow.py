@@ -1,4 +1,4 @@
-"""Where gradients stop, what autograd does not see, and what backward refuses: as in eager PyTorch."""
+"""Gradients stop, writes hide from autograd, and backward refuses as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("base", ["result", "input", "after_write"])
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:
-    """What was there before keeps its gradient: straight-through estimators are written so."""
+    """The value before the write keeps its gradient: straight-through estimators are written so."""
 
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
         h = x if base == "input" else x + module.weight[0]

@@ -178,7 +178,7 @@ def test_the_memory_of_a_view_beside_what_runs_in_onnxruntime() -> None:
 
 
 def test_a_strided_view_made_under_no_grad() -> None:
-    """What is computed from it requires a gradient, in eager PyTorch, and passes none on."""
+    """Values computed from the view require a gradient in eager PyTorch, and pass none on."""
 
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What a user gets to read, and what not."""
+"""Messages name the user's code and causes; PyTorch's own tracebacks stay out of them."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def sizes(m: Of, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def strides(m: Of, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What comes to PyTorch has, in eager PyTorch, other strides than ONNX Runtime's results."""
+    """Inputs of the part in PyTorch have other strides in eager PyTorch than ONNX Runtime's results."""
     h = m.layer(x)[:, None].repeat(1, 3, 1).transpose(0, 1) * 2
     t = torch.tanh(h)
     again = t.transpose(0, 1).view(-1, 12)

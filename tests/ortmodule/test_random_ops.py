@@ -300,7 +300,7 @@ PROGRAMS: dict[str, Callable[..., list[torch.Tensor]]] = {
     "Categorical": _twice(lambda h: d.Categorical(h, validate_args=False).sample()),
     "Poisson": _twice(lambda h: d.Poisson(h * 5, validate_args=False).sample()),
 }
-"""What users write that draws: it returns tensors, and has drawn once more for nobody."""
+"""Programs as users write them that draw: each returns tensors, and draws once more without using the result."""
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "LSTM": lambda: nn.LSTM(6, 6, num_layers=2, dropout=0.4),
@@ -356,7 +356,7 @@ DRAWN_AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", DRAWN_AGAIN)
 def test_gradients_computed_again_have_the_same_draws(name: str) -> None:
-    """Where a result has been written to, PyTorch computes the graph again for its gradient."""
+    """If a result has been written to, PyTorch computes the graph again for its gradient."""
 
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
         h = x * module.weight * DRAWN_AGAIN[name](x)

@@ -1,4 +1,4 @@
-"""What PyTorch offers around modules works on an ORTModule as on the plain module."""
+"""PyTorch's tools around modules work on an ORTModule as on the plain module."""
 
 from __future__ import annotations
 

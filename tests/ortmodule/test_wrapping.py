@@ -1,4 +1,4 @@
-"""What an ORTModule is: transparent to its module, one object with it under copy and pickle, and choosy."""
+"""An ORTModule is transparent to its module, copied and pickled with it, and refuses modules it cannot wrap."""
 
 from __future__ import annotations
 

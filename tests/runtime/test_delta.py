@@ -85,7 +85,7 @@ def test_resuming_from_a_delta_is_bit_equal_to_not_having_stopped(run_dir):
 
 
 def test_the_base_may_have_been_trained_whole(tmp_path):
-    """Where the backbone was trained first: its checkpoint says that everything is trainable, with moments."""
+    """The backbone was trained first: in its checkpoint all parameters are trainable and have moments."""
     for name, frozen in (("whole", ()), ("personal", FROZEN)):
         (tmp_path / name).mkdir()
         handmade.mlp(frozen=frozen).save(tmp_path / name)

@@ -1,4 +1,4 @@
-"""Which sessions use native kernels: ONNXTRAIN_KERNELS and the installed package."""
+"""ONNXTRAIN_KERNELS and the installed package decide which sessions use native kernels."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class AtEachStep(Callback):
 
 
 def classes(samples: int = 60, seed: int = 0) -> Problem:
-    """Which of three features is the largest."""
+    """Classify by the largest of three features."""
     x = np.random.default_rng(seed).standard_normal((samples, 4)).astype(np.float32)
     return Problem(models.mlp(), "cross_entropy", x, x[:, :3].argmax(axis=1))
 

@@ -27,7 +27,7 @@ def values(trainer: Trainer) -> dict[str, np.ndarray]:
 
 
 def pytorch(steps: list[dict[str, np.ndarray]], decay: float) -> dict[str, np.ndarray]:
-    """What `AveragedModel` makes of the same weights and statistics."""
+    """Average the same weights and statistics by PyTorch's `AveragedModel`."""
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     module = torch.nn.Module()

@@ -1,4 +1,4 @@
-"""What a history shows of itself, and what a notebook shows of a fit."""
+"""Texts and tables of a history, and the display of a fit in a notebook."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_missing_packages_are_named(module: str, call: str, monkeypatch: pytest.
 
 
 class ZMQInteractiveShell:
-    """What IPython calls the shell of a notebook."""
+    """Stands for IPython's shell of a notebook."""
 
 
 @pytest.fixture

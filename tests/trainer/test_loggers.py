@@ -1,4 +1,4 @@
-"""What loggers write, read by others; a run that goes on logs each step once."""
+"""Files of loggers are read by others; a run that goes on logs each step once."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_overwrite_of_nothing(tmp_path: Path) -> None:
 
 
 def threads_of(make: object) -> int:
-    """How many threads the process has more than before."""
+    """Count the threads that the process has more than before."""
     gc.collect()
     before = psutil.Process().num_threads()
     kept = make()  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""What is said of a graph: its gradients beside differences of its loss, both computed by others.
+"""Compare the gradients of a graph with finite differences of its loss, computed by ONNX's reference evaluator.
 
 The loss is evaluated in float64 by ONNX's reference evaluator. Its slope along a random direction in all leaves at
 once, and for second derivatives its mixed difference along two directions, must be those that the gradient model
@@ -46,7 +46,7 @@ TOLERANCE = {np.float64: 2e-6, np.float32: 1e-3}
 
 @dataclass
 class Verdict:
-    """What was found.
+    """A verdict on a graph.
 
     Attributes:
         kind: one of the above.
@@ -128,7 +128,7 @@ def _judge(graph: Graph, *, second: str | None, tell: Callable[[str], None]) -> 
 
 
 def _is_beyond_runtime(graph: Graph) -> bool:
-    """Whether an old ONNX Runtime lacks what gradients need, or gets it wrong: the reference evaluates them."""
+    """Tell whether an old ONNX Runtime lacks ops of the gradient or gets them wrong: the reference is used then."""
     return (
         not runs_opset(graph.opset)
         or (graph.dtype is np.float64 and not computes_float64("Cos"))

@@ -30,8 +30,7 @@ LEVELS = {
     "level 2": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     "level 3": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
-QUANTIZED = ("dynamic", "static QDQ", "static QOperator")
-VARIANTS = ("as exported", *LEVELS, "transformer optimizer", *QUANTIZED)
+VARIANTS = ("as exported", *LEVELS, "transformer optimizer", "dynamic", "static QDQ", "static QOperator")
 
 
 def write(variant: str, source: Path, target: Path, feeds: Mapping[str, Any], model_type: str) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from importlib import metadata
 from typing import Any
 
-from variants import VARIANTS
+from tools import VARIANTS
 
 from models import EXPORTERS, MODELS
 

@@ -1,6 +1,6 @@
 """Trains Hugging Face architectures from files of both PyTorch exporters, as they are and behind onnxruntime's tools.
 
-Each file is exported from a tiny network with random weights and becomes the variants of `variants.py`; the judge of
+Each file is exported from a tiny network with random weights and becomes the variants of `tools.py`; the judge of
 `benchmarks/files` builds its training from it, takes three steps and compares the gradients with finite differences.
 Every architecture and exporter has a process of its own. Opsets go round, so that all of 13 to 23 are among the files.
 
@@ -26,16 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tools
 import torch
-import variants
+
+# `tools` has put the folder of these on the path.
+from files import said
+from judge import judge
 from page import written
 
 from models import DYNAMO, MODELS, OPSETS, TORCHSCRIPT, export, load
-
-# Behind this folder, which has modules of the same names: `variants`, `page`.
-sys.path.append(str(Path(__file__).parents[1] / "files"))
-from files import said
-from judge import judge
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "hugging_face.json"
@@ -128,14 +127,14 @@ def _work(sender: Any, name: str, exporter: str, arguments: argparse.Namespace) 
         sender.send(variant)
         target = path.with_name(f"{path.stem}-{variant.replace(' ', '_').replace(',', '')}.onnx")
         try:
-            variants.write(variant, path, target, feeds, MODELS[name].optimizer)
+            tools.write(variant, path, target, feeds, MODELS[name].optimizer)
         except Exception as error:
             sender.send({"variant": variant, "verdict": "no file", "reason": short(error), **common})
             continue
-        contents = variants.fingerprint(target)
+        contents = tools.fingerprint(target)
         if contents not in judged:
             judged[contents] = outcome(judge(target, feeds=feeds))
-        found = {key: value for key, value in variants.ops(target).items() if key != "ai.onnx"}
+        found = {key: value for key, value in tools.ops(target).items() if key != "ai.onnx"}
         sender.send({"variant": variant, **judged[contents], "ops": found, **common})
 
 
@@ -145,7 +144,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--exporter", nargs="+", choices=list(OPSETS), default=[TORCHSCRIPT, DYNAMO])
     parser.add_argument(
-        "--variants", nargs="+", choices=variants.VARIANTS, default=variants.VARIANTS, metavar="NAME"
+        "--variants", nargs="+", choices=tools.VARIANTS, default=tools.VARIANTS, metavar="NAME"
     )
     parser.add_argument("--seconds", type=float, default=600, help="of one file")
     parser.add_argument("--files", type=Path, default=HERE / "files", help="where they are kept")

@@ -26,7 +26,6 @@ from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 
 pytestmark = pytest.mark.torch
 
-SUFFIX = {torch.float64: "double", torch.float32: "float"}
 RMS = Counter({"FlooredRMSNormalization": 1, "FlooredRMSNormalizationGradient": 1})
 RMS_EPS_INSIDE = Counter({"InverseRMSNormalization": 1, "InverseRMSNormalizationGradient": 1})
 

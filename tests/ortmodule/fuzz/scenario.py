@@ -44,9 +44,6 @@ def _in_threads(writer: Writer, lines: list[str]) -> list[str]:
     return moved
 
 
-_FORWARD_HOOKS = ("double_output", "note()")
-
-
 def _setup(writer: Writer) -> list[str]:
     lines = []
     layers = [name.removeprefix("self.") for name in writer.layers]

@@ -1,4 +1,4 @@
-"""How the memory and time of attention grow with the sequence: forward and backward of one layer, causal.
+"""Measure the memory and time of causal attention, forward and backward, as the sequence grows.
 
 Four heads of 64, batch 1, 512 to 4,096 places. Every engine and length has a process of its own; memory is what the
 process takes (VmHWM) beyond what it had before the first step, so that everything else counts once. "math" is

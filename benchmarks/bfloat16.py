@@ -51,7 +51,7 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], tuple[int, ...], list[int] | None, li
     "[16, 16] [16, 16]": ((16, 16), (16, 16), None, None),
 }
 TURN_S = 2e-3
-"""How long a turn of a product lasts at least, about."""
+"""Least duration of one turn of a product, in seconds, about."""
 
 
 def session(nodes: list[Any], shapes: dict[str, tuple[int, ...]], threads: int) -> ort.InferenceSession:

@@ -1,4 +1,4 @@
-"""How building, session creation and a step grow as an encoder's layers, width, batch and sequence grow 1x to 16x.
+"""Measure building, session creation and a step as an encoder's layers, width, batch and sequence grow 1x to 16x.
 
 The encoder of the other benchmarks, from one layer of width 64 and one sample of 32 words, one of these at a time.
 Forward, backward and AdamW through the on-device API, with the kernels that are installed, and in PyTorch eager. Each

@@ -1,4 +1,4 @@
-"""What a step could take at best on this machine: its arithmetic at the speed of large products, or its memory's.
+"""Estimate the least time of a step on this machine: its arithmetic at the speed of large products, or its memory's.
 
 The speed of products is that of ONNX Runtime's MatMul of 1024 x 1024 float32 matrices; that of memory is of copies far
 larger than the caches, reads and writes counted. Arithmetic is counted by PyTorch (`FlopCounterMode`: products and

@@ -1,4 +1,4 @@
-"""What a call of ORTModule costs beside the computation: forward and backward of the same nets in other engines.
+"""Measure the cost of a call of ORTModule beside the computation, against other engines with the same nets.
 
 Engines run in processes of their own, which take turns: PyTorch eager; the on-device API, which computes the same
 graphs in one session and without PyTorch; ORTModule; and PyTorch's loop around a captured graph of which nothing is

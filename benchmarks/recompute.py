@@ -1,4 +1,4 @@
-"""What computing values again for the gradients saves of memory, and what it costs of time: `recompute=True`.
+"""Measure the memory that `recompute=True` saves and the time that it costs.
 
 Training steps without the optimizer on the on-device API, with kernels, of the benchmark's encoder and decoder at four
 times their batch. Memory is what the process takes (VmHWM) beyond what it took after a step of one sample, which

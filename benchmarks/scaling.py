@@ -1,4 +1,4 @@
-"""How building, session creation and a step grow with the number of nodes, from 500 to 8,000, named and unnamed.
+"""Measure building, session creation and a step for 500 to 8,000 nodes, named and unnamed.
 
 The model is a stack of dense layers of width 64, each with a residual, an activation and a norm: five nodes a layer.
 Each size is measured in a process of its own.

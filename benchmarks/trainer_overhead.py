@@ -1,4 +1,4 @@
-"""What a step of `Trainer` costs beside the bare loop over `Module` and `Optimizer`, on the same artifacts.
+"""Measure the cost of a step of `Trainer` beside the bare loop over `Module` and `Optimizer`, on the same artifacts.
 
 Each engine runs in a process of its own; they take short turns, so that a machine that is slower for a while is slower
 for all. Compared are the least time of a step in any turn, and the median over the turns. The bare loop takes batches

@@ -28,7 +28,7 @@ _SPINNING = "session.intra_op.allow_spinning"
 
 
 def _threads_wait_asleep() -> None:
-    """Those of ONNX Runtime, too, unless a test says otherwise: there are thousands of sessions."""
+    """Let threads of ONNX Runtime wait asleep, too, unless a test says otherwise: there are thousands of sessions."""
     create = ort.InferenceSession.__init__
 
     @functools.wraps(create)
@@ -44,7 +44,7 @@ def _threads_wait_asleep() -> None:
 
 
 def _calls_have_room() -> None:
-    """Those of all tests: PyTorch's exports and what it captures for other back ends are as deep as for ORTModule."""
+    """Give all tests a deep stack: PyTorch's exports and captures for other back ends are as deep as ORTModule's."""
     run = pytest.Function.runtest
     pytest.Function.runtest = lambda test: with_room(run, test)  # type: ignore[method-assign]
 

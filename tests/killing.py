@@ -149,7 +149,7 @@ def _save_and_copy(kind: Kind, where: Path, copies: Path) -> str:
 
 
 def _problem(kind: Kind, left: Path) -> str:
-    """What is wrong with what a kill has left: it is to be read, and the next save is a whole one again."""
+    """Return what is wrong with the files a kill has left: they have to load, and the next save has to be complete."""
     try:
         kind.look(left)
         next(kind.saves(left, 4))

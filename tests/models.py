@@ -11,6 +11,11 @@ def _initializers(values: dict[str, np.ndarray]) -> list[onnx.TensorProto]:
     return [numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()]
 
 
+def parse_nodes(text: str) -> list[onnx.NodeProto]:
+    """Parse nodes in ONNX's text format, e.g. "h = MatMul(x, w)  y = Tanh(h)"."""
+    return list(onnx.parser.parse_graph(f"nodes () => () {{ {text} }}").node)
+
+
 def make_model(
     nodes: list[onnx.NodeProto],
     inputs: dict[str, list[int | str]],

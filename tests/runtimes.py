@@ -1,4 +1,4 @@
-"""What the installed onnxruntime runs: the tests also run with the oldest one that is declared."""
+"""Abilities of the installed onnxruntime: the tests also run with the oldest one that is declared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 @functools.cache
 def runs_opset(opset: int) -> bool:
-    """Whether onnxruntime loads a model of this opset, tried with a single Identity."""
+    """Tell whether onnxruntime loads a model of this opset, by trying a single Identity."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "tiny", [x], [y])
     imports = [helper.make_opsetid("", opset)]
@@ -43,7 +43,7 @@ def needs_opset(opset: int) -> pytest.MarkDecorator:
 
 @functools.cache
 def keeps_nothing() -> bool:
-    """Whether a sum over no axes of no elements keeps its shape; onnxruntime 1.20 gives one element."""
+    """Tell whether a sum over no axes of no elements keeps its shape; onnxruntime 1.20 gives one element."""
     node = helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1, noop_with_empty_axes=1)
     x, axes = np.ones((2, 0), np.float32), np.array([], np.int64)
     return _run(node, {"x": x, "axes": axes})[0].shape == (2, 0)
@@ -51,7 +51,7 @@ def keeps_nothing() -> bool:
 
 @functools.cache
 def broadcasts_scales() -> bool:
-    """Whether scale and bias of LayerNormalization may be of other shapes than its axes; not in onnxruntime 1.20."""
+    """Tell whether scale and bias of LayerNormalization may broadcast; not in onnxruntime 1.20."""
     node = helper.make_node("LayerNormalization", ["x", "scale", "bias"], ["y"], axis=1)
     x = np.ones((2, 3), np.float32)
     try:
@@ -65,7 +65,7 @@ def broadcasts_scales() -> bool:
 
 @functools.cache
 def computes_float64(op_type: str) -> bool:
-    """Whether there is a float64 kernel of an op with one input; onnxruntime 1.20 has Sin, but not Cos."""
+    """Tell whether an op with one input has a float64 kernel; onnxruntime 1.20 has Sin, but not Cos."""
     try:
         _run(helper.make_node(op_type, ["x"], ["y"]), {"x": np.ones(1)})
     except Exception as error:
@@ -77,7 +77,7 @@ def computes_float64(op_type: str) -> bool:
 
 @functools.cache
 def has_deform_conv() -> bool:
-    """Whether there is a kernel of DeformConv; not in onnxruntime 1.20."""
+    """Tell whether DeformConv has a kernel; not in onnxruntime 1.20."""
     ones = np.ones((1, 1, 1, 1), np.float32)
     return _succeeds(
         helper.make_node("DeformConv", ["x", "w", "offset"], ["y"]),
@@ -88,7 +88,7 @@ def has_deform_conv() -> bool:
 
 @functools.cache
 def makes_reals_of_spectra() -> bool:
-    """Whether the inverse DFT of half a spectrum is real, as onnx has it; onnxruntime 1.20 refuses it."""
+    """Tell whether the inverse DFT of half a spectrum is real, as onnx has it; onnxruntime 1.20 refuses it."""
     node = helper.make_node("DFT", ["x"], ["y"], inverse=1, onesided=1)
     return _succeeds(node, {"x": np.ones((1, 3, 2), np.float32)}, "cannot be enabled at the same time")
 

@@ -1,11 +1,9 @@
-"""What `generate_artifacts` makes of unusual models and options."""
+"""`generate_artifacts` of unusual models and options."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +17,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import models
-from models import make_model
+from fresh_process import python
+from models import make_model, parse_nodes
 from onnxtrain import losses, onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.artifacts import LossType, OptimType, generate_artifacts
@@ -72,11 +71,7 @@ def input_as_output() -> onnx.ModelProto:
 
 
 def read_by_shape_only() -> onnx.ModelProto:
-    nodes = [
-        node("Shape", ["s"], ["t"]),
-        node("MatMul", ["x", "w"], ["m"]),
-        node("Reshape", ["m", "t"], ["logits"]),
-    ]
+    nodes = parse_nodes("t = Shape(s)  m = MatMul(x, w)  logits = Reshape(m, t)")
     return linear(nodes, w=weights(4, 3), s=weights(5, 3))
 
 
@@ -139,11 +134,7 @@ def intermediate_named(name: str) -> Callable[[], onnx.ModelProto]:
 
 
 def tied() -> onnx.ModelProto:
-    nodes = [
-        node("MatMul", ["x", "w"], ["m"]),
-        node("Gemm", ["m", "w"], ["n"], transB=1),
-        node("MatMul", ["n", "w"], ["logits"]),
-    ]
+    nodes = parse_nodes("m = MatMul(x, w)  n = Gemm <transB = 1> (m, w)  logits = MatMul(n, w)")
     return linear(nodes, w=weights(4, 3))
 
 
@@ -169,14 +160,10 @@ def cut_out() -> onnx.ModelProto:
         "images": np.array([0], np.int64),
         "table": np.array([-1, 3], np.int64),
     }
-    nodes = [
-        node("MatMul", ["x", "w"], ["h"]),
-        node("Transpose", ["h"], ["t"], perm=[1, 0]),
-        node("Reshape", ["t", "shape"], ["image"]),
-        node("RoiAlign", ["image", "boxes", "images"], ["cut"], output_height=5, output_width=1),
-        node("Transpose", ["cut"], ["last"], perm=[0, 2, 3, 1]),
-        node("Reshape", ["last", "table"], ["logits"]),
-    ]
+    nodes = parse_nodes("""
+        h = MatMul(x, w)  t = Transpose <perm = [1, 0]> (h)  image = Reshape(t, shape)
+        cut = RoiAlign <output_height = 5, output_width = 1> (image, boxes, images)
+        last = Transpose <perm = [0, 2, 3, 1]> (cut)  logits = Reshape(last, table)""")
     return linear(nodes, **values)
 
 
@@ -184,34 +171,21 @@ def cut_out() -> onnx.ModelProto:
 TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[str], list[str]]] = {
     "parameter is an output": (parameter_as_output, {"loss_input_names": ["logits"]}, ["w"], ["loss"]),
     "parameter is returned": (
-        linear,
-        {"additional_output_names": ["w", "logits"]},
-        ["w"],
-        ["loss", "w", "logits"],
+        linear, {"additional_output_names": ["w", "logits"]}, ["w"], ["loss", "w", "logits"],
     ),
     "input is returned": (
-        input_as_output,
-        {"loss_input_names": ["logits"], "additional_output_names": ["x"]},
-        ["w"],
+        input_as_output, {"loss_input_names": ["logits"], "additional_output_names": ["x"]}, ["w"],
         ["loss", "x"],
     ),
     "parameter that the loss does not reach": (
-        unreached,
-        {"loss_input_names": ["logits"]},
-        ["w", "u"],
-        ["loss"],
+        unreached, {"loss_input_names": ["logits"]}, ["w", "u"], ["loss"],
     ),
     "parameter that only another output reaches": (
-        unreached,
-        {"loss_input_names": ["logits"], "additional_output_names": ["other"]},
-        ["w", "u"],
+        unreached, {"loss_input_names": ["logits"], "additional_output_names": ["other"]}, ["w", "u"],
         ["loss", "other"],
     ),
     "parameter that nothing reads": (
-        lambda: linear(u=weights(2)),
-        {"requires_grad": ["u", "w"]},
-        ["w", "u"],
-        ["loss"],
+        lambda: linear(u=weights(2)), {"requires_grad": ["u", "w"]}, ["w", "u"], ["loss"],
     ),
     "parameter of which only the shape is read": (read_by_shape_only, {}, ["w", "s"], ["loss"]),
     "one parameter in three places": (tied, {}, ["w"], ["loss"]),
@@ -222,10 +196,7 @@ TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[s
     "parameter in a branch": (branch, {}, ["w", "two", "zero"], ["loss"]),
     "branches without parameters": (branch, {"requires_grad": ["w"]}, ["w"], ["loss"]),
     "frozen parameter in a branch": (
-        branch,
-        {"requires_grad": ["w"], "frozen_params": ["two"]},
-        ["w"],
-        ["loss"],
+        branch, {"requires_grad": ["w"], "frozen_params": ["two"]}, ["w"], ["loss"],
     ),
     "local function": (function, {}, ["w"], ["loss"]),
     "unused imports of other domains": (other_domains, {}, ["w1", "b1", "w2", "b2"], ["loss"]),
@@ -241,12 +212,10 @@ TRAINABLE: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], list[s
     "parameter named as the loss": (named("loss"), {}, ["loss"], ["loss_1"]),
     "parameter named as a moment": (named("momentum0"), {}, ["momentum0"], ["loss"]),
     "equal BatchNorm statistics": (
-        two_fresh_batch_norms,
-        {"requires_grad": ["w", "bias0"], "frozen_params": ["scale0"]},
-        ["w", "bias0"],
+        two_fresh_batch_norms, {"requires_grad": ["w", "bias0"], "frozen_params": ["scale0"]}, ["w", "bias0"],
         ["loss"],
     ),
-}
+}  # fmt: skip
 
 
 def batch(model: onnx.ModelProto) -> tuple[np.ndarray, np.ndarray]:
@@ -286,11 +255,7 @@ def test_gradient_of_what_the_loss_does_not_depend_on_is_zero(tmp_path: Path, na
 
 
 def half_or_double(dtype: Any) -> onnx.ModelProto:
-    nodes = [
-        node("MatMul", ["x", "w"], ["m"]),
-        node("Tanh", ["m"], ["t"]),
-        node("MatMul", ["t", "v"], ["logits"]),
-    ]
+    nodes = parse_nodes("m = MatMul(x, w)  t = Tanh(m)  logits = MatMul(t, v)")
     return linear(nodes, dtype, w=weights(4, 6, dtype=dtype), v=weights(6, 3, dtype=dtype))
 
 
@@ -409,25 +374,19 @@ class Nothing(onnxblock.Block):
 # options for models.mlp(), exception, message
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "output twice": (
-        {"additional_output_names": ["logits", "logits"]},
-        GraphBuildError,
-        "logits would be returned twice",
+        {"additional_output_names": ["logits", "logits"]}, GraphBuildError, "logits would be returned twice",
     ),
     "loss as additional output": (
-        {"additional_output_names": ["loss"]},
-        GraphBuildError,
-        "loss would be returned twice",
+        {"additional_output_names": ["loss"]}, GraphBuildError, "loss would be returned twice",
     ),
     "no loss": ({"loss": None}, GraphBuildError, "'logits' is FLOAT of shape .*not a scalar"),
     "two losses of the model": (
-        {"loss": None, "loss_input_names": ["h", "m"]},
-        GraphBuildError,
+        {"loss": None, "loss_input_names": ["h", "m"]}, GraphBuildError,
         r"loss_input_names gives 2 \(h, m\); name one",
     ),
     "two outputs": ({"model": parameter_as_output()}, GraphBuildError, "logits, w; name them in loss_input"),
     "loss of an input": (
-        {"loss": "mse", "loss_input_names": ["x"]},
-        NothingToTrain,
+        {"loss": "mse", "loss_input_names": ["x"]}, NothingToTrain,
         r"no gradient flows from the loss 'loss' to any of the parameters to train \(w1, b1, w2, b2\)",
     ),
     "loss behind a sign": (
@@ -442,38 +401,25 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     ),
     "unreduced loss": ({"loss": losses.MSELoss(reduction="none")}, GraphBuildError, "not a scalar"),
     "parameter named step": (
-        {"model": named("step")()},
-        GraphBuildError,
-        "optimizer model: 'step' would be the name",
+        {"model": named("step")()}, GraphBuildError, "optimizer model: 'step' would be the name",
     ),
     "parameters w and w_grad": (
-        {
-            "model": linear(
-                [node("Gemm", ["x", "w", "w_grad"], ["logits"])], w=weights(4, 3), w_grad=weights(3)
-            )
-        },
-        GraphBuildError,
-        "optimizer model: 'w_grad' would be the name",
+        {"model": linear([node("Gemm", ["x", "w", "w_grad"], ["logits"])], w=weights(4, 3), w_grad=weights(3))},
+        GraphBuildError, "optimizer model: 'w_grad' would be the name",
     ),
     "block without result": (
-        {"loss": Nothing()},
-        GraphBuildError,
-        "block Nothing: .*returned None; return the name",
+        {"loss": Nothing()}, GraphBuildError, "block Nothing: .*returned None; return the name",
     ),
     "statistic to be trained": (
-        {"model": models.conv_bn(), "requires_grad": ["bn.mean"]},
-        GraphBuildError,
+        {"model": models.conv_bn(), "requires_grad": ["bn.mean"]}, GraphBuildError,
         "'bn.mean' is a running statistic",
     ),
     "optimizer block without an optimizer": (
-        {"optimizer": Nothing()},
-        GraphBuildError,
+        {"optimizer": Nothing()}, GraphBuildError,
         "block Nothing: it was given as the optimizer, but has made no optimizer model",
     ),
     "library of custom ops": (
-        {"custom_op_library": "/nowhere/ops.so"},
-        ModelError,
-        "there is no custom_op_library",
+        {"custom_op_library": "/nowhere/ops.so"}, ModelError, "there is no custom_op_library",
     ),
     "batch_norm": ({"batch_norm": "train"}, ValueError, "batch_norm='train': choose one of"),
     "settings only": (
@@ -489,11 +435,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         NothingToTrain,
         "no parameter is left to train",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused(tmp_path: Path, case: str) -> None:
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, case: str) -> None:
     options, error, message = REFUSED[case]
     options = {"model": models.mlp(), "loss": "cross_entropy", "optimizer": "adamw"} | options
     with pytest.raises(error, match=message):
@@ -618,14 +564,8 @@ def test_conversion_to_ort_format_is_silent(tmp_path: Path) -> None:
         "import logging\n"
         "assert not logging.getLogger().handlers\n"
     )
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = python("-W", "ignore", "-c", code, path=filter(None, sys.path))
+    assert (done.stdout, done.stderr) == ("", "")
     assert (tmp_path / "training_model.ort").exists()
 
 

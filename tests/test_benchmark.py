@@ -16,7 +16,7 @@ RUN = Path(__file__).parents[1] / "benchmarks" / "run.py"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the first run that needs it leaves the net and its artifacts."""
+    """The directory in which the first run leaves the net and its artifacts."""
     return tmp_path_factory.mktemp("files")
 
 

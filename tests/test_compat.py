@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-
-def python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
-    """Runs code with `folders` at the front of the path."""
-    path = os.pathsep.join([*map(str, folders), *(entry for entry in sys.path if entry)])
-    return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
-    )
+from fresh_process import python
 
 
 def check(code: str, *folders: Path) -> str:
-    done = python(code, *folders)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    """Return what code prints with `folders` at the front of the path."""
+    return python("-c", code, path=[*folders, *filter(None, sys.path)]).stdout.strip()
 
 
 INSTALL = "import onnxtrain.compat\nonnxtrain.compat.install()\n"
@@ -202,13 +193,18 @@ def test_ortmodule_without_torch_says_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "ortmodule.py").write_text("import torch_that_is_not_there\n")
     extend = f"import onnxtrain\nonnxtrain.__path__ = [{str(tmp_path)!r}, *onnxtrain.__path__]\n"
     code = f"{INSTALL}{extend}from onnxruntime.training.ortmodule import ORTModule"
-    assert "No module named 'torch_that_is_not_there'" in python(code).stderr
+    assert (
+        "No module named 'torch_that_is_not_there'"
+        in python("-c", code, code=1, path=filter(None, sys.path)).stderr
+    )
 
 
 def test_absent_ortmodule_is_explained(tmp_path: Path) -> None:
     elsewhere = f"import onnxtrain\nonnxtrain.__path__ = [{str(tmp_path)!r}]\n"
     code = f"{INSTALL}{elsewhere}import onnxruntime.training.ortmodule"
-    assert "it comes with onnxtrain.ortmodule" in python(code).stderr
+    assert (
+        "it comes with onnxtrain.ortmodule" in python("-c", code, code=1, path=filter(None, sys.path)).stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +215,7 @@ def test_real_distribution_is_not_shadowed(name: str, tmp_path: Path) -> None:
     folder = tmp_path / f"{name.replace('-', '_')}-1.19.2.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.19.2\n")
-    done = python(INSTALL, tmp_path)
+    done = python("-c", INSTALL, path=[tmp_path, *filter(None, sys.path)], code=None)
     assert "CompatError" in done.stderr
     assert f"{name} 1.19.2 provides `onnxruntime.training` itself" in done.stderr
 
@@ -241,7 +237,10 @@ def test_training_build_is_not_shadowed(tmp_path: Path) -> None:
     (tmp_path / "training" / "__init__.py").write_text("")
     native = "import onnxruntime.capi._pybind_state as native\nnative.CheckpointState = object\n"
     folder = _FOLDER.format(folder=str(tmp_path))
-    assert "a training build of ONNX Runtime" in python(folder + native + INSTALL).stderr
+    assert (
+        "a training build of ONNX Runtime"
+        in python("-c", folder + native + INSTALL, code=None, path=filter(None, sys.path)).stderr
+    )
 
 
 @pytest.mark.parametrize("leftover", ["training/__init__.py", "training/__pycache__/x.pyc"])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +10,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
+from fresh_process import python
 from onnxtrain.demo import digits_network, load_digits_data, run_demo
 from onnxtrain.errors import InputError
 
@@ -38,15 +36,7 @@ finally:
 
 def test_demo_reaches_98_percent_without_torch(tmp_path: Path) -> None:
     """As a user runs it, with torch hidden; the claims are checked on the files alone."""
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    result = python("-c", WITHOUT_TORCH, tmp_path, OMP_NUM_THREADS="1")
     document = json.loads(result.stdout)
     assert document["torch_imported"] is False
     assert result.stderr.splitlines()[-1].startswith("epoch 15/15")
@@ -103,7 +93,7 @@ def test_network_is_for_training() -> None:
     assert modes == [1, 1, 1]
 
 
-def test_no_epochs(tmp_path: Path) -> None:
+def test_the_demo_needs_at_least_one_epoch(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="epochs must be at least 1"):
         run_demo(tmp_path, epochs=0)
 
@@ -117,13 +107,6 @@ def test_missing_extra_says_what_to_install(missing: str, tmp_path: Path) -> Non
         f"sys.argv = ['onnxtrain', 'demo', '--output', {str(tmp_path)!r}]\n"
         "main()\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        check=False,
-    )
-    assert result.returncode == 1
+    result = python("-c", code, code=1)
     assert "pip install 'onnxtrain[demo]'" in result.stderr
     assert "Traceback" not in result.stderr

@@ -20,7 +20,7 @@ from onnxtrain.passes import load_model, to_proto
 
 
 def made_dynamic(model: Any, *arguments: Any, **options: Any) -> ir.Model:
-    """What `make_batch_dynamic` returns, in the form of what it was given, as an IR model."""
+    """Call `make_batch_dynamic`; assert that it returns the kind of model it was given, and load that."""
     result = make_batch_dynamic(model, *arguments, **options)
     assert isinstance(result, ir.Model if isinstance(model, ir.Model) else onnx.ModelProto)
     return load_model(result)

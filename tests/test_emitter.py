@@ -1,4 +1,4 @@
-"""What is written wrong is refused where it is written."""
+"""The emitter refuses wrong ops and attributes at the line that writes them."""
 
 from __future__ import annotations
 

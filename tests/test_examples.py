@@ -5,27 +5,19 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from fresh_process import python
 
 FOLDER = Path(__file__).parents[1] / "examples" / "ortmodule"
 SOURCE = Path(__file__).parents[1] / "src"
 
 
 def run(script: str, *arguments: str) -> str:
-    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-    completed = subprocess.run(
-        [sys.executable, script, *arguments],
-        cwd=FOLDER,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    return completed.stdout
+    path = [SOURCE, os.environ.get("PYTHONPATH", "")]
+    return python(script, *arguments, cwd=FOLDER, path=path, OMP_NUM_THREADS="1").stdout
 
 
 @pytest.mark.torch

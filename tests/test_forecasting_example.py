@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from fresh_process import python
 from onnxtrain import differentiate
 from onnxtrain.api import CheckpointState
 from runtime.test_imports import BLOCK
@@ -33,21 +33,13 @@ pytestmark = [
 
 
 def run(*arguments: str | Path) -> str:
-    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-    completed = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=FOLDER,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert completed.returncode == 0, completed.stderr[-3000:]
-    return completed.stdout
+    path = [SOURCE, os.environ.get("PYTHONPATH", "")]
+    return python(*arguments, cwd=FOLDER, path=path, OMP_NUM_THREADS="1").stdout
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `compare.py` has left its plots, errors and artifacts."""
+    """Run `compare.py`; return the directory of its plots, errors and artifacts."""
     directory = tmp_path_factory.mktemp("forecasting")
     (directory / "printed").write_text(run("compare.py", "--output", directory))
     return directory

@@ -1,4 +1,4 @@
-"""What a frozen parameter is set to on the device counts, in the loss and in the gradient, whatever it was when built.
+"""The value that a frozen parameter has on the device counts in loss and gradient, not its value at build time.
 
 Every case sets the parameter `p`, which nobody trains, and compares with PyTorch computing with the same number.
 """
@@ -77,8 +77,7 @@ CASES = {
     "Where": Case("n = Neg(a)  b = Where(p, a, n)", (True, False), lambda a, p: a if p else -a, np.bool_),
     "PRelu": Case(
         "m = Constant<value_float = 1.0>()  c = Sub(a, m)  b = PRelu(c, p)",
-        (np.zeros((3, 1, 1)), np.full((3, 1, 1), 0.5)),
-        lambda a, p: fn.prelu(a - 1, p.reshape(3)),
+        (np.zeros((3, 1, 1)), np.full((3, 1, 1), 0.5)), lambda a, p: fn.prelu(a - 1, p.reshape(3)),
     ),
     "RMSNorm's epsilon": Case(
         "q = Mul(a, a)  l = Constant<value_ints = [-1]>()  m = ReduceMean(q, l)  s = Add(m, p)  r = Sqrt(s)"
@@ -94,15 +93,12 @@ CASES = {
         ),
     ),
     "Pad's value": Case(
-        "n = Constant<value_ints = [0, 0, 1, 1, 0, 0, 1, 1]>()  c = Pad(a, n, p)  b = Mul(c, c)",
-        (0.0, 3.0),
+        "n = Constant<value_ints = [0, 0, 1, 1, 0, 0, 1, 1]>()  c = Pad(a, n, p)  b = Mul(c, c)", (0.0, 3.0),
         lambda a, p: fn.pad(a, (1, 1, 1, 1), value=p.item()) ** 2,
     ),
     "Pad's places": Case(
-        "c = Pad(a, p)  d = ReduceMean<keepdims = 1>(c)  b = Mul(a, d)",
-        ([0] * 8, [0, 0, 1, 0, 0, 0, 0, 3]),
-        lambda a, p: a * fn.pad(a, (int(p[3]), int(p[7]), int(p[2]), int(p[6]))).mean(),
-        np.int64,
+        "c = Pad(a, p)  d = ReduceMean<keepdims = 1>(c)  b = Mul(a, d)", ([0] * 8, [0, 0, 1, 0, 0, 0, 0, 3]),
+        lambda a, p: a * fn.pad(a, (int(p[3]), int(p[7]), int(p[2]), int(p[6]))).mean(), np.int64,
     ),
     "Resize, nearest": Case(
         'c = Resize<mode = "nearest", coordinate_transformation_mode = "asymmetric", nearest_mode = "floor">'
@@ -111,9 +107,8 @@ CASES = {
         lambda a, p: (r := fn.interpolate(a, scale_factor=p[2:].tolist(), mode="nearest")) * r.mean(),
     ),
     "Resize, linear": Case(
-        'c = Resize<mode = "linear">(a, , p)  b = Mul(c, c)',
-        ([1, 1, 1, 1], [1, 1, 2, 2]),
-        lambda a, p: fn.interpolate(a, scale_factor=p[2:].tolist(), mode="bilinear") ** 2,
+        'c = Resize<mode = "linear">(a, , p)  b = Mul(c, c)', ([1, 1, 1, 1], [1, 1, 2, 2]), lambda a,
+        p: fn.interpolate(a, scale_factor=p[2:].tolist(), mode="bilinear") ** 2,
     ),
     "Gather, index used twice": Case(
         "o = Constant<value_ints = [1]>()  q = Add(p, o)  c = Gather<axis = 1>(a, p)  d = Gather<axis = 1>(a, q)"
@@ -130,31 +125,23 @@ CASES = {
         np.int64,
     ),
     "ReduceSum's axes": Case(
-        "c = ReduceSum<keepdims = 1>(a, p)  b = Mul(c, c)",
-        ([1], [2]),
-        lambda a, p: a.sum(int(p), True) ** 2,
+        "c = ReduceSum<keepdims = 1>(a, p)  b = Mul(c, c)", ([1], [2]), lambda a, p: a.sum(int(p), True) ** 2,
         np.int64,
     ),
     "TopK": Case(
         "c, i = TopK(a, p)  b = Mul(c, c)", ([4], [1]), lambda a, p: a.topk(int(p), -1).values ** 2, np.int64
     ),
     "Tile": Case(
-        "c = Tile(a, p)  m = ReduceSum<keepdims = 1>(c)  b = Mul(a, m)",
-        ([1, 1, 1, 1], [1, 1, 2, 3]),
-        lambda a, p: a * a.repeat(*p.tolist()).sum(),
-        np.int64,
+        "c = Tile(a, p)  m = ReduceSum<keepdims = 1>(c)  b = Mul(a, m)", ([1, 1, 1, 1], [1, 1, 2, 3]),
+        lambda a, p: a * a.repeat(*p.tolist()).sum(), np.int64,
     ),
     "Expand": Case(
-        "c = Expand(a, p)  b = Mul(c, c)",
-        ([1, 1, 1, 1, 1], [2, 1, 1, 1, 1]),
-        lambda a, p: a.expand(int(p[0]), *a.shape) ** 2,
-        np.int64,
+        "c = Expand(a, p)  b = Mul(c, c)", ([1, 1, 1, 1, 1], [2, 1, 1, 1, 1]), lambda a,
+        p: a.expand(int(p[0]), *a.shape) ** 2, np.int64,
     ),
     "Reshape": Case(
         "l = Constant<value_ints = [-1]>()  c = Reshape(a, p)  m = ReduceMean(c, l)  b = Mul(m, m)",
-        ([2, -1], [8, -1]),
-        lambda a, p: a.reshape(*p.tolist()).mean(-1) ** 2,
-        np.int64,
+        ([2, -1], [8, -1]), lambda a, p: a.reshape(*p.tolist()).mean(-1) ** 2, np.int64,
     ),
     "OneHot's values": Case(
         "d = Constant<value_int = 4>()  i = Constant<value_ints = [0, 1, 2, 3]>()  c = OneHot(i, d, p)"
@@ -164,8 +151,7 @@ CASES = {
     ),
     "DequantizeLinear": Case(
         "q = Constant<value = int8[4] {-3, 1, 2, 5}>()  c = DequantizeLinear(q, p)  b = Mul(a, c)",
-        (1.0, 0.25),
-        lambda a, p: a * torch.tensor([-3, 1, 2, 5]) * p,
+        (1.0, 0.25), lambda a, p: a * torch.tensor([-3, 1, 2, 5]) * p,
     ),
     "embedded equal constant": Case(  # what deduplicates constants must not take p for one of them
         "o = Constant<value_ints = [1]>()  c = ReduceSum<keepdims = 1>(a, o)  d = ReduceSum<keepdims = 1>(c, p)"
@@ -174,7 +160,7 @@ CASES = {
         lambda a, p: (a.sum(1, True).sum(int(p), True)) ** 2,
         np.int64,
     ),
-}
+}  # fmt: skip
 
 
 def as_value(case: Case, value: object) -> np.ndarray:

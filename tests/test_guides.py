@@ -46,7 +46,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")  # of the exporter
-def test_transfer_learning(play: Any) -> None:
+def test_the_guide_to_transfer_learning_runs(play: Any) -> None:
     names, printed = play("docs/transfer-learning.md")
     before, after, in_torch = names["before"], names["after"], names["in_torch"]
     assert before < 0.4
@@ -61,7 +61,7 @@ def test_transfer_learning(play: Any) -> None:
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")  # of the exporter
-def test_tabular_data(play: Any) -> None:
+def test_the_guide_to_tabular_data_runs(play: Any) -> None:
     names, printed = play("docs/tabular-data.md")
     frame = names["frame"]
     assert len(frame) == 1309
@@ -78,7 +78,7 @@ def test_tabular_data(play: Any) -> None:
 
 @pytest.mark.torch
 @pytest.mark.filterwarnings("ignore")  # of the exporter
-def test_text_classification(play: Any) -> None:
+def test_the_guide_to_text_classification_runs(play: Any) -> None:
     names, _ = play("docs/text-classification.md")
     found = names["trainer"].evaluate(names["unseen"])
     assert found["f1"] == pytest.approx(names["f1"], rel=1e-9)

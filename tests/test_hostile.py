@@ -13,34 +13,26 @@ from typing import Any
 
 import pytest
 
-import onnxtrain
+from fresh_process import SOURCE, TESTS, python
 
 CASES = int(os.environ.get("ONNXTRAIN_HOSTILE", "220"))
 SEED = int(os.environ.get("ONNXTRAIN_HOSTILE_SEED", "0"))
 PROCESSES = 2
 MEMORY = 300  # MB that a case may need on top of what the process had
-TESTS = Path(__file__).parent
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc and listens to inotify")
 
 
-def python(*arguments: object) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join([str(Path(onnxtrain.__file__).parents[1]), str(TESTS)])
-    return subprocess.run(
-        [sys.executable, "-m", "hostile.cases", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        check=False,
-    )
+def hostile_cases(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = ("-m", "hostile.cases", *map(str, arguments))
+    return python(*command, path=(SOURCE, TESTS), OMP_NUM_THREADS="1", **options)
 
 
 def reports(directory: Path, first: int, count: int, step: int) -> list[dict[str, Any]]:
     """Runs `count` cases in one process, and after a crash the ones behind it in another."""
     found: list[dict[str, Any]] = []
     while count > 0:
-        result = python(directory, first, count, step)
+        result = hostile_cases(directory, first, count, step, code=None)
         lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
         found += [line for line in lines if "case" in line]
         begun = sum("begins" in line for line in lines)
@@ -56,8 +48,7 @@ def reports(directory: Path, first: int, count: int, step: int) -> list[dict[str
 
 @pytest.mark.slow
 def test_hostile_files_are_errors_or_harmless(tmp_path: Path) -> None:
-    done = python("prepare", tmp_path / "base")
-    assert done.returncode == 0, done.stderr
+    hostile_cases("prepare", tmp_path / "base")
     with ThreadPoolExecutor(PROCESSES) as pool:
         parts = [
             pool.submit(reports, tmp_path / "base", SEED + n, CASES // PROCESSES, PROCESSES)

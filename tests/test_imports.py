@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+import fresh_process
 import onnxtrain
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -28,15 +26,8 @@ HEAVY = (
 
 
 def python(code: str) -> str:
-    """What the code prints in a fresh process."""
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )
-    return result.stdout
+    """Return what the code prints in a fresh process."""
+    return fresh_process.python("-c", code).stdout
 
 
 def test_import_loads_nothing_heavy() -> None:
@@ -81,7 +72,7 @@ def test_version_is_the_package_s() -> None:
     assert f'version = "{onnxtrain.__version__}"' in text
 
 
-def test_unknown_name() -> None:
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'onnxtrain' has no attribute 'Nothing'"):
         onnxtrain.Nothing  # noqa: B018
 
@@ -118,13 +109,6 @@ except ModuleNotFoundError as error:
 
 def test_command_line_without_its_packages() -> None:
     code = "import sys; sys.modules['typer'] = None; from onnxtrain.cli import main; main()"
-    result = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )
-    assert result.returncode == 1
+    result = fresh_process.python("-c", code, code=1)
     assert "pip install 'onnxtrain[build]'" in result.stderr
     assert "Traceback" not in result.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import onnxtrain
+from fresh_process import SOURCE, TESTS, python
 from saving import AT_EACH_STEP, KINDS
 
 KILLS = int(os.environ.get("ONNXTRAIN_KILLS", "12"))
@@ -27,20 +26,13 @@ OF_EACH = {
     **dict.fromkeys(MOSTLY_WRITING, KILLS),
     **{kind: KILLS if KILLS > 12 else 4 for kind in KINDS if kind not in MOSTLY_WRITING},
 }
-"""How many kills."""
+"""Number of kills by kind of save."""
 
 
 def found(way: str, kinds: Iterable[str], *arguments: object) -> dict[str, dict[str, Any]]:
-    """What `killing` has found, by kind."""
-    path = os.pathsep.join([str(Path(onnxtrain.__file__).parents[1]), str(Path(__file__).parent)])
-    done = subprocess.run(
-        [sys.executable, "-m", "killing", way, ",".join(kinds), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    """Run `killing`; return its findings by kind."""
+    command = ("-m", "killing", way, ",".join(kinds), *map(str, arguments))
+    done = python(*command, path=(SOURCE, TESTS), OMP_NUM_THREADS="1")
     result: dict[str, dict[str, Any]] = json.loads(done.stdout)
     print(result)
     return result

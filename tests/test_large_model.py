@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import onnxtrain
+from fresh_process import python
 
 ROWS, WIDTH, CLASSES = 5_500_000, 100, 3
 SIZE = ROWS * WIDTH * 4  # bytes: 2.2 GB
@@ -67,15 +65,7 @@ np.savez(directory / "expected.npz", weight=weight, bias=bias)
 
 def run(script: str, *arguments: Path) -> list[int]:
     """Runs a script in a process of its own; returns the numbers that it prints."""
-    result = subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(Path(onnxtrain.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return [int(line) for line in result.stdout.split()]
+    return [int(line) for line in python("-c", script, *arguments).stdout.split()]
 
 
 def write_model(path: Path) -> None:

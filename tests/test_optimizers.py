@@ -176,7 +176,7 @@ class OptimizerCase:
     options: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=lambda: SHAPES)
     factored: bool = False
-    """Whether moments of a matrix are a row and a column."""
+    """True if the moments of a matrix are a row and a column."""
     calls: int = 1
     """Number of composite functions that the step of one parameter calls."""
 
@@ -728,7 +728,7 @@ OWN: dict[str, tuple[Callable[..., np.ndarray], float, dict[str, Any]]] = {
     "blocks/0": (_adamw, 0.5, {"weight_decay": 0.1}),
     "pointwise": (_sgd, 1.0, {}),
 }
-"""What GROUPED is for each parameter: step, factor of the learning rate, settings."""
+"""By parameter, the step, factor of the learning rate and settings that GROUPED gives it."""
 GROUPED_STATE = {"matrix": ["momentum0"], "one.weight": ["momentum2"], "pointwise": []}
 """Adagrad's state starts from another value than what has the first two names."""
 

@@ -1,4 +1,4 @@
-"""What the wheel depends on, and what is said where ONNX Runtime is missing."""
+"""Dependencies of the wheel, and the message if ONNX Runtime is missing."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+
+from fresh_process import python
 
 ROOT = Path(__file__).parents[1]
 
@@ -99,12 +101,5 @@ def test_where_onnxruntime_is_missing_the_way_is_named(tmp_path: Path) -> None:
         "        if name == 'onnxruntime':\n            raise ModuleNotFoundError('No module', name=name)\n"
     )
     block += "sys.meta_path.insert(0, Block())\nimport onnxtrain.api\n"
-    done = subprocess.run(
-        [sys.executable, "-c", block],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
+    done = python("-c", block, code=1)
     assert "pip install onnxruntime, or onnxruntime-gpu for CUDA" in done.stderr

@@ -102,7 +102,7 @@ def test_patterns_leave_what_is_no_parameter_alone(tmp_path: Path) -> None:
 
 
 def test_the_values_that_a_pattern_names_are_not_built_in(tmp_path: Path) -> None:
-    """What `frozen_params` names is an input of the models; so what a pattern of it matches."""
+    """Parameters that `frozen_params` names are inputs of the models, and so are those that its patterns match."""
     entries = []
     for index, names in enumerate((["w1", "b1"], ["?1"])):
         folder = tmp_path / str(index)

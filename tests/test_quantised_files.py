@@ -54,7 +54,7 @@ def weights(name: str) -> np.ndarray:
 
 
 def reference() -> np.ndarray:
-    """What the net computes with dequantised weights in float64."""
+    """Compute the net with dequantised weights in float64."""
     return np.tanh(X.astype(np.float64) @ weights("w1").T) * GAIN @ weights("w2").T
 
 

@@ -36,7 +36,7 @@ def blocks() -> list[object]:
 
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What the guides take for granted: a model, data for it, a run to go on with."""
+    """Files that the guides take for granted: a model, data for it, a run to go on with."""
     from onnxtrain import Trainer
 
     monkeypatch.chdir(tmp_path)
@@ -46,7 +46,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, obje
 
 
 @pytest.mark.parametrize(("text", "page"), blocks())
-def test_block_runs(text: str, page: str, workplace: dict[str, object]) -> None:
+def test_a_block_of_code_runs(text: str, page: str, workplace: dict[str, object]) -> None:
     with_data = page in ("docs/fine-tuning.md", "docs/data.md", "docs/callbacks.md")
     namespace = {"x": workplace["x"], "y": workplace["y"]} if with_data else {}
     if 'resume("run")' in text:

@@ -68,7 +68,7 @@ def test_gradients_are_the_same(tmp_path: Path, batch: int) -> None:
         np.testing.assert_array_equal(again[name], reference, err_msg=name)
 
 
-def test_in_bfloat16(tmp_path: Path) -> None:
+def test_products_in_bfloat16_are_recomputed_in_bfloat16(tmp_path: Path) -> None:
     """Products of bfloat16 are done again in bfloat16."""
     found = []
     for flag in (False, True):
@@ -98,7 +98,7 @@ def test_an_empty_batch(tmp_path: Path) -> None:
 
 
 def test_infinite_gradients_pass(tmp_path: Path) -> None:
-    """What delays a computation reads a gradient, which need not be finite."""
+    """The op that delays a recomputation reads a gradient, which need not be finite."""
     generate_artifacts(blocks(), loss="mse", artifact_directory=tmp_path, recompute=True)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state)
@@ -113,7 +113,7 @@ def written(model: onnx.ModelProto, folder: Path, recompute: bool) -> ir.Model:
 
 
 def kept_by_gradients(model: ir.Model) -> set[str]:
-    """What is computed before the loss and read behind it."""
+    """Return the names of values that are computed before the loss and read behind it."""
     nodes = list(model.graph)
     loss = model.graph.outputs[0].producer()
     assert loss is not None

@@ -1,4 +1,4 @@
-"""What functions over models return: an IR model for one, else a proto that `onnx.save` takes, with its weights."""
+"""Functions over models return an IR model for an IR model, else a proto that `onnx.save` takes, with its weights."""
 
 from __future__ import annotations
 

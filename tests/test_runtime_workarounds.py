@@ -1,4 +1,4 @@
-"""What ONNX Runtime gets wrong or lacks is written around in every way out: artifacts and `differentiate` alike."""
+"""Faults and gaps of ONNX Runtime are avoided in artifacts and in results of `differentiate` alike."""
 
 from __future__ import annotations
 

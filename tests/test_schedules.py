@@ -49,8 +49,7 @@ PYTORCH = {
     "cosine": (schedules.Cosine(), lambda o: lr.CosineAnnealingLR(o, TOTAL), False),
     "cosine-to": (schedules.Cosine(0.1), lambda o: lr.CosineAnnealingLR(o, TOTAL, eta_min=0.1), False),
     "restarts": (
-        schedules.CosineWithRestarts(cycles=3),
-        lambda o: lr.CosineAnnealingWarmRestarts(o, T_0=TOTAL // 3),
+        schedules.CosineWithRestarts(cycles=3), lambda o: lr.CosineAnnealingWarmRestarts(o, T_0=TOTAL // 3),
         False,
     ),
     "polynomial": (schedules.Polynomial(), lambda o: lr.PolynomialLR(o, TOTAL, power=1.0), False),
@@ -59,25 +58,20 @@ PYTORCH = {
     "step-by-step": (schedules.Step(7, 0.3, unit="step"), lambda o: lr.StepLR(o, 7, gamma=0.3), False),
     "multistep": (schedules.MultiStep([1, 4], 0.2), lambda o: lr.MultiStepLR(o, [1, 4], gamma=0.2), True),
     "multistep-by-step": (
-        schedules.MultiStep([3, 3, 11], 0.2, unit="step"),
-        lambda o: lr.MultiStepLR(o, [3, 3, 11], gamma=0.2),
+        schedules.MultiStep([3, 3, 11], 0.2, unit="step"), lambda o: lr.MultiStepLR(o, [3, 3, 11], gamma=0.2),
         False,
     ),
     "exponential": (schedules.Exponential(0.8), lambda o: lr.ExponentialLR(o, 0.8), True),
     "exponential-by-step": (
-        schedules.Exponential(0.98, unit="step"),
-        lambda o: lr.ExponentialLR(o, 0.98),
-        False,
+        schedules.Exponential(0.98, unit="step"), lambda o: lr.ExponentialLR(o, 0.98), False,
     ),
     "one-cycle": (schedules.OneCycle(), lambda o: lr.OneCycleLR(o, 1.0, total_steps=TOTAL), False),
     "one-cycle-linear": (
         schedules.OneCycle(0.17, 10.0, 100.0, "linear"),
-        lambda o: lr.OneCycleLR(
-            o, 1.0, TOTAL, None, None, 0.17, "linear", div_factor=10, final_div_factor=100
-        ),
+        lambda o: lr.OneCycleLR(o, 1.0, TOTAL, None, None, 0.17, "linear", div_factor=10, final_div_factor=100),
         False,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PYTORCH)

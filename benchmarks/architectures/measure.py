@@ -32,10 +32,10 @@ from onnxtrain.ortmodule import ORTModule
 FACTOR, FLOOR = 10, 1e-6
 """An error is no more than that of eager float32 times the factor, plus the floor times the size of the values."""
 UNSTABLE = 1e-2
-"""Where eager float32 is further than this from float64 (other random numbers, ties, chaos), float32 is the judge."""
+"""If eager float32 is further than this from float64 (other random numbers, ties, chaos), float32 is the judge."""
 UNSTABLE_TOLERANCE = 1e-3
 PERTURBATION, PERTURBED, PERTURBED_FACTOR = 2.0**-17, 6, 3
-"""Where ours is further off, eager float32 also runs, so many times, with parameters that are off by about what
+"""If ours is further off, eager float32 also runs, so many times, with parameters that are off by about what
 rounding errors add up to in a deep network: where rounding decides on which side of zero a ReLU is, it decides by
 chance, and ours may be as far off as these are, times their factor."""
 
@@ -120,7 +120,7 @@ def _error(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
 
 
 def perturbed(model: nn.Module, batches: list[dict[str, Any]]) -> list[Values]:
-    """What eager float32 gives for parameters that are off by a rounding."""
+    """Train in eager float32 from parameters that are off by a rounding."""
     found = []
     for number in range(PERTURBED):
         generator = torch.Generator().manual_seed(number)

@@ -97,7 +97,7 @@ alone had a ReLU on another side it was eager 9 times. With SiLU, which has no k
 samples and 0.94 with eight (20 seeds each), and at most 1.12. So these errors are those of kinks, and eager's: a
 comparison of such nets needs a smooth activation, or many seeds.
 """.splitlines()
-"""What is said of single architectures."""
+"""Remarks on single architectures, for the page."""
 
 
 def measured(names: Sequence[str], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

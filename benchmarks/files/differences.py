@@ -24,7 +24,7 @@ STEPS = {
 TOLERANCE = {"float64": 2e-3, "float32": 5e-2}
 """Of a slope, relative to what its terms come to in a random direction."""
 UNSETTLED = 0.05
-"""Where two steps give slopes further apart than this, differences tell nothing."""
+"""If two steps give slopes further apart than this, differences tell nothing."""
 
 
 @dataclass(frozen=True)

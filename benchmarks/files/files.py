@@ -1,4 +1,4 @@
-"""What is known of a file before it is trained: inputs that it runs with, outputs, the op that a loss can be put on."""
+"""Find inputs that a file runs with, its outputs, and the value that a loss can be put on."""
 
 from __future__ import annotations
 

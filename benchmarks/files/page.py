@@ -58,10 +58,10 @@ _BEFORE = """# Which files train
 
 Files of many kinds, as exporters write them and as onnxruntime's tools leave them, each trained the way a user does
 it: `generate_artifacts(file, loss="mse", optimizer="sgd")`, three steps with the on-device API, and the gradient of
-every parameter along random directions beside finite differences of the file itself, run by ONNX Runtime (in float64
-where it has the kernels, else in float32 with steps of several sizes; where float32 does not settle, by ONNX's
-reference evaluator in float64). Where exporters have merged or transposed parameters, which training takes apart again,
-the differences are those of `inference_model.onnx`. Losses must be those of the file. Files of float16 are compared
+every parameter along random directions beside finite differences of the file itself, run in float64 by ONNX Runtime or
+by ONNX's reference evaluator, or in float32 by ONNX Runtime with steps of several sizes. Where exporters have merged or
+transposed parameters, which training takes apart again, and the file holds no copy of them, the differences are those
+of `inference_model.onnx`. Losses must be those of the file. Files of float16 are compared
 with the same numbers in wider floats. Where the slopes to both sides differ, as where a quantised value is the 0 of a
 Relu or the largest of a pool twice, the gradient's must lie between them. Of files that quantise, which are built with
 `straight_through=True`, the differences are those of the file without the jumps: what rounding added for the given

@@ -52,7 +52,7 @@ def smooth(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> onnx.ModelProt
 
 
 def _values(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[str, Array]:
-    """What goes into and comes out of the nodes that quantise, and of those that undo it."""
+    """Return the inputs and outputs of the nodes that quantise, and of those that undo it."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     known = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer} | dict(feeds)

@@ -63,7 +63,7 @@ def judged(path: Path, seconds: float, gigabytes: float) -> dict[str, Any]:
 
 
 def _ends_processes(path: Path) -> bool:
-    """Whether a plain session of a file does."""
+    """Tell whether a plain session of a file ends the process."""
     code = "import sys, onnxruntime; onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])"
     return subprocess.run([sys.executable, "-c", code, path], capture_output=True, check=False).returncode < 0
 
@@ -87,7 +87,7 @@ def _used(pid: int | None) -> tuple[float, int]:
 
 
 def _without_places(text: str, folder: Path) -> str:
-    """What errors say without the folders that the files and artifacts were in."""
+    """Remove the folders of files and artifacts from texts of errors."""
     return re.sub(rf"{re.escape(tempfile.gettempdir())}/tmp\w+/", "", text.replace(f"{folder}/", ""))
 
 

@@ -1,4 +1,4 @@
-"""What tools make of files: onnxruntime's optimizers and quantizers, and conversion to float16.
+"""Write variants of files by tools: onnxruntime's optimizers and quantizers, and conversion to float16.
 
 Usage: python variants.py FOLDER [PART ...]    (of all files in it, or of those whose paths contain a part)
 Writes NAME@VARIANT.onnx beside NAME.onnx. What a tool cannot do with a file is said, and there is no file.

@@ -18,7 +18,7 @@ from zoo import load
 
 EXPORTERS = TORCHSCRIPT, DYNAMO = "torchscript", "dynamo"
 OPSETS = {TORCHSCRIPT: range(13, 21), DYNAMO: range(18, 24)}
-"""What each exporter writes and onnxtrain reads."""
+"""Opsets that each exporter writes and onnxtrain reads."""
 _HAS_ATTENTION = 14
 """The first opset in which the TorchScript exporter knows PyTorch's scaled_dot_product_attention."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from importlib import metadata
 from typing import Any
 
-from variants import VARIANTS
+from tools import VARIANTS
 
 from models import EXPORTERS, MODELS
 
@@ -19,16 +19,17 @@ HEAD = """\
 Tiny configurations of Hugging Face architectures with random weights, exported by both of PyTorch's exporters, as they
 are and behind onnxruntime's tools: its offline optimization at levels 1 to 3, its transformer optimizer, dynamic
 quantization, and static quantization in both formats. `generate_artifacts` builds the training of each file, three
-steps are taken with the on-device API, and the gradients are held beside finite differences of what the *given* file
-computes: along three random directions in all parameters at once, in float64, by ONNX's reference evaluator with
-onnxruntime's ops written in numpy. The loss is the mean squared difference from random numbers. Quantized files are
-trained with `straight_through=True`, and their differences are those of the numbers before rounding, what rounding
-added for the given inputs left as it is. `benchmarks/hugging_face/sweep.py` writes this page.
+steps are taken with the on-device API, and the gradients are compared with finite differences of what the *given* file
+computes: along random directions that cover all parameters, in float64, by onnxruntime or by ONNX's reference evaluator
+with onnxruntime's ops written in numpy. The loss is the mean squared difference from random numbers. Quantized files
+are trained with `straight_through=True`, and their differences are those of the numbers before rounding, what rounding
+added for the given inputs left as it is. `benchmarks/hugging_face/sweep.py` writes this page; the judge is that of
+[other files](files.md).
 """
 MEANING = """\
 - **right**: built, trained, and each slope is within 1 % (3 % where numbers are rounded) of the size that it has along
   a random direction on average; most are within 1e-6.
-- **float32**: the same, where the reference evaluator fails: parameter by parameter, by runs on onnxruntime.
+- **float32**: the same, where nothing computes the file in float64: by runs on onnxruntime.
 - **unsure**: built and trained, but float32 and float64 round to different integers, so that differences tell nothing.
 - **refused**: an error says why, and what to do instead.
 - **no file**: the tool fails, or writes a file that onnxruntime does not run or whose scales are infinite.

@@ -1,8 +1,8 @@
 """Trains Hugging Face architectures from files of both PyTorch exporters, as they are and behind onnxruntime's tools.
 
-Each file is exported from a tiny network with random weights and becomes the variants of `variants.py`; `judge.py`
-builds its training from it, takes three steps and holds the gradients beside finite differences. Every architecture
-and exporter has a process of its own. Opsets go round, so that all of 13 to 23 are among the files.
+Each file is exported from a tiny network with random weights and becomes the variants of `tools.py`; the judge of
+`benchmarks/files` builds its training from it, takes three steps and compares the gradients with finite differences.
+Every architecture and exporter has a process of its own. Opsets go round, so that all of 13 to 23 are among the files.
 
 Usage: python sweep.py [NAME ...] [--exporter torchscript|dynamo] [--variants NAME ...] [--seconds N] [--files FOLDER]
                        [--resume] [--not-right] [--page]
@@ -13,21 +13,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import judge
 import numpy as np
+import tools
 import torch
-import variants
+
+# `tools` has put the folder of these on the path.
+from files import said
+from judge import judge
 from page import written
 
 from models import DYNAMO, MODELS, OPSETS, TORCHSCRIPT, export, load
@@ -35,6 +39,34 @@ from models import DYNAMO, MODELS, OPSETS, TORCHSCRIPT, export, load
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "hugging_face.json"
 PAGE = HERE.parents[1] / "docs" / "hugging-face.md"
+
+
+VERDICTS = {
+    "trained": "right",
+    "unsettled": "right",
+    "refused": "refused",
+    "crashed": "crash",
+    "wrong": "wrong",
+}
+"""The words of the page for those of the judge; of the others the file itself does not run or has nothing to train."""
+
+
+def short(error: BaseException) -> str:
+    """Return an error in one line, without the places of temporary files."""
+    return f"{type(error).__name__}: {re.sub(rf'{re.escape(tempfile.gettempdir())}[^ ]*/', '', said(error))[:300]}"
+
+
+def outcome(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a verdict: `judge` is the precision of the differences, "none" where they tell nothing."""
+    by = found.get("judge", "none")
+    return {
+        "verdict": VERDICTS.get(found["verdict"], "not ours"),
+        "reason": found.get("reason", ""),
+        "judge": next((precision for precision in ("float64", "float32") if precision in by), "none"),
+        "parameters": found.get("parameters", 0),
+        "losses": found.get("losses", []),
+        "worst": found.get("error", 0.0),
+    }
 
 
 def opset_of(name: str, exporter: str) -> int:
@@ -86,26 +118,24 @@ def _work(sender: Any, name: str, exporter: str, arguments: argparse.Namespace) 
             feeds, symbolic = export(MODELS[name], exporter, opset, path)
             np.savez(kept, **feeds, __symbolic__=symbolic)
     except Exception as error:
-        sender.send({"variant": "export", "verdict": "export fails", "reason": judge.short(error), **common})
+        sender.send({"variant": "export", "verdict": "export fails", "reason": short(error), **common})
         return
     feeds = dict(np.load(kept))
     common["symbolic"] = bool(feeds.pop("__symbolic__"))
-    judged: dict[str, judge.Outcome] = {}
+    judged: dict[str, dict[str, Any]] = {}
     for variant in arguments.variants:
         sender.send(variant)
         target = path.with_name(f"{path.stem}-{variant.replace(' ', '_').replace(',', '')}.onnx")
         try:
-            variants.write(variant, path, target, feeds, MODELS[name].optimizer)
+            tools.write(variant, path, target, feeds, MODELS[name].optimizer)
         except Exception as error:
-            sender.send({"variant": variant, "verdict": "no file", "reason": judge.short(error), **common})
+            sender.send({"variant": variant, "verdict": "no file", "reason": short(error), **common})
             continue
-        straight = variant in variants.QUANTIZED
-        contents = variants.fingerprint(target)
+        contents = tools.fingerprint(target)
         if contents not in judged:
-            judged[contents] = judge.judge(target, feeds, straight_through=straight)
-        outcome = judged[contents]
-        found = {key: value for key, value in variants.ops(target).items() if key != "ai.onnx"}
-        sender.send({"variant": variant, **dataclasses.asdict(outcome), "ops": found, **common})
+            judged[contents] = outcome(judge(target, feeds=feeds))
+        found = {key: value for key, value in tools.ops(target).items() if key != "ai.onnx"}
+        sender.send({"variant": variant, **judged[contents], "ops": found, **common})
 
 
 def main() -> None:
@@ -114,7 +144,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--exporter", nargs="+", choices=list(OPSETS), default=[TORCHSCRIPT, DYNAMO])
     parser.add_argument(
-        "--variants", nargs="+", choices=variants.VARIANTS, default=variants.VARIANTS, metavar="NAME"
+        "--variants", nargs="+", choices=tools.VARIANTS, default=tools.VARIANTS, metavar="NAME"
     )
     parser.add_argument("--seconds", type=float, default=600, help="of one file")
     parser.add_argument("--files", type=Path, default=HERE / "files", help="where they are kept")

@@ -22,6 +22,7 @@ from autodiff.reference import ReferenceEvaluator
 from onnxtrain.autodiff import coverage, differentiate
 from onnxtrain.errors import OnnxTrainError
 from onnxtrain.passes import RANDOM_OPS
+from slopes import settled_slope
 
 Array = np.ndarray
 Feeds = Mapping[str, Array]
@@ -31,23 +32,14 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1
 """Of a derivative along a direction, relative to the sum of the absolute values of its terms."""
 STEP = {"float64": 1e-5, "float32": 4e-3}
 SETTLED = {"float64": 1e-5, "float32": 1e-2}
-"""How far apart differences of two steps may be; a kink is nearer than that where they, or the sides, disagree."""
+"""Largest distance of the differences of two steps; a kink is near if they, or the slopes to both sides, disagree."""
 MOVES = 8
-"""How often data at a kink is moved, each time a little farther."""
+"""Number of times data at a kink is moved, each time a little farther."""
 DIRECTIONS = 3
-RANDOM = {
-    "Bernoulli",
-    "Dropout",
-    "Multinomial",
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-}
 
 
 class Outcome(Exception):
-    """What was found before the end."""
+    """A verdict that is known before the end."""
 
     def __init__(self, verdict: str, reason: str) -> None:
         super().__init__(reason)
@@ -263,13 +255,10 @@ def _slope(judge: Judge, feeds: Feeds, name: str, direction: Array, middle: floa
 
     # Large numbers need large steps, unless only their differences matter.
     for size in dict.fromkeys((max(1.0, float(np.abs(array).max(initial=0)) / 10), 1.0)):
-        step = STEP[judge.precision] * size
-        right, left = at(step), at(-step)
-        near, far = (right - left) / (2 * step), (at(4 * step) - at(-4 * step)) / (8 * step)
-        scale = abs(near) + (1e-2 if judge.precision == "float64" else 1) * abs(middle) + 1e-2
-        sides = abs((right - middle) - (middle - left)) / step
-        if abs(near - far) <= SETTLED[judge.precision] * scale and sides <= 5e-2 * scale:
-            return near
+        step, part = STEP[judge.precision] * size, 1e-2 if judge.precision == "float64" else 1.0
+        slope = settled_slope(at, step, middle=middle, part=part, settled=SETTLED[judge.precision])
+        if slope is not None:
+            return slope
     return None
 
 

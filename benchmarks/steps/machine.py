@@ -1,4 +1,4 @@
-"""What machine this is, and whether anything else works on it."""
+"""Describe this machine, and tell whether anything else works on it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from steps.processes import EngineProcess, EngineStopped, Settings
 __all__ = ["CONTROL", "LossesDiffer", "measure", "measure_first"]
 
 CONTROL = " again"
-"""What is put after the name of an engine that runs a second time, to tell what is noise."""
+"""Suffix of the name of an engine that runs a second time, to show the noise."""
 ROUND_MS = 400.0
 MOST_STEPS = 200
 

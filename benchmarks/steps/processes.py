@@ -29,7 +29,7 @@ class EngineStopped(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What all engines run with.
+    """Settings of all engines.
 
     Attributes:
         threads: how many.

@@ -28,7 +28,7 @@ def _time(measured: Mapping[str, Any], name: str, counts: str, statistic: str = 
 
 
 def ratio(measured: Mapping[str, Any], name: str, counts: str, statistic: str = "min") -> float | None:
-    """How many times as long as the best of PyTorch's engines an engine takes."""
+    """Return the time of an engine over that of the best of PyTorch's engines."""
     best = [t for n in REFERENCES if (t := _time(measured, n, counts, statistic)) is not None]
     own = _time(measured, name, counts, statistic)
     return own / min(best) if best and own is not None else None

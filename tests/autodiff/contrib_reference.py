@@ -24,47 +24,43 @@ def _total(*parts: Array | None) -> torch.Tensor:
     return sum(torch.from_numpy(np.array(part)) for part in parts if part is not None)
 
 
-class Gelu(OpRun):
-    """Gelu by the error function; onnx passes the attribute of its own Gelu, too."""
+class Contrib(OpRun):
+    """An op of onnxruntime."""
 
     op_domain = DOMAIN
+
+
+class Gelu(Contrib):
+    """Gelu; onnx passes the attribute of its own Gelu, too."""
 
     def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:
-        return (fn.gelu(_total(x)).numpy(),)
+        return (fn.gelu(_total(x), approximate=approximate or "none").numpy(),)
 
 
-class BiasGelu(OpRun):
+class BiasGelu(Contrib):
     """Gelu of a sum."""
-
-    op_domain = DOMAIN
 
     def _run(self, a: Array, b: Array) -> tuple[Array]:
         return (fn.gelu(_total(a, b)).numpy(),)
 
 
-class FastGelu(OpRun):
+class FastGelu(Contrib):
     """Gelu by tanh, of a sum."""
-
-    op_domain = DOMAIN
 
     def _run(self, x: Array, bias: Array | None = None) -> tuple[Array]:
         return (fn.gelu(_total(x, bias), approximate="tanh").numpy(),)
 
 
-class QuickGelu(OpRun):
+class QuickGelu(Contrib):
     """x * sigmoid(alpha * x)."""
-
-    op_domain = DOMAIN
 
     def _run(self, x: Array, alpha: float | None = None) -> tuple[Array]:
         value = _total(x)
         return ((value * torch.sigmoid((1.702 if alpha is None else alpha) * value)).numpy(),)
 
 
-class BiasSoftmax(OpRun):
+class BiasSoftmax(Contrib):
     """Softmax of a sum along the last axis."""
-
-    op_domain = DOMAIN
 
     def _run(
         self, data: Array, bias: Array, axis: int | None = None, is_inner_broadcast: int = 0
@@ -73,10 +69,8 @@ class BiasSoftmax(OpRun):
         return (torch.softmax(_total(data, bias), -1).numpy(),)
 
 
-class FusedMatMul(OpRun):
+class FusedMatMul(Contrib):
     """alpha * A B, of transposed factors on request."""
-
-    op_domain = DOMAIN
 
     def _run(
         self, a: Array, b: Array, alpha: float | None = None, transA: int | None = None, transB: int | None = None
@@ -86,10 +80,8 @@ class FusedMatMul(OpRun):
         return (np.asarray(np.matmul(a, b) * (1.0 if alpha is None else alpha), a.dtype),)
 
 
-class SkipLayerNormalization(OpRun):
+class SkipLayerNormalization(Contrib):
     """LayerNormalization of a sum; the fourth output is that sum."""
-
-    op_domain = DOMAIN
 
     def _run(
         self,
@@ -108,10 +100,8 @@ class SkipLayerNormalization(OpRun):
         return y.numpy(), mean.numpy(), inverse.numpy(), total.numpy()
 
 
-class SkipSimplifiedLayerNormalization(OpRun):
+class SkipSimplifiedLayerNormalization(Contrib):
     """RMSNormalization of a sum; the fourth output is that sum."""
-
-    op_domain = DOMAIN
 
     def _run(
         self, x: Array, skip: Array, gamma: Array, bias: Array | None = None, epsilon: float | None = None
@@ -122,10 +112,8 @@ class SkipSimplifiedLayerNormalization(OpRun):
         return (total * inverse * scale).numpy(), inverse.numpy(), inverse.numpy(), total.numpy()
 
 
-class MultiHeadAttention(OpRun):
+class MultiHeadAttention(Contrib):
     """Scaled dot-product attention of `[batch, sequence, hidden]`, with a bias of queries, keys and values."""
-
-    op_domain = DOMAIN
 
     def _run(
         self,
@@ -149,13 +137,11 @@ class MultiHeadAttention(OpRun):
         return (y.transpose(1, 2).flatten(2).numpy(),)
 
 
-class RotaryEmbedding(OpRun):
+class RotaryEmbedding(Contrib):
     """Turns pairs of features of `[batch, heads, sequence, size]` by the angles of their positions.
 
     onnx passes the attributes of its own RotaryEmbedding, too.
     """
-
-    op_domain = DOMAIN
 
     def _run(
         self,

@@ -17,19 +17,21 @@ from onnx.reference.ops.op_roi_align import RoiAlign as OnnxRoiAlign
 from autodiff.contrib_reference import CONTRIB
 
 
-class Erf(OpRun):
-    """Erf in the dtype of its input; onnx rounds it to float32."""
+class Standard(OpRun):
+    """An op of ONNX itself."""
 
     op_domain = ""
+
+
+class Erf(Standard):
+    """Erf in the dtype of its input; onnx rounds it to float32."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (torch.erf(torch.from_numpy(np.array(x))).numpy(),)
 
 
-class ConvTranspose(OpRun):
+class ConvTranspose(Standard):
     """ConvTranspose tap by tap; onnx's handles neither groups nor `output_shape` without `auto_pad`."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -100,7 +102,7 @@ def _read_windows(
     pads: list[int] | None = None,
     strides: list[int] | None = None,
 ) -> np.ndarray:
-    """What the windows of a pooling op read, `[taps, batch, channels, *counts]`; `fill` outside of x."""
+    """Return the elements in each window of a pooling op, `[taps, batch, channels, *counts]`; `fill` outside of x."""
     rank = len(kernel_shape)
     sizes, kernel = np.array(x.shape[2:]), np.array(kernel_shape)
     begins, ends = np.transpose(
@@ -120,10 +122,8 @@ def _read_windows(
     return np.stack([x[(..., *map(slice, s, s + (counts - 1) * strides + 1, strides))] for s in starts])
 
 
-class MaxPool(OpRun):
+class MaxPool(Standard):
     """MaxPool; onnx's Indices are wrong for oblong kernels, padding and storage_order."""
-
-    op_domain = ""
 
     def _run(
         self, x: np.ndarray, kernel_shape: Any = None, storage_order: int | None = None, **window: Any
@@ -136,10 +136,8 @@ class MaxPool(OpRun):
         return np.take_along_axis(values, first, 0)[0], np.take_along_axis(positions, first, 0)[0]
 
 
-class AveragePool(OpRun):
+class AveragePool(Standard):
     """AveragePool; onnx's rounds to float32."""
-
-    op_domain = ""
 
     def _run(
         self, x: np.ndarray, kernel_shape: Any = None, count_include_pad: int | None = None, **window: Any
@@ -153,10 +151,8 @@ class AveragePool(OpRun):
         return (sums / counts,)
 
 
-class GatherElements(OpRun):
+class GatherElements(Standard):
     """GatherElements; onnx's takes at most 32 elements along the axis with numpy 1.26."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray, indices: np.ndarray, axis: int | None = None) -> tuple[np.ndarray]:
         places = list(np.indices(indices.shape))
@@ -164,10 +160,8 @@ class GatherElements(OpRun):
         return (x[tuple(places)],)
 
 
-class DequantizeLinear(OpRun):
+class DequantizeLinear(Standard):
     """DequantizeLinear; onnx's multiplies with a scalar scale of float64 in float32 with numpy 1.26."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -192,10 +186,8 @@ class DequantizeLinear(OpRun):
         return (np.asarray(steps * along(scale).astype(np.float64)).astype(dtype),)
 
 
-class LpPool(OpRun):
+class LpPool(Standard):
     """LpPool; onnx's is wrong where ceil_mode lets windows reach beyond the input."""
-
-    op_domain = ""
 
     def _run(
         self, x: np.ndarray, kernel_shape: Any = None, p: int | None = None, **window: Any
@@ -203,28 +195,22 @@ class LpPool(OpRun):
         return ((np.abs(_read_windows(x, 0.0, kernel_shape, **window)) ** p).sum(0) ** (1 / p),)
 
 
-class GlobalMaxPool(OpRun):
+class GlobalMaxPool(Standard):
     """GlobalMaxPool; onnx's takes images only."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
 
 
-class GlobalLpPool(OpRun):
+class GlobalLpPool(Standard):
     """GlobalLpPool, which onnx lacks."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray, p: int | None = None) -> tuple[np.ndarray]:
         return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
 
 
-class LRN(OpRun):
+class LRN(Standard):
     """LRN; onnx's goes through the batch instead of the channels."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray, alpha: Any, beta: Any, bias: Any, size: Any) -> tuple[np.ndarray]:
         ends = [(0, 0), ((size - 1) // 2, size // 2)] + [(0, 0)] * (x.ndim - 2)
@@ -232,10 +218,8 @@ class LRN(OpRun):
         return (x / (bias + float(alpha) / size * (windows**2).sum(-1)) ** beta,)
 
 
-class BatchNormalization(OpRun):
+class BatchNormalization(Standard):
     """BatchNormalization; before opset 14, where inference was all it did, onnx's takes the batch's statistics."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -260,10 +244,8 @@ class BatchNormalization(OpRun):
         return (y, *own) if training_mode else (y,)
 
 
-class GroupNormalization(OpRun):
+class GroupNormalization(Standard):
     """GroupNormalization; the op's function body, which onnx evaluates, rounds to float32."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -281,10 +263,8 @@ class GroupNormalization(OpRun):
         return (standard * scale + bias,)
 
 
-class MeanVarianceNormalization(OpRun):
+class MeanVarianceNormalization(Standard):
     """MeanVarianceNormalization; the op's function body, which onnx evaluates, has float32 constants."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray, axes: list[int] | None = None) -> tuple[np.ndarray]:
         over = tuple(axes or (0, 2, 3))
@@ -324,10 +304,8 @@ class RoiAlign(OnnxRoiAlign):
         )
 
 
-class MaxRoiPool(OpRun):
+class MaxRoiPool(Standard):
     """MaxRoiPool, which onnx lacks."""
-
-    op_domain = ""
 
     def _run(
         self, x: np.ndarray, rois: np.ndarray, pooled_shape: Any, spatial_scale: Any
@@ -348,10 +326,8 @@ class MaxRoiPool(OpRun):
         return (out,)
 
 
-class DeformConv(OpRun):
+class DeformConv(Standard):
     """DeformConv; onnx's rounds positions to float32."""
-
-    op_domain = ""
 
     def _run(
         self,
@@ -397,10 +373,8 @@ class DeformConv(OpRun):
         return (y.astype(x.dtype),)
 
 
-class Unique(OpRun):
+class Unique(Standard):
     """Unique; onnx's takes slices for elements, and slices along another axis, where the order stays as it was."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray, axis: int | None = None, sorted: int | None = None) -> tuple[Any, ...]:
         x, axis = (x.reshape(-1), 0) if axis is None else (x, axis)
@@ -412,10 +386,8 @@ class Unique(OpRun):
         return outputs[: len(self.onnx_node.output)]
 
 
-class LpNormalization(OpRun):
+class LpNormalization(Standard):
     """LpNormalization; onnx's takes no absolute values for p = 1."""
-
-    op_domain = ""
 
     def _run(self, x: np.ndarray, axis: int | None = None, p: int | None = None) -> tuple[np.ndarray]:
         return (x / np.linalg.norm(x, p, -1 if axis is None else axis, keepdims=True),)
@@ -447,10 +419,8 @@ class Loop(OnnxLoop):
         return (*state, *(np.stack(stack) if stack else np.zeros(0) for stack in stacks))
 
 
-class Scan(OpRun):
+class Scan(Standard):
     """Scan; onnx's knows neither axes, nor directions, nor scans of nothing."""
-
-    op_domain = ""
 
     def need_context(self) -> bool:
         """The body reads what is outside of it."""

@@ -13,7 +13,7 @@ import torch
 
 from autodiff.test_attention import COMPOSITES as ATTENTION
 from autodiff.test_square_matrices import TWINS
-from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
+from fusion.rewriting import with_gradients
 from onnxtrain.autodiff._registry import RULES
 from onnxtrain.emitter import Emitter
 from onnxtrain.functions import (
@@ -29,7 +29,8 @@ from onnxtrain.functions import (
     safe_softmax,
     silu,
 )
-from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
+from slopes import assert_gradient
+from tolerances import NORM_RELATIVE, norm_relative_error
 
 FACTOR, FLOOR, EPSILON = 5**-0.5, 0.8, 0.3
 
@@ -108,13 +109,10 @@ def session(row: Row, shape, dtype, symbolic: bool) -> ort.InferenceSession:
     y.name, y.shape = "y", x.shape
     saved.shape = ir.Shape([*x.shape[:-1], 1])
     graph.outputs.append(y)
-    joint, gradients = add_gradients(model, "y", ["x", "g"], cotangent="ct")
-    append_outputs(joint, ["x", "g"], gradients)
+    joint = with_gradients(model, ["x", "g"])
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    return ort.InferenceSession(
-        ir.to_proto(joint).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    return ort.InferenceSession(joint.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def sampled(shape):
@@ -167,9 +165,8 @@ def test_vjp_of_functions_matches_torch(composite, dtype):
     )
     y.name, y.shape = "y", graph.inputs[0].shape
     graph.outputs.append(y)
-    joint, gradients = add_gradients(model, "y", names, cotangent="ct")
-    append_outputs(joint, names, gradients)
-    proto = ir.to_proto(joint).SerializeToString()
+    joint = with_gradients(model, names)
+    proto = joint.SerializeToString()
     found = ort.InferenceSession(proto, providers=["CPUExecutionProvider"]).run(None, feed)
     values = {name: torch.from_numpy(value.astype(float)) for name, value in feed.items()}
     leaves = [values[name].requires_grad_() for name in names]
@@ -191,13 +188,11 @@ def test_vjp_matches_finite_differences(row):
     rng = np.random.default_rng(1)
     for name, gradient in zip(("x", "g"), gradients, strict=True):
         direction = rng.choice([-1.0, 1.0], feeds[name].shape)
-        ends = [
-            (step.run(["y"], feeds | {name: feeds[name] + sign * 1e-6 * direction})[0] * feeds["ct"]).sum()
-            for sign in (1, -1)
-        ]
-        slope = (ends[0] - ends[1]) / 2e-6
-        scale = max(1.0, float(np.abs(gradient).sum()))
-        assert abs(slope - float((gradient * direction).sum())) <= FINITE_DIFFERENCE * scale
+
+        def loss(value, name=name):
+            return (step.run(["y"], feeds | {name: value})[0] * feeds["ct"]).sum()
+
+        assert_gradient(loss, feeds[name], gradient, direction)
 
 
 def test_at_the_floor_the_gradient_is_that_of_the_norm():
@@ -232,10 +227,9 @@ def test_vjp_of_instance_norms_matches_torch(composite, shape, axes, dtype, symb
     y, *_ = op.call(composite, *inputs, op.const(EPSILON, kind), axes=axes, _outputs=outputs)
     y.name, y.shape = "y", inputs[0].shape
     graph.outputs.append(y)
-    joint, gradients = add_gradients(model, "y", names, cotangent="ct")
-    append_outputs(joint, names, gradients)
+    joint = with_gradients(model, names)
     ct = rng.normal(size=shape).astype(dtype)
-    step = ort.InferenceSession(ir.to_proto(joint).SerializeToString(), providers=["CPUExecutionProvider"])
+    step = ort.InferenceSession(joint.SerializeToString(), providers=["CPUExecutionProvider"])
 
     leaves = [torch.from_numpy(feed[name].astype(np.float64)).requires_grad_() for name in names]
     x = leaves[0].detach()

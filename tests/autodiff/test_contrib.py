@@ -43,9 +43,9 @@ class Op:
     name: str = ""
     domain: str = "com.microsoft"
     runs: bool = True
-    """Whether ONNX Runtime has a kernel for the CPU."""
+    """True if ONNX Runtime has a kernel for the CPU."""
     stays: bool = False
-    """Whether it has a rule, so that it is not replaced."""
+    """True if the op has a rule of its own, so that its body does not replace it."""
 
     @property
     def id(self) -> str:

@@ -24,7 +24,7 @@ def _names(table: Iterable[tuple[str, str]], domain: str) -> str:
 
 
 def _contrib() -> list[str]:
-    """What is said of the ops of other domains."""
+    """Write the page's lines on ops of other domains."""
     microsoft, learnt = "com.microsoft", "ai.onnx.ml"
     return [
         "",

@@ -1,4 +1,4 @@
-"""What the rule of Einsum refuses."""
+"""Equations and sizes that the rule of Einsum refuses."""
 
 from __future__ import annotations
 

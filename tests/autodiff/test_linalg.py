@@ -1,4 +1,4 @@
-"""How gradients of matrix products are computed."""
+"""The gradient of the weight of a batched product is one product of matrices."""
 
 from __future__ import annotations
 

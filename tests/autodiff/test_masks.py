@@ -143,7 +143,7 @@ def test_second_derivatives_are_masked_before_a_product(name: str, derivative: s
 
 @pytest.mark.parametrize("opset", [pytest.param(n, marks=needs_opset(n)) for n in (23, 24)])
 def test_rows_of_attention_that_are_all_masked(opset: int) -> None:
-    """What they attend to is zero, not the quotient of zeros that the softmax of minus infinity is."""
+    """Rows that attend to nothing give zero, not NaN, the softmax of a row of minus infinities."""
     nodes = [helper.make_node("Attention", ["q", "k", "v", "mask"], ["y"])]
     q, k, v = np.random.default_rng(0).normal(size=(3, 2, 2, 3, 4)).astype(np.float32)
     mask = np.array([[True, False, True], [False, False, False], [True, True, True]])

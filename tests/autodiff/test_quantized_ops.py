@@ -61,7 +61,7 @@ class Quantized:
     domain: str = "com.microsoft"
     x: np.ndarray = field(default_factory=lambda: X)
     floats: bool = False
-    """Whether the result is floating point."""
+    """True if the result is floating point."""
     step: float = float(YS)
 
 

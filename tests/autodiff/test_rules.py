@@ -20,7 +20,8 @@ from onnxtrain.autodiff import differentiate
 from onnxtrain.runtime.device import parse_device
 from onnxtrain.runtime.session import open_session
 from runtimes import broadcasts_scales, has_deform_conv, keeps_nothing, makes_reals_of_spectra, needs_opset
-from tolerances import FINITE_DIFFERENCE, NORM_RELATIVE, norm_relative_error
+from slopes import assert_gradient
+from tolerances import NORM_RELATIVE, norm_relative_error
 
 
 def _all_cases() -> list[Case]:
@@ -84,7 +85,7 @@ def _session(model: onnx.ModelProto) -> ort.InferenceSession:
 
 
 def _evaluator(case: Case, model: onnx.ModelProto) -> ReferenceEvaluator | ort.InferenceSession:
-    """What runs a float64 model of this case; both kinds have the same `run`."""
+    """Return an evaluator of a float64 model of this case: a session or a reference evaluator, with the same `run`."""
     return ReferenceEvaluator(model) if case.evaluator == "reference" else _session(model)
 
 
@@ -121,20 +122,17 @@ def test_vjp_matches_finite_differences(case: Case) -> None:
     )
     rng = np.random.default_rng(1)
     for index, gradient in zip(case.wrt, gradients, strict=True):
-        direction = rng.choice([-1.0, 1.0], feeds[f"x{index}"].shape)
-        step = 1e-6
-        ends = [
-            primal.run(["loss"], feeds | {f"x{index}": feeds[f"x{index}"] + sign * step * direction})[0]
-            for sign in (1, -1)
-        ]
-        slope = (ends[0] - ends[1]) / (2 * step)
-        projected = float((gradient * direction).sum())
-        scale = max(1.0, float(np.abs(gradient).sum()))
-        assert abs(slope - projected) <= FINITE_DIFFERENCE * scale
+        name = f"x{index}"
+        direction = rng.choice([-1.0, 1.0], feeds[name].shape)
+
+        def loss(value: np.ndarray, name: str = name) -> float:
+            return primal.run(["loss"], feeds | {name: value})[0]
+
+        assert_gradient(loss, feeds[name], gradient, direction)
 
 
 def _cannot_run(case: Case, symbolic: bool) -> str | None:
-    """What this onnxruntime, asked with a single node, cannot do that the case needs."""
+    """Return the reason why this onnxruntime cannot run the case, found by trying a single node; None if it can."""
     if case.op == "LayerNormalization" and not broadcasts_scales():
         x, *scales = (a for a in case.arrays(np.dtype(np.float32)) if a is not None)
         if {scale.size for scale in scales} != {math.prod(x.shape[case.attrs.get("axis", -1) :])}:

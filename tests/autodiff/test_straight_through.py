@@ -105,7 +105,7 @@ class _Data(CalibrationDataReader):
 @pytest.mark.filterwarnings("ignore")  # of the quantiser
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
 def test_a_file_of_the_quantiser_learns(tmp_path: Path, kind: str) -> None:
-    """What is left in floating point is trained: the biases, or scales that are named; else rounding is an error."""
+    """Biases, or scales that are named, are trained, as they stay in floating point; otherwise rounding is an error."""
     source, target = tmp_path / "net.onnx", tmp_path / "quantised.onnx"
     onnx.save(models.mlp(), source)
     if kind == "static":

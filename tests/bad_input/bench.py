@@ -29,7 +29,7 @@ _PACKAGE = str(Path(onnxtrain.__file__).parent)
 
 
 class Bench:
-    """What a case works with: a directory of its own, with the artifacts of `models.mlp()` in it."""
+    """The surroundings of a case: a directory of its own with the artifacts of `models.mlp()`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -90,62 +90,53 @@ def _artifacts(directory: Path, name: str, model: onnx.ModelProto, optimizer: st
     return target
 
 
-CASES: dict[str, Callable[[Bench], object]] = {}
-"""What was wrong -> the use."""
+Use = Callable[[Bench], object]
+CASES: dict[str, Use] = {}
+"""By what was wrong, the use."""
 
 
-def case(what: str) -> Callable[[Callable[[Bench], object]], Callable[[Bench], object]]:
-    """Adds the decorated function to :data:`CASES`."""
+def cases(uses: dict[str, Use]) -> None:
+    """Add wrong uses to :data:`CASES`."""
+    assert not uses.keys() & CASES.keys(), uses.keys() & CASES.keys()
+    CASES.update(uses)
 
-    def add(function: Callable[[Bench], object]) -> Callable[[Bench], object]:
-        assert what not in CASES, what
-        CASES[what] = function
-        return function
 
-    return add
+def case(what: str) -> Callable[[Use], None]:
+    """Add the decorated function to :data:`CASES`."""
+    return lambda function: cases({what: function})
 
 
 def truncate(path: Path, use: Callable[[], object]) -> None:
-    """Cuts a file to several sizes; each must give the same exception, the last one is raised."""
+    """Cut a file to several sizes; see `damage`."""
     content = path.read_bytes()
-    raised = set()
-    for size in [0, 1, *(len(content) * part // 100 for part in (1, 10, 50, 99)), len(content) - 8]:
-        path.write_bytes(content[:size])
-        try:
-            use()
-        except Exception as error:
-            raised.add(type(error))
-            last = error
-        else:
-            raise AssertionError(f"{path.name} cut to {size} of {len(content)} bytes was accepted")
-    if len(raised) > 1:
-        raise AssertionError(f"{path.name}, truncated: {raised}")
-    raise last
+    sizes = [0, 1, *(len(content) * part // 100 for part in (1, 10, 50, 99)), len(content) - 8]
+    damage(path, [content[:size] for size in sizes], use)
 
 
 def corrupt(path: Path, use: Callable[[], object]) -> None:
-    """Overwrites a file's middle with noise, and its start, and then all of it; as :func:`truncate`."""
+    """Overwrite a file's middle with noise, and its start, and then all of it; see `damage`."""
     content = path.read_bytes()
     noise = np.random.default_rng(0).integers(0, 256, len(content), dtype=np.uint8).tobytes()
-    raised = set()
     third = len(content) // 3
-    for damaged in (
-        content[:third] + noise[third : 2 * third] + content[2 * third :],
-        noise[:16] + content[16:],
-        b"\0" * len(content),
-        noise,
-        b"\xff" * len(content),
-    ):
-        path.write_bytes(damaged)
+    middle = content[:third] + noise[third : 2 * third] + content[2 * third :]
+    zeros, ones = b"\0" * len(content), b"\xff" * len(content)
+    damage(path, [middle, noise[:16] + content[16:], zeros, noise, ones], use)
+
+
+def damage(path: Path, contents: list[bytes], use: Callable[[], object]) -> None:
+    """Use a file with each of these contents. Each must give the same exception; the last one is raised."""
+    raised = set()
+    for number, content in enumerate(contents):
+        path.write_bytes(content)
         try:
             use()
         except Exception as error:
             raised.add(type(error))
             last = error
         else:
-            raise AssertionError(f"{path.name}, corrupt, was accepted")
+            raise AssertionError(f"{path.name}, damaged ({number}, {len(content)} bytes), was accepted")
     if len(raised) > 1:
-        raise AssertionError(f"{path.name}, corrupt: {raised}")
+        raise AssertionError(f"{path.name}, damaged: {raised}")
     raise last
 
 

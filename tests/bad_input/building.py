@@ -9,19 +9,60 @@ import onnx
 from onnx import TensorProto, helper
 
 import models
-from bad_input.bench import Bench, case, corrupt, node, truncate
+from bad_input.bench import Bench, case, cases, corrupt, node, truncate
 from onnxtrain import onnxblock
 from onnxtrain.losses import MSELoss
 
-
-@case("model file is missing")
-def _(bench: Bench) -> None:
-    bench.generate(bench.directory / "nowhere.onnx")
-
-
-@case("model path is a directory")
-def _(bench: Bench) -> None:
-    bench.generate(bench.directory)
+cases(
+    {
+        "model file is missing": lambda b: b.generate(b.directory / "nowhere.onnx"),
+        "model path is a directory": lambda b: b.generate(b.directory),
+        "model is no model": lambda b: b.generate([1, 2]),
+        "op type is no UTF-8": lambda b: b.generate(
+            onnx.ModelProto.FromString(models.mlp().SerializeToString().replace(b"Tanh", b"T\xffnh"))
+        ),
+        "name in `requires_grad` is unknown": lambda b: b.generate(requires_grad=["w1", "w3"]),
+        "name in `frozen_params` is unknown": lambda b: b.generate(frozen_params=["w3"]),
+        "name in `additional_output_names` is unknown": lambda b: b.generate(
+            additional_output_names=["probabilities"]
+        ),
+        "name in `additional_output_names` is returned already": lambda b: b.generate(
+            additional_output_names=["logits", "logits"]
+        ),
+        "name in `loss_input_names` is unknown": lambda b: b.generate(loss_input_names=["probabilities"]),
+        "name of a loss is unknown": lambda b: b.generate(loss="entropy"),
+        "name of an optimizer is unknown": lambda b: b.generate(optimizer="adamx"),
+        "name in `sparse_gradients` is not trained": lambda b: b.generate(sparse_gradients=["emb"]),
+        "sparse gradient of what is not read by rows": lambda b: b.generate(sparse_gradients=["w1"]),
+        "sparse gradient of bfloat16": lambda b: b.generate(
+            _embedding(TensorProto.BFLOAT16), loss="mse", sparse_gradients=["emb"]
+        ),
+        "optimizer moves rows without a gradient": lambda b: b.generate(
+            _embedding(), sparse_gradients=["emb"]
+        ),
+        "SparseAdam without sparse gradients": lambda b: b.generate(optimizer="sparse_adam"),
+        "block of `onnxblock` with sparse gradients": lambda b: b.generate(
+            _embedding(), sparse_gradients=["emb"], optimizer=onnxblock.optim.SGD()
+        ),
+        "string where a list of names belongs": lambda b: b.generate(requires_grad="w1"),
+        "parameter is frozen and to be trained": lambda b: b.generate(
+            requires_grad=["w1", "w2"], frozen_params=["w2"]
+        ),
+        "BatchNorm statistic is to be trained": lambda b: b.generate(
+            models.conv_bn(), requires_grad=["bn.mean"]
+        ),
+        "nothing is left to train": lambda b: b.generate(frozen_params=["w1", "b1", "w2", "b2"]),
+        "model has no parameters": lambda b: b.generate(
+            models.make_model([node("Neg", ["x"], ["y"])], {"x": ["b", 4]}, {"y": ["b", 4]}, {})
+        ),
+        "loss depends on no parameter": lambda b: b.generate(loss="mse", loss_input_names=["x"]),
+        "loss is not a scalar": lambda b: b.generate(loss=MSELoss(reduction="none")),
+        "`batch_norm` is no mode": lambda b: b.generate(batch_norm="train"),
+        "library of custom ops is missing": lambda b: b.generate(
+            custom_op_library=b.directory / "nowhere.so"
+        ),
+    }
+)
 
 
 @case("model file is truncated")
@@ -72,11 +113,6 @@ def _(bench: Bench) -> None:
     bench.generate(model)
 
 
-@case("model is no model")
-def _(bench: Bench) -> None:
-    bench.generate([1, 2])
-
-
 @case("opset is too new")
 def _(bench: Bench) -> None:
     model = models.mlp()
@@ -112,11 +148,6 @@ def _(bench: Bench) -> None:
     model = models.mlp()
     model.graph.output[0].name = "nothing"
     bench.generate(model)
-
-
-@case("op type is no UTF-8")
-def _(bench: Bench) -> None:
-    bench.generate(onnx.ModelProto.FromString(models.mlp().SerializeToString().replace(b"Tanh", b"T\xffnh")))
 
 
 @case("op without a gradient")
@@ -181,51 +212,6 @@ def _(bench: Bench) -> None:
     bench.generate(models.make_model(nodes, {"x": [4, 4]}, {"y": [4, 4]}, values))
 
 
-@case("name in `requires_grad` is unknown")
-def _(bench: Bench) -> None:
-    bench.generate(requires_grad=["w1", "w3"])
-
-
-@case("name in `frozen_params` is unknown")
-def _(bench: Bench) -> None:
-    bench.generate(frozen_params=["w3"])
-
-
-@case("name in `additional_output_names` is unknown")
-def _(bench: Bench) -> None:
-    bench.generate(additional_output_names=["probabilities"])
-
-
-@case("name in `additional_output_names` is returned already")
-def _(bench: Bench) -> None:
-    bench.generate(additional_output_names=["logits", "logits"])
-
-
-@case("name in `loss_input_names` is unknown")
-def _(bench: Bench) -> None:
-    bench.generate(loss_input_names=["probabilities"])
-
-
-@case("name of a loss is unknown")
-def _(bench: Bench) -> None:
-    bench.generate(loss="entropy")
-
-
-@case("name of an optimizer is unknown")
-def _(bench: Bench) -> None:
-    bench.generate(optimizer="adamx")
-
-
-@case("name in `sparse_gradients` is not trained")
-def _(bench: Bench) -> None:
-    bench.generate(sparse_gradients=["emb"])
-
-
-@case("sparse gradient of what is not read by rows")
-def _(bench: Bench) -> None:
-    bench.generate(sparse_gradients=["w1"])
-
-
 def _embedding(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
     table = helper.make_tensor("emb", dtype, [5, 3], np.ones(15, np.float32))
     ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["b"])
@@ -234,36 +220,6 @@ def _embedding(dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
         [node("Gather", ["emb", "ids"], ["logits"])], "embedding", [ids], [logits], [table]
     )
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-
-
-@case("sparse gradient of bfloat16")
-def _(bench: Bench) -> None:
-    bench.generate(_embedding(TensorProto.BFLOAT16), loss="mse", sparse_gradients=["emb"])
-
-
-@case("optimizer moves rows without a gradient")
-def _(bench: Bench) -> None:
-    bench.generate(_embedding(), sparse_gradients=["emb"])
-
-
-@case("SparseAdam without sparse gradients")
-def _(bench: Bench) -> None:
-    bench.generate(optimizer="sparse_adam")
-
-
-@case("block of `onnxblock` with sparse gradients")
-def _(bench: Bench) -> None:
-    bench.generate(_embedding(), sparse_gradients=["emb"], optimizer=onnxblock.optim.SGD())
-
-
-@case("string where a list of names belongs")
-def _(bench: Bench) -> None:
-    bench.generate(requires_grad="w1")
-
-
-@case("parameter is frozen and to be trained")
-def _(bench: Bench) -> None:
-    bench.generate(requires_grad=["w1", "w2"], frozen_params=["w2"])
 
 
 @case("parameter to be trained is no float")
@@ -275,36 +231,11 @@ def _(bench: Bench) -> None:
     )
 
 
-@case("BatchNorm statistic is to be trained")
-def _(bench: Bench) -> None:
-    bench.generate(models.conv_bn(), requires_grad=["bn.mean"])
-
-
-@case("nothing is left to train")
-def _(bench: Bench) -> None:
-    bench.generate(frozen_params=["w1", "b1", "w2", "b2"])
-
-
-@case("model has no parameters")
-def _(bench: Bench) -> None:
-    bench.generate(models.make_model([node("Neg", ["x"], ["y"])], {"x": ["b", 4]}, {"y": ["b", 4]}, {}))
-
-
 @case("loss does not fit the scores")
 def _(bench: Bench) -> None:
     model = models.mlp()
     model.graph.node.append(node("ArgMax", ["logits"], ["class"], axis=1))
     bench.generate(model, loss_input_names=["class"])
-
-
-@case("loss depends on no parameter")
-def _(bench: Bench) -> None:
-    bench.generate(loss="mse", loss_input_names=["x"])
-
-
-@case("loss is not a scalar")
-def _(bench: Bench) -> None:
-    bench.generate(loss=MSELoss(reduction="none"))
 
 
 @case("parameter has a name that the optimizer model needs")
@@ -314,11 +245,6 @@ def _(bench: Bench) -> None:
         [node("MatMul", ["x", "step"], ["y"])], {"x": ["b", 4]}, {"y": ["b", 3]}, values
     )
     bench.generate(model)
-
-
-@case("`batch_norm` is no mode")
-def _(bench: Bench) -> None:
-    bench.generate(batch_norm="train")
 
 
 @case("directory to write to is a file")
@@ -331,11 +257,6 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     (bench.directory / "afile").touch()
     bench.generate(artifact_directory=bench.directory / "afile" / "deeper")
-
-
-@case("library of custom ops is missing")
-def _(bench: Bench) -> None:
-    bench.generate(custom_op_library=bench.directory / "nowhere.so")
 
 
 @case("attribute of another kind than the standard's")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx
 
 import models
-from bad_input.bench import Bench, case, node
+from bad_input.bench import cases, node
 from onnxtrain import replace_head, restore_dropout
 
 
@@ -16,36 +16,16 @@ def headless() -> onnx.ModelProto:
     return model
 
 
-@case("new head for a model that does not end in a linear layer")
-def _(bench: Bench) -> None:
-    replace_head(headless(), 5)
-
-
-@case("new head without classes")
-def _(bench: Bench) -> None:
-    replace_head(models.mlp(), 0)
-
-
-@case("name of the layer to replace is unknown")
-def _(bench: Bench) -> None:
-    replace_head(models.mlp(), 5, head="fc")
-
-
-@case("Dropout to restore has left no trace")
-def _(bench: Bench) -> None:
-    restore_dropout(models.mlp(), 0.5)
-
-
-@case("pattern in `requires_grad` matches nothing")
-def _(bench: Bench) -> None:
-    bench.generate(requires_grad=["conv*"])
-
-
-@case("pattern in `frozen_params` matches nothing")
-def _(bench: Bench) -> None:
-    bench.generate(frozen_params=["conv*"])
-
-
-@case("pattern in `batch_norm` matches nothing")
-def _(bench: Bench) -> None:
-    bench.generate(models.conv_bn(), batch_norm={"body.*": "training"})
+cases(
+    {
+        "new head for a model that does not end in a linear layer": lambda b: replace_head(headless(), 5),
+        "new head without classes": lambda b: replace_head(models.mlp(), 0),
+        "name of the layer to replace is unknown": lambda b: replace_head(models.mlp(), 5, head="fc"),
+        "Dropout to restore has left no trace": lambda b: restore_dropout(models.mlp(), 0.5),
+        "pattern in `requires_grad` matches nothing": lambda b: b.generate(requires_grad=["conv*"]),
+        "pattern in `frozen_params` matches nothing": lambda b: b.generate(frozen_params=["conv*"]),
+        "pattern in `batch_norm` matches nothing": lambda b: b.generate(
+            models.conv_bn(), batch_norm={"body.*": "training"}
+        ),
+    }
+)

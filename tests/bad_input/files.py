@@ -13,7 +13,7 @@ import onnx
 import safetensors.numpy
 
 import models
-from bad_input.bench import Bench, X, Y, case, corrupt, truncate
+from bad_input.bench import Bench, X, Y, case, cases, corrupt, truncate
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import ModelLoadError
 
@@ -62,14 +62,36 @@ for _role, _file in MODELS.items():
     add_model_cases(_role, _file)
 
 
-@case("eval model of another run")
-def _(bench: Bench) -> None:
-    load(bench, "eval model", bench.other / "eval_model.onnx")
-
-
-@case("optimizer model of another run")
-def _(bench: Bench) -> None:
-    load(bench, "optimizer model", bench.other / "optimizer_model.onnx")
+cases(
+    {
+        "eval model of another run": lambda b: load(b, "eval model", b.other / "eval_model.onnx"),
+        "optimizer model of another run": lambda b: load(
+            b, "optimizer model", b.other / "optimizer_model.onnx"
+        ),
+        "external data of the training model is missing": lambda b: external_data_of_the_training_model(
+            b, Path.unlink
+        ),
+        "external data of the training model is truncated": lambda b: external_data_of_the_training_model(
+            b, lambda path: path.write_bytes(b"0" * 100)
+        ),
+        "checkpoint is missing": lambda b: CheckpointState.load_checkpoint(b.directory / "checkpoint"),
+        "checkpoint is a directory": lambda b: CheckpointState.load_checkpoint(b.run),
+        "checkpoint of another model": lambda b: Module(
+            b.run / "training_model.onnx", CheckpointState.load_checkpoint(b.other / "checkpoint")
+        ),
+        "delta without its checkpoint": lambda b: CheckpointState.load_checkpoint(save_delta(b, b.state)),
+        "delta is a full checkpoint": lambda b: CheckpointState.load_checkpoint(
+            b.run / "checkpoint", delta=b.run / "checkpoint"
+        ),
+        "checkpoint cannot be written": lambda b: CheckpointState.save_checkpoint(
+            b.state, b.directory / "nowhere" / "checkpoint"
+        ),
+        "path where a state belongs": lambda b: Module(
+            b.run / "training_model.onnx", str(b.run / "checkpoint")
+        ),
+        "device is unknown": lambda b: b.module(device="gpu"),
+    }
+)
 
 
 @case("optimizer model whose state has no known size")
@@ -106,16 +128,6 @@ def external_data_of_the_training_model(bench: Bench, damage: Callable[[Path], N
     load(bench, "training model", path)
 
 
-@case("external data of the training model is missing")
-def _(bench: Bench) -> None:
-    external_data_of_the_training_model(bench, Path.unlink)
-
-
-@case("external data of the training model is truncated")
-def _(bench: Bench) -> None:
-    external_data_of_the_training_model(bench, lambda path: path.write_bytes(b"0" * 100))
-
-
 @case("external data of the training model lies outside its directory")
 def _(bench: Bench) -> None:
     def link(path: Path) -> None:
@@ -136,16 +148,6 @@ def _(bench: Bench) -> None:
 def _(bench: Bench) -> None:
     (bench.run / ".onnxtrain-commit").write_text('{"moves": [["a", "../b"]], "remove": []}')
     CheckpointState.load_checkpoint(bench.run / "checkpoint")
-
-
-@case("checkpoint is missing")
-def _(bench: Bench) -> None:
-    CheckpointState.load_checkpoint(bench.directory / "checkpoint")
-
-
-@case("checkpoint is a directory")
-def _(bench: Bench) -> None:
-    CheckpointState.load_checkpoint(bench.run)
 
 
 @case("checkpoint is truncated")
@@ -174,11 +176,6 @@ def _(bench: Bench) -> None:
     CheckpointState.load_checkpoint(path)
 
 
-@case("checkpoint of another model")
-def _(bench: Bench) -> None:
-    Module(bench.run / "training_model.onnx", CheckpointState.load_checkpoint(bench.other / "checkpoint"))
-
-
 @case("checkpoint with the state of another optimizer")
 def _(bench: Bench) -> None:
     module = bench.module()
@@ -195,20 +192,10 @@ def save_delta(bench: Bench, state: CheckpointState) -> Path:
     return path
 
 
-@case("delta without its checkpoint")
-def _(bench: Bench) -> None:
-    CheckpointState.load_checkpoint(save_delta(bench, bench.state))
-
-
 @case("delta is truncated")
 def _(bench: Bench) -> None:
     path = save_delta(bench, bench.state)
     truncate(path, lambda: CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=path))
-
-
-@case("delta is a full checkpoint")
-def _(bench: Bench) -> None:
-    CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=bench.run / "checkpoint")
 
 
 @case("delta of another model")
@@ -224,16 +211,6 @@ def _(bench: Bench) -> None:
     CheckpointState.load_checkpoint(bench.run / "checkpoint", delta=path)
 
 
-@case("checkpoint cannot be written")
-def _(bench: Bench) -> None:
-    CheckpointState.save_checkpoint(bench.state, bench.directory / "nowhere" / "checkpoint")
-
-
-@case("path where a state belongs")
-def _(bench: Bench) -> None:
-    Module(bench.run / "training_model.onnx", str(bench.run / "checkpoint"))
-
-
 @case("dtype without a kernel")
 def _(bench: Bench) -> None:
     kernel = np.ones((1, 1, 3, 3), np.float64)
@@ -245,11 +222,6 @@ def _(bench: Bench) -> None:
     bench.generate(model)
     state = CheckpointState.load_checkpoint(bench.directory / "generated" / "checkpoint")
     Module(bench.directory / "generated" / "training_model.onnx", state)
-
-
-@case("device is unknown")
-def _(bench: Bench) -> None:
-    bench.module(device="gpu")
 
 
 @case("checkpoint of a run is missing")

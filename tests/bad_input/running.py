@@ -7,123 +7,46 @@ import threading
 import numpy as np
 import onnxruntime as ort
 
-from bad_input.bench import Bench, X, Y, case
+from bad_input.bench import Bench, X, Y, case, cases
 from onnxtrain.api import CheckpointState, LinearLRScheduler, Module
 
-
-@case("too few inputs")
-def _(bench: Bench) -> None:
-    bench.module()(X)
-
-
-@case("too many inputs")
-def _(bench: Bench) -> None:
-    bench.module()(X, Y, Y)
-
-
-@case("inputs by keyword")
-def _(bench: Bench) -> None:
-    bench.module()(x=X, labels=Y)
-
-
-@case("input is no array")
-def _(bench: Bench) -> None:
-    bench.module()(X.tolist(), Y)
-
-
-@case("input has the wrong dtype")
-def _(bench: Bench) -> None:
-    bench.module()(X.astype(np.float64), Y)
-
-
-@case("target has the wrong dtype")
-def _(bench: Bench) -> None:
-    bench.module()(X, Y.astype(np.int32))
-
-
-@case("OrtValue has the wrong dtype")
-def _(bench: Bench) -> None:
-    bench.module()(ort.OrtValue.ortvalue_from_numpy(X.astype(np.float64)), Y)
-
-
-@case("input has the wrong rank")
-def _(bench: Bench) -> None:
-    bench.module()(X[0], Y)
-
-
-@case("input has the wrong size")
-def _(bench: Bench) -> None:
-    bench.module()(X[:, :3], Y)
-
-
-@case("inputs disagree on a symbolic size")
-def _(bench: Bench) -> None:
-    bench.module()(X, Y[:3])
-
-
-@case("class label is too large")
-def _(bench: Bench) -> None:
-    bench.module()(X, np.where(Y == 2, 3, Y))
-
-
-@case("class label is negative")
-def _(bench: Bench) -> None:
-    bench.module()(X, np.where(Y == 2, -1, Y))
-
-
-@case("evaluation without an eval model")
-def _(bench: Bench) -> None:
-    bench.module(evaluation=False).eval()(X, Y)
-
-
-@case("export without an eval model")
-def _(bench: Bench) -> None:
-    bench.module(evaluation=False).export_model_for_inferencing(bench.directory / "m.onnx", ["logits"])
-
-
-@case("export of a value that is not there")
-def _(bench: Bench) -> None:
-    bench.module().export_model_for_inferencing(bench.directory / "m.onnx", ["probabilities"])
-
-
-@case("exported model cannot be written")
-def _(bench: Bench) -> None:
-    bench.module().export_model_for_inferencing(bench.directory / "nowhere" / "m.onnx", ["logits"])
-
-
-@case("`step()` before any gradient")
-def _(bench: Bench) -> None:
-    bench.optimizer().step()
-
-
-@case("learning rate is NaN")
-def _(bench: Bench) -> None:
-    bench.optimizer().set_learning_rate(float("nan"))
-
-
-@case("learning rate is negative")
-def _(bench: Bench) -> None:
-    bench.optimizer().set_learning_rate(-1e-3)
-
-
-@case("initial learning rate of a schedule is NaN")
-def _(bench: Bench) -> None:
-    LinearLRScheduler(bench.optimizer(), 0, 10, float("nan"))
-
-
-@case("schedule warms up longer than it lasts")
-def _(bench: Bench) -> None:
-    LinearLRScheduler(bench.optimizer(), 20, 10, 1e-3)
-
-
-@case("name of a parameter is unknown")
-def _(bench: Bench) -> None:
-    bench.state.parameters["w3"]
-
-
-@case("name of a property is unknown")
-def _(bench: Bench) -> None:
-    bench.state.properties["epoch"]
+cases(
+    {
+        "too few inputs": lambda b: b.module()(X),
+        "too many inputs": lambda b: b.module()(X, Y, Y),
+        "inputs by keyword": lambda b: b.module()(x=X, labels=Y),
+        "input is no array": lambda b: b.module()(X.tolist(), Y),
+        "input has the wrong dtype": lambda b: b.module()(X.astype(np.float64), Y),
+        "target has the wrong dtype": lambda b: b.module()(X, Y.astype(np.int32)),
+        "OrtValue has the wrong dtype": lambda b: b.module()(
+            ort.OrtValue.ortvalue_from_numpy(X.astype(np.float64)), Y
+        ),
+        "input has the wrong rank": lambda b: b.module()(X[0], Y),
+        "input has the wrong size": lambda b: b.module()(X[:, :3], Y),
+        "inputs disagree on a symbolic size": lambda b: b.module()(X, Y[:3]),
+        "class label is too large": lambda b: b.module()(X, np.where(Y == 2, 3, Y)),
+        "class label is negative": lambda b: b.module()(X, np.where(Y == 2, -1, Y)),
+        "evaluation without an eval model": lambda b: b.module(evaluation=False).eval()(X, Y),
+        "export without an eval model": lambda b: b.module(evaluation=False).export_model_for_inferencing(
+            b.directory / "m.onnx", ["logits"]
+        ),
+        "export of a value that is not there": lambda b: b.module().export_model_for_inferencing(
+            b.directory / "m.onnx", ["probabilities"]
+        ),
+        "exported model cannot be written": lambda b: b.module().export_model_for_inferencing(
+            b.directory / "nowhere" / "m.onnx", ["logits"]
+        ),
+        "`step()` before any gradient": lambda b: b.optimizer().step(),
+        "learning rate is NaN": lambda b: b.optimizer().set_learning_rate(float("nan")),
+        "learning rate is negative": lambda b: b.optimizer().set_learning_rate(-1e-3),
+        "initial learning rate of a schedule is NaN": lambda b: LinearLRScheduler(
+            b.optimizer(), 0, 10, float("nan")
+        ),
+        "schedule warms up longer than it lasts": lambda b: LinearLRScheduler(b.optimizer(), 20, 10, 1e-3),
+        "name of a parameter is unknown": lambda b: b.state.parameters["w3"],
+        "name of a property is unknown": lambda b: b.state.properties["epoch"],
+    }
+)
 
 
 @case("property is neither int, float nor str")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import models
-from bad_input.bench import Bench, X, Y, case
+from bad_input.bench import Bench, X, Y, case, cases
 from onnxtrain import Callback, Trainer
 from onnxtrain.api import CheckpointState
 from onnxtrain.errors import DivergenceError
@@ -17,55 +17,30 @@ def trainer(bench: Bench, **options: Any) -> Trainer:
     return Trainer(models.mlp(), "cross_entropy", "sgd", directory=bench.directory / "trainer", **options)
 
 
-@case("learning rate of a trainer is NaN")
-def _(bench: Bench) -> None:
-    trainer(bench, learning_rate=float("nan"))
-
-
-@case("name of an input is unknown")
-def _(bench: Bench) -> None:
-    trainer(bench).fit({"z": X}, Y, verbose=False)
-
-
-@case("data has the wrong number of inputs")
-def _(bench: Bench) -> None:
-    trainer(bench).fit({"x": X, "z": X}, Y, verbose=False)
-
-
-@case("data has the wrong shape")
-def _(bench: Bench) -> None:
-    trainer(bench).fit(X[:, :3], Y, verbose=False)
-
-
-@case("data has the wrong dtype")
-def _(bench: Bench) -> None:
-    trainer(bench).fit(X.astype("U"), Y, verbose=False)
-
-
-@case("samples and targets differ in number")
-def _(bench: Bench) -> None:
-    trainer(bench).fit(X, Y[:3], verbose=False)
-
-
-@case("class label in the data is out of range")
-def _(bench: Bench) -> None:
-    trainer(bench).fit(X, Y + 1, verbose=False)
-
-
-@case("targets are missing")
-def _(bench: Bench) -> None:
-    trainer(bench).fit(X, verbose=False)
+cases(
+    {
+        "learning rate of a trainer is NaN": lambda b: trainer(b, learning_rate=float("nan")),
+        "name of an input is unknown": lambda b: trainer(b).fit({"z": X}, Y, verbose=False),
+        "data has the wrong number of inputs": lambda b: trainer(b).fit({"x": X, "z": X}, Y, verbose=False),
+        "data has the wrong shape": lambda b: trainer(b).fit(X[:, :3], Y, verbose=False),
+        "data has the wrong dtype": lambda b: trainer(b).fit(X.astype("U"), Y, verbose=False),
+        "samples and targets differ in number": lambda b: trainer(b).fit(X, Y[:3], verbose=False),
+        "class label in the data is out of range": lambda b: trainer(b).fit(X, Y + 1, verbose=False),
+        "targets are missing": lambda b: trainer(b).fit(X, verbose=False),
+        "schedule gives no number": lambda b: trainer(b, scheduler=lambda step, total: "0.5").fit(
+            X, Y, verbose=False
+        ),
+        "a fit inside of a fit, or in another thread": lambda b: trainer(b).fit(
+            X, Y, callbacks=[_Again()], verbose=False
+        ),
+    }
+)
 
 
 @case("a run cannot be saved")
 def _(bench: Bench) -> None:
     (bench.directory / "afile").touch()
     trainer(bench).save("afile")
-
-
-@case("schedule gives no number")
-def _(bench: Bench) -> None:
-    trainer(bench, scheduler=lambda step, total: "0.5").fit(X, Y, verbose=False)
 
 
 @case("loss becomes NaN or infinite")
@@ -91,11 +66,6 @@ def _(bench: Bench) -> None:
 class _Again(Callback):
     def on_step_end(self, trainer: Trainer, loss: float) -> None:
         trainer.fit(X, Y, verbose=False)
-
-
-@case("a fit inside of a fit, or in another thread")
-def _(bench: Bench) -> None:
-    trainer(bench).fit(X, Y, callbacks=[_Again()], verbose=False)
 
 
 class _Beside(Callback):

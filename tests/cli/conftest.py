@@ -18,7 +18,7 @@ from onnxtrain.cli import main
 
 
 class Result:
-    """What a command printed, and its exit code."""
+    """The output and the exit code of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err

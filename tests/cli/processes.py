@@ -9,6 +9,6 @@ ROOT = Path(__file__).parents[2]
 
 
 def environment(*more: Path) -> dict[str, str]:
-    """That of a process that finds this package, and what is in `more`, with the settings of the test that asks."""
+    """Return the environment of a process that finds this package and `more`, with the settings of the calling test."""
     path = os.pathsep.join(map(str, [*more, ROOT / "src"]))
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}

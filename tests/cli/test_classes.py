@@ -1,4 +1,4 @@
-"""Which class a metric is of, and what is said about it."""
+"""Metrics of one class: `--positive`, and the messages about it."""
 
 from __future__ import annotations
 

@@ -425,7 +425,7 @@ def test_log_and_saves_of_a_run_that_goes_on(
 
 
 def test_a_record_of_an_earlier_version(run: Any, mlp: Path, data: Path, tmp_path: Path) -> None:
-    """Which has none of the options that came later."""
+    """The saved run has none of the options that came later."""
     options = ["--data", data, "--loss", "cross_entropy", "--epochs", 2, "-o", tmp_path / "run"]
     assert run("train", mlp, *options).code == 0
     trainer = Trainer.resume(tmp_path / "run")

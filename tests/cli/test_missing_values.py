@@ -1,4 +1,4 @@
-"""What counts as missing in a table: the empty field, and what `--missing` says; the same of .csv and of .parquet."""
+"""Missing values of a table are empty fields and the texts of `--missing`, alike in .csv and .parquet files."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Job:
         self.session = ort.InferenceSession(folder / "run" / "trained.onnx")
 
     def output(self, frame: pd.DataFrame) -> dict[str, np.ndarray]:
-        """What the exported file alone gives for raw columns."""
+        """Run the exported file on raw columns."""
         names = [value.name for value in self.session.get_outputs()]
         return dict(zip(names, self.session.run(names, raw(frame)), strict=True))
 

@@ -10,6 +10,7 @@ import onnxruntime as ort
 import pytest
 import torch
 
+from models import parse_nodes
 from onnxtrain import differentiate
 from onnxtrain.api import CheckpointState
 from training_run import Run
@@ -25,14 +26,10 @@ def floats(name: str, array: np.ndarray) -> onnx.TensorProto:
 def classifier() -> onnx.ModelProto:
     """A layer, Softmax, and a ZipMap behind the probabilities, as a list of dictionaries."""
     helper = onnx.helper
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["scores"]),
-        helper.make_node("Softmax", ["scores"], ["tensor"], axis=1),
-        helper.make_node("ArgMax", ["tensor"], ["label"], axis=1, keepdims=0),
-        helper.make_node(
-            "ZipMap", ["tensor"], ["probabilities"], domain="ai.onnx.ml", classlabels_int64s=[0, 1, 7]
-        ),
-    ]
+    nodes = parse_nodes("""
+        scores = MatMul(x, w)  tensor = Softmax <axis = 1> (scores)
+        label = ArgMax <axis = 1, keepdims = 0> (tensor)
+        probabilities = ai.onnx.ml.ZipMap <classlabels_int64s = [0, 1, 7]> (tensor)""")
     entry = helper.make_map_type_proto(
         onnx.TensorProto.INT64, helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
     )
@@ -87,11 +84,9 @@ def test_the_two_of_a_square_is_no_parameter(
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_attributes_of_old_ops_become_inputs_of_the_dtype_of_the_others(dtype: type[np.floating]) -> None:
     elements = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    nodes = [
-        onnx.helper.make_node("Mul", ["x", "w"], ["a"]),
-        onnx.helper.make_node("Clip", ["a"], ["c"], min=-1.0, max=1.0),
-        onnx.helper.make_node("Pad", ["c"], ["y"], pads=[0, 1, 0, 1], value=0.5),
-    ]
+    nodes = parse_nodes("""
+        a = Mul(x, w)  c = Clip <min = -1.0, max = 1.0> (a)
+        y = Pad <pads = [0, 1, 0, 1], value = 0.5> (c)""")
     graph = onnx.helper.make_graph(
         nodes,
         "g",

@@ -105,7 +105,7 @@ def test_hessian_vector_product_matches_torch(name: str, dtype: type) -> None:
 
 
 def test_jvp_costs_one_more_forward_computation() -> None:
-    """What computes the vector-Jacobian product alone is gone: no transposed convolution is left."""
+    """Nodes that only the vector-Jacobian product needs are gone: no transposed convolution is left."""
     model = onnxtrain.jvp(CONV.model(np.float32), ["y"], ["kernel", "x"])
     ops = [node.op_type for node in model.graph.node]
     assert (ops.count("Conv"), ops.count("MaxPool"), ops.count("ConvTranspose")) == (2, 1, 0)
@@ -137,7 +137,7 @@ def test_where_nothing_depends_on_anything_there_are_zeros() -> None:
     assert [value.tolist() for value in got] == [[0.0, 0.0], [0.0, 0.0]]
 
 
-def test_straight_through() -> None:
+def test_jvp_passes_rounding_straight_through() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         net (double[n] a) => (double[n] y) { r = Round(a)  y = Mul(r, r) }""")
     step = onnxtrain.jvp(model, ["y"], ["a"], straight_through=True)

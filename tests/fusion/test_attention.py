@@ -13,8 +13,7 @@ import torch
 from onnx import numpy_helper
 from torch.nn import functional
 
-from fusion.rewriting import ops, rewritten
-from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
+from fusion.rewriting import ops, rewritten, with_gradients
 from onnxtrain.fusion import AttentionPass
 from onnxtrain.passes import canonicalize, load_model, to_proto
 from passes._models import run
@@ -55,11 +54,7 @@ def check(proto: onnx.ModelProto, name: str) -> ir.Model:
     feeds["ct"] = np.random.default_rng(1).standard_normal(run(proto, feeds)[0].shape).astype(np.float32)
     wrt = [n for n in feeds if n != "ct"]
     plain = canonicalize(load_model(proto))
-    results = []
-    for each in (model, plain):
-        joint, gradients = add_gradients(each, "y", wrt, cotangent="ct")
-        append_outputs(joint, wrt, gradients)
-        results.append(run(to_proto(joint), feeds))
+    results = [run(with_gradients(each, wrt), feeds) for each in (model, plain)]
     for own, reference in zip(*results, strict=True):
         assert norm_relative_error(own, reference) <= 2e-6
     return model
@@ -74,7 +69,7 @@ SCALED = [
 
 
 @pytest.mark.parametrize("scores", SCALED)
-def test_scales(scores: str) -> None:
+def test_scaled_scores_become_attention(scores: str) -> None:
     check(graph(scores), "Attention")
 
 
@@ -91,7 +86,7 @@ def test_keys_that_were_transposed_with_others() -> None:
 @pytest.mark.parametrize(
     "mask", ["float[7] mask", "float[6, 7] mask", "float[2, 1, 1, 7] mask", "float[2, 3, 6, 7] mask"]
 )
-def test_masks(mask: str) -> None:
+def test_masked_scores_become_attention(mask: str) -> None:
     check(graph("s = MatMul(q, kt)  scores = Add(s, mask)", mask), "MaskedAttention")
 
 
@@ -104,7 +99,7 @@ CAUSAL = {
 
 @pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min])
 @pytest.mark.parametrize("mask", CAUSAL.values(), ids=list(CAUSAL))
-def test_causal(mask: str, low: float) -> None:
+def test_a_mask_of_the_past_becomes_causal_attention(mask: str, low: float) -> None:
     proto = graph(
         f"{mask}  s = MatMul(q, kt)  scores = Add(s, mask)",
         declared="<float zero, float one, float low, bool yes, int64[2] size>",
@@ -161,7 +156,7 @@ def test_other_constant_masks(mask: np.ndarray) -> None:
         "unknown sizes",
     ],
 )
-def test_stays(proto: onnx.ModelProto) -> None:
+def test_other_graphs_stay(proto: onnx.ModelProto) -> None:
     assert "Softmax" in ops(rewritten(proto, AttentionPass()))
 
 

@@ -46,28 +46,22 @@ def on_stock(model: ir.Model, **feeds: np.ndarray) -> np.ndarray:
         ("t = Transpose<perm = [1, 0]>(a) y = MatMul(t, b)", (40, 5), (40, 6), "MatMulPermutedLeftBfloat16"),
         ("t = Transpose<perm = [1, 0]>(b) y = MatMul(a, t)", (5, 40), (6, 40), "MatMulPermutedRightBfloat16"),
         (
-            "s = Transpose<perm = [1, 0]>(a) t = Transpose<perm = [1, 0]>(b) y = MatMul(s, t)",
-            (40, 5),
-            (6, 40),
-            "MatMulPermutedBothBfloat16",
+            "s = Transpose<perm = [1, 0]>(a) t = Transpose<perm = [1, 0]>(b) y = MatMul(s, t)", (40, 5),
+            (6, 40), "MatMulPermutedBothBfloat16",
         ),
         (
-            "s = Transpose<perm = [1, 0]>(a) t = Transpose<perm = [1, 0]>(s) y = MatMul(t, b)",
-            (5, 40),
-            (40, 6),
-            "MatMulBfloat16",
+            "s = Transpose<perm = [1, 0]>(a) t = Transpose<perm = [1, 0]>(s) y = MatMul(t, b)", (5, 40),
+            (40, 6), "MatMulBfloat16",
         ),
         (
             "s = Transpose<perm = [0, 2, 1, 3]>(a) t = Transpose<perm = [0, 1, 3, 2]>(s) y = MatMul(t, b)",
-            (2, 40, 3, 5),
-            (40, 6),
-            "MatMulPermutedLeftBfloat16",
+            (2, 40, 3, 5), (40, 6), "MatMulPermutedLeftBfloat16",
         ),
         ("y = Gemm<transB = 1, alpha = 0.5>(a, b)", (5, 40), (6, 40), "GemmBfloat16"),
         ("t = Transpose<perm = [1, 0]>(a) y = Gemm<transB = 1>(t, b)", (40, 5), (6, 40), "GemmBfloat16"),
     ],
     ids=lambda value: value if isinstance(value, str) and value.endswith("16") else "",
-)
+)  # fmt: skip
 def test_a_product_and_what_transposes_its_factors_become_one_op(
     body: str, left: tuple[int, ...], right: tuple[int, ...], op: str
 ) -> None:

@@ -57,7 +57,7 @@ def test_becomes_one_op(shapes: dict[str, tuple[int, ...]], body: str) -> None:
         ({"a": (5, 3), "b": (2, 5, 4)}, "t = Transpose(a)  y = MatMul(t, b)"),
     ],
 )
-def test_stays(shapes: dict[str, tuple[int, ...]], body: str) -> None:
+def test_other_products_stay(shapes: dict[str, tuple[int, ...]], body: str) -> None:
     assert "MatrixProduct_float" not in ops(rewritten(product(shapes, body), ProductPass()))
 
 

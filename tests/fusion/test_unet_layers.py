@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from fusion.rewriting import ops, rewritten
-from onnxtrain.autodiff._differentiate import add_gradients, append_outputs
+from fusion.rewriting import ops, rewritten, with_gradients
 from onnxtrain.fusion import FUSIONS, FusionPass, NativeOpsPass
 from onnxtrain.passes import canonicalize, load_model, promote_initializers, to_proto
 from passes._models import run
@@ -51,12 +49,6 @@ def grouped(groups: int, **values: np.ndarray) -> onnx.ModelProto:
     return model
 
 
-def with_gradients(model: ir.Model, wrt: list[str]) -> onnx.ModelProto:
-    joint, gradients = add_gradients(model, "y", wrt, cotangent="ct")
-    append_outputs(joint, wrt, gradients)
-    return to_proto(joint)
-
-
 def check_gradients(proto: onnx.ModelProto, x: np.ndarray, wrt: list[str], gradient: str) -> None:
     """The fused model has the values and gradients of the one that is not fused, in one op."""
     joint = with_gradients(rewritten(proto, FusionPass(FUSIONS), wrt[1:]), wrt)
@@ -71,7 +63,7 @@ def check_gradients(proto: onnx.ModelProto, x: np.ndarray, wrt: list[str], gradi
 
 
 @pytest.mark.parametrize("text", [SILU, SILU_BY_EXP], ids=["sigmoid", "exp"])
-def test_silu(text: str) -> None:
+def test_silu_becomes_one_op(text: str) -> None:
     model = onnx.parser.parse_model(text)
     assert ops(rewritten(model, FusionPass(FUSIONS))) == {"Silu_float": 1}
 
@@ -93,7 +85,7 @@ def test_half_silu_stays() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 3])
-def test_group_normalization(groups: int) -> None:
+def test_group_normalization_becomes_one_op_with_one_for_the_gradient(groups: int) -> None:
     result = rewritten(grouped(groups), FusionPass(FUSIONS), ["weight", "bias"])
     assert ops(result) == {"GroupNormalization_float": 1}
     (node,) = result.graph
@@ -108,7 +100,7 @@ def test_scaled_groups_stay() -> None:
     assert ops(rewritten(model, FusionPass(FUSIONS), ["weight", "bias"]))["InstanceNormalization"] == 1
 
 
-def test_standard_op() -> None:
+def test_the_standard_op_becomes_the_one_with_a_gradient() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]>
     net (float[batch, 6, 5] x, float[6] w, float[6] b) => (float[batch, 6, 5] y) {
       y = GroupNormalization<num_groups = 2>(x, w, b) }"""

@@ -187,7 +187,7 @@ def run_folder(rng: Rng, folder: Path) -> Callable[[], object]:
 
 
 def inspected(rng: Rng, folder: Path) -> Callable[[], object]:
-    """What `onnxtrain inspect` is shown: a folder whose manifest or checkpoint was damaged, or one file."""
+    """Return the path for `onnxtrain inspect`: a folder whose manifest or checkpoint was damaged, or one file."""
     name = choose(rng, ["manifest.json", "manifest.json", "checkpoint", *MODELS, "inference_model.onnx"])
     edit = mutations.edit_model if name.endswith(".onnx") else mutations.edit_safetensors
     if name == "manifest.json":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -330,6 +329,3 @@ def edit_external_data(rng: Rng, folder: Path, model: str) -> None:
         proto.graph.node.append(onnx.helper.make_node("Constant", [], ["leaked"], value=tensor))
     content = proto.SerializeToString()
     path.write_bytes(content if rng.integers(8) else damage(rng, content))
-
-
-Mutation = Callable[[Rng, bytes], bytes]

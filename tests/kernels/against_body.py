@@ -23,7 +23,7 @@ from onnxtrain.runtime.kernels import register_kernels
 
 OPSET = 21
 ROUNDING = 1e-6
-"""What a kernel may add to twice the error of the body, which is small by chance now and then."""
+"""Error allowed to a kernel beyond twice that of the body, which is small by chance now and then."""
 Inputs = Mapping[str, "np.ndarray | None"]
 Signature = tuple[tuple[str, tuple[str, int] | None], ...]
 Attributes = tuple[tuple[str, Any], ...]
@@ -67,7 +67,7 @@ def exactly(name: str, inputs: Inputs, attributes: Mapping[str, Any]) -> list[np
 
 
 def _signature(feeds: Inputs) -> Signature:
-    """What a model knows of its inputs: for each the element type and the rank, None for one that is absent."""
+    """Return name, element type and rank of each input; None in place of type and rank for an absent one."""
     return tuple((key, None if v is None else (v.dtype.name, v.ndim)) for key, v in feeds.items())
 
 

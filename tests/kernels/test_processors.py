@@ -1,4 +1,4 @@
-"""Which processor a kernel runs on: its level of instructions, and that nothing else of it changes a result."""
+"""Kernels choose the processor's level of instructions, and nothing else of the processor changes a result."""
 
 from __future__ import annotations
 

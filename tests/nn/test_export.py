@@ -58,7 +58,7 @@ class AndBack(Net):
 
 
 def warnings_of(caplog) -> list[logging.LogRecord]:
-    """What this package has logged; PyTorch's exporters log too."""
+    """Return the records that this package has logged; PyTorch's exporters log, too."""
     return [record for record in caplog.records if record.name.startswith("onnxtrain")]
 
 

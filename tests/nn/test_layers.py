@@ -210,7 +210,7 @@ def test_copies_compute_the_same(layer, twin):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @each_layer
-def test_narrow_dtypes(layer, dtype):
+def test_narrow_dtypes_round_as_in_darts(layer, dtype):
     x = sampled((3, 5, SIZE), torch.float32)[1:].to(dtype)
     got = step(layer.ours().to(dtype), x)
     want = step(layer.theirs().to(dtype), x)

@@ -26,7 +26,6 @@ from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
 
 pytestmark = pytest.mark.torch
 
-SUFFIX = {torch.float64: "double", torch.float32: "float"}
 RMS = Counter({"FlooredRMSNormalization": 1, "FlooredRMSNormalizationGradient": 1})
 RMS_EPS_INSIDE = Counter({"InverseRMSNormalization": 1, "InverseRMSNormalizationGradient": 1})
 
@@ -85,7 +84,7 @@ class EachOnItsOwn(nn.Module):
 
 
 def steps(modules: list[nn.Module], x: torch.Tensor, in_runtime: bool) -> list[dict[str, torch.Tensor]]:
-    """What `step` gives of each."""
+    """Return the results of `step` for each module."""
     module = EachOnItsOwn(modules)
     if in_runtime:
         module = in_ort(module)
@@ -242,7 +241,7 @@ def test_bad_sizes_raise(layer):
 
 @each_dtype
 @pytest.mark.parametrize("layer", [Layer("RMSNorm"), Layer("RINorm")], ids=str)
-def test_second_derivatives(layer, dtype):
+def test_second_derivatives_match_eager_pytorch(layer, dtype):
     """Through the composite ops of the first gradient."""
     results = []
     for module in (layer.ours(dtype), in_ort(layer.ours(dtype))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,9 +13,40 @@ import onnxruntime as ort
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtrain import onnxblock
+
 ELEM = {
     np.dtype(t): helper.np_dtype_to_tensor_dtype(np.dtype(t)) for t in (np.float16, np.float32, np.float64)
 }
+
+
+class Outputs(onnxblock.ForwardBlock):
+    """Makes the results of a block the outputs of the model."""
+
+    def __init__(self, block: onnxblock.Block) -> None:
+        super().__init__()
+        self.block = block
+
+    def build(self, *names: str) -> Any:
+        return self.block(*names)
+
+
+class Training(onnxblock.TrainingBlock):
+    """Makes the result of a block the loss of the training model."""
+
+    def __init__(self, block: onnxblock.Block) -> None:
+        super().__init__()
+        self.block = block
+
+    def build(self, *names: str) -> Any:
+        return self.block(*names)
+
+
+def built(block: onnxblock.TrainingBlock, model: onnx.ModelProto | None = None) -> onnxblock.TrainingBlock:
+    """Append the block to the output `y` of a model, `mlp()` by default."""
+    with onnxblock.base(mlp() if model is None else model):
+        block("y")
+    return block
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -65,7 +97,7 @@ def torch_mlp(parameters: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
 
 
 def torch_forward(leaves: Mapping[str, torch.Tensor], x: np.ndarray) -> torch.Tensor:
-    """What :func:`mlp` computes, in float64."""
+    """Compute :func:`mlp` in float64."""
     value = torch.tensor(x, dtype=torch.float64)
     layers = len(leaves) // 2
     for i in range(layers):

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from onnxblock.nets import ELEM, identity, manifest_of, mlp, run
+from onnxblock.nets import ELEM, Outputs, Training, built, identity, manifest_of, mlp, run
 from onnxtrain import onnxblock
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import blocks
@@ -61,17 +61,6 @@ def pair(dtype: type, opset: int) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
-class Outputs(onnxblock.ForwardBlock):
-    """Makes the results of a block the outputs of the model."""
-
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def build(self, *names: str) -> Any:
-        return self.block(*names)
-
-
 @pytest.mark.parametrize("opset", [13, 18, 21])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -94,11 +83,7 @@ def test_every_documented_block_is_there() -> None:
 
 
 def test_constant_is_a_float32_initializer_and_no_parameter() -> None:
-    class Scaled(onnxblock.TrainingBlock):
-        def build(self, y: str) -> str:
-            return blocks.ReduceSum(keepdims=False)(blocks.Mul()(blocks.Constant(0.5)(), y))
-
-    block = Scaled()
+    block = Training(lambda y: blocks.ReduceSum(keepdims=False)(blocks.Mul()(blocks.Constant(0.5)(), y)))
     with onnxblock.base(mlp()) as accessor:
         constant = blocks.Constant(0.25)()
         tensor = next(t for t in accessor.model.graph.initializer if t.name == constant)
@@ -186,9 +171,7 @@ def test_input_like_adds_a_target_of_the_same_type(like: str) -> None:
             total = blocks.ReduceSum(keepdims=False)
             return blocks.Add()(total(y), total(extra))
 
-    block = Product()
-    with onnxblock.base(mlp()):
-        block("y")
+    block = built(Product())
     size = {"x": 6, "y": 4, "h0": 8}[like]
     assert manifest_of(block.to_model_proto()[0])["targets"] == [
         {"name": "extra", "dtype": "float32", "shape": ["n", size]}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
+from fresh_process import python
 from onnxblock.nets import mlp, parameters_of, run, torch_forward, torch_mlp
 from onnxtrain import onnxblock
 from onnxtrain.api import CheckpointState, Module, Optimizer
@@ -170,16 +169,9 @@ def test_external_weights_are_neither_read_when_building_nor_copied_when_saving(
     script = tmp_path / "stream.py"
     script.write_text(_STREAM)
     size = 256
-    done = subprocess.run(
-        [sys.executable, script, tmp_path, str(size)], capture_output=True, text=True, env=_environment()
-    )
-    assert done.returncode == 0, done.stderr
+    done = python(script, tmp_path, str(size), path=filter(None, sys.path))
     assert done.stdout.strip() == "the limit holds"
     assert (tmp_path / "checkpoint").stat().st_size > size * 1024 * 1024
-
-
-def _environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _numpy_adamw(

@@ -90,31 +90,23 @@ def cross_entropy(scores: torch.Tensor, target: torch.Tensor, **options: Any) ->
 
 CASES: dict[str, tuple[Callable[[], onnxblock.Block], Reference, np.ndarray]] = {
     "summed": (
-        lambda: BLOCKS.MSELoss("sum"),
-        lambda s, t, p: functional.mse_loss(s, t, reduction="sum"),
-        FLOATS,
+        lambda: BLOCKS.MSELoss("sum"), lambda s, t, p: functional.mse_loss(s, t, reduction="sum"), FLOATS,
     ),
     "ignored and weighted": (
-        lambda: BLOCKS.CrossEntropyLoss(weight=WEIGHT, ignore_index=2),
-        lambda s, t, p: cross_entropy(s, t, ignore_index=2),
-        LABELS,
+        lambda: BLOCKS.CrossEntropyLoss(weight=WEIGHT, ignore_index=2), lambda s, t,
+        p: cross_entropy(s, t, ignore_index=2), LABELS,
     ),
     "summed, ignored and weighted": (
-        lambda: BLOCKS.CrossEntropyLoss(weight=WEIGHT, ignore_index=2, reduction="sum"),
-        lambda s, t, p: cross_entropy(s, t, ignore_index=2, reduction="sum"),
-        LABELS,
+        lambda: BLOCKS.CrossEntropyLoss(weight=WEIGHT, ignore_index=2, reduction="sum"), lambda s, t,
+        p: cross_entropy(s, t, ignore_index=2, reduction="sum"), LABELS,
     ),
     "multiples of a sum": (
-        Scaled,
-        lambda s, t, p: (3 * 2 / 4 - 1) * functional.mse_loss(s, t, reduction="sum"),
-        FLOATS,
+        Scaled, lambda s, t, p: (3 * 2 / 4 - 1) * functional.mse_loss(s, t, reduction="sum"), FLOATS,
     ),
     "mean and penalty": (
-        Penalised,
-        lambda s, t, p: cross_entropy(s, t, ignore_index=2) + 0.01 * (p["w1"] ** 2).sum(),
-        LABELS,
+        Penalised, lambda s, t, p: cross_entropy(s, t, ignore_index=2) + 0.01 * (p["w1"] ** 2).sum(), LABELS,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,18 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper
 
-from onnxblock.nets import identity, manifest_of, mlp, parameters_of, run, torch_forward, torch_mlp
+from onnxblock.nets import (
+    Outputs,
+    Training,
+    built,
+    identity,
+    manifest_of,
+    mlp,
+    parameters_of,
+    run,
+    torch_forward,
+    torch_mlp,
+)
 from onnxtrain import onnxblock
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import loss as losses
@@ -38,49 +49,38 @@ CASES = [
     Case("mse", losses.MSELoss, F.mse_loss),
     Case("l1", losses.L1Loss, F.l1_loss),
     Case(
-        "huber",
-        lambda reduction: losses.HuberLoss(reduction, delta=0.7),
-        lambda *a, **k: F.huber_loss(*a, delta=0.7, **k),
+        "huber", lambda reduction: losses.HuberLoss(reduction, delta=0.7), lambda *a,
+        **k: F.huber_loss(*a, delta=0.7, **k),
     ),
     Case(
-        "smooth_l1",
-        lambda reduction: losses.SmoothL1Loss(reduction, beta=0.5),
-        lambda *a, **k: F.smooth_l1_loss(*a, beta=0.5, **k),
+        "smooth_l1", lambda reduction: losses.SmoothL1Loss(reduction, beta=0.5), lambda *a,
+        **k: F.smooth_l1_loss(*a, beta=0.5, **k),
     ),
     Case(
-        "bce",
-        lambda reduction: losses.BCEWithLogitsLoss(None, reduction),
-        F.binary_cross_entropy_with_logits,
+        "bce", lambda reduction: losses.BCEWithLogitsLoss(None, reduction),
+        F.binary_cross_entropy_with_logits, "probability",
+    ),
+    Case(
+        "bce weighted", lambda reduction: losses.BCEWithLogitsLoss(WEIGHT, reduction, WEIGHT * 2), lambda *a,
+        **k: F.binary_cross_entropy_with_logits(*a, weight=_weight(), pos_weight=_weight() * 2, **k),
         "probability",
     ),
     Case(
-        "bce weighted",
-        lambda reduction: losses.BCEWithLogitsLoss(WEIGHT, reduction, WEIGHT * 2),
-        lambda *a, **k: F.binary_cross_entropy_with_logits(
-            *a, weight=_weight(), pos_weight=_weight() * 2, **k
-        ),
-        "probability",
-    ),
-    Case(
-        "cross-entropy",
-        lambda reduction: losses.CrossEntropyLoss(reduction=reduction),
-        F.cross_entropy,
+        "cross-entropy", lambda reduction: losses.CrossEntropyLoss(reduction=reduction), F.cross_entropy,
         "label",
     ),
     Case(
         "cross-entropy weighted",
-        lambda reduction: losses.CrossEntropyLoss(WEIGHT, reduction, ignore_index=1),
-        lambda *a, **k: F.cross_entropy(*a, weight=_weight(), ignore_index=1, **k),
-        "label",
+        lambda reduction: losses.CrossEntropyLoss(WEIGHT, reduction, ignore_index=1), lambda *a,
+        **k: F.cross_entropy(*a, weight=_weight(), ignore_index=1, **k), "label",
     ),
     Case(
         "cross-entropy smoothed",
-        lambda reduction: losses.CrossEntropyLoss(reduction=reduction, label_smoothing=0.1),
-        lambda *a, **k: F.cross_entropy(*a, label_smoothing=0.1, **k),
-        "label",
+        lambda reduction: losses.CrossEntropyLoss(reduction=reduction, label_smoothing=0.1), lambda *a,
+        **k: F.cross_entropy(*a, label_smoothing=0.1, **k), "label",
     ),
     Case("nll", lambda reduction: losses.NLLLoss(reduction=reduction), F.nll_loss, "label"),
-]
+]  # fmt: skip
 
 
 def _target(kind: str, rows: int, columns: int) -> np.ndarray:
@@ -97,24 +97,6 @@ def _target(kind: str, rows: int, columns: int) -> np.ndarray:
 
 def _torch(array: np.ndarray) -> torch.Tensor:
     return torch.tensor(array if array.dtype == np.int64 else array.astype(np.float64))
-
-
-class Outputs(onnxblock.ForwardBlock):
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def build(self, *names: str) -> Any:
-        return self.block(*names)
-
-
-class Training(onnxblock.TrainingBlock):
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def build(self, *names: str) -> Any:
-        return self.block(*names)
 
 
 @pytest.mark.parametrize("opset", [13, 17, 21])
@@ -166,9 +148,7 @@ def test_gradients_match_torch(case: Case) -> None:
 def test_manifest_describes_the_target(
     make: Any, name: str, labels: dict[str, int] | None, opset: int
 ) -> None:
-    block = Training(make())
-    with onnxblock.base(mlp(opset=opset)):
-        block("y")
+    block = built(Training(make()), mlp(opset=opset))
     (target,) = manifest_of(block.to_model_proto()[0])["targets"]
     assert target["name"] == name
     assert target.get("class_labels") == labels
@@ -183,9 +163,7 @@ def test_target_may_be_an_input_like_another_value() -> None:
             add = onnxblock.blocks.Add()
             return add(losses.MSELoss()(y, target), losses.L1Loss()(y, target))
 
-    block = Shared()
-    with onnxblock.base(mlp()):
-        block("y")
+    block = built(Shared())
     assert [value["name"] for value in manifest_of(block.to_model_proto()[0])["targets"]] == ["wanted"]
 
 
@@ -195,19 +173,16 @@ def test_labels_shared_by_two_losses_keep_their_range() -> None:
             first = losses.CrossEntropyLoss()(y)
             return onnxblock.blocks.Add()(first, losses.CrossEntropyLoss(label_smoothing=0.2)(y))
 
-    block = Shared()
-    with onnxblock.base(mlp()):
-        block("y")
+    block = built(Shared())
     (target,) = manifest_of(block.to_model_proto()[0])["targets"]
     assert target["class_labels"] == {"count": 4, "ignore_index": -100}
 
 
 def test_input_like_used_as_labels_gets_their_range() -> None:
-    class Grouped(onnxblock.TrainingBlock):
-        def build(self, y: str) -> str:
-            return losses.CrossEntropyLoss()(y, onnxblock.blocks.InputLike("group")("wanted"))
-
-    model, block = mlp(), Grouped()
+    model, block = (
+        mlp(),
+        Training(lambda y: losses.CrossEntropyLoss()(y, onnxblock.blocks.InputLike("group")("wanted"))),
+    )
     model.graph.input.append(helper.make_tensor_value_info("group", TensorProto.INT64, ["n"]))
     with onnxblock.base(model):
         block("y")
@@ -216,11 +191,7 @@ def test_input_like_used_as_labels_gets_their_range() -> None:
 
 
 def test_target_may_be_computed_in_the_model() -> None:
-    class Reconstruction(onnxblock.TrainingBlock):
-        def build(self, y: str) -> str:
-            return losses.MSELoss()(y, target_name="x")
-
-    model, block = mlp((6, 3, 6)), Reconstruction()
+    model, block = mlp((6, 3, 6)), Training(lambda y: losses.MSELoss()(y, target_name="x"))
     with onnxblock.base(model):
         name = block("y")
     x = np.random.default_rng(5).normal(0, 1, (3, 6)).astype(np.float32)

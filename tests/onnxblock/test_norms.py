@@ -13,7 +13,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 import onnxtrain.nn
-from onnxblock.nets import ELEM, identity, run
+from onnxblock.nets import ELEM, Outputs, built, identity, run
 from onnxtrain import onnxblock
 from onnxtrain.errors import GraphBuildError
 from onnxtrain.onnxblock import blocks
@@ -76,9 +76,7 @@ def sampled(*shape: int, seed: int = 0) -> np.ndarray:
 
 def gradients(builder: Any, model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Outputs of the training model; parameters are what they start as."""
-    block = SquareOf(builder)
-    with onnxblock.base(model):
-        block("y")
+    block = built(SquareOf(builder), model)
     training, _ = block.to_model_proto()
     trained, frozen = block.parameters()
     values = {t.name: onnx.numpy_helper.to_array(t) for t in (*trained, *frozen)}
@@ -126,11 +124,7 @@ def test_rin_norm_of_large_numbers_in_float16():
     """Whose squares float16 does not hold. ONNX Runtime computes in float32 here; the reference does not."""
     norm, x = blocks.RINorm(SIZE), (sampled(3, 96, SIZE) * 500 + 1000).astype(np.float16)
 
-    class Net(onnxblock.ForwardBlock):
-        def build(self, y: str) -> str:
-            return norm(y)
-
-    net = Net()
+    net = Outputs(lambda y: norm(y))
     with onnxblock.base(identity(["n", 96, SIZE], np.float16)):
         net("y")
     (y,) = ReferenceEvaluator(net.to_model_proto()).run(None, {"x": x})
@@ -180,16 +174,12 @@ def test_rin_norm_of_other_ranks(shape, opset):
 def test_inverse_undoes_the_layer():
     norm = blocks.RINorm(SIZE)
 
-    class Both(onnxblock.ForwardBlock):
-        def build(self, y: str) -> str:
-            return norm.inverse(onnx_unsqueeze(norm(y)))
-
     class Unsqueezed(onnxblock.Block):
         def build(self, name: str) -> str:
             return self._append(lambda op, x: op.Unsqueeze(x, [-1]), name)
 
     onnx_unsqueeze = Unsqueezed()
-    both, x = Both(), sampled(3, 5, SIZE) * 10 + 350
+    both, x = Outputs(lambda y: norm.inverse(onnx_unsqueeze(norm(y)))), sampled(3, 5, SIZE) * 10 + 350
     with onnxblock.base(identity(["n", 5, SIZE], np.float64)):
         name = both("y")
     model = both.to_model_proto()
@@ -233,9 +223,7 @@ def test_training_on_the_device(name, kwargs, tmp_path):
 
 def test_the_training_model_has_the_fused_ops():
     def ops(name: str) -> Counter[str]:
-        block = SquareOf(getattr(blocks, name)(SIZE))
-        with onnxblock.base(shifted(np.float32, 21, [3, 5, SIZE])):
-            block("y")
+        block = built(SquareOf(getattr(blocks, name)(SIZE)), shifted(np.float32, 21, [3, 5, SIZE]))
         return Counter(node.op_type for node in block.to_model_proto()[0].graph.node)
 
     rms, layer, rin = ops("RMSNorm"), ops("LayerNorm"), ops("RINorm")

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxblock.nets import manifest_of, mlp, parameters_of, run, torch_forward, torch_mlp
+from onnxblock.nets import Training, built, manifest_of, mlp, parameters_of, run, torch_forward, torch_mlp
 from onnxtrain import onnxblock
 from onnxtrain.errors import DifferentiationError, GraphBuildError, NothingToTrain, TrainingStateError
 from onnxtrain.onnxblock import blocks
@@ -89,15 +89,6 @@ class RawNodes(onnxblock.Block):
             ]
         )
         return onnxblock.blocks.ReduceMean(keepdims=False)("raw_cube")
-
-
-class Training(onnxblock.TrainingBlock):
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.block = block
-
-    def build(self, *names: str) -> Any:
-        return self.block(*names)
 
 
 def batch(rows: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -277,13 +268,7 @@ def test_requires_grad_selects(
 
 
 def test_parameters_of_a_linear_block_are_trained() -> None:
-    class Head(onnxblock.TrainingBlock):
-        def build(self, y: str) -> str:
-            return onnxblock.loss.CrossEntropyLoss()(onnxblock.blocks.Linear(4, 3)(y))
-
-    block = Head()
-    with onnxblock.base(mlp()):
-        block("y")
+    block = built(Training(lambda y: onnxblock.loss.CrossEntropyLoss()(onnxblock.blocks.Linear(4, 3)(y))))
     assert [tensor.name for tensor in block.parameters()[0]][-2:] == ["linear.weight", "linear.bias"]
 
 
@@ -295,11 +280,7 @@ def test_running_statistics_are_marked_among_the_frozen_ones() -> None:
     graph = helper.make_graph([node], "norm", info[:1], info[1:], values)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
 
-    class Head(onnxblock.TrainingBlock):
-        def build(self, y: str) -> str:
-            return onnxblock.loss.MSELoss()(onnxblock.blocks.Linear(4, 2)(y))
-
-    block = Head()
+    block = Training(lambda y: onnxblock.loss.MSELoss()(onnxblock.blocks.Linear(4, 2)(y)))
     block.requires_grad("scale", False)
     block.requires_grad("bias", False)
     with onnxblock.base(model):

@@ -38,14 +38,14 @@ def trained(make: Any, steps: int = 6) -> list[torch.Tensor]:
     ("mode", "reference"),
     [(AdamWMode.ADAM_L2_REGULARIZATION, torch.optim.Adam), (AdamWMode.ADAMW_TORCH, torch.optim.AdamW)],
 )
-def test_as_pytorch(mode: AdamWMode, reference: Any) -> None:
+def test_steps_are_those_of_pytorch(mode: AdamWMode, reference: Any) -> None:
     got = trained(lambda parameters: FusedAdam(parameters, adam_w_mode=int(mode), **SETTINGS))
     wanted = trained(lambda parameters: reference(parameters, **SETTINGS))
     torch.testing.assert_close(got, wanted, rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
-def test_as_transformers(bias_correction: bool) -> None:
+def test_steps_are_those_of_transformers(bias_correction: bool) -> None:
     rng = np.random.default_rng(0)
     start, gradients = rng.normal(size=(3, 4)), rng.normal(size=(5, 3, 4))
     parameter = torch.nn.Parameter(torch.tensor(start))

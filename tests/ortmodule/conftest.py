@@ -1,4 +1,4 @@
-"""What tests of captured graphs begin with."""
+"""Fixtures of tests that capture graphs."""
 
 from __future__ import annotations
 

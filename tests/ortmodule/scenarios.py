@@ -1,4 +1,4 @@
-"""What is done to a module and observed of it; run on a plain module and on an ORTModule, it must be the same.
+"""Scenarios: a plain module and an ORTModule are treated alike, and what is observed must be the same.
 
 A scenario takes the model and returns what it observed: numbers, tensors, modules, exceptions, nested at will.
 """
@@ -128,23 +128,3 @@ def observe(model: nn.Module, value: Any) -> Any:
         return value
 
     return view(value)
-
-
-def assert_same(actual: Any, expected: Any, where: str = "result") -> None:
-    """Equal, up to rounding in tensors.
-
-    The gradient of a plain sum through batch norm is zero: what remains of terms that cancel is rounding, magnified
-    by 1/sqrt(variance) of a small batch. Hence the absolute tolerance.
-    """
-    if isinstance(expected, torch.Tensor):
-        assert isinstance(actual, torch.Tensor), where
-        torch.testing.assert_close(
-            actual, expected, rtol=1e-5, atol=5e-5, equal_nan=True, msg=lambda m: f"{where}: {m}"
-        )
-    elif isinstance(expected, list | tuple):
-        assert isinstance(actual, list | tuple), where
-        assert len(actual) == len(expected), f"{where}: {actual} is not {expected}"
-        for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
-            assert_same(one, other, f"{where}[{index}]")
-    else:
-        assert actual == expected, f"{where}: {actual!r} is not {expected!r}"

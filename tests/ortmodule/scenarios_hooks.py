@@ -129,7 +129,7 @@ def legacy_backward_hook(model: nn.Module) -> Any:
 
 
 def note(module: nn.Module, log: list[str], *args: Any) -> str:
-    """How a hook of the state is called."""
+    """Describe the call of a hook of the state."""
     return f"{type(module).__name__} {log} {[sorted(a) if isinstance(a, dict) else a for a in args]}"
 
 

@@ -265,7 +265,7 @@ def dtypes(model: nn.Module) -> Any:
 
 @scenario("cpu", "cuda", "xpu", "ipu", "mtia")
 def devices(model: nn.Module) -> Any:
-    """where the device is there: tensors on it, returns self; else the same exception."""
+    """tensors move to the device and self is returned; without the device, the same exception."""
     seen = [model.cpu() is model, state(model)]
     for name in ("cuda", "xpu", "ipu", "mtia"):
         moved = attempt(getattr(model, name))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import Of, compare, compare_steps
 
 
 @pytest.fixture(autouse=True)
@@ -19,38 +20,32 @@ def seed() -> None:
     torch.manual_seed(0)
 
 
-def both(cls: type[nn.Module]) -> tuple[nn.Module, nn.Module]:
-    plain = cls()
-    return plain, ORTModule(copy.deepcopy(plain))
-
-
-class Counting(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-        self.register_buffer("cache", torch.zeros(5, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        self.cache[: x.shape[0]] = x
-        return self.linear(self.cache), self.cache
-
-
 def test_buffers_stay_the_same_tensors() -> None:
     """Who holds a buffer (a state_dict, shared memory, another module) sees what later calls write."""
-    plain, model = both(Counting)
-    calls, cache = model.calls, model.cache
-    for batch in (1, 2, 3):
-        x = torch.randn(batch, 4)
-        expected, result = plain(x), model(x)
-        torch.testing.assert_close(result, expected)
-        assert result[1] is cache
-        assert model.calls is calls
-        assert model.cache is cache
-        torch.testing.assert_close(dict(model.named_buffers()), dict(plain.named_buffers()))
-    assert calls == 3
-    assert model.report().runs_in_onnxruntime
+
+    def counting(module: Of, x: torch.Tensor) -> Any:
+        module.calls += 1
+        module.cache[: x.shape[0]] = x
+        return module.linear(module.cache), module.cache
+
+    batches = [torch.randn(batch, 4) for batch in (1, 2, 3)]
+
+    def program(module: nn.Module) -> Any:
+        calls, cache = module.calls, module.cache
+        seen = []
+        for x in batches:
+            result = module(x)
+            assert result[1] is cache is module.cache
+            assert module.calls is calls
+            seen.append(
+                (result[0].detach(), {name: buffer.clone() for name, buffer in module.named_buffers()})
+            )
+        assert calls == 3
+        return seen
+
+    buffers = {"calls": torch.zeros((), dtype=torch.long), "cache": torch.zeros(5, 4)}
+    ours = compare(Of(counting, linear=nn.Linear(4, 4), **buffers), program)
+    assert ours.report().runs_in_onnxruntime
 
 
 class Views(nn.Module):
@@ -66,11 +61,11 @@ class Views(nn.Module):
 
 
 def test_views_share_the_memory_of_inputs() -> None:
-    plain, model = both(Views)
-    for batch in (2, 3, 5):
-        x = torch.randn(batch, 4)
-        results = []
-        for module in (plain, model):
+    batches = [torch.randn(batch, 4) for batch in (2, 3, 5)]
+
+    def program(module: nn.Module) -> Any:
+        seen = []
+        for x in batches:
             mine = x.clone()
             module.zero_grad()
             product, *outputs = module(mine)
@@ -81,68 +76,56 @@ def test_views_share_the_memory_of_inputs() -> None:
             with torch.no_grad():
                 for value, output in enumerate(outputs[1:-1]):  # the last cannot be used after a write
                     output.add_(value + 1)
-            results.append((product, outputs[:-1], mine, module.weight, module.weight.grad))
-        torch.testing.assert_close(results[1], results[0])
+            seen.append([t.detach().clone() for t in (product, *outputs[:-1], mine, module.weight)])
+            seen.append([module.weight.grad])
+        return seen
 
-
-class Scaling(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((4,), 3.0))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        x.mul_(self.weight)
-        return x, (x * self.weight).sum()
+    compare(Views(), program)
 
 
 @pytest.mark.parametrize("loss", [lambda a, b: b, lambda a, b: a.sum() + b, lambda a, b: a.sum()])
 def test_an_input_changed_in_place_carries_the_gradient(loss: Callable[[Any, Any], torch.Tensor]) -> None:
-    plain, model = both(Scaling)
-    for batch in (2, 3):
-        x = torch.randn(batch, 4)
-        mine, theirs = x.clone(), x.clone()
-        changed, total = model(mine)
-        expected = plain(theirs)
-        torch.testing.assert_close((changed, total), expected)
-        assert changed is mine
-        assert mine.requires_grad
-        loss(changed, total).backward()
-        loss(*expected).backward()
-        torch.testing.assert_close(model.weight.grad, plain.weight.grad)
-    assert model.report().runs_in_onnxruntime
+    def scaling(module: Of, x: torch.Tensor) -> Any:
+        x.mul_(module.weight)
+        return x, (x * module.weight).sum()
 
+    batches = [torch.randn(batch, 4) for batch in (2, 3)]
 
-class Windows(nn.Module):
-    """A buffer that is a part of another one, which forward writes to."""
+    def program(module: nn.Module) -> Any:
+        seen = []
+        for x in batches:
+            mine = x.clone()
+            changed, total = module(mine)
+            assert changed is mine
+            assert mine.requires_grad
+            loss(changed, total).backward()
+            seen.append((changed, total, module.weight.grad.clone()))
+        return seen
 
-    def __init__(self) -> None:
-        super().__init__()
-        flat = torch.zeros(4)
-        self.register_buffer("flat", flat)
-        self.register_buffer("head", flat[:2])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.flat.add_(x)
-        return self.head * 2
-
-
-class TwoArguments(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return y * 2
+    plain = Of(scaling, weight=nn.Parameter(torch.full((4,), 3.0)))
+    assert compare(plain, program).report().runs_in_onnxruntime
 
 
 def test_an_input_that_overlaps_a_written_one_is_left_to_pytorch() -> None:
-    plain, x = Windows(), torch.ones(4)
-    model = ORTModule(copy.deepcopy(plain))
-    with pytest.warns(UserWarning, match="shares its memory"):
-        result = model(x)
-    torch.testing.assert_close(result, plain(x))
+    """A buffer is a part of another one, which forward writes to."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        module.flat.add_(x)
+        return module.head * 2
+
+    flat = torch.zeros(4)
+    plain = Of(function, flat=flat, head=flat[:2])
+    compare(plain, lambda module: module(torch.ones(4)), warns="shares its memory")
 
 
 def test_arguments_that_begin_to_overlap() -> None:
     """Apart in the first call, then parts of one tensor that do not overlap, then overlapping."""
-    model = ORTModule(TwoArguments())
+
+    def function(_: Of, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return y * 2
+
+    model = ORTModule(Of(function))
     torch.testing.assert_close(model(torch.ones(4), torch.ones(2)), torch.full((2,), 2.0))
     base = torch.ones(6)
     torch.testing.assert_close(model(base[:4], base[4:]), torch.full((2,), 2.0))
@@ -169,11 +152,11 @@ class Parts(nn.Module):
 
 
 def test_results_share_memory_with_each_other() -> None:
-    plain, model = both(Parts)
-    for batch in (2, 3):
-        x = torch.randn(batch, 4)
+    batches = [torch.randn(batch, 4) for batch in (2, 3)]
+
+    def program(module: nn.Module) -> Any:
         seen = []
-        for module in (plain, model):
+        for x in batches:
             module.zero_grad()
             results = module(x)
             flags = [result.requires_grad for result in results]
@@ -182,33 +165,24 @@ def test_results_share_memory_with_each_other() -> None:
                 for number, result in enumerate(results):
                     result.add_(number)
             seen.append((results, module.weight.grad, flags))
-        torch.testing.assert_close(seen[1][:2], seen[0][:2])
-        assert seen[1][2] == seen[0][2]
-    assert model.report().runs_in_onnxruntime
+        return seen
+
+    assert compare(Parts(), program).report().runs_in_onnxruntime
 
 
-class AcrossABreak(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = x * self.weight
+def test_a_view_that_is_written_to_after_a_graph_break() -> None:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight
         row = h[0]
         torch._dynamo.graph_break()
         row.zero_()
         return h.square()
 
-
-def test_a_view_that_is_written_to_after_a_graph_break() -> None:
-    plain, model = both(AcrossABreak)
-    x = torch.randn(2, 4)
-    expected = plain(x)
-    with pytest.warns(UserWarning, match="graph 1 runs in PyTorch: .*shares its memory"):
-        result = model(x)
-    expected.sum().backward()
-    result.sum().backward()
-    torch.testing.assert_close((result, model.weight.grad), (expected, plain.weight.grad))
+    plain, warns = (
+        Of(function, weight=nn.Parameter(torch.randn(4))),
+        "graph 1 runs in PyTorch: .*shares its memory",
+    )
+    compare_steps(plain, (2, 4), loss=lambda out: out[0].sum(), differentiate_inputs=False, warns=warns)
 
 
 class Turning(nn.Module):
@@ -221,17 +195,15 @@ class Turning(nn.Module):
 
 
 def test_an_argument_that_gets_another_shape_is_left_to_pytorch() -> None:
-    plain, ours = both(Turning)
     start = torch.randn(3, 3)
-    seen = []
-    for module in (ours, plain):
+
+    def program(module: nn.Module) -> Any:
         x = start.clone()
-        said = pytest.warns(match="gives another shape, in place, to an input")
-        with said if module is ours else contextlib.nullcontext():
-            seen.append((module(x), x.stride(), x))
-    assert seen[0][1] == seen[1][1] == (1, 3)
-    torch.testing.assert_close(seen[0][0], seen[1][0])
-    torch.testing.assert_close(seen[0][2], seen[1][2])
+        result = module(x)
+        assert x.stride() == (1, 3)
+        return result, x
+
+    compare(Turning(), program, warns="gives another shape, in place, to an input")
 
 
 class InactiveDropout(nn.Module):
@@ -291,12 +263,15 @@ class FirstRow(nn.Module):
 
 def test_an_expanded_argument_that_is_written_to_is_left_to_pytorch() -> None:
     """Eager PyTorch allows the write to one of its rows, which are one in memory."""
-    plain, ours = both(FirstRow)
+
+    def first_row(_: Of, x: torch.Tensor) -> torch.Tensor:
+        x[:1].mul_(3)
+        return x.sum(1) + 1
+
     start = torch.randn(1, 4)
-    seen = []
-    for module in (ours, plain):
+
+    def program(module: nn.Module) -> Any:
         x = start.clone().expand(3, 4)
-        said = pytest.warns(match="several elements are one in memory")
-        with said if module is ours else contextlib.nullcontext():
-            seen.append((module(x), x))
-    torch.testing.assert_close(seen[0], seen[1])
+        return module(x), x
+
+    compare(Of(first_row), program, warns="several elements are one in memory")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,8 @@ import torch
 
 from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 from ortmodule import scenarios_hooks, scenarios_state  # noqa: F401 - they file their scenarios
-from ortmodule.scenarios import PUBLIC, SCENARIOS, SPECIAL, Net, Scenario, assert_same, observe
+from ortmodule.eager import compare
+from ortmodule.scenarios import PUBLIC, SCENARIOS, SPECIAL, Net, Scenario, observe
 
 PAGE = Path(__file__).parents[2] / "docs" / "ortmodule-api.md"
 DIFFERENT = {
@@ -39,10 +39,15 @@ the `ORTModule`. The methods of the user's own class run with the `ORTModule` as
 def check(scenario: Scenario) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    plain = scenario.make()
-    model = ORTModule(copy.deepcopy(plain))
-    expected = observe(plain, scenario.run(plain))
-    assert_same(observe(model, scenario.run(model)), expected)
+    # The gradient of a plain sum through batch norm is zero: what remains of terms that cancel is rounding, magnified
+    # by 1/sqrt(variance) of a small batch. Hence the absolute tolerance.
+    compare(
+        scenario.make(),
+        lambda model: observe(model, scenario.run(model)),
+        rtol=1e-5,
+        atol=5e-5,
+        equal_nan=True,
+    )
 
 
 def is_same(scenario: Scenario) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
 from ortmodule.asserting import (
     BeforeIndex,
     BesideCustomFunction,
@@ -18,6 +18,7 @@ from ortmodule.asserting import (
     OfResult,
     Pooled,
 )
+from ortmodule.eager import strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -37,7 +38,7 @@ def raised(module: nn.Module, x: torch.Tensor) -> tuple[type[BaseException], str
 @pytest.mark.parametrize("training", [True, False])
 def test_assertion_raises_as_in_eager_pytorch(net: type[nn.Module], training: bool) -> None:
     plain = net()
-    ours = ORTModule(plain, DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    ours = strict(plain)
     good, bad = torch.rand(2, 3), torch.tensor([[1.0, 2.0, 3.0], [1e4, float("nan"), 1.0]])
     with torch.set_grad_enabled(training):
         torch.testing.assert_close(ours(good), plain(good))

@@ -18,7 +18,7 @@ CASES: dict[str, list[Case]] = {
     for module in pkgutil.iter_modules(aten_cases.__path__)
 }
 SIZES = {False: 32, True: 8}
-"""How many are compiled as one function; many symbols make PyTorch's algebra of them slow."""
+"""Number of cases compiled as one function; many symbols make PyTorch's algebra of them slow."""
 
 
 def _passed_over(case: Case, dynamic: bool) -> bool:

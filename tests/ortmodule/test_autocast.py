@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from kernels.against_body import needs_kernels
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -48,7 +49,7 @@ class Encoder(nn.Module):
 def curve(net: nn.Module, *, autocast: bool, ours: bool) -> tuple[list[float], torch.dtype]:
     """The losses of some steps of AdamW, and the dtype of the outputs."""
     net, losses = copy.deepcopy(net), []
-    module = ORTModule(net, DebugOptions(fallback_policy=FallbackPolicy.DISABLE)) if ours else net
+    module = strict(net) if ours else net
     optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
     torch.manual_seed(1)
     tokens = torch.randint(0, 60, (8, 17))
@@ -132,7 +133,7 @@ def test_gradients_are_as_near_to_float64_as_those_of_pytorch(
     theirs = step(net, net, x, dtype)
     own = copy.deepcopy(net)
     own.zero_grad()
-    ours = step(ORTModule(own, DebugOptions(fallback_policy=FallbackPolicy.DISABLE)), own, x, dtype)
+    ours = step(strict(own), own, x, dtype)
     assert [value.dtype for value in ours] == [value.dtype for value in theirs]
     for mine, other in zip(error(ours, exact), error(theirs, exact), strict=True):
         assert mine <= 1.25 * other + 1e-4

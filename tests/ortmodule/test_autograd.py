@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 
 from onnxtrain.autodiff._registry import RULES
 from onnxtrain.ortmodule import ORTModule, ORTModuleFallbackException
-from ortmodule.test_engine import gradients, mlp, pair
+from ortmodule.eager import Of, assert_same, compare, compare_steps, gradients, pair, strict
+from ortmodule.test_engine import mlp
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -33,29 +34,23 @@ class Heads(nn.Module):
 
 @pytest.mark.parametrize("used", [(0,), (1, 2), (0, 1, 2)])
 def test_heads_that_a_loss_does_not_use_have_no_gradient(used: tuple[int, ...]) -> None:
-    ours, plain = pair(Heads())
-    x = torch.randn(5, 4)
-    for module in (ours, plain):
-        outputs = module(x)
-        sum(outputs[index].square().sum() for index in used).backward()
-    for name, want in gradients(plain).items():
-        got = gradients(ours)[name]
-        assert (got is None) == (want is None), name
-        if want is not None:
-            torch.testing.assert_close(got, want, msg=name)
+    compare_steps(
+        Heads(), (5, 4), loss=lambda out: sum(out[index].square().sum() for index in used), wrap=strict
+    )
 
 
 def test_weight_decay_leaves_unused_heads_alone() -> None:
-    ours, plain = pair(Heads())
-    optimizers = [torch.optim.AdamW(module.parameters(), lr=0.1) for module in (ours, plain)]
-    for step, batch in enumerate((5, 3, 4, 6)):
-        x = torch.randn(batch, 4)
-        for module, optimizer in zip((ours, plain), optimizers, strict=True):
+    batches = [torch.randn(batch, 4) for batch in (5, 3, 4, 6)]
+
+    def program(module: nn.Module) -> Any:
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+        for number, x in enumerate(batches):
             optimizer.zero_grad()
-            module(x)[step % 2].square().sum().backward()
+            module(x)[number % 2].square().sum().backward()
             optimizer.step()
-    for got, want in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        return list(module.parameters())
+
+    compare(Heads(), program, wrap=strict)
 
 
 class Root(nn.Module):
@@ -76,43 +71,25 @@ def test_an_unused_output_adds_nothing_where_its_derivative_is_infinite() -> Non
     assert ours.w.grad.tolist() == [1.0, 1.0, 1.0]
 
 
-class Pieces(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.other = nn.Linear(4, 6), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return *self.linear(x).chunk(2, -1), self.other(x)
-
-
 def test_pieces_of_one_result() -> None:
-    ours, plain = pair(Pieces())
-    for batch in (3, 5):  # symbolic from the second on
-        x, steps = torch.randn(batch, 4), []
-        for module in (ours, plain):
-            module.zero_grad()
-            module(x)[1].square().sum().backward()
-            steps.append(module.linear.weight.grad)
-            assert module.other.weight.grad is None
-        torch.testing.assert_close(*steps)
+    plain = Of(
+        lambda m, x: (*m.linear(x).chunk(2, -1), m.other(x)), linear=nn.Linear(4, 6), other=nn.Linear(4, 2)
+    )
+    # Symbolic from the second batch on.
+    ours = compare_steps(plain, (3, 4), (5, 4), loss=lambda out: out[1].square().sum(), wrap=strict)
+    assert ours.other.weight.grad is None
 
 
-def second_derivatives(module: nn.Module, x: torch.Tensor) -> list[torch.Tensor | None]:
-    """Those of a gradient penalty, for the input and all parameters."""
-    leaf = x.clone().requires_grad_()
+def second_derivatives(module: nn.Module, x: torch.Tensor) -> list[Any]:
+    """Return those of a gradient penalty, for the input and all parameters, and the buffers."""
+    module.zero_grad()
+    leaf = x.to(next(module.parameters()).dtype).clone().requires_grad_()
     torch.manual_seed(1)
     out = module(leaf)
     out = out[0] if isinstance(out, tuple) else out
     (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
     first.square().sum().backward()
-    return [leaf.grad, *(p.grad for p in module.parameters())]
-
-
-def assert_same(got: list[torch.Tensor | None], want: list[torch.Tensor | None]) -> None:
-    assert [g is None for g in got] == [w is None for w in want]
-    for g, w in zip(got, want, strict=True):
-        if g is not None:
-            torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5, check_dtype=False)
+    return [leaf.grad, gradients(module), {name: b.clone() for name, b in module.named_buffers()}]
 
 
 class Counting(nn.Module):
@@ -142,15 +119,10 @@ def spectral_norm() -> nn.Module:
 
 @pytest.mark.parametrize("make", [batch_norm, spectral_norm, Counting])
 def test_second_derivatives_of_modules_that_change_buffers(make: Callable[[], nn.Module]) -> None:
-    ours, plain = pair(make())
-    exact = copy.deepcopy(plain).double()
-    for batch in (5, 3):
-        for module in (ours, exact):
-            module.zero_grad()
-        x = torch.randn(batch, 4)
-        assert_same(second_derivatives(ours, x), second_derivatives(exact, x.double()))
-    for name, buffer in exact.named_buffers():
-        torch.testing.assert_close(ours.get_buffer(name), buffer, check_dtype=False, msg=name)
+    plain, batches = make(), [torch.randn(batch, 4) for batch in (5, 3)]
+    ours = compare(
+        plain, lambda module: [second_derivatives(module, x) for x in batches], wrap=strict, exact=True
+    )
     assert ours.report().runs_in_onnxruntime
 
 
@@ -194,13 +166,8 @@ RECURRENT: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_second_derivatives_of_recurrent_layers(name: str) -> None:
     make, shape = RECURRENT[name]
-    plain = make()
-    ours = ORTModule(copy.deepcopy(plain))
-    for batch in (2, 3):  # the second graph is symbolic
-        x = torch.randn(batch, *shape)
-        for module in (ours, plain):
-            module.zero_grad()
-        assert_same(second_derivatives(ours, x), second_derivatives(plain, x))
+    plain, batches = make(), [torch.randn(batch, *shape) for batch in (2, 3)]  # the second graph is symbolic
+    ours = compare(plain, lambda module: [second_derivatives(module, x) for x in batches])
     assert ours.report().runs_in_onnxruntime
 
 
@@ -212,8 +179,6 @@ def test_second_derivatives_that_onnxruntime_lacks_are_pytorchs(name: str) -> No
     ours = ORTModule(copy.deepcopy(plain))
     for batch, warned in ((2, 1), (2, 0), (3, 1), (4, 0)):  # once per graph; the second one is symbolic
         x = torch.randn(batch, *shape)
-        for module in (ours, plain):
-            module.zero_grad()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             got = second_derivatives(ours, x)
@@ -221,28 +186,24 @@ def test_second_derivatives_that_onnxruntime_lacks_are_pytorchs(name: str) -> No
         assert len(said) == warned
         assert all("second derivative runs in PyTorch: " in message for message in said)
         assert_same(got, second_derivatives(plain, x))
-        for buffer, want in zip(ours.buffers(), plain.buffers(), strict=True):
-            torch.testing.assert_close(buffer, want)
     first, *_ = ours.report().fallbacks
     assert first.name == "graph 0, second derivative"
     assert "Scan" in (first.fallback_reason or "")
 
 
 def test_third_derivatives() -> None:
-    plain = nn.Sequential(nn.Conv1d(2, 3, 2), nn.MaxPool1d(2), nn.Tanh())
-    ours, results = ORTModule(copy.deepcopy(plain)), []
-    x = torch.randn(2, 2, 9)
-    for module in (ours, plain):
+    plain, x = nn.Sequential(nn.Conv1d(2, 3, 2), nn.MaxPool1d(2), nn.Tanh()), torch.randn(2, 2, 9)
+
+    def program(module: nn.Module) -> Any:
         leaf = x.clone().requires_grad_()
         value = module(leaf).pow(3).sum()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for _ in range(2):
-                (first,) = torch.autograd.grad(value, leaf, create_graph=True)
-                value = first.square().sum()
-            value.backward()
-        results.append([leaf.grad, *(p.grad for p in module.parameters())])
-    assert_same(*results)
+        for _ in range(2):
+            (first,) = torch.autograd.grad(value, leaf, create_graph=True)
+            value = first.square().sum()
+        value.backward()
+        return leaf.grad, gradients(module)
+
+    compare(plain, program, ignore="")
 
 
 @pytest.mark.usefixtures("no_rule_of_scan")
@@ -254,35 +215,26 @@ def test_a_forbidden_second_derivative_raises(monkeypatch: pytest.MonkeyPatch) -
         torch.autograd.grad(ours(x)[0].sum(), x, create_graph=True)
 
 
-class LinearThenGRU(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.gru = nn.Linear(4, 8), nn.GRU(8, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.linear(x).float()
-        with torch.autocast("cpu", enabled=False):
-            return self.gru(h)[0]
-
-
 @pytest.mark.usefixtures("no_rule_of_scan")
 def test_second_derivatives_by_pytorch_keep_the_autocast_of_the_call() -> None:
-    plain = LinearThenGRU()
-    ours, results = ORTModule(copy.deepcopy(plain)), []
-    for module in (ours, plain):
+    def program(module: nn.Module) -> torch.Tensor:
         leaf = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             out = module(leaf)
-        with warnings.catch_warnings(record=True):
-            warnings.simplefilter("always")
-            (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
-        results.append(first.detach())
-    assert ours.report().fallbacks
-    assert torch.equal(*results)
+        (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
+        return first.detach()
+
+    def linear_then_gru(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = module.linear(x).float()
+        with torch.autocast("cpu", enabled=False):
+            return module.gru(h)[0]
+
+    plain = Of(linear_then_gru, linear=nn.Linear(4, 8), gru=nn.GRU(8, 2))
+    assert compare(plain, program, ignore="", rtol=0, atol=0).report().fallbacks
 
 
 def live_numbers() -> int:
-    """How many numbers all tensors hold that Python can reach."""
+    """Count the elements of all tensors that Python can reach."""
     gc.collect()
     return sum(thing.numel() for thing in gc.get_objects() if type(thing) is torch.Tensor)
 
@@ -301,7 +253,7 @@ def test_backward_frees_what_it_needed() -> None:
 
 
 class Replacing(nn.Module):
-    """What its input is afterwards leads back to the graph."""
+    """Writes to its input, which afterwards leads back to the graph."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -323,9 +275,9 @@ def test_graphs_that_are_not_differentiated_are_freed() -> None:
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("kind", ["copied", "checkpoint"])
 def test_hooks_on_saved_tensors(kind: str, create_graph: bool) -> None:
-    ours, plain = pair(batch_norm())
-    x, results = torch.randn(5, 4), []
-    for module in (ours, plain):
+    plain, x = batch_norm(), torch.randn(5, 4)
+
+    def program(module: nn.Module) -> Any:
         leaf = x.clone().requires_grad_()
         if kind == "copied":
             with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
@@ -335,8 +287,9 @@ def test_hooks_on_saved_tensors(kind: str, create_graph: bool) -> None:
         (first,) = torch.autograd.grad(out.square().sum(), leaf, create_graph=create_graph)
         if create_graph:
             first.square().sum().backward()
-        results.append([first.detach(), leaf.grad, *(p.grad for p in module.parameters())])
-    assert_same(*results)
+        return first.detach(), leaf.grad, gradients(module)
+
+    compare(plain, program, wrap=strict)
 
 
 def batched_by_flag(out: torch.Tensor, x: torch.Tensor, cotangents: torch.Tensor) -> torch.Tensor:
@@ -349,19 +302,13 @@ def batched_by_vmap(out: torch.Tensor, x: torch.Tensor, cotangents: torch.Tensor
 
 @pytest.mark.parametrize("gradient", [batched_by_flag, batched_by_vmap])
 def test_batched_cotangents(gradient: Any) -> None:
-    plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout(0.4))
-    ours, results = ORTModule(copy.deepcopy(plain)), []
-    cotangents = torch.randn(5, 2, 3)
-    for module in (ours, plain):
+    plain, cotangents = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Dropout(0.4)), torch.randn(5, 2, 3)
+
+    def program(module: nn.Module) -> Any:
         x = torch.linspace(-1, 1, 6).reshape(2, 3).requires_grad_()
-        torch.manual_seed(3)
-        out = module(x)
-        if module is ours:
-            with pytest.warns(UserWarning, match="batched gradient runs in PyTorch"):
-                results.append(gradient(out, x, cotangents))
-        else:
-            results.append(gradient(out, x, cotangents))
-    torch.testing.assert_close(*results)
+        return gradient(module(x), x, cotangents)
+
+    compare(plain, program, warns="batched gradient runs in PyTorch")
 
 
 @pytest.mark.filterwarnings("ignore:ORTModule. graph:UserWarning")
@@ -402,12 +349,13 @@ class Remembering(nn.Module):
 
 def test_a_call_whose_gradients_reach_no_earlier_one() -> None:
     """The buffer leads to the call before, whose graph is freed, but nothing comes that way."""
-    seen = []
-    for module in pair(Remembering()):
+
+    def program(module: nn.Module) -> Any:
         for number in range(3):
             module(torch.tensor([0.5 + number])).sum().backward()
-        seen.append((module.weight.grad, module.last.detach()))
-    torch.testing.assert_close(seen[0], seen[1])
+        return module.weight.grad, module.last.detach()
+
+    compare(Remembering(), program, wrap=strict)
 
 
 AGAIN: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
@@ -422,46 +370,38 @@ AGAIN: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Again(nn.Module):
-    def __init__(self, function: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.linear = nn.Linear(4, 4)
-        self.convolution = nn.Conv1d(1, 3, 3, padding=1)
-        self.norm = nn.LayerNorm(4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self, x)
-
-
 @pytest.mark.parametrize(("of_input", "frozen"), [(False, False), (True, True)])
 @pytest.mark.parametrize("name", AGAIN)
 def test_which_gradients_can_be_differentiated_again(name: str, of_input: bool, frozen: bool) -> None:
-    """Whether a second derivative may be asked for is what eager PyTorch says, and so is what it is."""
+    """A second derivative exists if eager PyTorch has one, and is equal to it."""
     start = torch.randn(3, 4)
-    seen = []
-    for module in pair(Again(AGAIN[name])):
-        module.linear.weight.requires_grad_(not frozen)
+    layers = {
+        "linear": nn.Linear(4, 4),
+        "convolution": nn.Conv1d(1, 3, 3, padding=1),
+        "norm": nn.LayerNorm(4),
+    }
+    plain = Of(AGAIN[name], **layers)
+    plain.linear.weight.requires_grad_(not frozen)
+
+    def program(module: nn.Module) -> Any:
         x = start.clone().requires_grad_(of_input)
         out = module(x)
         if not out.requires_grad:
-            return
+            return None
         leaves = [leaf for leaf in (x, *module.parameters()) if leaf.requires_grad]
         first = torch.autograd.grad(out.sum(), leaves, create_graph=True, allow_unused=True)
         again = [gradient for gradient in first if gradient is not None and gradient.requires_grad]
-        second = [None] * len(leaves)
+        second: Any = [None] * len(leaves)
         if again:
             total = sum(gradient.square().sum() for gradient in again)
             second = torch.autograd.grad(total, leaves, allow_unused=True)
-        seen.append(
-            (
-                [gradient is not None and gradient.requires_grad for gradient in first],
-                [torch.zeros(()) if gradient is None else gradient.detach() for gradient in first],
-                [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, second, strict=True)],
-            )
+        return (
+            [gradient is not None and gradient.requires_grad for gradient in first],
+            [torch.zeros(()) if gradient is None else gradient.detach() for gradient in first],
+            [torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, second, strict=True)],
         )
-    assert seen[0][0] == seen[1][0]
-    torch.testing.assert_close(seen[0][1:], seen[1][1:], rtol=1e-4, atol=1e-5)
+
+    compare(plain, program, wrap=strict)
 
 
 class ViewsOfOneResult(nn.Module):
@@ -552,81 +492,72 @@ class Unused(nn.Module):
 
 def test_hooks_of_what_no_gradient_comes_to_are_not_called() -> None:
     """A hook of a tensor takes a gradient; None it could not work with."""
-    x = torch.tensor([0.5, 2.0])
-    seen = []
-    for module in pair(Unused()):
+
+    def program(module: nn.Module) -> Any:
         for parameter in module.parameters():
             parameter.register_hook(lambda gradient: gradient * 2)
-        module(x).sum().backward()
-        seen.append([p.grad for p in module.parameters()])
-    assert_same(*seen)
+        module(torch.tensor([0.5, 2.0])).sum().backward()
+        return gradients(module)
+
+    compare(Unused(), program, wrap=strict)
 
 
-class WrittenAfterABreak(nn.Module):
+def written_after_a_break() -> Of:
     """Writes to what a parameter gave in an earlier graph, and returns something else."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk, self.other = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
-        h = self.other * 2
+    def function(module: Of, x: torch.Tensor) -> list[torch.Tensor]:
+        h = module.other * 2
         torch._dynamo.graph_break()
         h.mul_(3)
-        return [self.trunk(x)]
+        return [module.trunk(x)]
+
+    return Of(function, trunk=nn.Linear(4, 4), other=nn.Parameter(torch.ones(4)))
 
 
-@pytest.mark.parametrize("kind", [Heads, WrittenAfterABreak])
-def test_hooks_of_what_only_other_outputs_depend_on_are_not_called(kind: type[nn.Module]) -> None:
-    seen = []
-    x = torch.linspace(-1, 1, 8).reshape(2, 4)
-    for module in pair(kind()):
+@pytest.mark.parametrize("make", [Heads, written_after_a_break])
+def test_hooks_of_what_only_other_outputs_depend_on_are_not_called(make: Callable[[], nn.Module]) -> None:
+    def program(module: nn.Module) -> Any:
+        x = torch.linspace(-1, 1, 8).reshape(2, 4)
         called: list[int] = []
         for index, parameter in enumerate(module.parameters()):
-            parameter.register_hook(lambda gradient, index=index, called=called: called.append(index))
+            parameter.register_hook(lambda gradient, index=index: called.append(index))
             handle = parameter.register_hook(lambda gradient: gradient * 3)
             parameter.register_hook(lambda gradient: gradient * 2)
         module(x)[0].sum().backward()
         handle.remove()  # one of the last parameter's; the others stay
         sum(output.sum() for output in module(x)).backward()
-        seen.append([torch.tensor(sorted(called)), *(p.grad for p in module.parameters())])
-    assert_same(*seen)
+        return sorted(called), gradients(module)
+
+    compare(make(), program, wrap=strict)
 
 
-class Shrinking(nn.Module):
+def shrinking(function: Callable[[torch.Tensor], torch.Tensor]) -> Of:
     """Its gradient reads its result, where PyTorch's reads what it divides."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor([0.5, -1.5, 2.0]))
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x * self.weight)
+    return Of(lambda m, x: function(x * m.weight), weight=nn.Parameter(torch.tensor([0.5, -1.5, 2.0])))
 
 
-def test_a_result_may_be_changed_where_pytorch_allows_it() -> None:
-    functions: list[Callable[[torch.Tensor], torch.Tensor]] = [
+@pytest.mark.parametrize(
+    "function",
+    [
         lambda h: h / (1 + h.square()).sqrt(),
         lambda h: torch.nn.functional.local_response_norm(h[None, None], 2)[0, 0],
-    ]
-    for function in functions:
-        seen = []
-        plain = Shrinking(function)
-        for module in (ORTModule(copy.deepcopy(plain)), plain):
-            out = module(torch.tensor([1.0, 2.0, 3.0]))
-            with torch.no_grad():
-                out.add_(1)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "ORTModule: graph 0, gradient runs in PyTorch: a result")
-                (out * torch.tensor([1.0, -1.0, 2.0])).sum().backward()
-            seen.append([module.weight.grad, out.detach()])
-        assert_same(*seen)
+    ],
+    ids=["division", "local_response_norm"],
+)
+def test_a_result_may_be_changed_where_pytorch_allows_it(function: Any) -> None:
+    def program(module: nn.Module) -> Any:
+        out = module(torch.tensor([1.0, 2.0, 3.0]))
+        with torch.no_grad():
+            out.add_(1)
+        (out * torch.tensor([1.0, -1.0, 2.0])).sum().backward()
+        return module.weight.grad, out.detach()
+
+    compare(shrinking(function), program, ignore="ORTModule: graph 0, gradient runs in PyTorch: a result")
 
 
 @pytest.mark.parametrize("name", ["tanh", "exp", "sigmoid", "sqrt"])
 def test_a_changed_result_is_refused_where_pytorch_refuses_it(name: str) -> None:
-    for module in pair(Shrinking(lambda h: getattr(h.square() + 1, name)())):
+    for module in pair(shrinking(lambda h: getattr(h.square() + 1, name)())):
         out = module(torch.tensor([1.0, 2.0, 3.0]))
         with torch.no_grad():
             out.add_(1)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import Of, compare_steps
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -46,20 +47,8 @@ def test_nothing_inside_of_a_region_is_kept() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_gradients(dropout: float) -> None:
-    plain = Deep(True, dropout)
-    model = ORTModule(copy.deepcopy(plain))
-    for batch in (3, 5, 2):
-        x = torch.randn(batch, 8)
-        seen = []
-        for module in (plain, model):
-            torch.manual_seed(batch)
-            module.zero_grad()
-            leaf = x.clone().requires_grad_()
-            result = module(leaf)
-            result.square().sum().backward()
-            seen.append([result, leaf.grad, *(parameter.grad for parameter in module.parameters())])
-        torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
-    assert model.report().runs_in_onnxruntime
+    ours = compare_steps(Deep(True, dropout), (3, 8), (5, 8), (2, 8))
+    assert ours.report().runs_in_onnxruntime
 
 
 class Mixed(nn.Module):
@@ -83,33 +72,19 @@ class Mixed(nn.Module):
 
 
 def test_regions_in_regions() -> None:
-    plain = Mixed()
-    model = ORTModule(copy.deepcopy(plain))
-    x = torch.randn(3, 4)
-    seen = []
-    for module in (plain, model):
-        leaf = x.clone().requires_grad_()
-        first, second = module(leaf)
-        (first.square().sum() + second.sum()).backward()
-        seen.append([first, second, leaf.grad, *(parameter.grad for parameter in module.parameters())])
-    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-5)
-    assert model.report().runs_in_onnxruntime
+    ours = compare_steps(Mixed(), (3, 4), loss=lambda out: out[0].square().sum() + out[1].sum())
+    assert ours.report().runs_in_onnxruntime
 
 
-class Normalised(nn.Module):
+def normalised() -> Of:
     """Writes to a vector that its weight is computed from: the graph is rehearsed with PyTorch's autograd."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x).sin()
+    layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4))
+    return Of(lambda m, x: m.layer(x).sin(), layer=layer)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpoint_around_an_ortmodule(reentrant: bool) -> None:
-    plain = Normalised().double()
+    plain = normalised().double()
     model = ORTModule(copy.deepcopy(plain))
     x = torch.randn(5, 4, dtype=torch.float64)
     for step in range(2):  # the first call compiles
@@ -128,7 +103,7 @@ def test_saved_tensors_hooks_see_no_compilation() -> None:
         seen.append(tensor.shape)
         return tensor
 
-    model = ORTModule(Normalised())
+    model = ORTModule(normalised())
     counts = []
     for _ in range(3):
         seen.clear()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._torch import isolates_recompiles
+from ortmodule.eager import compare_steps, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -68,6 +65,14 @@ class Queue(Base):
         return y.sum()
 
 
+def trained_alike(plain: Base, steps: int) -> ORTModule:
+    """Compare steps, random numbers included, with eager PyTorch; nothing may run in it."""
+    batches = [torch.randint(9, (2, 5)) for _ in range(steps)]
+    ours = compare_steps(plain, *batches, loss=sum, wrap=strict, rtol=1e-5)
+    assert ours.report().runs_in_onnxruntime
+    return ours
+
+
 CAPTURED = pytest.mark.skipif(
     not isolates_recompiles, reason="Dynamo 2.12 breaks the graph at a number in an index"
 )
@@ -75,21 +80,7 @@ CAPTURED = pytest.mark.skipif(
 
 @pytest.mark.parametrize("make", [Masked, Unique, Repeated, Experts, pytest.param(Queue, marks=CAPTURED)])
 def test_one_graph_whatever_the_data(make: type[Base]) -> None:
-    torch.manual_seed(0)
-    plain: Any = make()
-    ours = ORTModule(copy.deepcopy(plain), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
-    for _ in range(4):
-        tokens = torch.randint(9, (2, 5))
-        found = []
-        for module in (ours, plain):
-            module.zero_grad()
-            loss = module(tokens)
-            loss.backward()
-            found.append([loss.detach(), *(p.grad for p in module.parameters()), *module.buffers()])
-        for got, want in zip(*found, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    report = ours.report()
-    assert report.runs_in_onnxruntime
+    report = trained_alike(make(), 4).report()
     assert len(report) == 1
     assert not any(graph.break_reason for graph in report)
 
@@ -103,23 +94,7 @@ class Dropped(Base):
         return self.last(torch.nn.functional.dropout(kept, 0.5)).square().sum()
 
 
-def trained_alike(plain: Base, steps: int) -> None:
-    """Gradients, and the next random numbers, are those of eager PyTorch, and nothing runs in it."""
-    ours = ORTModule(copy.deepcopy(plain), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
-    for seed in range(steps):
-        tokens, found = torch.randint(9, (2, 5)), []
-        for module in (ours, plain):
-            torch.manual_seed(seed)
-            module.zero_grad()
-            module(tokens).backward()
-            found.append([*(p.grad for p in module.parameters()), torch.rand(2)])
-        for got, want in zip(*found, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    assert ours.report().runs_in_onnxruntime
-
-
 def test_as_many_random_numbers_as_the_data_asks_for() -> None:
-    torch.manual_seed(0)
     trained_alike(Dropped(), 3)
 
 
@@ -139,18 +114,7 @@ class Branch(Base):
 
 @pytest.mark.parametrize("make", [MaskBesideIndex, Branch])
 def test_where_dynamo_stops_the_result_is_right(make: type[Base]) -> None:
-    torch.manual_seed(0)
-    plain: Any = make()
-    ours = ORTModule(copy.deepcopy(plain))
-    tokens = torch.randint(9, (2, 5))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        got, want = ours(tokens), plain(tokens)
-        got.backward()
-        want.backward()
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-5)
+    compare_steps(make(), torch.randint(9, (2, 5)), loss=sum, rtol=1e-5, ignore="")
 
 
 class Checked(Base):
@@ -179,5 +143,4 @@ class Spline(Base):
 
 
 def test_padding_and_writing_rows_that_a_mask_tells() -> None:
-    torch.manual_seed(0)
     trained_alike(Spline(), 2)

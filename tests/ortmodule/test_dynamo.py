@@ -1,4 +1,4 @@
-"""What ORTModule asks of Dynamo, and what it leaves alone."""
+"""ORTModule's settings of Dynamo hold during its own captures, and other users of Dynamo are left alone."""
 
 from __future__ import annotations
 

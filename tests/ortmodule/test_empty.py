@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from onnxtrain.nn import LayerNorm, RINorm, RMSNorm
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from ortmodule.eager import Of, compare, compare_steps, strict
 
 pytestmark = pytest.mark.torch
 
@@ -53,19 +52,16 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Scaled(nn.Module):
-    """A function of the input times a parameter."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, 3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x * self.weight)
-
-
-CASES = {**MODULES, **{name: Scaled(function) for name, function in FUNCTIONS.items()}}
+CASES = {
+    **MODULES,
+    **{
+        name: Of(
+            lambda m, x, function=function: function(x * m.weight),
+            weight=nn.Parameter(torch.linspace(0.5, 1.5, 3)),
+        )
+        for name, function in FUNCTIONS.items()
+    },
+}
 
 
 def step(module: nn.Module) -> list[torch.Tensor | None]:
@@ -77,36 +73,14 @@ def step(module: nn.Module) -> list[torch.Tensor | None]:
 
 
 @pytest.mark.parametrize("module", CASES.values(), ids=CASES)
-def test_an_empty_batch(module):
-    module = copy.deepcopy(module)
-    ort = ORTModule(copy.deepcopy(module), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "var|std", UserWarning)
-        want = step(module)
-    for got, reference in zip(step(ort), want, strict=True):
-        if reference is None:
-            assert got is None
-        else:
-            torch.testing.assert_close(got, reference, rtol=0, atol=0, equal_nan=True)
+def test_an_empty_batch(module: nn.Module) -> None:
+    plain = copy.deepcopy(module)
+    compare(plain, step, wrap=strict, ignore="var|std", rtol=0, atol=0, equal_nan=True)
 
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
-def test_a_mask_that_chooses_nothing():
+def test_a_mask_that_chooses_nothing() -> None:
     """In one graph, whose sizes only the data tells."""
-
-    class Chosen(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = RMSNorm(3)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.norm(x[x[:, 0] > 0])
-
-    eager = Chosen()
-    ort = ORTModule(copy.deepcopy(eager), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
-    for x in (torch.ones(4, 3), -torch.ones(4, 3)):
-        for module in (eager, ort):
-            module.zero_grad()
-            module(x).sum().backward()
-        torch.testing.assert_close(ort(x), eager(x))
-        torch.testing.assert_close(ort.norm.g.grad, eager.norm.g.grad)
+    plain = Of(lambda m, x: m.norm(x[x[:, 0] > 0]), norm=RMSNorm(3))
+    ones = torch.ones(4, 3)
+    compare_steps(plain, ones, -ones, loss=lambda out: out[0].sum(), differentiate_inputs=False, wrap=strict)

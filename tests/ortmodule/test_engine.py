@@ -1,9 +1,10 @@
-"""What happens around the graphs: dynamic shapes, mutation, stopped gradients, second backward passes, fallback."""
+"""Behaviour around the graphs: dynamic shapes, mutation, stopped gradients, second backward passes, fallback."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,35 +15,14 @@ import pytest
 import torch
 from torch import nn
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleFallbackException
+from onnxtrain.ortmodule import DebugOptions, ORTModule, ORTModuleFallbackException
+from ortmodule.eager import Of, assert_same_step, compare, compare_steps, gradients, pair, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
-def pair(module: nn.Module) -> tuple[ORTModule, nn.Module]:
-    """An ORTModule that may not fall back, and a plain copy."""
-    plain = copy.deepcopy(module)
-    return ORTModule(module, DebugOptions(fallback_policy=FallbackPolicy.DISABLE)), plain
-
-
-def gradients(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    return {name: p.grad for name, p in module.named_parameters()}
-
-
-def assert_same_step(ours: nn.Module, plain: nn.Module, *args: Any) -> None:
-    """Same outputs and same gradients, for the loss sum(out * out)."""
-    results = []
-    for module in (ours, plain):
-        module.zero_grad()
-        out = module(*args)
-        (out * out).sum().backward()
-        results.append(out.detach())
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
-    for name, gradient in gradients(plain).items():
-        got = gradients(ours)[name]
-        assert (got is None) == (gradient is None), name
-        if gradient is not None:
-            torch.testing.assert_close(got, gradient, rtol=1e-4, atol=1e-5, msg=name)
+steps = functools.partial(compare_steps, wrap=strict, differentiate_inputs=False)
+"""Compares steps whose inputs require no gradient; a graph that ONNX Runtime does not run is an error."""
 
 
 def mlp() -> nn.Module:
@@ -50,24 +30,18 @@ def mlp() -> nn.Module:
 
 
 def test_batch_sizes_after_the_second_need_no_new_graph() -> None:
-    ours, plain = pair(mlp())
-    for batch in (3, 5, 7, 2, 11):
-        assert_same_step(ours, plain, torch.randn(batch, 4))
+    ours = steps(mlp(), *((batch, 4) for batch in (3, 5, 7, 2, 11)))
     assert len(ours.report()) <= 2
     assert ours.report().runs_in_onnxruntime
 
 
 def test_frozen_and_unused_parameters_have_no_gradient() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.unused, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
-            self.frozen.requires_grad_(False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.frozen(torch.tanh(self.used(x)))
-
-    ours, plain = pair(Net())
+    plain = Of(
+        lambda m, x: m.frozen(torch.tanh(m.used(x))),
+        **{name: nn.Linear(4, 4) for name in ("used", "unused", "frozen")},
+    )
+    plain.frozen.requires_grad_(False)
+    ours, plain = pair(plain)
     assert_same_step(ours, plain, torch.randn(3, 4))
     assert ours.unused.weight.grad is None
     assert ours.frozen.weight.grad is None
@@ -77,55 +51,39 @@ def test_frozen_and_unused_parameters_have_no_gradient() -> None:
 
 
 def test_detach_and_no_grad_stop_gradients() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = module.a(x)
+        with torch.no_grad():
+            k = module.b(x)
+        return h * h.detach() + k
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.a(x)
-            with torch.no_grad():
-                k = self.b(x)
-            return h * h.detach() + k
-
-    ours, plain = pair(Net())
-    assert_same_step(ours, plain, torch.randn(3, 4))
+    ours = steps(Of(function, a=nn.Linear(4, 4), b=nn.Linear(4, 4)), (3, 4))
     assert ours.b.weight.grad is None
 
 
 def test_buffers_set_in_forward() -> None:
-    class Running(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.register_buffer("mean", None)
-            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+    def running(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = module.linear(x)
+        batch_mean = h.detach().mean(0)
+        module.mean = batch_mean if module.mean is None else module.mean * 0.9 + batch_mean * 0.1
+        module.steps += 1
+        return h - module.mean
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            h = self.linear(x)
-            batch_mean = h.detach().mean(0)
-            self.mean = batch_mean if self.mean is None else self.mean * 0.9 + batch_mean * 0.1
-            self.steps += 1
-            return h - self.mean
-
-    ours, plain = pair(Running())
-    for _ in range(4):
-        assert_same_step(ours, plain, torch.randn(5, 4))
-        torch.testing.assert_close(ours.mean, plain.mean)
-        assert ours.steps == plain.steps
+    plain = Of(running, linear=nn.Linear(4, 4), steps=torch.zeros((), dtype=torch.int64))
+    plain.register_buffer("mean", None)
+    assert steps(plain, *[(5, 4)] * 4).steps == 4
 
 
 def test_gradients_of_inputs_and_second_derivatives() -> None:
-    ours, plain = pair(mlp())
     x = torch.randn(3, 4, requires_grad=True)
-    results = []
-    for module in (ours, plain):
+
+    def program(module: nn.Module) -> Any:
         (first,) = torch.autograd.grad((module(x) ** 2).sum(), x, create_graph=True)
         second = torch.autograd.grad((first**2).sum(), [x, *module.parameters()], allow_unused=True)
-        results.append([first.detach(), *(g for g in second if g is not None)])
-    assert len(results[0]) == len(results[1]) > 4
-    for got, want in zip(*results, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        assert sum(g is not None for g in second) > 3
+        return first.detach(), second
+
+    compare(mlp(), program, wrap=strict)
 
 
 @pytest.mark.parametrize(
@@ -135,19 +93,19 @@ def test_gradients_of_inputs_and_second_derivatives() -> None:
 )
 def test_second_derivatives_of_layers(layer: nn.Module) -> None:
     """As of a gradient penalty."""
-    ours, plain = pair(nn.Sequential(nn.Linear(4, 4), layer))
-    exact = copy.deepcopy(plain).double()
-    x, results = torch.randn(5, 4), []
-    for module, inputs in ((ours, x), (exact, x.double())):
-        leaf = inputs.requires_grad_()
+    plain = nn.Sequential(nn.Linear(4, 4), layer)
+    x = torch.randn(5, 4)
+
+    def program(module: nn.Module) -> Any:
+        leaf = x.to(next(module.parameters()).dtype).clone().requires_grad_()
         (first,) = torch.autograd.grad((module(leaf) ** 3).sum(), leaf, create_graph=True)
         ((first.norm(dim=1) - 1) ** 2).sum().backward()
-        results.append([leaf.grad, *(p.grad for p in module.parameters())])
-    for got, want in zip(*results, strict=True):
-        torch.testing.assert_close(got, want.float(), rtol=1e-4, atol=1e-5)
+        return leaf.grad, gradients(module)
+
+    compare(plain, program, wrap=strict, exact=True)
 
 
-def test_backward_twice() -> None:
+def test_backward_twice_adds_gradients_if_the_graph_is_retained() -> None:
     ours, _ = pair(mlp())
     out = ours(torch.randn(3, 4)).sum()
     out.backward(retain_graph=True)
@@ -169,22 +127,19 @@ def test_a_parameter_changed_before_backward_is_noticed() -> None:
 
 
 def test_nested_inputs_and_outputs() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
+    def forward(m: Of, batch: dict[str, Any], scale: float = 1.0, mask: Any = None) -> dict[str, Any]:
+        h = m.linear(batch["x"][0]) * scale
+        return {"h": [h, None, batch["n"] + 1], "kept": batch["x"][0], "positive": h > 0}
 
-        def forward(self, batch: dict[str, Any], scale: float = 1.0, *, mask: Any = None) -> dict[str, Any]:
-            h = self.linear(batch["x"][0]) * scale
-            return {"h": [h, None, batch["n"] + 1], "kept": batch["x"][0], "positive": h > 0}
-
-    ours, plain = pair(Net())
     batch = {"x": (torch.randn(3, 4),), "n": 5}
-    got, want = ours(batch, 2.0, mask=None), plain(batch, 2.0, mask=None)
-    torch.testing.assert_close(got["h"][0], want["h"][0])
-    assert got["h"][1:] == [None, 6]
-    assert got["kept"] is batch["x"][0]
-    assert torch.equal(got["positive"], want["positive"])
+
+    def program(module: nn.Module) -> Any:
+        result = module(batch, 2.0, mask=None)
+        assert result["h"][1:] == [None, 6]
+        assert result["kept"] is batch["x"][0]
+        return result
+
+    compare(Of(forward, linear=nn.Linear(4, 4)), program, wrap=strict)
 
 
 def test_training_and_inference_are_separate_graphs() -> None:
@@ -271,11 +226,9 @@ def _sevenfold(h: torch.Tensor) -> torch.Tensor:
     return Sevenfold.apply(h)
 
 
-# Dynamo itself makes an instance of the function.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_custom_autograd_function_keeps_its_backward() -> None:
-    ours, plain = pair(Between(_sevenfold))
-    assert_same_step(ours, plain, torch.randn(3, 4))
+    ours = steps(Between(_sevenfold), (3, 4))
     assert ours.report().runs_in_onnxruntime
     assert len(ours.report()) == 2  # before and behind it
 
@@ -285,10 +238,7 @@ def _negated_if_positive(h: torch.Tensor) -> torch.Tensor:
 
 
 def test_data_dependent_branch() -> None:
-    ours, plain = pair(Between(_negated_if_positive))
-    for _ in range(4):
-        assert_same_step(ours, plain, torch.randn(3, 4))
-    assert ours.report().runs_in_onnxruntime
+    assert steps(Between(_negated_if_positive), *[(3, 4)] * 4).report().runs_in_onnxruntime
 
 
 def _positive_rows(h: torch.Tensor) -> torch.Tensor:
@@ -303,15 +253,13 @@ def _doubled_where_positive(h: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [_positive_rows, _doubled_where_positive])
-def test_masks(function: Any) -> None:
+def test_sizes_that_a_mask_decides_need_no_new_graph(function: Any) -> None:
     """Their sizes depend on the data, down to none: ONNX Runtime selects, and nothing is captured again for it."""
     plain = Between(function)
-    ours = ORTModule(copy.deepcopy(plain))
     none_positive = torch.zeros(3, 4) - 1e3 * plain.first.weight.detach().sum(0).sign()  # likely
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for x in (*(torch.randn(batch, 4) for batch in (6, 8, 7)), none_positive):
-            assert_same_step(ours, plain, x)
+        ours = steps(plain, (6, 4), (8, 4), (7, 4), none_positive, wrap=ORTModule)
     assert not [str(w.message) for w in caught if "ORTModule" in str(w.message)]
     report = ours.report()
     assert report.runs_in_onnxruntime
@@ -324,14 +272,9 @@ def _dropped_rows(h: torch.Tensor) -> torch.Tensor:
 
 
 def test_random_numbers_of_a_size_that_depends_on_data_are_pytorchs() -> None:
-    plain = Between(_dropped_rows)
-    ours = ORTModule(copy.deepcopy(plain))
-    x, outputs = torch.randn(9, 4), []
+    x = torch.randn(9, 4)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
-        for module in (ours, plain):
-            torch.manual_seed(1)
-            outputs.append(module(x))
-    torch.testing.assert_close(*outputs)
+        ours = compare(Between(_dropped_rows), lambda module: [module(x), torch.rand(2)])
     assert ours.report().runs_in_onnxruntime
 
 
@@ -339,89 +282,58 @@ def _checkpointed(h: torch.Tensor) -> torch.Tensor:
     return torch.utils.checkpoint.checkpoint(lambda t: torch.tanh(t * 2), h, use_reentrant=False)
 
 
-def test_activation_checkpointing() -> None:
-    ours, plain = pair(Between(_checkpointed))
-    assert_same_step(ours, plain, torch.randn(3, 4))
+def test_activation_checkpointing_matches_eager_pytorch() -> None:
+    steps(Between(_checkpointed), (3, 4))
 
 
 def test_autocast_to_bfloat16() -> None:
-    ours, plain = pair(Between(torch.tanh))
-    x, steps = torch.randn(16, 4), []
-    for module in (ours, plain):
+    x = torch.randn(16, 4)
+
+    def program(module: nn.Module) -> Any:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             out = module(x)
         assert out.dtype == torch.bfloat16
         out.float().pow(2).mean().backward()
-        steps.append([out.detach().float(), *(p.grad for p in module.parameters())])
-    for got, want in zip(*steps, strict=True):
-        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        return out.detach(), gradients(module)
+
+    ours = compare(Between(torch.tanh), program, wrap=strict, rtol=2e-2, atol=2e-2)
     assert ours.report().runs_in_onnxruntime
 
 
 def test_dropout_equals_eager_for_the_same_seed() -> None:
-    ours, plain = pair(Between(nn.Dropout(0.5)))
-    for batch in (3, 5, 6):
-        x, outputs = torch.randn(batch, 4), []
-        for module in (ours, plain):
-            torch.manual_seed(batch)
-            outputs.append(module(x))
-        torch.testing.assert_close(*outputs)
+    ours = steps(Between(nn.Dropout(0.5)), (3, 4), (5, 4), (6, 4))
+    x = torch.randn(6, 4)
     assert not torch.equal(ours(x), ours(x))
 
 
-def test_empty_batch() -> None:
-    ours, plain = pair(mlp())
-    assert_same_step(ours, plain, torch.randn(3, 4))
-    assert_same_step(ours, plain, torch.randn(0, 4))
+def test_an_empty_batch_matches_eager_pytorch() -> None:
+    steps(mlp(), (3, 4), (0, 4))
 
 
-def test_not_contiguous_inputs() -> None:
-    ours, plain = pair(mlp())
-    assert_same_step(ours, plain, torch.randn(4, 3).t())
+def test_inputs_may_be_not_contiguous() -> None:
+    steps(mlp(), torch.randn(4, 3).t())
 
 
-def test_tied_parameters() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.second.weight = self.first.weight
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(torch.tanh(self.first(x)))
-
-    ours, plain = pair(Tied())
+def test_tied_parameters_stay_tied() -> None:
+    layer = nn.Linear(4, 4)
+    tied = Of(lambda m, x: m.second(torch.tanh(m.first(x))), first=layer, second=nn.Linear(4, 4))
+    tied.second.weight = layer.weight
+    ours = steps(tied, (3, 4))
     assert ours.first.weight is ours.second.weight
-    assert_same_step(ours, plain, torch.randn(3, 4))
 
 
-@dataclasses.dataclass
-class Result:
-    """A custom output."""
+def test_a_dataclass_is_returned_as_such() -> None:
+    Result = dataclasses.make_dataclass("Result", ["score", "note", "size"])
+    plain = Of(lambda m, x: Result(m.linear(x), "fine", len(x)), linear=nn.Linear(4, 1))
 
-    score: torch.Tensor
-    note: str
-    size: int
+    def program(module: nn.Module) -> Any:
+        result = module(torch.ones(3, 4))
+        assert isinstance(result, Result)
+        result.score.sum().backward()
+        assert module.linear.weight.grad is not None
+        return vars(result)
 
-
-class WithDataclass(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 1)
-
-    def forward(self, x: torch.Tensor) -> Result:
-        return Result(self.linear(x), "fine", len(x))
-
-
-def test_dataclass_output() -> None:
-    ours, plain = pair(WithDataclass())
-    x = torch.randn(3, 4)
-    got, want = ours(x), plain(x)
-    assert isinstance(got, Result)
-    assert (got.note, got.size) == ("fine", 3)
-    torch.testing.assert_close(got.score, want.score)
-    got.score.sum().backward()
-    assert ours.linear.weight.grad is not None
+    compare(plain, program, wrap=strict)
 
 
 def test_parameters_may_be_updated_loaded_and_replaced() -> None:
@@ -442,59 +354,44 @@ def test_parameters_may_be_updated_loaded_and_replaced() -> None:
 
 
 def test_all_batch_sizes() -> None:
-    ours, plain = pair(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)))
-    for batch in (3, 5, 7, 1, 0, 2):
-        assert_same_step(ours, plain, torch.randn(batch, 4))
+    plain = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3))
+    ours = steps(plain, *((batch, 4) for batch in (3, 5, 7, 1, 0, 2)))
     assert ours.report().runs_in_onnxruntime
     assert len(ours.report()) <= 4
 
 
 def test_batch_norm_statistics_are_those_of_pytorch() -> None:
-    ours, plain = pair(nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU()))
-    for batch in (4, 6, 5):
-        assert_same_step(ours, plain, torch.randn(batch, 2, 6, 6))
-    for name, buffer in plain.named_buffers():
-        torch.testing.assert_close(ours.get_buffer(name), buffer, msg=name)
-    for module in (ours, plain):
-        module.eval()
+    plain = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU())
+    ours = steps(plain, *((batch, 2, 6, 6) for batch in (4, 6, 5)))
     x = torch.randn(2, 2, 6, 6)
-    torch.testing.assert_close(ours(x), plain(x))
-
-
-def _writer(log: list[str], kind: str) -> Any:
-    return lambda layer, *rest: log.append(f"{kind} {layer.__class__.__name__}")
+    torch.testing.assert_close(ours.eval()(x), plain.eval()(x))
 
 
 def test_hooks_on_root_and_submodules() -> None:
-    ours, plain = pair(mlp())
-    logs: list[list[str]] = [[], []]
-    for module, log in zip((ours, plain), logs, strict=True):
+    def program(module: nn.Module) -> list[Any]:
+        log: list[Any] = []
+
+        def writer(kind: str) -> Any:
+            return lambda layer, *rest: log.append(f"{kind} {layer.__class__.__name__}")
+
         module.register_forward_hook(lambda layer, args, out: out * 2)
         for layer in (module, module[1]):
-            layer.register_forward_pre_hook(_writer(log, "before"))
-            layer.register_forward_hook(_writer(log, "after"))
-            layer.register_full_backward_hook(_writer(log, "backward"))
+            layer.register_forward_pre_hook(writer("before"))
+            layer.register_forward_hook(writer("after"))
+            layer.register_full_backward_hook(writer("backward"))
         x = torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_()
         module(x).sum().backward()
         module[1].register_forward_hook(lambda layer, args, out: out + 1)  # after the first call
-        log.append(str(round(float(module(x).sum().detach()), 4)))
-    assert logs[0] == logs[1]
-    assert len(logs[0]) >= 10
+        log.append(module(x).sum().detach())
+        assert len(log) >= 10
+        return log
+
+    compare(mlp(), program, wrap=strict)
 
 
 def test_a_gradient_that_is_zero_everywhere_is_zero_and_not_none() -> None:
-    ours, plain = pair(Between(torch.floor))
-    assert_same_step(ours, plain, torch.randn(3, 4))
+    ours = steps(Between(torch.floor), (3, 4))
     assert torch.equal(ours.first.weight.grad, torch.zeros(4, 4))
-
-
-class Loss(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(5, 3)
-
-    def forward(self, indices: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(self.embedding(indices), labels)
 
 
 @pytest.mark.parametrize(
@@ -510,17 +407,16 @@ class Loss(nn.Module):
 def test_bad_data_raises_what_eager_pytorch_raises(
     indices: list[float], labels: list[int], error: type[Exception], first: bool
 ) -> None:
-    plain = Loss()
-    model = ORTModule(plain)
+    plain = Of(
+        lambda m, indices, labels: nn.functional.cross_entropy(m.embedding(indices), labels),
+        embedding=nn.Embedding(5, 3),
+    )
     good = torch.tensor([1, 2]), torch.tensor([0, 1])
-    if not first:
-        model(*good)
-    bad = torch.tensor(indices), torch.tensor(labels)
-    with pytest.raises(error) as theirs:
-        plain(*bad)
-    with pytest.raises(error) as mine:
-        model(*bad)
-    assert type(mine.value) is type(theirs.value)
-    assert str(mine.value) == str(theirs.value)
-    torch.testing.assert_close(model(*good), plain(*good))
-    assert model.report().runs_in_onnxruntime
+
+    def program(module: nn.Module) -> Any:
+        before = None if first else module(*good)
+        with pytest.raises(error) as raised:
+            module(torch.tensor(indices), torch.tensor(labels))
+        return before, type(raised.value).__name__, str(raised.value), module(*good)
+
+    assert compare(plain, program).report().runs_in_onnxruntime

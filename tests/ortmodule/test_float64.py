@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from onnxtrain.emitter import Emitter
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule._exceptions import ORTModuleFallbackException
 from onnxtrain.ortmodule.sessions import _formulas
 from ortmodule.aten_case import Case, T
@@ -34,6 +34,7 @@ from ortmodule.aten_cases import (
     reduction,
     special,
 )
+from ortmodule.eager import strict
 from ortmodule.side_by_side import batches, differences
 
 pytestmark = pytest.mark.torch
@@ -188,7 +189,7 @@ def test_gradcheck_of_a_transformer_layer() -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, activation="gelu", batch_first=True).double()
-    ours = ORTModule(copy.deepcopy(layer), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    ours = strict(copy.deepcopy(layer))
     x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(ours, (x,))
     assert torch.autograd.gradgradcheck(ours, (x,))

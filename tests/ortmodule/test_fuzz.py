@@ -20,7 +20,7 @@ MODULES = int(os.environ.get("ONNXTRAIN_FUZZ_MODULES", "20"))
 
 
 @pytest.mark.parametrize("seed", range(MODULES))
-def test_random_module(seed: int) -> None:
+def test_a_random_module_does_what_it_does_in_eager_pytorch(seed: int) -> None:
     program = generate(str(seed))
     verdict = judge(program.text, program.features)
     assert not verdict.is_finding, f"{verdict}\n\n{program.text}"
@@ -79,7 +79,7 @@ PROGRAM = Program(
     ],
 )
 def test_judge_sees(right: str, wrong: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ORTModule is made to get wrong has a verdict that says so."""
+    """If ORTModule is made to compute something wrong, the verdict says so."""
     assert right in PROGRAM.text
     monkeypatch.setattr(
         judging, "run", lambda text, how, attempt=0: run(_of(text, how, right, wrong), _way(how), attempt)

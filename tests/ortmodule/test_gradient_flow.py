@@ -1,11 +1,9 @@
-"""Where gradients stop, what autograd does not see, and what backward refuses: as in eager PyTorch."""
+"""Gradients stop, writes hide from autograd, and backward refuses as in eager PyTorch."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,59 +11,22 @@ import torch
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import Of, compare, compare_steps
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
-class Of(nn.Module):
-    """A function of a weight [3, 4] and an input."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(
-            torch.tensor([[0.3, -0.7, 1.2, 0.1], [1.5, 0.4, -0.2, 2.0], [-1.0, 0.6, 0.9, -0.3]])
-        )
-        self.layers = nn.ModuleDict(
-            {
-                "lstm": nn.LSTM(4, 4),
-                "gru": nn.GRU(4, 4),
-                "attention": nn.MultiheadAttention(4, 2),
-            }
-        )
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(self, x)
-
-
-def trained(function: Callable[..., Any], in_onnxruntime: bool = True) -> None:
-    """Compares two steps of a function with eager PyTorch: results, input and gradients."""
+def trained(function: Callable[..., Any], in_onnxruntime: bool = True, **options: Any) -> None:
+    """Compare two steps of a function of a weight [3, 4] and an input [batch, 4] with eager PyTorch."""
     torch.manual_seed(0)
-    plain = Of(function)
-    ours = ORTModule(copy.deepcopy(plain))
-    for batch in (3, 2):
-        start = torch.randn(batch, 4)
-        seen = []
-        for module in (ours, plain):
-            module.zero_grad()
-            leaf = start.clone().requires_grad_()
-            x = leaf * 1
-            result = module(x)
-            (result.square().sum() + 0.5 * x.sum()).backward()
-            gradients = {name: p.grad for name, p in module.named_parameters()}
-            seen.append(
-                (
-                    [result, x, leaf.grad],
-                    [name for name in gradients if gradients[name] is not None],
-                    gradients,
-                )
-            )
-        assert seen[0][1] == seen[1][1]
-        torch.testing.assert_close(seen[0][0], seen[1][0], rtol=1e-4, atol=1e-5)
-        for name in seen[0][1]:
-            torch.testing.assert_close(seen[0][2][name], seen[1][2][name], rtol=1e-4, atol=1e-5)
-    if in_onnxruntime:
-        assert ours.report().runs_in_onnxruntime
+    ours = compare_steps(weighted(function), (3, 4), (2, 4), used_later=True, **options)
+    assert ours.report().runs_in_onnxruntime or not in_onnxruntime
+
+
+def weighted(function: Callable[..., Any]) -> Of:
+    weight = torch.tensor([[0.3, -0.7, 1.2, 0.1], [1.5, 0.4, -0.2, 2.0], [-1.0, 0.6, 0.9, -0.3]])
+    layers = {"lstm": nn.LSTM(4, 4), "gru": nn.GRU(4, 4), "attention": nn.MultiheadAttention(4, 2)}
+    return Of(function, weight=nn.Parameter(weight), layers=nn.ModuleDict(layers))
 
 
 SEVERAL: dict[str, Callable[[Of, torch.Tensor], Any]] = {
@@ -139,15 +100,13 @@ def test_gradients_that_a_module_enables_under_no_grad() -> None:
         with torch.enable_grad():
             return h * module.weight[0]
 
-    seen = []
-    plain = Of(function)
-    for module in (plain, ORTModule(copy.deepcopy(plain))):
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.filterwarnings("ignore", "ORTModule: graph 0 runs in PyTorch: .*enables gradients")
+    def program(module: nn.Module) -> Any:
+        with torch.no_grad():
             result = module(torch.ones(2, 4))
         result.sum().backward()
-        seen.append(next(p.grad for p in module.parameters()))
-    torch.testing.assert_close(*seen)
+        return module.weight.grad
+
+    compare(weighted(function), program, ignore="ORTModule: graph 0 runs in PyTorch: .*enables gradients")
 
 
 def test_result_of_no_grad_requires_no_gradient() -> None:
@@ -156,7 +115,7 @@ def test_result_of_no_grad_requires_no_gradient() -> None:
             padded = nn.functional.pad(module.weight, (1, 0))
         return padded * x[0, 0]
 
-    assert not ORTModule(Of(function))(torch.ones(2, 4)).requires_grad
+    assert not ORTModule(weighted(function))(torch.ones(2, 4)).requires_grad
 
 
 WRITES: dict[str, Callable[[torch.Tensor], object]] = {
@@ -178,7 +137,7 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
 @pytest.mark.parametrize("base", ["result", "input", "after_write"])
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_that_autograd_does_not_see(name: str, base: str) -> None:
-    """What was there before keeps its gradient: straight-through estimators are written so."""
+    """The value before the write keeps its gradient: straight-through estimators are written so."""
 
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
         h = x if base == "input" else x + module.weight[0]
@@ -205,7 +164,7 @@ def test_writes_through_data_do_not_invalidate_what_backward_keeps(wrap: Callabl
     x = torch.ones(2, 4, requires_grad=True) * 1
     kept = x[1].sin()
     square = x * x
-    (wrap(Of(function))(x).sum() + kept.sum() + square.sum()).backward()
+    (wrap(weighted(function))(x).sum() + kept.sum() + square.sum()).backward()
     assert x._version == 0
     assert x[0].tolist() == [2.0] * 4
 
@@ -320,7 +279,7 @@ def _factor_changed_after_use(module: Of, x: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_backward_refuses_what_pytorch_refuses(function: Any, message: str) -> None:
-    ours = ORTModule(Of(function))
+    ours = ORTModule(weighted(function))
     with pytest.warns(UserWarning, match="runs in PyTorch"):
         result = ours(torch.ones(2, 4))
     with pytest.raises(RuntimeError, match=message):
@@ -341,8 +300,7 @@ def test_a_detached_tensor_with_a_gradient_of_its_own_is_left_to_pytorch() -> No
         other.mul_(module.weight[1])
         return h + other
 
-    with pytest.warns(UserWarning, match="detached tensor"):
-        trained(function, in_onnxruntime=False)
+    trained(function, in_onnxruntime=False, warns="detached tensor")
 
 
 INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -367,68 +325,33 @@ INDEXED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("index", [[0, 1, 2], [0, -1, 2], [0, 1, 9]], ids=["right", "negative", "large"])
 @pytest.mark.parametrize("name", INDEXED)
 def test_indices_out_of_range_raise_as_in_pytorch(name: str, index: list[int]) -> None:
-    class Indexed(nn.Module):
-        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
-            return INDEXED[name](x, i)
-
-    seen: list[Any] = []
-    for module in (Indexed(), ORTModule(Indexed())):
+    def program(module: nn.Module) -> Any:
         x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 6.0, 5.0], [9.0, 7.0, 8.0]]).requires_grad_()
         try:
             result = module(x, torch.tensor(index))
             result.square().sum().backward()
-            seen.append([result.detach(), x.grad])
         except (RuntimeError, IndexError) as error:
-            seen.append((type(error), str(error)))
-    if isinstance(seen[0], tuple):
-        assert seen[1] == seen[0]
-    else:
-        torch.testing.assert_close(seen[1], seen[0])
+            return type(error), str(error)
+        return result.detach(), x.grad
+
+    compare(Of(lambda _, x, i: INDEXED[name](x, i)), program)
 
 
 def test_ignored_targets_are_no_classes() -> None:
-    x = torch.randn(4, 3, requires_grad=True)
-    target = torch.tensor([0, -100, 2, -100])
-    model = ORTModule(_CrossEntropy())
-    model(x, target).backward()
-    ours, x.grad = x.grad, None
-    nn.functional.cross_entropy(x, target).backward()
-    torch.testing.assert_close(ours, x.grad)
-    assert model.report().runs_in_onnxruntime
-
-
-class _CrossEntropy(nn.Module):
-    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(x, target)
+    module = Of(lambda _, x, target: nn.functional.cross_entropy(x, target))
+    ours = compare_steps(module, [torch.randn(4, 3), torch.tensor([0, -100, 2, -100])], loss=sum)
+    assert ours.report().runs_in_onnxruntime
 
 
 def test_distances_of_rows_to_themselves_have_no_gradient() -> None:
     """More than 25 rows: PyTorch computes them by one product."""
-
-    class Distances(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cdist(x, x)
-
     x = torch.randint(-4, 5, (30, 3)).float()  # whose squares are exact
-    seen = []
-    for module in (Distances(), ORTModule(Distances())):
-        leaf = x.clone().requires_grad_()
-        module(leaf).square().sum().sqrt().backward()
-        seen.append(leaf.grad)
-    torch.testing.assert_close(seen[1], seen[0])
+    compare_steps(Of(lambda _, x: torch.cdist(x, x)), x, loss=lambda out: out[0].square().sum().sqrt())
 
 
 def test_the_angle_of_nothing_has_no_gradient() -> None:
-    class Angle(nn.Module):
-        def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-            return torch.atan2(y, x)
-
-    y, x = (torch.tensor([0.0, 0.0, 1.0], requires_grad=True) for _ in range(2))
-    ORTModule(Angle())(y, x).sum().backward()
-    ours = y.grad.clone(), x.grad.clone()
-    y.grad = x.grad = None
-    torch.atan2(y, x).sum().backward()
-    torch.testing.assert_close(ours, (y.grad, x.grad))
+    y, x = (torch.tensor([0.0, 0.0, 1.0]) for _ in range(2))
+    compare_steps(Of(lambda _, y, x: torch.atan2(y, x)), [y, x], loss=lambda out: out[0].sum())
 
 
 class Scaled(torch.autograd.Function):
@@ -455,30 +378,14 @@ def test_no_grad_around_a_custom_function() -> None:
     trained(function, in_onnxruntime=False)
 
 
-class Bounded(nn.Module):
-    """Embeddings whose rows are made shorter by a write inside of the function that reads them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows = nn.Embedding(7, 4, max_norm=1.0, padding_idx=2)
-        self.bags = nn.EmbeddingBag(6, 4, max_norm=0.5, norm_type=1.0, mode="sum")
-
-    def forward(self, indices: torch.Tensor) -> torch.Tensor:
-        return self.rows(indices).sum(1) * self.bags(indices)
-
-
 def test_embeddings_with_a_largest_norm() -> None:
-    torch.manual_seed(0)
-    plain = Bounded()
-    ours = ORTModule(copy.deepcopy(plain))
-    for _ in range(2):
-        indices = torch.randint(0, 6, (3, 2))
-        for module in (ours, plain):
-            module.zero_grad()
-            module(indices).square().sum().backward()
-        torch.testing.assert_close(dict(ours.named_parameters()), dict(plain.named_parameters()))
-        for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(mine.grad, theirs.grad)
+    """Rows are made shorter by a write inside of the function that reads them."""
+    plain = Of(
+        lambda m, indices: m.rows(indices).sum(1) * m.bags(indices),
+        rows=nn.Embedding(7, 4, max_norm=1.0, padding_idx=2),
+        bags=nn.EmbeddingBag(6, 4, max_norm=0.5, norm_type=1.0, mode="sum"),
+    )
+    ours = compare_steps(plain, *(torch.randint(0, 6, (3, 2)) for _ in range(2)))
     assert ours.report().runs_in_onnxruntime
 
 
@@ -491,16 +398,14 @@ def test_what_only_views_of_no_grad_are_in_requires_a_gradient_that_leads_nowher
         turned = view.swapaxes(1, -2)
         return turned.clamp(turned - 1, turned + 1) * 2
 
-    plain = Of(function)
-    ours = ORTModule(copy.deepcopy(plain))
-    x = torch.zeros(1)
-    for module in (ours, plain):
-        result = module(x)
+    def program(module: nn.Module) -> Any:
+        result = module(torch.zeros(1))
         assert result.requires_grad
         result.sum().backward()
-        assert module.get_parameter("weight").grad is None
-    torch.testing.assert_close(ours(x), plain(x))
-    assert ours.report().runs_in_onnxruntime
+        assert module.weight.grad is None
+        return result
+
+    assert compare(weighted(function), program).report().runs_in_onnxruntime
 
 
 def test_hooks_are_not_called_where_all_gradients_lead_nowhere() -> None:
@@ -547,29 +452,16 @@ class ActNorm(nn.Module):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_parameters_that_are_given_other_data_are_trained(keep: bool) -> None:
-    plain = ActNorm(keep)
-    ours = ORTModule(copy.deepcopy(plain))
-    seen = []
-    for module in (ours, plain):
-        torch.manual_seed(0)
-        said = (
-            pytest.warns(UserWarning, match="memory of another") if keep and module is ours else nullcontext()
-        )
-        with said:
-            for _ in range(2):
-                module.zero_grad()
-                result = module(torch.randn(5, 3))
-                result.square().sum().backward()
-        seen.append([result, module.scale.grad, module.shift.grad, *module.state_dict().values()])
-    for got, want in zip(*seen, strict=True):
-        torch.testing.assert_close(got, want)
+    warns = "memory of another" if keep else None
+    ours = compare_steps(ActNorm(keep), (5, 3), (5, 3), differentiate_inputs=False, warns=warns)
     assert keep or ours.report().runs_in_onnxruntime
 
 
-class Overwritten(nn.Module):
+@pytest.mark.parametrize("of_x", [False, True])
+def test_what_is_overwritten_behind_a_custom_function(of_x: bool) -> None:
     """A result of the graph before a custom function is overwritten in the one behind it."""
 
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+    def overwritten(_: Of, x: torch.Tensor, y: torch.Tensor) -> Any:
         h = nn.functional.local_response_norm(y, 2)
         with torch.no_grad():
             other = nn.functional.selu(h)
@@ -578,23 +470,17 @@ class Overwritten(nn.Module):
         h[:, ...] = other
         return seen, h, other[0, ..., 1:]
 
-
-@pytest.mark.parametrize("of_x", [False, True])
-def test_what_is_overwritten_behind_a_custom_function(of_x: bool) -> None:
     start = torch.randn(3, 3, 4)
-    seen = []
-    for module in (ORTModule(Overwritten()), Overwritten()):
+
+    def program(module: nn.Module) -> Any:
         x, y = start.clone().requires_grad_(of_x), start.clone().requires_grad_(not of_x)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # parts run in PyTorch; Dynamo makes an object of a Function
-            results = module(x, y)
-            if not of_x:
-                sum(result.sin().sum() for result in results).backward()
-        seen.append([*(result.detach() for result in results), x.detach(), y.grad])
-    for mine, theirs in zip(*seen, strict=True):
-        assert (mine is None) == (theirs is None)
-        if mine is not None:
-            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+        results = module(x, y)
+        if not of_x:
+            sum(result.sin().sum() for result in results).backward()
+        return [*(result.detach() for result in results), x.detach(), y.grad]
+
+    # Parts run in PyTorch, and Dynamo makes an object of a Function.
+    compare(Of(overwritten), program, ignore="ORTModule|.*should not be instantiated")
 
 
 def test_a_write_through_a_strided_view_ends_the_gradient_there() -> None:
@@ -604,6 +490,4 @@ def test_a_write_through_a_strided_view_ends_the_gradient_there() -> None:
         part.diagonal().fill_(2)
         return torch.cat([part.sum(1), h.flatten()])
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ORTModule: ")
-        trained(function, in_onnxruntime=False)
+    trained(function, in_onnxruntime=False, ignore="ORTModule: ")

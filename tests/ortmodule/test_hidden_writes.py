@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch.nn.functional as fn
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import Of, compare, compare_steps
 
 pytestmark = [
     pytest.mark.torch,
@@ -33,56 +32,18 @@ class Doubled(torch.autograd.Function):
         return cotangents[0] * 2, cotangents[0]
 
 
-class Of(nn.Module):
-    """A function of itself and an input."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-        self.weight = nn.Parameter(torch.randn(4, 4))
-        self.register_buffer("average", torch.zeros(4, 4))
-        self.norm = nn.BatchNorm1d(4)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.function(self, x)
+def of(function: Callable[..., Any]) -> Of:
+    return Of(
+        function, weight=nn.Parameter(torch.randn(4, 4)), average=torch.zeros(4, 4), norm=nn.BatchNorm1d(4)
+    )
 
 
-def assert_as_in_eager_pytorch(function: Callable[..., Any], *, steps: int = 2, **settings: Any) -> ORTModule:
-    """Compares results, what the module holds afterwards and all gradients; returns ORTModule's."""
+def assert_as_in_eager_pytorch(function: Callable[..., Any]) -> ORTModule:
+    """Compare two steps with eager PyTorch; return the ORTModule."""
     torch.manual_seed(0)
-    plain = Of(function)
-    ours = ORTModule(copy.deepcopy(plain))
-    for step in range(steps):
-        found = []
-        for module in (ours, plain):
-            torch.manual_seed(step)
-            module.zero_grad()
-            x = torch.randn(4, 4, requires_grad=True)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "ORTModule: ")
-                results = module(x)
-                results = results if isinstance(results, tuple) else (results,)
-                loss = sum(result.sin().sum() for result in results)
-                if loss.requires_grad:
-                    loss.backward(**settings)
-            gradients = {name: p.grad for name, p in [*module.named_parameters(), ("x", x)]}
-            none = {name for name, gradient in gradients.items() if gradient is None}
-            found.append(
-                (
-                    [result.detach() for result in results],
-                    [result.requires_grad for result in results],
-                    none,
-                    {name: g.detach() for name, g in gradients.items() if g is not None},
-                    dict(module.state_dict()),
-                )
-            )
-        (results, flags, none, gradients, state), (theirs, *others) = found
-        torch.testing.assert_close(results, theirs, rtol=1e-4, atol=1e-5)
-        assert flags == others[0]
-        assert none == others[1]
-        torch.testing.assert_close(gradients, others[2], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state, others[3], rtol=1e-4, atol=1e-5)
-    return ours
+    return compare_steps(
+        of(function), (4, 4), (4, 4), loss=lambda out: sum(o.sin().sum() for o in out), ignore="ORTModule: "
+    )
 
 
 WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
@@ -161,9 +122,7 @@ def test_backward_reads_what_was_written_after_the_tensor_was_read_through_data(
                 h.copy_(x + 1)
         return product + h
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ORTModule: graph")
-        assert_as_in_eager_pytorch(function)
+    assert_as_in_eager_pytorch(function)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +178,7 @@ def test_the_memory_of_a_view_beside_what_runs_in_onnxruntime() -> None:
 
 
 def test_a_strided_view_made_under_no_grad() -> None:
-    """What is computed from it requires a gradient, in eager PyTorch, and passes none on."""
+    """Values computed from the view require a gradient in eager PyTorch, and pass none on."""
 
     def function(module: Of, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
@@ -259,14 +218,10 @@ def test_gradients_of_gradients_beside_sizes_from_the_data() -> None:
         module.average.masked_select(module.average > 0)
         return module.norm(x @ module.weight)
 
-    torch.manual_seed(0)
-    plain = Of(function)
-    ours = ORTModule(copy.deepcopy(plain))
     x = torch.randn(4, 4)
-    flags = []
-    for module in (ours, plain):
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "ORTModule: |Using backward")
-            module(x).sum().backward(create_graph=True)
-        flags.append([p.grad.requires_grad for p in module.parameters() if p.grad is not None])
-    assert flags[0] == flags[1]
+
+    def program(module: nn.Module) -> list[bool]:
+        module(x).sum().backward(create_graph=True)
+        return [p.grad.requires_grad for p in module.parameters() if p.grad is not None]
+
+    compare(of(function), program, ignore="ORTModule: |Using backward")

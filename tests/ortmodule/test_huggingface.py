@@ -13,7 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from ortmodule.eager import compare, error, strict
 
 transformers = pytest.importorskip(
     "transformers", reason="Hugging Face transformers, whose models these tests train, is not installed"
@@ -29,17 +29,24 @@ IGNORED = -100
 Batch = dict[str, torch.Tensor]
 
 
+SMALL = {
+    "vocab_size": TOKENS,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+}
+
+
+GROUPED = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 0}
+
+
+"""Four heads of queries share two of keys and values."""
+
+
 def bert() -> nn.Module:
-    config = transformers.BertConfig(
-        vocab_size=TOKENS,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        num_labels=3,
-    )
-    return transformers.BertForSequenceClassification(config)
+    return transformers.BertForSequenceClassification(transformers.BertConfig(**SMALL, num_labels=3))
 
 
 def gpt2() -> nn.Module:
@@ -50,20 +57,7 @@ def gpt2() -> nn.Module:
 
 
 def llama() -> nn.Module:
-    """With grouped-query attention."""
-    config = transformers.LlamaConfig(
-        vocab_size=TOKENS,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        attention_dropout=0.1,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return transformers.LlamaForCausalLM(config)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED, attention_dropout=0.1))
 
 
 def llama_checkpointed() -> nn.Module:
@@ -74,52 +68,23 @@ def llama_checkpointed() -> nn.Module:
 
 def mixtral() -> nn.Module:
     """A mixture of experts: tokens are sorted by expert, and multiplied group by group."""
-    config = transformers.MixtralConfig(
-        vocab_size=TOKENS,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        output_router_logits=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    return transformers.MixtralForCausalLM(config)
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**GROUPED, **experts))
 
 
 def t5() -> nn.Module:
+    sizes = {"vocab_size": TOKENS, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    places = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 16}
     config = transformers.T5Config(
-        vocab_size=TOKENS,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_layers=2,
-        num_decoder_layers=1,
-        num_heads=2,
-        relative_attention_num_buckets=8,
-        relative_attention_max_distance=16,
-        pad_token_id=0,
-        decoder_start_token_id=0,
+        **sizes, **places, num_decoder_layers=1, pad_token_id=0, decoder_start_token_id=0
     )
     return transformers.T5ForConditionalGeneration(config)
 
 
 def vit() -> nn.Module:
-    config = transformers.ViTConfig(
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        hidden_dropout_prob=0.1,
-        attention_probs_dropout_prob=0.1,
-        image_size=16,
-        patch_size=4,
-        num_labels=3,
-    )
+    sizes = {name: SMALL[name] for name in SMALL if name not in ("vocab_size", "max_position_embeddings")}
+    dropped = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    config = transformers.ViTConfig(**sizes, **dropped, image_size=16, patch_size=4, num_labels=3)
     return transformers.ViTForImageClassification(config)
 
 
@@ -225,12 +190,6 @@ def _train(model: nn.Module, setting: Setting, batches: list[Batch]) -> list[tor
     return [value.detach().double() for value in (torch.stack(losses), *model.parameters())]
 
 
-def _error(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
-    """Norm of the difference over all values, relative."""
-    difference = sum(float((a - b).square().sum()) for a, b in zip(got, want, strict=True)) ** 0.5
-    return difference / sum(float(b.square().sum()) for b in want) ** 0.5
-
-
 def _wide(batch: Batch) -> Batch:
     return {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
 
@@ -259,13 +218,13 @@ def test_trains_as_eager_pytorch(name: str) -> None:
         if hasattr(module, "config"):  # the grouped product of experts knows no float64
             module.config._experts_implementation = "eager"
     torch._dynamo.reset()
-    wrapped = ORTModule(model, DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    wrapped = strict(model)
     got = _train(wrapped, setting, batches)
     eager = _train(plain, setting, batches)
     with InFloat64():
         want = _train(exact, setting, [_wide(batch) for batch in batches])
     for part in (slice(0, 1), slice(1, None)):  # the losses, the parameters
-        assert _error(got[part], want[part]) <= 3 * _error(eager[part], want[part]) + 1e-6
+        assert error(got[part], want[part]) <= 3 * error(eager[part], want[part]) + 1e-6
     assert wrapped.report().runs_in_onnxruntime
     # The report knows only of what Dynamo captured; PyTorch's profiler would see what it passed over.
     assert _pytorch_ops(wrapped, batches[0]) <= MEMORY_AND_NOISE
@@ -275,14 +234,14 @@ def test_trains_as_eager_pytorch(name: str) -> None:
 def test_generated_tokens_are_those_of_eager_pytorch(make: Callable[[], nn.Module]) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    plain = make().eval()
-    ours = ORTModule(copy.deepcopy(plain), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
-    prompt = torch.randint(1, TOKENS, (2, 3))
-    arguments = {
-        "attention_mask": torch.ones_like(prompt),
-        "max_new_tokens": 4,
-        "do_sample": False,
-        "pad_token_id": 0,
-    }
-    assert torch.equal(ours.generate(prompt, **arguments), plain.generate(prompt, **arguments))
+    plain, prompt = make().eval(), torch.randint(1, TOKENS, (2, 3))
+    settings = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(prompt)
+    ours = compare(
+        plain,
+        lambda model: model.generate(prompt, attention_mask=mask, **settings),
+        wrap=strict,
+        rtol=0,
+        atol=0,
+    )
     assert ours.report().runs_in_onnxruntime

@@ -1,4 +1,4 @@
-"""What an ORTModule logs, and what ONNX Runtime prints, at each level."""
+"""Records that an ORTModule logs, and messages that ONNX Runtime prints, at each level."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets to read, and what not."""
+"""Messages name the user's code and causes; PyTorch's own tracebacks stay out of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -27,12 +28,12 @@ class Net(nn.Module):
         return self.function(self.layer, *args)
 
 
-def strict(function: Callable[..., Any]) -> ORTModule:
-    return ORTModule(Net(function), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+def without_fallback(function: Callable[..., Any]) -> ORTModule:
+    return strict(Net(function))
 
 
 def test_pytorch_prints_no_traceback_of_what_succeeds(caplog: pytest.LogCaptureFixture) -> None:
-    model = strict(lambda layer, x, n: F.pad(layer(x), (n, n)))
+    model = without_fallback(lambda layer, x, n: F.pad(layer(x), (n, n)))
     for n in (1, 2, 3):
         model(torch.randn(2, 4), n)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -53,7 +54,7 @@ def _force(layer: nn.Module, x: torch.Tensor) -> Any:
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
 def test_gradient_taken_in_forward_is_no_part_of_the_capture() -> None:
-    model = strict(_force)
+    model = without_fallback(_force)
     plain, x = model.module, torch.randn(3, 4)
     for module in (plain, model):
         module.zero_grad()

@@ -17,8 +17,9 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.capture._mixed_dtypes import RefusedByPyTorch, refuse_mixed_dtypes
+from ortmodule.eager import strict
 from ortmodule.test_numbers_given import UNINITIALISED
 
 DRAWN = int(os.environ.get("ONNXTRAIN_FUZZ_DTYPES", "60"))
@@ -86,7 +87,7 @@ def _outcome(model: nn.Module, x: torch.Tensor) -> tuple[str, list[Any]]:
 
 def _models(function: Callable[..., Any], dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
     weight = torch.linspace(-1, 1, 9).reshape(3, 3).to(dtype)
-    ours = ORTModule(Applied(function, weight), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    ours = strict(Applied(function, weight))
     return Applied(function, weight), ours
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from ortmodule.eager import error, strict
 
 pytestmark = pytest.mark.torch
 
@@ -179,12 +179,6 @@ def _train(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> list
     return [value.detach().double() for value in (torch.stack(losses), *model.state_dict().values())]
 
 
-def _error(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
-    """Norm of the difference over all values, relative."""
-    difference = sum(float((a - b).square().sum()) for a, b in zip(got, want, strict=True)) ** 0.5
-    return difference / sum(float(b.square().sum()) for b in want) ** 0.5
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_trains_as_eager_pytorch(name: str) -> None:
     """No graph may fall back. Dropout draws the same in both precisions, so float64 judges it too."""
@@ -195,10 +189,10 @@ def test_trains_as_eager_pytorch(name: str) -> None:
     plain, exact = copy.deepcopy(model), copy.deepcopy(model).double()
 
     torch._dynamo.reset()
-    wrapped = ORTModule(model, DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    wrapped = strict(model)
     got = _train(wrapped, inputs, labels)
     eager = _train(plain, inputs, labels)
     want = _train(exact, inputs.double(), labels)
-    assert _error(got, want) <= 3 * _error(eager, want) + 1e-6
+    assert error(got, want) <= 3 * error(eager, want) + 1e-6
     assert wrapped.report().runs_in_onnxruntime
     assert len(wrapped.report().graphs) == 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from ortmodule.eager import strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -40,7 +40,7 @@ def test_rounded_as_in_eager_pytorch(
 ) -> None:
     x = torch.randn(16, 9)
     steps = []
-    for run in (function, ORTModule(Applied(function), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))):
+    for run in (function, strict(Applied(function))):
         leaf = x.to(dtype).requires_grad_()
         out = run(leaf)
         out.float().sum().backward()

@@ -27,7 +27,7 @@ from onnxtrain.ortmodule import (
 )
 
 
-def test_defaults() -> None:
+def test_by_default_nothing_is_saved_and_pytorch_may_help() -> None:
     options = DebugOptions()
     assert options.log_level is LogLevel.WARNING
     assert (options.save_onnx, options.onnx_prefix, options.save_path) == (False, "", Path())
@@ -55,7 +55,7 @@ def test_positional_order_is_the_old_package_s(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_wrong_types(wrong: dict[str, Any]) -> None:
+def test_options_of_wrong_types_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(TypeError, match="DebugOptions: "):
         DebugOptions(**wrong)
 
@@ -67,7 +67,7 @@ def test_saving_needs_a_prefix_and_a_folder(tmp_path: Path) -> None:
         DebugOptions(save_onnx=True, onnx_prefix="net", save_path=tmp_path / "nope")
 
 
-def test_environment_overrides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_variables_override_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ORTMODULE_LOG_LEVEL", "verbose")
     monkeypatch.setenv("ORTMODULE_SAVE_ONNX_PATH", str(tmp_path))
     monkeypatch.setenv("ORTMODULE_FALLBACK_POLICY", "DISABLE")
@@ -117,7 +117,7 @@ def test_every_variable_is_in_the_docs() -> None:
     assert {name for name in (*_variables.VARIABLES, *honoured) if f"`{name}`" not in text} == set()
 
 
-def test_log_levels() -> None:
+def test_log_levels_have_the_numbers_of_the_old_package() -> None:
     assert [(level.name, level.value) for level in LogLevel] == [
         ("VERBOSE", 0),
         ("DEVINFO", 1),
@@ -154,7 +154,7 @@ def test_enable_and_disable(kind: type[ORTModuleFallbackException]) -> None:
     assert not FallbackPolicy.parse("FALLBACK_DISABLE").allows(kind("why"))
 
 
-def test_report() -> None:
+def test_a_report_of_no_graph_says_so() -> None:
     report = Report()
     assert str(report) == "no graph yet: the model has not been called"
     assert not report.runs_in_onnxruntime

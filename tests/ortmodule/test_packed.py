@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from ortmodule.eager import compare_steps, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
@@ -32,19 +31,10 @@ class Tagger(nn.Module):
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 def test_packed_sequences_are_pytorchs_and_said_so(layer: type[nn.RNNBase]) -> None:
-    plain = Tagger(layer, num_layers=2)
-    ours = ORTModule(copy.deepcopy(plain))
+    batches = [[torch.randn(batch, 6, 3), LENGTHS[:batch]] for batch in (3, 4, 5)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for batch in (3, 4, 5):
-            x, lengths, results = torch.randn(batch, 6, 3), LENGTHS[:batch], []
-            for module in (ours, plain):
-                module.zero_grad()
-                out = module(x, lengths)
-                (out * out).sum().backward()
-                results.append([out.detach(), *(p.grad for p in module.parameters())])
-            for got, want in zip(*results, strict=True):
-                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        ours = compare_steps(Tagger(layer, num_layers=2), *batches, differentiate_inputs=False)
     said = [str(w.message) for w in caught if "ORTModule" in str(w.message)]
     assert said
     assert len(said) == len(set(said))
@@ -56,6 +46,5 @@ def test_packed_sequences_are_pytorchs_and_said_so(layer: type[nn.RNNBase]) -> N
 
 
 def test_packed_sequences_can_be_forbidden() -> None:
-    ours = ORTModule(Tagger(nn.GRU), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
     with pytest.raises(Exception, match="_pack_padded_sequence"):
-        ours(torch.randn(3, 6, 3), LENGTHS[:3])
+        strict(Tagger(nn.GRU))(torch.randn(3, 6, 3), LENGTHS[:3])

@@ -1,4 +1,4 @@
-"""What is private to PyTorch is taken in one module, and a PyTorch that lacks it is refused in a sentence."""
+"""Private names of PyTorch are imported in one module, and a PyTorch that lacks one is refused in a sentence."""
 
 from __future__ import annotations
 

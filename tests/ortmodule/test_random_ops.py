@@ -23,8 +23,9 @@ from torch import distributions as d
 from torch import nn
 from torch.nn import functional as F
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
 from onnxtrain.ortmodule.lowering._table import LOWERINGS
+from ortmodule.eager import Of, compare, gradients, strict
 
 ELSEWHERE = (
     "cudnn", "miopen", "mps", "flash", "efficient", "mem_eff", "triton", "nested", "overrideable", "_fused_dropout",
@@ -228,20 +229,10 @@ def _assert_known_of_aot_eager(name: str, net: Drawing) -> None:
 
 
 def _assert_as_eager(net: Drawing) -> ORTModule:
-    """Asserts that a network does under ORTModule what it does in eager PyTorch, and returns the ORTModule."""
-    inner = copy.deepcopy(net)
-    ours = ORTModule(inner)
-    expected = _trained(net, net)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "ORTModule: ")
-        # Dynamo (PyTorch 2.13) makes an object of the class when it captures Dirichlet.
-        warnings.filterwarnings("ignore", ".*autograd.function.Function.* should not be instantiated")
-        seen = _trained(ours, inner)
-    for got, want in zip(seen, expected, strict=True):
-        assert (got is None) == (want is None)
-        if want is not None:
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, equal_nan=True)
-    return ours
+    """Assert that two steps of a network draw and give the same under ORTModule; return the ORTModule."""
+    # Dynamo (PyTorch 2.13) makes an object of the class when it captures Dirichlet.
+    ignore = "ORTModule: |.*autograd.function.Function.* should not be instantiated"
+    return compare(net, lambda module: _trained(module, module), ignore=ignore, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", sorted(GROUPS))
@@ -309,7 +300,7 @@ PROGRAMS: dict[str, Callable[..., list[torch.Tensor]]] = {
     "Categorical": _twice(lambda h: d.Categorical(h, validate_args=False).sample()),
     "Poisson": _twice(lambda h: d.Poisson(h * 5, validate_args=False).sample()),
 }
-"""What users write that draws: it returns tensors, and has drawn once more for nobody."""
+"""Programs as users write them that draw: each returns tensors, and draws once more without using the result."""
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
     "LSTM": lambda: nn.LSTM(6, 6, num_layers=2, dropout=0.4),
@@ -363,35 +354,27 @@ DRAWN_AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Writable(nn.Module):
-    """Its gradient reads its result, where PyTorch's reads what it divides."""
-
-    def __init__(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.1, 1.0, 30).reshape(5, 6))
-        self.draw = draw
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = x * self.weight * self.draw(x)
-        return h / (1 + h.square()).sqrt()
-
-
 @pytest.mark.parametrize("name", DRAWN_AGAIN)
 def test_gradients_computed_again_have_the_same_draws(name: str) -> None:
-    """Where a result has been written to, PyTorch computes the graph again for its gradient."""
-    plain = Writable(DRAWN_AGAIN[name])
-    seen = []
-    for module in (plain, ORTModule(copy.deepcopy(plain))):
+    """If a result has been written to, PyTorch computes the graph again for its gradient."""
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        h = x * module.weight * DRAWN_AGAIN[name](x)
+        return (
+            h / (1 + h.square()).sqrt()
+        )  # its gradient reads its result, where PyTorch's reads what it divides
+
+    def program(module: nn.Module) -> Any:
         torch.manual_seed(2)
         result = module(torch.linspace(0.2, 0.9, 30).reshape(5, 6))
         with torch.no_grad():
             result.add_(1)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "ORTModule: graph 0, gradient runs in PyTorch: a result")
-            result.sum().backward()
-        seen.append([result.detach(), *(p.grad for p in module.parameters()), torch.rand(1)])
-    for want, got in zip(*seen, strict=True):
-        torch.testing.assert_close(got, want)
+        result.sum().backward()
+        return result.detach(), gradients(module), torch.rand(1)
+
+    plain = Of(function, weight=nn.Parameter(torch.linspace(0.1, 1.0, 30).reshape(5, 6)))
+    ignore = "ORTModule: graph 0, gradient runs in PyTorch: a result"
+    compare(plain, program, ignore=ignore, rtol=1.3e-6)
 
 
 def test_draws_of_every_lowering_are_tested_again() -> None:
@@ -427,6 +410,6 @@ def test_draw_in_pytorch_is_reported_and_can_be_forbidden(name: str, read: bool)
     report = _assert_as_eager(net).report()
     assert not report.runs_in_onnxruntime
     assert any(IN_PYTORCH[name] in op.op for graph in report.graphs for op in graph.in_pytorch)
-    forbidding = ORTModule(copy.deepcopy(net), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    forbidding = strict(copy.deepcopy(net))
     with pytest.raises(Exception, match=IN_PYTORCH[name].replace("_functional", "")):
         forbidding(torch.zeros(5, 4))

@@ -11,22 +11,17 @@ import torch
 import torchgen
 from torch import nn
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleTorchModelException
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 from onnxtrain.ortmodule.capture._refused_gradients import _SUSPECTS
+from ortmodule.eager import Of, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Applied(nn.Module):
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(x * self.scale)
+def applied(function: Function) -> Of:
+    return Of(lambda m, x: function(x * m.scale), scale=nn.Parameter(torch.tensor(1.5)))
 
 
 REFUSED: dict[str, Function] = {
@@ -54,7 +49,7 @@ X = torch.tensor([[0.5, 1.0], [0.5, 1.0], [2.0, 0.25]])
 @pytest.mark.filterwarnings("ignore:ORTModule. graph 0")
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_where_eager_pytorch_refuses(name: str) -> None:
-    plain = Applied(REFUSED[name])
+    plain = applied(REFUSED[name])
     expected = plain(X)
     with pytest.raises(NotImplementedError) as error:
         expected.sum().backward()
@@ -67,14 +62,14 @@ def test_refused_where_eager_pytorch_refuses(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:ORTModule. graph 0")
 @pytest.mark.parametrize("name", TAKEN)
 def test_taken_where_eager_pytorch_takes(name: str) -> None:
-    plain = Applied(TAKEN[name])
+    plain = applied(TAKEN[name])
     (want,) = torch.autograd.grad(plain(X).sum(), plain.scale)
     (got,) = torch.autograd.grad(ORTModule(plain)(X).sum(), plain.scale)
     torch.testing.assert_close(got, want)
 
 
 def test_policy_forbids_the_fallback() -> None:
-    model = ORTModule(Applied(torch.unique), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    model = strict(applied(torch.unique))
     with pytest.raises(ORTModuleTorchModelException, match=r"_unique2.*detach"):
         model(X)
 

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import strict
 
 pytestmark = pytest.mark.torch
 
@@ -40,8 +41,7 @@ def pair() -> tuple[nn.Module, ORTModule]:
     """An eager module and an ORTModule, for all tests of this file: a capture takes seconds."""
     torch.manual_seed(0)
     net = Net()
-    options = DebugOptions(fallback_policy=FallbackPolicy.DISABLE)
-    return net, ORTModule(copy.deepcopy(net), options)
+    return net, strict(copy.deepcopy(net))
 
 
 def batch(number: int) -> tuple[torch.Tensor, bool]:

@@ -10,25 +10,15 @@ import torch
 import torch.nn.functional as fn
 from torch import nn
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule
+from onnxtrain.ortmodule import ORTModule
+from ortmodule.eager import Of, compare, pair
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
-class Of(nn.Module):
-    """A layer, and a function of its result."""
-
-    def __init__(self, layer: nn.Module, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self.layer, self.function = layer, function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function(self.layer(x))
-
-
 def assert_same(plain: nn.Module, *shapes: tuple[int, ...]) -> ORTModule:
     """Compares with eager PyTorch in float64: as close as ten times eager float32 is, and 1e-6 of the largest."""
-    ours = ORTModule(copy.deepcopy(plain), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    ours, plain = pair(plain)
     for shape in shapes:
         x, results = torch.randn(shape), []
         for model, dtype in ((copy.deepcopy(plain).double(), torch.float64), (plain, None), (ours, None)):
@@ -72,17 +62,16 @@ def _of_all(x: torch.Tensor) -> torch.Tensor:
     ],
     ids=["seven", "two", "one_axis", "by_size", "max", "far_larger", "larger", "linspace", "kernel"],
 )
-def test_second_sizes(
+def test_second_sizes_match_eager_pytorch(
     function: Callable[[torch.Tensor], torch.Tensor], shapes: list[tuple[int, ...]]
 ) -> None:
-    assert_same(Of(nn.Conv2d(3, 4, 1), function), *shapes)
+    assert_same(Of(lambda m, x: function(m.layer(x)), layer=nn.Conv2d(3, 4, 1)), *shapes)
 
 
 @pytest.mark.parametrize("size", [(2, 3, 3), (1, 2, 4), 2])
 def test_adaptive_pooling_of_three_axes(size: tuple[int, ...] | int) -> None:
-    assert_same(
-        Of(nn.Conv3d(1, 2, 1), nn.AdaptiveAvgPool3d(size)), (2, 1, 5, 4, 6), (2, 1, 7, 5, 4), (1, 1, 4, 4, 4)
-    )
+    net = nn.Sequential(nn.Conv3d(1, 2, 1), nn.AdaptiveAvgPool3d(size))
+    assert_same(net, (2, 1, 5, 4, 6), (2, 1, 7, 5, 4), (1, 1, 4, 4, 4))
 
 
 def test_one_graph_for_all_sizes_of_an_image() -> None:
@@ -96,23 +85,17 @@ def test_one_graph_for_all_sizes_of_an_image() -> None:
 def test_sizes_of_random_numbers_are_computed_from_the_arguments() -> None:
     """Many expressions of sizes, in the shapes of dropout."""
 
-    class Drawing(nn.Module):
-        def forward(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-            rows, columns = x.shape
-            shapes = [
-                (rows * columns, y.shape[0] - 1),
-                ((rows + 1) // 2, columns % 3 + 1),
-                (max(rows, 2) + y.shape[0], 2),
-                ((rows + columns - 1) // y.shape[0] * 2 + 1,),
-            ]
-            return [fn.dropout(torch.ones(shape) * x.sum(), 0.5) for shape in shapes]
+    def drawing(_: Of, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        rows, columns = x.shape
+        shapes = [
+            (rows * columns, y.shape[0] - 1),
+            ((rows + 1) // 2, columns % 3 + 1),
+            (max(rows, 2) + y.shape[0], 2),
+            ((rows + columns - 1) // y.shape[0] * 2 + 1,),
+        ]
+        return [fn.dropout(torch.ones(shape) * x.sum(), 0.5) for shape in shapes]
 
-    plain = Drawing()
-    ours = ORTModule(plain)
-    for rows, columns, length in ((4, 6, 3), (5, 7, 4), (9, 8, 5), (6, 11, 7)):
-        x, y, results = torch.randn(rows, columns), torch.randn(length), []
-        for model in (plain, ours):
-            torch.manual_seed(rows)
-            results.append(model(x, y))
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    sizes = (4, 6, 3), (5, 7, 4), (9, 8, 5), (6, 11, 7)
+    batches = [(torch.randn(rows, columns), torch.randn(length)) for rows, columns, length in sizes]
+    ours = compare(Of(drawing), lambda module: [module(x, y) for x, y in batches])
     assert ours.report().runs_in_onnxruntime

@@ -136,7 +136,7 @@ def _derivatives(model: Any, arguments: list[list[torch.Tensor]]) -> list[dict[s
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    """Whether two derivatives are equal; None is zero."""
+    """Tell whether two derivatives are equal; None counts as zero."""
     if one is None or other is None:
         return all(x is None or not x.any() for x in (one, other))
     return torch.allclose(one, other, rtol=1e-6, atol=1e-9, equal_nan=True)

@@ -9,38 +9,33 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleONNXModelException
+from onnxtrain.ortmodule import ORTModule, ORTModuleONNXModelException
 from onnxtrain.ortmodule.lowering._table import LOWERINGS
+from ortmodule.eager import Of, compare, strict
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 LABELS = torch.tensor([0, 1, 2])
 
 
-class Of(torch.nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        return self.function(*args)
-
-
 def assert_same(function: Callable[..., Any], numbers: tuple[int, ...], *more: torch.Tensor) -> ORTModule:
-    """Compares results and gradients with eager PyTorch in float64, for every number."""
-    model = ORTModule(Of(function), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
-    for number in numbers:
-        inputs = [torch.randn(3, 4), *more]
-        results = []
-        for call, dtype in ((model, torch.float32), (function, torch.float64)):
-            leaves = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
-            out = call(*leaves, number)
+    """Compare results and gradients with eager PyTorch in float64, for every number."""
+    batches = [(number, [torch.randn(3, 4), *more]) for number in numbers]
+
+    def program(module: Of) -> list[Any]:
+        seen = []
+        for number, inputs in batches:
+            leaves = [tensor.to(module.dtype.dtype).clone().requires_grad_() for tensor in inputs]
+            out = module(*leaves, number)
             out.square().sum().backward()
-            results.append([out.float(), *(leaf.grad.float() for leaf in leaves)])
-        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    return model
+            seen.append((out.detach(), [leaf.grad for leaf in leaves]))
+        return seen
+
+    return compare(of(function), program, wrap=strict, exact=True)
+
+
+def of(function: Callable[..., Any]) -> Of:
+    return Of(lambda _, *inputs: function(*inputs), dtype=torch.zeros(()))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +78,7 @@ def test_a_number_is_made_of_a_size(number: Callable[..., Any]) -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return x * number(x.shape[0])
 
-    model = ORTModule(Of(scaled), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    model = strict(of(scaled))
     for rows in (3, 4, 5, 7):
         x = torch.randn(rows, 4, requires_grad=True)
         torch._dynamo.mark_dynamic(x, 0)
@@ -154,11 +149,11 @@ def test_lowering_that_fails_leaves_the_graph_to_pytorch(monkeypatch: pytest.Mon
 
     monkeypatch.setitem(LOWERINGS, "aten.cosh.default", broken)
     x = torch.randn(3, requires_grad=True)
-    model = ORTModule(Of(torch.cosh))
+    model = ORTModule(of(torch.cosh))
     with pytest.warns(
         UserWarning, match=r"aten.cosh.default: its lowering failed \(TypeError: no such thing"
     ):
         model(x).sum().backward()
     torch.testing.assert_close(x.grad, torch.sinh(x.detach()))
     with pytest.raises(ORTModuleONNXModelException, match=r"aten.cosh.default: its lowering failed"):
-        ORTModule(Of(torch.cosh), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))(x)
+        strict(of(torch.cosh))(x)

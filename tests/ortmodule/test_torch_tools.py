@@ -1,4 +1,4 @@
-"""What PyTorch offers around modules works on an ORTModule as on the plain module."""
+"""PyTorch's tools around modules work on an ORTModule as on the plain module."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def assert_same_gradients(actual: nn.Module, expected: nn.Module) -> None:
     ],
     ids=["SGD", "AdamW", "LBFGS"],
 )
-def test_optimizers(optimizer: Any) -> None:
+def test_optimizers_of_pytorch_train_it(optimizer: Any) -> None:
     plain, model = pair()
     for current in (plain, model):
         step = optimizer(current.parameters())
@@ -113,7 +113,7 @@ def test_parametrization_of_a_child_and_of_the_root() -> None:
     assert list(wrapped.state_dict()) == ["bias", "weight"]
 
 
-def test_pruning() -> None:
+def test_pruned_weights_get_the_same_gradients() -> None:
     from torch.nn.utils import prune
 
     plain, model = pair()
@@ -128,7 +128,7 @@ def test_lazy_modules_are_materialised() -> None:
     assert type(model.module[0]) is nn.Linear
 
 
-def test_functional_call() -> None:
+def test_functional_call_replaces_parameters() -> None:
     plain, model = pair()
     values = {name: torch.full_like(value, 0.1) for name, value in plain.named_parameters()}
     expected = torch.func.functional_call(plain, values, (batch(),))
@@ -143,7 +143,7 @@ def test_stack_module_state() -> None:
     assert buffers == {}
 
 
-def test_averaged_model() -> None:
+def test_averages_of_weights_are_those_of_the_plain_module() -> None:
     plain, model = pair()
     averages = [torch.optim.swa_utils.AveragedModel(m) for m in (plain, model)]
     for current, average in zip((plain, model), averages, strict=True):

@@ -93,7 +93,7 @@ def test_leaky_relu_with_100_steps_of_adam() -> None:
     assert_trains_alike(Mlp(nn.LeakyReLU(0.1)), [(x, target)] * 100, nn.MSELoss(), adam)
 
 
-def test_sequential() -> None:
+def test_a_sequential_trains_as_in_pytorch() -> None:
     plain = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
     x, target = regression(1)[0]
     model = assert_trains_alike(plain, [(x, target)] * STEPS, nn.MSELoss(), sgd)
@@ -152,7 +152,7 @@ def test_forward_hook_that_prints(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed[1] == printed[0]
 
 
-def test_backward_hook() -> None:
+def test_backward_hooks_see_the_gradients_of_pytorch() -> None:
     plain = Mlp(nn.ReLU())
     logs: list[list[tuple[str, list[torch.Tensor]]]] = []
     for model in (plain, ORTModule(copy.deepcopy(plain))):

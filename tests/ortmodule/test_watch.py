@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from onnxtrain.ortmodule import DebugOptions, FallbackPolicy, ORTModule, ORTModuleTorchModelException
+from onnxtrain.ortmodule import ORTModule, ORTModuleTorchModelException
 from onnxtrain.ortmodule._torch import isolates_recompiles
+from ortmodule.eager import strict
 
 
 class LoopWithPrint(nn.Module):
@@ -70,7 +71,7 @@ def test_a_function_that_dynamo_gives_up_on(cls: type[nn.Module]) -> None:
 
 
 def test_the_policy_forbids_it() -> None:
-    model = ORTModule(LoopWithPrint(), DebugOptions(fallback_policy=FallbackPolicy.DISABLE))
+    model = strict(LoopWithPrint())
     for _ in range(2):
         with pytest.raises(ORTModuleTorchModelException, match=r"aten\.sinh in LoopWithPrint\.forward"):
             model(torch.randn(2, 3))

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from onnxtrain.ortmodule import ORTModule
-from ortmodule.test_engine import pair
+from ortmodule.eager import Of, compare, compare_steps, gradients, strict
 
-pytestmark = pytest.mark.torch
-
-
-class Writer(nn.Module):
-    def __init__(self, write: Callable[[torch.Tensor, torch.Tensor], object]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.write = write
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.write(x, self.linear.weight[:3])
-        return self.linear(x)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh_dynamo")]
 
 
 WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
@@ -37,75 +26,47 @@ WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 }
 
 
+def writer(name: str) -> Of:
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        WRITES[name](x, module.linear.weight[:3])
+        return module.linear(x)
+
+    return Of(function, linear=nn.Linear(4, 4))
+
+
 @pytest.mark.parametrize("used_later", [False, True])
 @pytest.mark.parametrize("name", WRITES)
 def test_gradients(name: str, used_later: bool) -> None:
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    start = torch.randn(3, 4)
-    results = []
-    for module in pair(Writer(WRITES[name])):
-        leaf = start.clone().requires_grad_()
-        x = leaf * 1
-        loss = module(x).square().sum()
-        if used_later:
-            loss = loss + (x**3).sum()
-        loss.backward()
-        results.append([leaf.grad, x.detach(), *(p.grad for p in module.parameters())])
-    for got, want in zip(*results, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-class Noting(nn.Module):
-    """Writes to a parameter where that is allowed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            self.linear.weight.clamp_(-0.1, 0.1)
-        return self.linear(x)
+    compare_steps(writer(name), (3, 4), used_later=used_later, wrap=strict)
 
 
 def test_writing_to_a_parameter() -> None:
     """Its gradient is that of the value written, although what was written depends on the parameter."""
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    plain = Noting()
-    ours = ORTModule(copy.deepcopy(plain))
+
+    def function(module: Of, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            module.linear.weight.clamp_(-0.1, 0.1)
+        return module.linear(x)
+
     x = torch.randn(3, 4)
-    for _ in range(2):
-        ours(x).square().sum().backward()
-        plain(x).square().sum().backward()
-        torch.testing.assert_close(ours.linear.weight, plain.linear.weight)
-        torch.testing.assert_close(ours.linear.weight.grad, plain.linear.weight.grad)
+    ours = compare_steps(Of(function, linear=nn.Linear(4, 4)), x, x, differentiate_inputs=False)
     assert ours.report().runs_in_onnxruntime
 
 
 def test_writing_to_a_leaf_raises_as_in_pytorch() -> None:
-    torch._dynamo.reset()
-    ours = ORTModule(Writer(WRITES["fill"]))
+    ours = ORTModule(writer("fill"))
     with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
         ours(torch.randn(3, 4, requires_grad=True))
 
 
-class Reading(nn.Module):
+def reading(function: Callable[..., object]) -> Of:
     """Applies a function to its argument and its weights."""
-
-    def __init__(self, function: Callable[..., object]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.2, 1.5, 12).reshape(3, 4))
-        self.recurrent = nn.RNN(4, 3)
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> object:
-        return self.function(self, x)
+    weight = nn.Parameter(torch.linspace(0.2, 1.5, 12).reshape(3, 4))
+    return Of(function, weight=weight, recurrent=nn.RNN(4, 3))
 
 
 def _in_bfloat16(function: Callable[..., object]) -> Callable[..., object]:
-    def run(m: Reading, x: torch.Tensor) -> object:
+    def run(m: Of, x: torch.Tensor) -> object:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return function(m, x)
 
@@ -146,10 +107,9 @@ Of several results, backward begins at the first, except for "both"."""
 @pytest.mark.parametrize("name", READERS)
 def test_arguments_that_are_written_to_before_backward(name: str) -> None:
     """PyTorch checks what it has saved: the argument itself, but no copy of it that was made for another dtype."""
-    torch._dynamo.reset()
     function, expected = READERS[name]
-    seen = []
-    for module in pair(Reading(function)):
+
+    def program(module: nn.Module) -> Any:
         x = torch.linspace(0.1, 2.3, 12).reshape(3, 4)
         results = module(x)
         results = results if isinstance(results, tuple) else (results,)
@@ -161,22 +121,16 @@ def test_arguments_that_are_written_to_before_backward(name: str) -> None:
                 loss.backward()
         else:
             loss.backward()
-        seen.append([p.grad for p in module.parameters()])
-        if isinstance(module, ORTModule):
-            assert module.report().runs_in_onnxruntime
-    for got, want in zip(*seen, strict=True):
-        assert (got is None) == (want is None)
-        if want is not None:
-            narrow = "cast" in name
-            torch.testing.assert_close(
-                got, want, rtol=2e-2 if narrow else 1e-4, atol=5e-2 if narrow else 1e-5
-            )
+        return gradients(module)
+
+    tolerance = {"rtol": 2e-2, "atol": 5e-2} if "cast" in name else {}
+    assert compare(reading(function), program, wrap=strict, **tolerance).report().runs_in_onnxruntime
 
 
 def test_weights_that_are_written_to_between_two_backward_passes() -> None:
     """Of two heads, one's weights do not matter for the gradient of the other."""
-    torch._dynamo.reset()
-    for module in pair(Reading(lambda m, x: (x @ m.weight.t(), m.recurrent(x.sin() * x)[0] * 2))):
+
+    def program(module: nn.Module) -> None:
         x = torch.linspace(0.1, 2.3, 12, dtype=torch.float32).reshape(3, 4).requires_grad_()
         first, second = module(x)
         with torch.no_grad():
@@ -186,3 +140,5 @@ def test_weights_that_are_written_to_between_two_backward_passes() -> None:
         torch.testing.assert_close(x.grad, module.weight.detach().sum(0).expand(3, 4))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             second.sum().backward()
+
+    compare(reading(lambda m, x: (x @ m.weight.t(), m.recurrent(x.sin() * x)[0] * 2)), program, wrap=strict)

@@ -6,6 +6,7 @@ Each function returns an `Artifacts`, whose numpy twin (`reference_*`) is an ind
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtrain.api import CheckpointState
+from models import parse_nodes
+from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.errors import CheckpointError
 from onnxtrain.runtime.manifest import fingerprint
 
 OPSET = [helper.make_opsetid("", 21)]
@@ -45,6 +48,34 @@ class Artifacts:
                 onnx.save(model, directory / f"{name}_model.onnx")
         CheckpointState.save_checkpoint(self.state(), directory / "checkpoint")
         return directory
+
+
+def open_run(directory: Path, state: CheckpointState) -> tuple[Module, Optimizer]:
+    """Open the models of a run that `Artifacts.save` has written."""
+    module = Module(directory / "training_model.onnx", state, directory / "eval_model.onnx")
+    return module, Optimizer(directory / "optimizer_model.onnx", module)
+
+
+def train(module: Module, optimizer: Optimizer, steps: int, seed: int) -> None:
+    """Take steps on random batches of `mlp`: x float32 [8, 4], labels int64 [8]."""
+    rng = np.random.default_rng(seed)
+    for _ in range(steps):
+        module(rng.standard_normal((8, 4)).astype(np.float32), rng.integers(0, 3, 8))
+        optimizer.step()
+        module.lazy_reset_grad()
+
+
+def check_damaged_checkpoints(path: Path, contents: Iterable[bytes], least: int) -> None:
+    """Assert that damaged checkpoints raise `CheckpointError` or load, and that at least so many raise it."""
+    messages = []
+    for content in contents:
+        path.write_bytes(content)
+        try:
+            CheckpointState.load_checkpoint(path)
+        except CheckpointError as error:
+            messages.append(str(error))
+    assert all("Checkpoint verification failed." in message for message in messages)
+    assert len(messages) > least
 
 
 def info(name: str, array_or_dtype, shape=None) -> onnx.ValueInfoProto:
@@ -284,20 +315,13 @@ def batchnorm(momentum=0.9) -> Artifacts:
     )
     bn = ["x", "bn.weight", "bn.bias", "bn.mean", "bn.var"]
     updated = ["bn.mean_updated", "bn.var_updated"]
-    tail = [
-        helper.make_node("Mul", ["norm", "a"], ["y"]),
-        helper.make_node("Sub", ["y", "t"], ["difference"]),
-        helper.make_node("Mul", ["difference", "difference"], ["square"]),
-        helper.make_node("ReduceMean", ["square"], ["loss"], keepdims=0),
-    ]
-    backward = [
-        helper.make_node("Size", ["square"], ["n_int"]),
-        helper.make_node("Cast", ["n_int"], ["n"], to=TensorProto.FLOAT),
-        helper.make_node("Div", ["two", "n"], ["factor"]),
-        helper.make_node("Mul", ["difference", "factor"], ["dy"]),
-        helper.make_node("Mul", ["dy", "norm"], ["terms"]),
-        helper.make_node("ReduceSum", ["terms", "axes"], ["a_grad"], keepdims=1),
-    ]
+    tail = parse_nodes("""
+        y = Mul(norm, a)  difference = Sub(y, t)  square = Mul(difference, difference)
+        loss = ReduceMean <keepdims = 0> (square)""")
+    backward = parse_nodes("""
+        n_int = Size(square)  n = Cast <to = 1> (n_int)  factor = Div(two, n)
+        dy = Mul(difference, factor)  terms = Mul(dy, norm)
+        a_grad = ReduceSum <keepdims = 1> (terms, axes)""")
     train = helper.make_node("BatchNormalization", bn, ["norm", *updated], momentum=momentum, training_mode=1)
     infer = helper.make_node("BatchNormalization", bn, ["norm"], momentum=momentum)
     inputs = [info(n, TensorProto.FLOAT, ["batch", 3, 2]) for n in "xt"]
@@ -327,13 +351,9 @@ def scaled(dtype, **unused: np.ndarray) -> Artifacts:
         [{"name": "x", **tensor}], [{"name": "t", **tensor}], ["loss"], parameters, ["w"]
     )
     code = info("w", w).type.tensor_type.elem_type
-    forward = [
-        helper.make_node("Cast", ["w"], ["w32"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["x", "w32"], ["y"]),
-        helper.make_node("Sub", ["y", "t"], ["difference"]),
-        helper.make_node("Mul", ["difference", "difference"], ["square"]),
-        helper.make_node("ReduceMean", ["square"], ["loss"], keepdims=0),
-    ]
+    forward = parse_nodes("""
+        w32 = Cast <to = 1> (w)  y = Mul(x, w32)  difference = Sub(y, t)
+        square = Mul(difference, difference)  loss = ReduceMean <keepdims = 0> (square)""")
     backward = [
         helper.make_node("Size", ["square"], ["n_int"]),
         helper.make_node("Cast", ["n_int"], ["n"], to=TensorProto.FLOAT),
@@ -362,14 +382,10 @@ def lookup(rows=6) -> Artifacts:
     parameters = {"table": np.arange(rows, dtype=np.float32)}
     ids = {"name": "ids", "dtype": "int64", "shape": ["batch"]}
     manifest = make_manifest([ids], [], ["loss"], parameters, ["table"], optimizer=SGD)
-    forward = [
-        helper.make_node("Gather", ["table", "ids"], ["rows"]),
-        helper.make_node("ReduceMean", ["rows"], ["loss"], keepdims=0),
-    ]
-    backward = [
-        helper.make_node("OneHot", ["ids", "depth", "onoff"], ["hits"]),
-        helper.make_node("ReduceMean", ["hits", "axis0"], ["table_grad"], keepdims=0),
-    ]
+    forward = parse_nodes("rows = Gather(table, ids)  loss = ReduceMean <keepdims = 0> (rows)")
+    backward = parse_nodes(
+        "hits = OneHot(ids, depth, onoff)  table_grad = ReduceMean <keepdims = 0> (hits, axis0)"
+    )
     inputs = [info("ids", TensorProto.INT64, ["batch"]), info("table", parameters["table"])]
     outputs = [info("loss", TensorProto.FLOAT, [])]
     constants = [

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from onnxtrain.api import CheckpointState, Module, Optimizer
+from onnxtrain.api import CheckpointState
 from onnxtrain.errors import CheckpointError
 from runtime import handmade
+from runtime.handmade import open_run, train
 
 FROZEN = ("fc1.weight", "fc1.bias")
 
@@ -21,19 +22,6 @@ FROZEN = ("fc1.weight", "fc1.bias")
 def run_dir(tmp_path):
     """Artifacts of the MLP whose first layer is frozen."""
     return handmade.mlp(frozen=FROZEN).save(tmp_path)
-
-
-def open_run(directory, state):
-    module = Module(directory / "training_model.onnx", state, directory / "eval_model.onnx")
-    return module, Optimizer(directory / "optimizer_model.onnx", module)
-
-
-def train(module, optimizer, steps, seed):
-    rng = np.random.default_rng(seed)
-    for _ in range(steps):
-        module(rng.standard_normal((8, 4)).astype(np.float32), rng.integers(0, 3, 8))
-        optimizer.step()
-        module.lazy_reset_grad()
 
 
 def trained(directory, **options) -> CheckpointState:
@@ -97,7 +85,7 @@ def test_resuming_from_a_delta_is_bit_equal_to_not_having_stopped(run_dir):
 
 
 def test_the_base_may_have_been_trained_whole(tmp_path):
-    """Where the backbone was trained first: its checkpoint says that everything is trainable, with moments."""
+    """The backbone was trained first: in its checkpoint all parameters are trainable and have moments."""
     for name, frozen in (("whole", ()), ("personal", FROZEN)):
         (tmp_path / name).mkdir()
         handmade.mlp(frozen=frozen).save(tmp_path / name)

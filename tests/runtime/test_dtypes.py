@@ -20,7 +20,7 @@ def numpy_type(name: str) -> np.dtype:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_names_elsewhere(name: str) -> None:
+def test_names_and_codes_of_other_packages_lead_back(name: str) -> None:
     dtype = BY_NAME[name]
     code = onnx.TensorProto.DataType.Value(ONNX_NAMES.get(name, name.upper()))
     assert dtype.onnx == code

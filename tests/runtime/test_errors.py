@@ -72,7 +72,7 @@ BAD_INPUTS = {
 
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("case", BAD_INPUTS)
-def test_bad_input(module, case, mode):
+def test_bad_input_is_an_error_that_leaves_the_module_usable(module, case, mode):
     arguments, message = BAD_INPUTS[case]
     module.train(mode)
     with pytest.raises(InputError, match=message) as caught:
@@ -179,7 +179,7 @@ def test_step_before_any_gradient(run, module):
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf"), -0.1, "0.1", None, np.float32("nan")])
-def test_bad_learning_rate(run, module, rate):
+def test_a_learning_rate_that_is_no_finite_number_is_an_error(run, module, rate):
     optimizer = Optimizer(run.optimizer.SerializeToString(), module)
     with pytest.raises(InputError, match=r"learning rate must be a finite number >= 0, received"):
         optimizer.set_learning_rate(rate)
@@ -187,7 +187,7 @@ def test_bad_learning_rate(run, module, rate):
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(-1, 5), (6, 5), (0, 0), (1.5, 5), (True, 5), (2, None)])
-def test_bad_schedule(run, module, warmup, total):
+def test_a_schedule_with_impossible_steps_is_an_error(run, module, warmup, total):
     optimizer = Optimizer(run.optimizer.SerializeToString(), module)
     with pytest.raises(InputError, match=r"0 <= warmup_step_count <= total_step_count"):
         LinearLRScheduler(optimizer, warmup, total, 1e-3)
@@ -246,7 +246,7 @@ def test_optimizer_state_of_another_optimizer(run, module):
         Optimizer(sgd.optimizer.SerializeToString(), module)
 
 
-def test_model_files(run, tmp_path):
+def test_missing_and_damaged_model_files_are_errors(run, tmp_path):
     state = run.state()
     content = run.training.SerializeToString()
     with pytest.raises(ModelLoadError, match=r"nothing.onnx'.*there is no such file"):
@@ -288,14 +288,14 @@ def test_model_newer_than_the_runtime(run, kind, opset, ir_version):
         ({"inputs": [{"name": "x", "dtype": "complex64", "shape": []}]}, "dtype 'complex64' is not one of"),
     ],
 )
-def test_bad_manifest(run, change, message):
+def test_an_unusable_manifest_is_an_error(run, change, message):
     onnx.helper.set_model_props(run.training, {"onnxtrain.manifest": json.dumps({**run.manifest, **change})})
     with pytest.raises(ModelLoadError, match=message):
         Module(run.training.SerializeToString(), run.state())
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "cpu:1", ""])
-def test_unknown_device(run, device):
+def test_an_unknown_device_is_an_error(run, device):
     with pytest.raises(InputError, match=f"Unknown device '{device}': expected 'cpu', 'cuda'"):
         Module("does not matter", run.state(), device=device)
 

@@ -8,6 +8,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from models import parse_nodes
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import InputError, ModelLoadError
 from onnxtrain.runtime import export, onnx_wire
@@ -117,10 +118,7 @@ def nested_model() -> onnx.ModelProto:
     )
     outer = helper.make_function(
         "onnxtrain", "Quadruple", ["v"], ["r"],
-        [
-            helper.make_node("Double", ["v"], ["d"], domain="onnxtrain"),
-            helper.make_node("Double", ["d"], ["r"], domain="onnxtrain"),
-        ],
+        parse_nodes("d = onnxtrain.Double(v)  r = onnxtrain.Double(d)"),
         own,
     )  # fmt: skip
     loss = helper.make_function(
@@ -166,11 +164,7 @@ def nested_model() -> onnx.ModelProto:
 def test_scalars_and_unknown_ranks_are_told_apart(tmp_path):
     f32 = TensorProto.FLOAT
     eval_model = handmade.model(
-        [
-            helper.make_node("ReduceSum", ["x"], ["scalar"], keepdims=0),
-            helper.make_node("Reshape", ["x", "sizes"], ["any"]),
-            helper.make_node("Neg", ["scalar"], ["loss"]),
-        ],
+        parse_nodes("scalar = ReduceSum <keepdims = 0> (x)  any = Reshape(x, sizes)  loss = Neg(scalar)"),
         [
             helper.make_tensor_value_info("x", f32, ["n"]),
             helper.make_tensor_value_info("sizes", TensorProto.INT64, ["r"]),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import fresh_process
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 
@@ -79,15 +79,7 @@ print(calls("import onnxtrain.api") / dependencies)
 
 
 def python(code: str, directory: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=directory,
-        env={**os.environ, "PYTHONPATH": SOURCE},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = fresh_process.python("-c", code, cwd=directory)
     assert done.stderr == ""
     return done.stdout
 

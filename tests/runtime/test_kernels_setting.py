@@ -1,4 +1,4 @@
-"""Which sessions use native kernels: ONNXTRAIN_KERNELS and the installed package."""
+"""ONNXTRAIN_KERNELS and the installed package decide which sessions use native kernels."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _install(monkeypatch: pytest.MonkeyPatch, functions: int) -> None:
 @pytest.mark.parametrize(
     ("value", "path"), [(None, "kernels.so"), ("on", "kernels.so"), ("AUTO ", "kernels.so"), ("off", None)]
 )
-def test_setting(monkeypatch: pytest.MonkeyPatch, value: str | None, path: str | None) -> None:
+def test_the_variable_turns_kernels_off(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, path: str | None
+) -> None:
     _install(monkeypatch, kernels.FUNCTIONS)
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
     if value is not None:
@@ -38,7 +40,7 @@ def test_setting(monkeypatch: pytest.MonkeyPatch, value: str | None, path: str |
     assert kernels.kernel_library() == path
 
 
-def test_unknown_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernels.VARIABLE, "yes")
     with pytest.raises(InputError, match="ONNXTRAIN_KERNELS='yes': expected 'auto'"):
         kernels.kernel_library()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import onnxtrain
+from fresh_process import SOURCE, TESTS, python
 from onnxtrain.api import CheckpointState, Module, Optimizer
 from onnxtrain.errors import InputError, TrainingStateError
 from runtime import handmade
@@ -307,14 +305,7 @@ print("all is well")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_forks_and_ctrl_c_leave_the_lock_usable() -> None:
-    path = os.pathsep.join([str(Path(onnxtrain.__file__).parents[1]), str(Path(__file__).parents[1])])
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS_AND_SIGNALS],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = python("-c", FORKS_AND_SIGNALS, path=(SOURCE, TESTS), code=None)
     assert done.stdout == "all is well\n", done.stderr
 
 

@@ -25,7 +25,7 @@ from onnxtrain.passes import load_model
 
 
 def replaced(model: Any, *arguments: Any, **options: Any) -> ir.Model:
-    """What `replace_head` returns, in the form of what it was given, as an IR model."""
+    """Call `replace_head`; assert that it returns the kind of model it was given, and load that."""
     result = replace_head(model, *arguments, **options)
     assert isinstance(result, ir.Model if isinstance(model, ir.Model) else onnx.ModelProto)
     return load_model(result)

@@ -20,7 +20,7 @@ from onnxtrain.passes import load_model, to_proto
 
 
 def restored(model: Any, *arguments: Any, **options: Any) -> ir.Model:
-    """What `restore_dropout` returns, in the form of what it was given, as an IR model."""
+    """Call `restore_dropout`; assert that it returns the kind of model it was given, and load that."""
     result = restore_dropout(model, *arguments, **options)
     assert isinstance(result, ir.Model if isinstance(model, ir.Model) else onnx.ModelProto)
     return load_model(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import models
+from models import parse_nodes
+from onnxtrain import Callback, Trainer
 
 Array = np.ndarray[Any, Any]
 
@@ -24,8 +27,19 @@ class Problem:
     y: Array
 
 
+class AtEachStep(Callback):
+    """Calls `work(trainer, loss)` after each step and keeps what it returns."""
+
+    def __init__(self, work: Callable[[Trainer, float], Any]) -> None:
+        self.work = work
+        self.seen: list[Any] = []
+
+    def on_step_end(self, trainer: Trainer, loss: float) -> None:
+        self.seen.append(self.work(trainer, loss))
+
+
 def classes(samples: int = 60, seed: int = 0) -> Problem:
-    """Which of three features is the largest."""
+    """Classify by the largest of three features."""
     x = np.random.default_rng(seed).standard_normal((samples, 4)).astype(np.float32)
     return Problem(models.mlp(), "cross_entropy", x, x[:, :3].argmax(axis=1))
 
@@ -62,12 +76,9 @@ def two_inputs() -> onnx.ModelProto:
         "wr": rng.standard_normal((3, 1)),
         "v": rng.standard_normal(2),
     }
-    nodes = [
-        helper.make_node("MatMul", ["left", "wl"], ["a"]),
-        helper.make_node("MatMul", ["right", "wr"], ["b"]),
-        helper.make_node("Add", ["a", "b"], ["sum"]),
-        helper.make_node("Mul", ["left", "v"], ["product"]),
-    ]
+    nodes = parse_nodes(
+        "a = MatMul(left, wl)  b = MatMul(right, wr)  sum = Add(a, b)  product = Mul(left, v)"
+    )
     info = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes,

@@ -65,20 +65,15 @@ ENDLESS[7] = np.inf
 CASES: dict[str, tuple[Make, Any, str]] = {
     # frames
     "pandas: too few columns": (
-        lambda: table(pandas)[["a", "b"]],
-        Y,
-        "'x' takes 4 columns, and the frame has 2: a, b",
+        lambda: table(pandas)[["a", "b"]], Y, "'x' takes 4 columns, and the frame has 2: a, b",
     ),
     "polars: too many columns": (
-        lambda: table(polars, e=X[:, 0]),
-        Y,
-        "takes 4 columns, and the frame has 5: a, b, c, d, e",
+        lambda: table(polars, e=X[:, 0]), Y, "takes 4 columns, and the frame has 5: a, b, c, d, e",
     ),
     "pandas: no target column": (lambda: table(pandas), None, "the frame has no column labels; it has a, b"),
     "pandas: unknown target": (lambda: table(pandas), "kind", "the frame has no column kind"),
     "pandas: missing": (
-        lambda: table(pandas, b=MISSING),
-        Y,
+        lambda: table(pandas, b=MISSING), Y,
         r"column 'b' has no value in row 7 \(1 missing\). Fill them \(frame.fillna",
     ),
     "pandas: missing, other index": (
@@ -87,8 +82,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         r"column 'b' has no value in row 7 \(index 'r7'\)",
     ),
     "pandas: missing, nullable": (
-        lambda: table(pandas, c=pandas.array([None, *range(23)], "Int64")),
-        Y,
+        lambda: table(pandas, c=pandas.array([None, *range(23)], "Int64")), Y,
         "column 'c' has no value in row 0",
     ),
     "polars: null": (
@@ -98,58 +92,45 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     ),
     "polars: NaN": (lambda: table(polars, b=MISSING), Y, "column 'b' has no value in row 7"),
     "pandas: infinity": (
-        lambda: table(pandas, b=ENDLESS),
-        Y,
-        r"column 'b' is infinite in row 7 \(1 such values\)",
+        lambda: table(pandas, b=ENDLESS), Y, r"column 'b' is infinite in row 7 \(1 such values\)",
     ),
     "polars: infinity": (lambda: table(polars, b=ENDLESS), Y, "column 'b' is infinite in row 7"),
     "arrays: infinity": (lambda: INFINITE, Y, r"The input 'x' contains infinity \(first in sample 10\)"),
     "DataLoader: infinity": (
-        lambda: loader(INFINITE, Y),
-        None,
+        lambda: loader(INFINITE, Y), None,
         r"Batch 2 of epoch 1: The input 'x' contains infinity \(first in sample 2\)",
     ),
     "pandas: text": (
-        lambda: table(pandas, a=["red"] * 24),
-        Y,
+        lambda: table(pandas, a=["red"] * 24), Y,
         r"column 'a' holds categories or texts \(.*'red'\), not numbers. Encode it first: pandas.get_dummies",
     ),
     "pandas: category": (
-        lambda: table(pandas, a=pandas.Categorical(["u", "v"] * 12)),
-        Y,
+        lambda: table(pandas, a=pandas.Categorical(["u", "v"] * 12)), Y,
         r"column 'a' holds categories or texts \(category such as 'u'\)",
     ),
     "pandas: time": (
-        lambda: table(pandas, a=pandas.date_range("2020-01-01", periods=24)),
-        Y,
+        lambda: table(pandas, a=pandas.date_range("2020-01-01", periods=24)), Y,
         r"column 'a' holds times \(datetime64",
     ),
     "polars: text": (
-        lambda: table(polars, a=["red"] * 24),
-        Y,
-        r"Encode it first: frame.to_dummies\('name'\)",
+        lambda: table(polars, a=["red"] * 24), Y, r"Encode it first: frame.to_dummies\('name'\)",
     ),
     "polars: lazy": (lambda: table(polars).lazy(), Y, r"pass frame.collect\(\)"),
     "pandas: labels are text": (
-        lambda: table(pandas),
-        pandas.Series(["u", "v", "w"] * 8, name="kind"),
+        lambda: table(pandas), pandas.Series(["u", "v", "w"] * 8, name="kind"),
         r"column 'kind' holds categories or texts.*pandas.factorize",
     ),
     "pandas: labels are floats": (
-        lambda: table(pandas),
-        pandas.Series(Y.astype(float)),
+        lambda: table(pandas), pandas.Series(Y.astype(float)),
         "'labels' should be int64, received dtype float64. Class labels are integers",
     ),
     "polars: length": (lambda: table(polars), polars.Series(Y[:5]), r"\(x: 24, labels: 5\)"),
     # loaders and streams
     "DataLoader: NaN": (
-        lambda: loader(NAN, Y),
-        None,
-        r"Batch 2 of epoch 1: The input 'x' contains NaN \(first in sample 2\)",
+        lambda: loader(NAN, Y), None, r"Batch 2 of epoch 1: The input 'x' contains NaN \(first in sample 2\)",
     ),
     "DataLoader: labels of another type": (
-        lambda: loader(X, Y.astype(float)),
-        None,
+        lambda: loader(X, Y.astype(float)), None,
         "The first batch: The target 'labels' should be int64, received dtype float64",
     ),
     "DataLoader: label out of range": (lambda: loader(X, Y + 1), None, "class labels must be 0 .. 2"),
@@ -158,53 +139,41 @@ CASES: dict[str, tuple[Make, Any, str]] = {
     "dict: names": (lambda: [{"x": X, "y": Y}], None, r"has x, y \(missing: labels\). Rename"),
     "stream: no targets": (lambda: lambda: iter([X, X]), None, "needs targets"),
     "stream: lengths": (
-        lambda: [(X[:8], Y[:8]), (X[:8], Y[:7])],
-        None,
+        lambda: [(X[:8], Y[:8]), (X[:8], Y[:7])], None,
         r"Batch 2 of epoch 1: .*different numbers of samples \(x: 8, labels: 7\)",
     ),
     "stream: ragged": (
-        lambda: [(X[:8], Y[:8]), ([[1.0, 2.0], [3.0]], Y[:2])],
-        None,
+        lambda: [(X[:8], Y[:8]), ([[1.0, 2.0], [3.0]], Y[:2])], None,
         "Batch 2 of epoch 1: The input 'x' is no array of one shape",
     ),
     "stream: four entries": (
-        lambda: [(X, Y, Y, Y)],
-        None,
-        "should be .inputs, targets.*received a tuple of 4",
+        lambda: [(X, Y, Y, Y)], None, "should be .inputs, targets.*received a tuple of 4",
     ),
     "stream: empty": (lambda: lambda: iter([]), None, "gave no batch"),
     "stream: empty batch": (lambda: [(X[:0], Y[:0])], None, "There are no samples"),
     "stream: weights come later": (
-        lambda: [(X[:8], Y[:8]), (X[:8], Y[:8], np.ones(8))],
-        None,
+        lambda: [(X[:8], Y[:8]), (X[:8], Y[:8], np.ones(8))], None,
         "Batch 2 of epoch 1: it has sample weights, and the first batch had none",
     ),
     "iterator: exhausted": (exhausted, None, "The iterator is exhausted"),
     # data sets
     "Dataset: ragged": (
-        Ragged,
-        None,
-        r"sample 17 has shape \[3\], and sample \d+ has \[4\].*cannot be stacked",
+        Ragged, None, r"sample 17 has shape \[3\], and sample \d+ has \[4\].*cannot be stacked",
     ),
     "Dataset: empty": (Empty, None, r"The data set \(Empty\) has no samples"),
     "Hugging Face: names": (
-        lambda: hugging_face(x=X.tolist(), label=Y),
-        None,
-        r"has x, label \(missing: labels\)",
+        lambda: hugging_face(x=X.tolist(), label=Y), None, r"has x, label \(missing: labels\)",
     ),
     "Hugging Face: text": (
-        lambda: hugging_face(x=["a"] * 24, labels=Y),
-        None,
-        "'x' should be float32, received dtype <U1",
+        lambda: hugging_face(x=["a"] * 24, labels=Y), None, "'x' should be float32, received dtype <U1",
     ),
     "Hugging Face: splits": (
-        lambda: datasets.DatasetDict({"train": hugging_face(x=X.tolist(), labels=Y)}),
-        None,
+        lambda: datasets.DatasetDict({"train": hugging_face(x=X.tolist(), labels=Y)}), None,
         r"a dict of data sets \(train\). Choose one: data\['train'\]",
     ),
     "an object beside targets": (object, Y, "targets are given beside a object"),
     "an object": (object, None, "The data is a object. Pass arrays, a frame"),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +210,9 @@ def test_one_clear_error(name: str, trainer: Trainer) -> None:
         ({"sample_weight": np.ones(24)}, "sample_weight are given beside a generator"),
     ],
 )
-def test_iterator(options: dict[str, Any], message: str, trainer: Trainer) -> None:
+def test_an_iterator_that_cannot_serve_is_an_error(
+    options: dict[str, Any], message: str, trainer: Trainer
+) -> None:
     with pytest.raises(InputError, match=message):
         trainer.fit(((X, Y) for _ in range(2)), verbose=False, **options)
     trainer.abandon_fit()
@@ -258,13 +229,13 @@ def test_iterator(options: dict[str, Any], message: str, trainer: Trainer) -> No
         (lambda x, y: (x * np.float32("nan"), y), r"Batch 1 of epoch \d: The input 'x' contains NaN"),
     ],
 )
-def test_transform(transform: Any, message: str, trainer: Trainer) -> None:
+def test_a_transform_that_fails_is_an_error(transform: Any, message: str, trainer: Trainer) -> None:
     with pytest.raises(InputError, match=message):
         trainer.fit(X, Y, transform=transform, verbose=False)
     assert not trainer.resumes_fit
 
 
-def test_table_of_whole_numbers() -> None:
+def test_columns_of_floats_are_not_cut_to_whole_numbers() -> None:
     """Columns for an input of int64 are not cut to whole numbers."""
     model = onnx.parser.parse_model("""
       <ir_version: 10, opset_import: ["": 21]>

@@ -111,7 +111,7 @@ def test_order_of_calls() -> None:
         (lambda: ReduceLROnPlateau(factor=2.0), "expected 0 < factor < 1"),
     ],
 )
-def test_bad_settings(make: object, message: str) -> None:
+def test_settings_of_callbacks_are_checked(make: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()  # type: ignore[operator]
 

@@ -65,7 +65,7 @@ X, LABELS = np.zeros((6, 4), np.float32), np.array([0, 1, 2, 0, 1, 2])
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_refused(classifier: Trainer, x: Any, y: Any, message: str) -> None:
+def test_unusable_data_is_refused(classifier: Trainer, x: Any, y: Any, message: str) -> None:
     before = {name: p.data.copy() for name, p in classifier.parameters}
     with pytest.raises(InputError, match=message):
         classifier.fit(x, y, verbose=False)
@@ -102,7 +102,7 @@ def test_refused(classifier: Trainer, x: Any, y: Any, message: str) -> None:
         LABELS.astype(object),
     ],
 )
-def test_accepted(classifier: Trainer, x: Any, y: Any) -> None:
+def test_usable_data_is_accepted(classifier: Trainer, x: Any, y: Any) -> None:
     assert classifier.evaluate(x, y) == classifier.evaluate(X, LABELS)
 
 
@@ -145,7 +145,7 @@ def test_several_inputs_by_order_and_by_name() -> None:
         trainer.predict([left, right[:9]])
 
 
-def test_fixed_batch(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_of_fixed_batch_size_trains_as_a_dynamic_one(caplog: pytest.LogCaptureFixture) -> None:
     problem, fixed = problems.line(samples=42), problems.line(samples=42, batch=8)
     trainer = Trainer(fixed.model, "mse", "sgd", learning_rate=0.05)
     dynamic = Trainer(problem.model, "mse", "sgd", learning_rate=0.05)

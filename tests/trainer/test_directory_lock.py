@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,10 @@ import onnxtrain
 from onnxtrain import Trainer
 from onnxtrain.errors import CheckpointError
 from onnxtrain.trainer import Callback, ModelCheckpoint
-from trainer.problems import line
+from trainer.problems import AtEachStep, line
 
 LINE = line()
 LOCK = ".onnxtrain-lock"
-
-
-class Each(Callback):
-    """Calls a function after each step."""
-
-    def __init__(self, work: Callable[[], object]) -> None:
-        self.work = work
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        self.work()
 
 
 def fit(trainer: Trainer, *callbacks: Callback) -> None:
@@ -60,7 +50,7 @@ def test_a_second_trainer_in_a_directory_is_an_error_while_the_first_one_trains(
         other.predict(LINE.x)  # to look on is no harm
         trainer.save(path)
 
-    fit(trainer, Each(disturb))
+    fit(trainer, AtEachStep(lambda *_: disturb()))
     assert seen == [str(os.getpid())] * 2
     assert not (path / LOCK).exists()
     assert len(Trainer.resume(path).history.epochs) == 1
@@ -84,11 +74,11 @@ def test_what_another_trainer_has_saved_in_the_meantime_is_not_lost(tmp_path: Pa
 
 KILLED = """
 import os, sys
-from trainer.problems import line
-from trainer.test_directory_lock import Each, fit
+from trainer.problems import AtEachStep, line
+from trainer.test_directory_lock import fit
 from onnxtrain import Trainer
 
-def end():
+def end(trainer, loss):
     if sys.argv[2] == "fork" and os.fork() == 0:  # a worker that outlives its parent, as those of a DataLoader may
         os.close(1), os.close(2)
         os.read(0, 1)
@@ -97,7 +87,7 @@ def end():
 
 trainer = Trainer(line().model, "mse", directory=sys.argv[1])
 trainer.save(sys.argv[1])
-fit(trainer, Each(end))
+fit(trainer, AtEachStep(end))
 """
 
 
@@ -122,7 +112,7 @@ def test_an_exception_leaves_the_directory_free(tmp_path: Path) -> None:
     path = tmp_path / "run"
     trainer = Trainer(LINE.model, "mse", directory=path)
     with pytest.raises(ZeroDivisionError):
-        fit(trainer, Each(lambda: 1 // 0))
+        fit(trainer, AtEachStep(lambda *_: 1 // 0))
     assert not (path / LOCK).exists()
     Trainer(LINE.model, "mse", directory=path, overwrite=True)
 

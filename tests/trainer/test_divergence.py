@@ -9,19 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain import Callback, Trainer
+from onnxtrain import Trainer
 from onnxtrain.errors import DivergenceError
 from trainer import problems
-
-
-class Remember(Callback):
-    """Keeps the parameters after each step."""
-
-    def __init__(self) -> None:
-        self.states: list[dict[str, np.ndarray]] = []
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        self.states.append({name: p.data.copy() for name, p in trainer.parameters})
+from trainer.problems import AtEachStep
 
 
 def assert_same(trainer: Trainer, expected: dict[str, np.ndarray]) -> None:
@@ -33,18 +24,18 @@ def test_infinite_loss_leaves_the_parameters_before_the_step(tmp_path: Path) -> 
     """Each step multiplies the error, so that the loss overflows while the parameters are still finite."""
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", "sgd", learning_rate=1e4, directory=tmp_path)
-    remember = Remember()
+    remember = AtEachStep(lambda trainer, _: {name: p.data.copy() for name, p in trainer.parameters})
     with pytest.raises(DivergenceError) as caught:
         trainer.fit(problem.x, problem.y, epochs=50, batch_size=40, callbacks=[remember], verbose=False)
     message = str(caught.value)
     epoch = int(re.match(r"Training stopped in epoch (\d+), step 1: the loss is inf", message).group(1))
-    assert epoch == len(remember.states) + 1
+    assert epoch == len(remember.seen) + 1
     assert "learning rate 10000" in message
     assert "clip_grad_norm=1.0" in message
     assert str(tmp_path) in message
-    assert_same(trainer, remember.states[-1])
+    assert_same(trainer, remember.seen[-1])
     resumed = Trainer.resume(tmp_path)
-    assert_same(resumed, remember.states[-1])
+    assert_same(resumed, remember.seen[-1])
     assert len(resumed.history) == epoch - 1
 
 
@@ -76,20 +67,15 @@ def test_statistics_of_the_offending_batch_are_undone() -> None:
     x = problem.x.copy()
     x[20:] = 1e30  # the variance of such a batch is infinite
     trainer = Trainer(problem.model, problem.loss)
-    seen: list[dict[str, np.ndarray]] = []
-
-    class Watch(Callback):
-        def on_step_end(self, trainer: Trainer, loss: float) -> None:
-            seen.append({name: p.data.copy() for name, p in trainer.state.statistics})
-
+    steps = AtEachStep(lambda trainer, _: {name: p.data.copy() for name, p in trainer.state.statistics})
     # Gradients too, with the BatchNormalization of onnxruntime 1.20.
     with pytest.raises(
         DivergenceError, match=r"epoch 1, step 3.*(statistics|gradients) hold NaN or infinity"
     ):
-        trainer.fit(x, problem.y, batch_size=10, shuffle=False, callbacks=[Watch()], verbose=False)
-    assert len(seen) == 2
+        trainer.fit(x, problem.y, batch_size=10, shuffle=False, callbacks=[steps], verbose=False)
+    assert len(steps.seen) == 2
     for name, statistic in trainer.state.statistics:
-        np.testing.assert_array_equal(statistic.data, seen[-1][name])
+        np.testing.assert_array_equal(statistic.data, steps.seen[-1][name])
 
 
 def test_nan_of_a_batch_without_labels_is_named_where_the_loss_is_the_models() -> None:

@@ -10,23 +10,14 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from onnxtrain import Callback, EarlyStopping, ModelCheckpoint, Trainer
+from onnxtrain import EarlyStopping, ModelCheckpoint, Trainer
 from onnxtrain.errors import CheckpointError, InputError
 from trainer import problems
+from trainer.problems import AtEachStep
 from trainer.test_resume import FIT, InterruptAt, state
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
-
-
-class Weights(Callback):
-    """Keeps what each step has trained."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, np.ndarray]] = []
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        self.seen.append(values(trainer))
 
 
 def values(trainer: Trainer) -> dict[str, np.ndarray]:
@@ -36,7 +27,7 @@ def values(trainer: Trainer) -> dict[str, np.ndarray]:
 
 
 def pytorch(steps: list[dict[str, np.ndarray]], decay: float) -> dict[str, np.ndarray]:
-    """What `AveragedModel` makes of the same weights and statistics."""
+    """Average the same weights and statistics by PyTorch's `AveragedModel`."""
     from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
     module = torch.nn.Module()
@@ -55,7 +46,7 @@ def pytorch(steps: list[dict[str, np.ndarray]], decay: float) -> dict[str, np.nd
 @pytest.mark.parametrize("make", [problems.classes, problems.images], ids=["mlp", "batch-norm"])
 def test_averages_are_those_of_pytorch(make: Any, decay: float) -> None:
     problem = make()
-    weights = Weights()
+    weights = AtEachStep(lambda trainer, _: values(trainer))
     trainer = Trainer(problem.model, problem.loss, learning_rate=1e-2, ema_decay=decay)
     trainer.fit(problem.x, problem.y, epochs=3, batch_size=8, callbacks=[weights], verbose=False)
     expected = pytorch(weights.seen, decay)
@@ -151,7 +142,7 @@ def test_half_precision_is_averaged_in_float32() -> None:
     model = onnx.parser.parse_model("""<ir_version: 10, opset_import: ["": 21]>
         net (float16[n, 1] x) => (float16[n, 1] y) <float16[1, 1] w = {15360}> { y = MatMul(x, w) }""")
     x = np.ones((4, 1), np.float16)
-    weights = Weights()
+    weights = AtEachStep(lambda trainer, _: values(trainer))
     trainer = Trainer(model, "mse", "sgd", learning_rate=1e-3, ema_decay=0.999)
     trainer.fit(x, 3 * x, epochs=60, callbacks=[weights], verbose=False)
     expected = weights.seen[0]["w"].astype(np.float64)
@@ -176,17 +167,16 @@ def test_divergence_takes_the_averages_back(tmp_path: Path) -> None:
     """The parameters are damaged unseen, and found out 2 steps later."""
     from onnxtrain.errors import DivergenceError
 
-    class Break(Callback):
-        def on_step_end(self, trainer: Trainer, loss: float) -> None:
-            if trainer.state._store.optimizer.step == 5:  # type: ignore[union-attr]
-                trainer.parameters["w"].data[...] = np.nan
+    def damage(trainer: Trainer, _: float) -> None:
+        if trainer.state._store.optimizer.step == 5:  # type: ignore[union-attr]
+            trainer.parameters["w"].data[...] = np.nan
 
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", ema_decay=0.9, directory=tmp_path)
     trainer.fit(problem.x, problem.y, batch_size=10, verbose=False)
     before = trainer.evaluate(problem.x, problem.y)["loss"]
     with pytest.raises(DivergenceError):
-        trainer.fit(problem.x, problem.y, batch_size=10, callbacks=[Break()], verbose=False)
+        trainer.fit(problem.x, problem.y, batch_size=10, callbacks=[AtEachStep(damage)], verbose=False)
     for one in (trainer, Trainer.resume(tmp_path)):
         assert one.evaluate(problem.x, problem.y)["loss"] == before
 

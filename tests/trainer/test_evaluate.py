@@ -1,4 +1,4 @@
-"""What evaluate() says is computed from what predict() returns, by PyTorch in float64 and by numpy."""
+"""Results of evaluate() are those that PyTorch in float64 and numpy compute from predict()."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_dropout_and_ignored_labels() -> None:
     assert state(trainer) == before
 
 
-def test_figure() -> None:
+def test_the_curve_of_losses_is_plotted() -> None:
     problem = problems.classes()
     found = Trainer(problem.model, problem.loss).find_learning_rate(problem.x, problem.y)
     assert found.suggestion is not None
@@ -112,7 +112,7 @@ def test_figure() -> None:
 @pytest.mark.parametrize(
     "arguments", [{"start": 0.0}, {"start": 1.0, "stop": 0.1}, {"steps": 1}, {"steps": True}]
 )
-def test_bad_arguments(arguments: dict[str, Any]) -> None:
+def test_impossible_ranges_are_errors(arguments: dict[str, Any]) -> None:
     problem = problems.line()
     with pytest.raises(InputError, match="expected 0 < start < stop and steps >= 2"):
         Trainer(problem.model, "mse").find_learning_rate(problem.x, problem.y, **arguments)

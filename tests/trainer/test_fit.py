@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxtrain import Callback, EarlyStopping, Trainer
+from onnxtrain import EarlyStopping, Trainer
 from onnxtrain.errors import InputError
 from trainer import problems
+from trainer.problems import AtEachStep
 
 
 def descend(
@@ -135,19 +136,14 @@ def test_frozen_parameters_stay_and_only_the_named_ones_move() -> None:
     ],
     ids=["linear", "linear-warmup", "cosine", "function", "warmup"],
 )
-def test_schedule(options: dict, rates: list[float]) -> None:
+def test_a_schedule_sets_the_rate_of_each_step(options: dict, rates: list[float]) -> None:
     """Five steps in all; epochs record the rate of their last one, here steps 2 and 4 counted from 0."""
     problem = problems.line(samples=24)
 
-    seen = []
-
-    class Steps(Callback):
-        def on_step_end(self, trainer: Trainer, loss: float) -> None:
-            seen.append(trainer.current_learning_rate)
-
+    steps = AtEachStep(lambda trainer, _: trainer.current_learning_rate)
     trainer = Trainer(problem.model, "mse", learning_rate=0.1, **options)
-    trainer.fit(problem.x, problem.y, epochs=1, batch_size=5, callbacks=[Steps()], verbose=False)
-    np.testing.assert_allclose([seen[2], seen[4]], 0.1 * np.array(rates), rtol=1e-6)
+    trainer.fit(problem.x, problem.y, epochs=1, batch_size=5, callbacks=[steps], verbose=False)
+    np.testing.assert_allclose([steps.seen[2], steps.seen[4]], 0.1 * np.array(rates), rtol=1e-6)
 
 
 def test_clipping_bounds_the_step() -> None:
@@ -222,7 +218,7 @@ def test_progress_bar_on_a_terminal() -> None:
         ({"callbacks": [print]}, "callbacks must be a list of callbacks, received builtin_function"),
     ],
 )
-def test_bad_arguments(arguments: dict, message: str) -> None:
+def test_impossible_arguments_are_errors(arguments: dict, message: str) -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse")
     with pytest.raises(InputError, match=message):
@@ -249,7 +245,7 @@ def test_schedule_that_gives_no_factor(factor: object) -> None:
         ({"warmup_steps": -1}, "warmup_steps must be"),
     ],
 )
-def test_bad_settings(arguments: dict, message: str) -> None:
+def test_impossible_settings_are_errors(arguments: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         Trainer(problems.line().model, "mse", **arguments)
 

@@ -1,4 +1,4 @@
-"""What a history shows of itself, and what a notebook shows of a fit."""
+"""Texts and tables of a history, and the display of a fit in a notebook."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_plot_of_nothing() -> None:
         History(EPOCHS).plot(keys=["loss", "val_f1"])
 
 
-def test_frame() -> None:
+def test_a_history_becomes_a_frame() -> None:
     import pandas as pd
 
     frame = History(EPOCHS).to_frame()
@@ -68,7 +68,7 @@ def test_frame() -> None:
 
 
 @pytest.mark.parametrize(("module", "call"), [("matplotlib", "plot"), ("pandas", "to_frame")])
-def test_missing_packages(module: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(module: str, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(
         MissingPackageError, match=f"needs {module}, which is not installed: pip install {module}"
@@ -77,7 +77,7 @@ def test_missing_packages(module: str, call: str, monkeypatch: pytest.MonkeyPatc
 
 
 class ZMQInteractiveShell:
-    """What IPython calls the shell of a notebook."""
+    """Stands for IPython's shell of a notebook."""
 
 
 @pytest.fixture

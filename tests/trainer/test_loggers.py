@@ -1,4 +1,4 @@
-"""What loggers write, read by others; a run that goes on logs each step once."""
+"""Files of loggers are read by others; a run that goes on logs each step once."""
 
 from __future__ import annotations
 
@@ -11,37 +11,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtrain import Callback, CSVLogger, TensorBoardLogger, Trainer, WandbLogger
+from onnxtrain import CSVLogger, TensorBoardLogger, Trainer, WandbLogger
 from onnxtrain.errors import DivergenceError, InputError, MissingPackageError
 from trainer import problems
+from trainer.problems import AtEachStep
 from trainer.test_resume import FIT
 
 STEPS = 15  # 48 samples in batches of 8, two per step, 5 epochs
 
 
-class Steps(Callback):
-    """Keeps what loggers should write."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, float, float]] = []
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        self.seen.append((trainer.global_step, loss, trainer.current_learning_rate))
-
-
-class Killed(Callback):
+def killed(step: int) -> AtEachStep:
     """Ends the process, as it were, in a given step: nothing is saved."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        if trainer.global_step == self.step:
+    def work(trainer: Trainer, _: float) -> None:
+        if trainer.global_step == step:
             raise KeyboardInterrupt
 
+    return AtEachStep(work)
 
-def straight() -> tuple[Trainer, Steps]:
-    problem, steps = problems.classes(), Steps()
+
+def straight() -> tuple[Trainer, AtEachStep]:
+    """Train without a logger; the steps hold what loggers should write."""
+    problem = problems.classes()
+    steps = AtEachStep(lambda trainer, loss: (trainer.global_step, loss, trainer.current_learning_rate))
     trainer = make()
     trainer.fit(problem.x, problem.y, callbacks=[steps], **FIT)
     assert trainer.global_step == len(steps.seen) == STEPS
@@ -57,7 +49,7 @@ def killed_and_resumed(logger: Any, directory: Path, step: int) -> Trainer:
     """Ends in a step after the last save, and goes on from there with a logger made anew."""
     problem = problems.classes()
     with pytest.raises(KeyboardInterrupt):
-        make(directory).fit(problem.x, problem.y, callbacks=[logger(), Killed(step)], **FIT)
+        make(directory).fit(problem.x, problem.y, callbacks=[logger(), killed(step)], **FIT)
     trainer = Trainer.resume(directory)
     assert trainer.global_step == step - step % 3  # three steps an epoch
     trainer.fit(problem.x, problem.y, callbacks=[logger()], **FIT)
@@ -70,7 +62,7 @@ def read(path: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("step", [0, 5, 8, 15], ids=["whole", "5", "8", "end"])
-def test_csv(step: int, tmp_path: Path) -> None:
+def test_csv_files_hold_epochs_and_steps(step: int, tmp_path: Path) -> None:
     expected, steps = straight()
     path = tmp_path / "logs" / "log.csv"
     if step:
@@ -94,7 +86,7 @@ def test_csv_of_a_row_that_was_cut_off_and_of_another_file(tmp_path: Path) -> No
     problem = problems.classes()
     path = tmp_path / "log.csv"
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "run").fit(problem.x, problem.y, callbacks=[CSVLogger(path), Killed(5)], **FIT)
+        make(tmp_path / "run").fit(problem.x, problem.y, callbacks=[CSVLogger(path), killed(5)], **FIT)
     steps = path.with_name("log.steps.csv")
     steps.write_bytes(steps.read_bytes() + b"2,6,0.")
     Trainer.resume(tmp_path / "run").fit(problem.x, problem.y, callbacks=[CSVLogger(path, 2)], **FIT)
@@ -120,7 +112,9 @@ def test_csv_of_several_fits_and_keys(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", ["tensorboardX", "torch"])
 @pytest.mark.parametrize("step", [0, 5], ids=["whole", "killed"])
-def test_tensorboard(step: int, writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_gets_epochs_and_steps(
+    step: int, writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     if writer == "torch":
@@ -177,7 +171,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
 
 
 @pytest.mark.parametrize("step", [0, 5], ids=["whole", "killed"])
-def test_wandb(step: int, wandb: FakeWandb, tmp_path: Path) -> None:
+def test_wandb_gets_epochs_and_steps(step: int, wandb: FakeWandb, tmp_path: Path) -> None:
     expected, steps = straight()
 
     def logger() -> WandbLogger:
@@ -255,7 +249,7 @@ def test_a_fit_that_fails_closes_its_loggers(wandb: FakeWandb, tmp_path: Path) -
     ],
     ids=["wandb", "tensorboard"],
 )
-def test_missing_packages(
+def test_missing_packages_are_named(
     modules: list[str], make_logger: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in modules:
@@ -265,7 +259,7 @@ def test_missing_packages(
         make_logger()
 
 
-def test_bad_settings() -> None:
+def test_impossible_settings_are_errors() -> None:
     with pytest.raises(
         InputError, match="CSVLogger: every_n_steps must be an integer >= 1 or None, received 0"
     ):

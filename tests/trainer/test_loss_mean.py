@@ -11,10 +11,11 @@ import onnx
 import pytest
 import torch
 
-from onnxtrain import Callback, Trainer
+from onnxtrain import Trainer
 from onnxtrain.losses import BCEWithLogitsLoss, CrossEntropyLoss, Loss, MSELoss, NLLLoss
 from tolerances import NORM_RELATIVE, norm_relative_error
 from trainer import problems
+from trainer.problems import AtEachStep
 
 WEIGHT = [1.0, 5.0, 0.2]
 F32 = np.dtype(np.float32)
@@ -111,17 +112,12 @@ def test_batch_without_a_label_that_counts_is_left_out(name: str) -> None:
     loss, _, target = case(name)
     problem = problems.classes(samples=101)
     target[:8] = 0 if name == "weight-0" else -100
-    losses: list[float] = []
-
-    class Losses(Callback):
-        def on_step_end(self, trainer: Trainer, loss: float) -> None:
-            losses.append(loss)
-
+    losses = AtEachStep(lambda _, loss: loss)
     both = [Trainer(problem.model, loss, learning_rate=0.01) for _ in range(2)]
     options: dict[str, Any] = {"batch_size": 8, "shuffle": False, "verbose": False}
-    history = both[0].fit(problem.x, target, callbacks=[Losses()], **options)
+    history = both[0].fit(problem.x, target, callbacks=[losses], **options)
     assert math.isfinite(history.last["loss"])
-    assert np.isfinite(losses).all()
+    assert np.isfinite(losses.seen).all()
     both[1].fit(problem.x[8:], target[8:], **options)
     for key, parameter in both[0].parameters:
         np.testing.assert_array_equal(parameter.data, both[1].parameters[key].data)

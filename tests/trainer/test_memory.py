@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fresh_process import python
 
 PROGRAM = """
 import resource
@@ -69,13 +70,7 @@ except MemoryError:
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and high-water marks are those of Linux")
 @pytest.mark.parametrize("kind", ["stream", "memmap"])
 def test_data_of_ten_times_the_memory(kind: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, kind, str(tmp_path / "data")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", PROGRAM, kind, tmp_path / "data", path=filter(None, sys.path))
     growth, whole = done.stdout.splitlines()
     assert float(growth) < 0.25
     assert whole == "the whole would not fit"

@@ -22,7 +22,7 @@ from trainer import problems
 
 
 @pytest.mark.parametrize("size", [40, 7])
-def test_regression(size: int) -> None:
+def test_errors_of_regression_match_scikit_learn(size: int) -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", metrics=["mae", "mse", "rmse"])
     prediction = trainer.predict(problem.x)
@@ -33,7 +33,7 @@ def test_regression(size: int) -> None:
     assert scores["loss"] == pytest.approx(scores["mse"], rel=1e-5)
 
 
-def test_binary_labels() -> None:
+def test_accuracy_of_binary_labels_matches_scikit_learn() -> None:
     problem = problems.line()
     target = (problem.y > 0).astype(np.float32)
     trainer = Trainer(problem.model, "bce_with_logits")
@@ -173,7 +173,7 @@ NAMES = [name + suffix for name in ("f1", "precision", "recall") for suffix in A
 
 @pytest.mark.parametrize("axis", [0, 5], ids=["samples", "positions"])
 @pytest.mark.parametrize("ignored", [False, True])
-def test_many_classes(ignored: bool, axis: int) -> None:
+def test_scores_of_many_classes_match_scikit_learn(ignored: bool, axis: int) -> None:
     model, x = linear(7, axis=axis)
     rng = np.random.default_rng(1)
     trainer = Trainer(
@@ -201,7 +201,7 @@ def test_many_classes(ignored: bool, axis: int) -> None:
     np.testing.assert_array_equal(trainer.confusion_matrix(x, y, batch_size=32), matrix)
 
 
-def test_two_classes() -> None:
+def test_scores_of_two_classes_match_scikit_learn() -> None:
     model, x = linear(2)
     trainer = Trainer(model, "cross_entropy", metrics=[*NAMES, "auroc", "top1_accuracy"])
     prediction = trainer.predict(x)
@@ -319,7 +319,7 @@ def test_scores_that_are_probabilities() -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_r2(outputs: int) -> None:
+def test_r2_matches_scikit_learn(outputs: int) -> None:
     model, x = linear(outputs)
     trainer = Trainer(model, "mse", metrics=["r2"])
     prediction = trainer.predict(x)
@@ -328,7 +328,7 @@ def test_r2(outputs: int) -> None:
     assert np.isnan(trainer.evaluate(x[:1], y[:1])["r2"])
 
 
-def test_perplexity() -> None:
+def test_perplexity_is_the_exponential_of_the_cross_entropy() -> None:
     model, x = linear(3)
     y = np.random.default_rng(1).integers(0, 3, len(x))
     trainer = Trainer(model, "cross_entropy", metrics=["perplexity"])

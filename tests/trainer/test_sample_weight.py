@@ -10,11 +10,12 @@ import onnx
 import pytest
 import torch
 
-from onnxtrain import Callback, Trainer, onnxblock
+from onnxtrain import Trainer, onnxblock
 from onnxtrain.errors import InputError
 from onnxtrain.losses import BCEWithLogitsLoss, CrossEntropyLoss, MSELoss
 from tolerances import NORM_RELATIVE, norm_relative_error
 from trainer import problems
+from trainer.problems import AtEachStep
 
 F32 = np.dtype(np.float32)
 CLASS_WEIGHT = [1.0, 5.0, 0.2]
@@ -126,18 +127,13 @@ def test_batch_whose_weights_are_all_0_is_left_out() -> None:
     problem = problems.classes(samples=24)
     weights = np.ones(24)
     weights[8:16] = 0
-    losses: list[float] = []
-
-    class Losses(Callback):
-        def on_step_end(self, trainer: Trainer, loss: float) -> None:
-            losses.append(loss)
-
+    losses = AtEachStep(lambda _, loss: loss)
     options: dict[str, Any] = {"batch_size": 8, "shuffle": False, "verbose": False}
     trainers = [Trainer(problem.model, "cross_entropy") for _ in range(2)]
-    trainers[0].fit(problem.x, problem.y, sample_weight=weights, callbacks=[Losses()], **options)
+    trainers[0].fit(problem.x, problem.y, sample_weight=weights, callbacks=[losses], **options)
     kept = weights > 0
     trainers[1].fit(problem.x[kept], problem.y[kept], sample_weight=np.ones(16), **options)
-    assert len(losses) == 2
+    assert len(losses.seen) == 2
     for key, parameter in trainers[0].parameters:
         np.testing.assert_array_equal(parameter.data, trainers[1].parameters[key].data)
 
@@ -188,7 +184,7 @@ class Block(onnxblock.Block):
     ],
     ids=["length", "negative", "nan", "column", "zeros", "text"],
 )
-def test_bad_weights(weights: Any, message: str) -> None:
+def test_unusable_weights_are_errors(weights: Any, message: str) -> None:
     problem = problems.classes(samples=16)
     trainer = Trainer(problem.model, "cross_entropy")
     for call in (trainer.fit, trainer.check_data, trainer.evaluate):

@@ -1,4 +1,4 @@
-"""What `Trainer.save` writes, and what it leaves alone."""
+"""`Trainer.save` writes changed files and leaves files of others alone."""
 
 from __future__ import annotations
 

@@ -9,19 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtrain import Callback, History, ReduceLROnPlateau, Trainer
+from onnxtrain import History, ReduceLROnPlateau, Trainer
 from onnxtrain.errors import CheckpointError, InputError
 from onnxtrain.schedules import MultiStep, OneCycle, Step
 from trainer import problems
+from trainer.problems import AtEachStep
 from trainer.test_resume import InterruptAt, state
 
 
-class Rates(Callback):
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-
-    def on_step_end(self, trainer: Trainer, loss: float) -> None:
-        self.seen.append(trainer.current_learning_rate)
+def each_rate() -> AtEachStep:
+    return AtEachStep(lambda trainer, _: trainer.current_learning_rate)
 
 
 FIT: dict[str, Any] = {"batch_size": 16, "validation": 0.2, "verbose": False}  # 3 batches
@@ -66,7 +63,7 @@ def test_resumed_between_and_within_fits(how: str, tmp_path: Path) -> None:
 
 def test_without_it_each_fit_has_its_own() -> None:
     problem = problems.line()
-    rates = Rates()
+    rates = each_rate()
     trainer = Trainer(problem.model, "mse", learning_rate=0.1, scheduler="linear")
     for _ in range(2):
         trainer.fit(problem.x, problem.y, epochs=2, batch_size=20, callbacks=[rates], verbose=False)
@@ -75,7 +72,7 @@ def test_without_it_each_fit_has_its_own() -> None:
 
 def test_milestones_are_epochs_of_the_fit() -> None:
     problem = problems.line()
-    rates = Rates()
+    rates = each_rate()
     trainer = Trainer(problem.model, "mse", learning_rate=0.1, scheduler=MultiStep([1, 2]), warmup_steps=2)
     trainer.fit(problem.x, problem.y, epochs=3, batch_size=20, callbacks=[rates], verbose=False)
     np.testing.assert_allclose(rates.seen, [0.05, 0.1, 0.01, 0.01, 0.001, 0.001], rtol=1e-6)
@@ -96,7 +93,7 @@ def test_a_schedule_too_short_for_the_fit() -> None:
         Trainer(problem.model, "mse", total_steps=0)
 
 
-def test_damaged_parameters(tmp_path: Path) -> None:
+def test_damaged_parameters_are_errors(tmp_path: Path) -> None:
     problem = problems.line()
     trainer = Trainer(problem.model, "mse", scheduler=Step(2), directory=tmp_path)
     trainer.fit(problem.x, problem.y, verbose=False)
@@ -109,7 +106,7 @@ def test_damaged_parameters(tmp_path: Path) -> None:
 
 def test_more_steps_than_the_schedule_has(caplog: pytest.LogCaptureFixture) -> None:
     problem = problems.line()
-    rates = Rates()
+    rates = each_rate()
     trainer = Trainer(problem.model, "mse", learning_rate=0.1, scheduler="linear", total_steps=4)
     trainer.fit(problem.x, problem.y, epochs=2, batch_size=20, callbacks=[rates], verbose=False)
     assert not caplog.records

@@ -147,7 +147,7 @@ def test_several_inputs_and_columns_by_name() -> None:
 
 
 def test_memmap_is_not_read_as_a_whole(tmp_path: Path) -> None:
-    """What is wrong in a file is found in its batch, after those before it were trained on."""
+    """A fault in a file is found in its batch, after the batches before it were trained on."""
     array = _memmap(tmp_path)
     array[50, 2] = np.nan
     trainer = make_trainer()
@@ -161,7 +161,7 @@ def test_memmap_is_not_read_as_a_whole(tmp_path: Path) -> None:
     assert parameters(trainer) == parameters(expected)
 
 
-def test_drop_last() -> None:
+def test_an_incomplete_last_batch_can_be_dropped() -> None:
     loader = torch.utils.data.DataLoader(tensors(), batch_size=16)
     for inputs, targets, options in ((X, Y, {"batch_size": 16}), (loader, None, {}), (BATCHES, None, {})):
         expected, trainer = make_trainer(), make_trainer()

@@ -71,7 +71,7 @@ def test_overwrite_of_nothing(tmp_path: Path) -> None:
 
 
 def threads_of(make: object) -> int:
-    """How many threads the process has more than before."""
+    """Count the threads that the process has more than before."""
     gc.collect()
     before = psutil.Process().num_threads()
     kept = make()  # type: ignore[operator]
@@ -112,6 +112,6 @@ def test_threads_of_the_loss_of_an_incomplete_batch() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, -1, True, 1.5])
-def test_bad_threads(threads: int) -> None:
+def test_impossible_numbers_of_threads_are_errors(threads: int) -> None:
     with pytest.raises(InputError, match="threads must be a positive integer"):
         Trainer(problems.line().model, "mse", threads=threads)

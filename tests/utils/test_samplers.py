@@ -64,7 +64,7 @@ def test_epochs_differ_and_repeat() -> None:
     assert list(sampler) == first
 
 
-def test_noise_unbalances() -> None:
+def test_noise_unbalances_steps() -> None:
     def spread(level: float) -> int:
         steps = zip(*samplers(4, random_level=level, drop_last=True), strict=True)
         return sum(np.ptp([LENGTHS[i] for i in step]) for step in steps)
@@ -104,7 +104,7 @@ def test_batches_of_at_most_twenty_elements(drop_last: bool) -> None:
         ({"dataset": []}, "no samples"),
     ],
 )
-def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_errors(options: dict[str, Any], message: str) -> None:
     arguments = {"dataset": DATA, "complexity_fn": len, "world_size": 2, "rank": 0, **options}
     with pytest.raises(ValueError, match=message):
         LoadBalancingDistributedSampler(**arguments)

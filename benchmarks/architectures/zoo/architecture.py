@@ -1,4 +1,4 @@
-"""What the sweep knows of an architecture: how to make a small one, and what it learns from."""
+"""An architecture of the sweep: a function that makes a small one, and its batches."""
 
 from __future__ import annotations
 

@@ -140,46 +140,18 @@ def _add(
 
 CAUSAL = partial(_add, "AutoModelForCausalLM", text)
 CAUSAL(
-    "gpt2",
-    "gpt_neox",
-    "opt",
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "phi",
-    "phi3",
-    "stablelm",
-    "starcoder2",
-    "olmo",
-    "olmo2",
-    "olmoe",
-    "cohere",
-    "granite",
-    "persimmon",
-    "diffllama",
-    "nemotron",
-    "smollm3",
-    "biogpt",
-    "gpt_bigcode",
-    "seed_oss",
-)
+    "gpt2", "gpt_neox", "opt", "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2",
+    "gemma3_text", "phi", "phi3", "stablelm", "starcoder2", "olmo", "olmo2", "olmoe", "cohere", "granite",
+    "persimmon", "diffllama", "nemotron", "smollm3", "biogpt", "gpt_bigcode", "seed_oss",
+)  # fmt: skip
 CAUSAL("qwen2_moe", "qwen3_moe", decoder_sparse_step=1, shared_expert_intermediate_size=24)
 CAUSAL("granitemoe", "phimoe")
 CAUSAL("glm", "glm4", "ernie4_5", "helium", head_dim=8)
 CAUSAL("gptj", "codegen", rotary_dim=4)
 CAUSAL(
-    "gpt_neo",
-    hidden_size=32,
-    num_layers=2,
-    num_heads=4,
-    attention_types=[[["global", "local"], 1]],
+    "gpt_neo", hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
     window_size=4,
-)
+)  # fmt: skip
 CAUSAL("bloom", n_head=4, n_layer=2)
 CAUSAL("falcon", alibi=False, new_decoder_architecture=True)
 CAUSAL("mpt", d_model=32, n_heads=4, n_layers=2)
@@ -188,69 +160,36 @@ CAUSAL("xglm", d_model=32, num_layers=2, attention_heads=4, ffn_dim=48)
 CAUSAL("gpt_oss", head_dim=8)
 MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
 CAUSAL(
-    "deepseek_v2",
-    first_k_dense_replace=1,
-    n_group=1,
-    topk_group=1,
-    topk_method="greedy",
-    num_key_value_heads=4,
-    **MLA,
-)
+    "deepseek_v2", first_k_dense_replace=1, n_group=1, topk_group=1, topk_method="greedy",
+    num_key_value_heads=4, **MLA,
+)  # fmt: skip
 CAUSAL("deepseek_v3", first_k_dense_replace=1, n_group=2, topk_group=2, num_key_value_heads=4, **MLA)
 CAUSAL("llama4_text", intermediate_size_mlp=48, interleave_moe_layer_step=1, head_dim=8)
 CAUSAL("mamba", "falcon_mamba", state_size=4, time_step_rank=4)
 CAUSAL("mamba2", num_heads=8, head_dim=8, state_size=8, n_groups=2, chunk_size=4)
 CAUSAL(
-    "jamba",
-    mamba_d_state=4,
-    mamba_dt_rank=4,
-    attn_layer_period=2,
-    attn_layer_offset=1,
-    expert_layer_period=2,
-    expert_layer_offset=1,
-    use_mamba_kernels=False,
-)
+    "jamba", mamba_d_state=4, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1,
+    expert_layer_period=2, expert_layer_offset=1, use_mamba_kernels=False,
+)  # fmt: skip
 CAUSAL(
-    "bamba",
-    mamba_n_heads=8,
-    mamba_d_head=8,
-    mamba_d_state=8,
-    mamba_n_groups=2,
-    mamba_chunk_size=4,
+    "bamba", mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=2, mamba_chunk_size=4,
     attn_layer_indices=[1],
-)
+)  # fmt: skip
 CAUSAL("recurrent_gemma", lru_width=32, num_hidden_layers=3, attention_window_size=8)
 CAUSAL("rwkv", attention_hidden_size=32, context_length=64)
 CAUSAL("lfm2", block_ff_dim=48, layer_types=["conv", "full_attention"])
 CAUSAL(
-    "qwen3_next",
-    linear_num_key_heads=2,
-    linear_num_value_heads=4,
-    linear_key_head_dim=8,
-    linear_value_head_dim=8,
-    head_dim=8,
-    layer_types=["linear_attention", "full_attention"],
+    "qwen3_next", linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8,
+    linear_value_head_dim=8, head_dim=8, layer_types=["linear_attention", "full_attention"],
     shared_expert_intermediate_size=24,
-)
+)  # fmt: skip
 _add("XLNetLMHeadModel", partial(text, mask=False), "xlnet", d_model=32, n_layer=2, n_head=4, d_inner=48)
 
 MASKED = partial(_add, "AutoModelForMaskedLM", text)
 MASKED(
-    "bert",
-    "roberta",
-    "electra",
-    "mpnet",
-    "rembert",
-    "roformer",
-    "camembert",
-    "layoutlm",
-    "megatron-bert",
-    "ernie",
-    "xlm-roberta",
-    "modernbert",
-    "nystromformer",
-    "yoso",
-)
+    "bert", "roberta", "electra", "mpnet", "rembert", "roformer", "camembert", "layoutlm", "megatron-bert",
+    "ernie", "xlm-roberta", "modernbert", "nystromformer", "yoso",
+)  # fmt: skip
 MASKED("albert", embedding_size=16)
 MASKED("distilbert", dim=32, n_layers=2, n_heads=4, hidden_dim=48)
 MASKED(
@@ -264,95 +203,47 @@ MASKED("xlm", emb_dim=32, n_layers=2, n_heads=4)
 _add("AutoModelForMaskedLM", partial(text, mask=False), "fnet", type_vocab_size=2)
 _add("AutoModelForMaskedLM", partial(text, 16), "longformer", attention_window=4)
 _add(
-    "AutoModelForMaskedLM",
-    partial(text, 64),
-    "big_bird",
-    attention_type="block_sparse",
-    block_size=4,
-    num_random_blocks=2,
-    max_position_embeddings=128,
-)
+    "AutoModelForMaskedLM", partial(text, 64), "big_bird", attention_type="block_sparse", block_size=4,
+    num_random_blocks=2, max_position_embeddings=128,
+)  # fmt: skip
 _add("AutoModelForMaskedLM", partial(text, 16), "mra", max_position_embeddings=16)
 _add(
-    "AutoModelForMaskedLM",
-    text,
-    "esm",
-    mask_token_id=3,
-    position_embedding_type="rotary",
+    "AutoModelForMaskedLM", text, "esm", mask_token_id=3, position_embedding_type="rotary",
     token_dropout=False,
-)
+)  # fmt: skip
 _add(
-    "AutoModelForSequenceClassification",
-    classified,
-    "funnel",
-    d_model=32,
-    n_head=4,
-    d_head=8,
-    d_inner=48,
+    "AutoModelForSequenceClassification", classified, "funnel", d_model=32, n_head=4, d_head=8, d_inner=48,
     block_sizes=[1, 1],
-)
+)  # fmt: skip
 _add(
-    "AutoModelForSequenceClassification",
-    partial(classified, 16),
-    "canine",
-    num_hash_buckets=64,
-    local_transformer_stride=8,
-    downsampling_rate=4,
-)
+    "AutoModelForSequenceClassification", partial(classified, 16), "canine", num_hash_buckets=64,
+    local_transformer_stride=8, downsampling_rate=4,
+)  # fmt: skip
 _add(
-    "ReformerModelWithLMHead",
-    partial(text, 16),
-    "reformer",
-    hidden_size=32,
-    attn_layers=["local", "lsh"],
-    num_buckets=2,
-    axial_pos_shape=[4, 4],
-    axial_pos_embds_dim=[16, 16],
-    is_decoder=True,
-    local_attn_chunk_length=4,
-    lsh_attn_chunk_length=4,
-    feed_forward_size=48,
-    attention_head_size=8,
+    "ReformerModelWithLMHead", partial(text, 16), "reformer", hidden_size=32, attn_layers=["local", "lsh"],
+    num_buckets=2, axial_pos_shape=[4, 4], axial_pos_embds_dim=[16, 16], is_decoder=True,
+    local_attn_chunk_length=4, lsh_attn_chunk_length=4, feed_forward_size=48, attention_head_size=8,
     hash_seed=0,
-)
+)  # fmt: skip
 
 SEQ2SEQ = partial(_add, "AutoModelForSeq2SeqLM", pairs)
 SEQ2SEQ(
-    "bart",
-    "mbart",
-    "pegasus",
-    "marian",
-    "blenderbot",
-    "blenderbot-small",
-    "m2m_100",
-    "plbart",
+    "bart", "mbart", "pegasus", "marian", "blenderbot", "blenderbot-small", "m2m_100", "plbart",
     **ENCODER_DECODER,
-)
+)  # fmt: skip
 SEQ2SEQ("t5", "umt5", "mt5", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)
 SEQ2SEQ(
     "longt5", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, local_radius=3
 )
 SEQ2SEQ(
-    "switch_transformers",
-    decoder_start_token_id=1,
-    d_model=32,
-    d_kv=8,
-    d_ff=48,
-    num_layers=2,
-    num_heads=4,
-    num_sparse_encoder_layers=1,
-    num_sparse_decoder_layers=1,
-)
+    "switch_transformers", decoder_start_token_id=1, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4,
+    num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+)  # fmt: skip
 SEQ2SEQ("led", attention_window=4, **ENCODER_DECODER)
 SEQ2SEQ(
-    "prophetnet",
-    num_encoder_layers=2,
-    num_decoder_layers=2,
-    num_encoder_attention_heads=4,
-    num_decoder_attention_heads=4,
-    encoder_ffn_dim=48,
-    decoder_ffn_dim=48,
-)
+    "prophetnet", num_encoder_layers=2, num_decoder_layers=2, num_encoder_attention_heads=4,
+    num_decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48,
+)  # fmt: skip
 
 
 VISION = partial(_add, "AutoModelForImageClassification", pictures)
@@ -366,83 +257,42 @@ VISION("bit", embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_groups=
 VISION("mobilenet_v1", "mobilenet_v2", depth_multiplier=0.25, min_depth=8)
 VISION("mobilevit", image_size=32, hidden_sizes=[16, 16, 16], neck_hidden_sizes=[4, 4, 8, 8, 8, 8, 16])
 _add(
-    "AutoModelForImageClassification",
-    partial(pictures, 64),
-    "mobilevitv2",
-    image_size=64,
+    "AutoModelForImageClassification", partial(pictures, 64), "mobilevitv2", image_size=64,
     width_multiplier=0.25,
-)
+)  # fmt: skip
 _add(
-    "LevitForImageClassification",
-    partial(pictures, 64),
-    "levit",
-    image_size=64,
-    hidden_sizes=[16, 24, 32],
-    num_attention_heads=[2, 2, 2],
-    depths=[1, 1, 1],
-    key_dim=[4, 4, 4],
-)
+    "LevitForImageClassification", partial(pictures, 64), "levit", image_size=64, hidden_sizes=[16, 24, 32],
+    num_attention_heads=[2, 2, 2], depths=[1, 1, 1], key_dim=[4, 4, 4],
+)  # fmt: skip
 _add("DeiTForImageClassification", pictures, "deit", image_size=32, patch_size=8)
 VISION("efficientnet", image_size=32, width_coefficient=0.25, depth_coefficient=0.3, hidden_dim=320)
 VISION("cvt")
 VISION(
-    "pvt",
-    image_size=32,
-    hidden_sizes=[8, 16, 16, 32],
-    depths=[1, 1, 1, 1],
-    num_attention_heads=[1, 2, 2, 4],
+    "pvt", image_size=32, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1], num_attention_heads=[1, 2, 2, 4],
     num_hidden_layers=4,
-)
+)  # fmt: skip
 VISION(
-    "pvt_v2",
-    image_size=32,
-    hidden_sizes=[8, 16, 16, 32],
-    depths=[1, 1, 1, 1],
-    num_attention_heads=[1, 2, 2, 4],
-    num_hidden_layers=4,
-)
+    "pvt_v2", image_size=32, hidden_sizes=[8, 16, 16, 32], depths=[1, 1, 1, 1],
+    num_attention_heads=[1, 2, 2, 4], num_hidden_layers=4,
+)  # fmt: skip
 VISION("poolformer", hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1])
 VISION(
-    "focalnet",
-    image_size=32,
-    patch_size=4,
-    embed_dim=8,
-    depths=[1, 1],
-    hidden_sizes=[8, 16],
-    focal_levels=[2, 2],
-    focal_windows=[3, 3],
-)
+    "focalnet", image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], hidden_sizes=[8, 16],
+    focal_levels=[2, 2], focal_windows=[3, 3],
+)  # fmt: skip
 _add(
-    "AutoModelForImageClassification",
-    partial(pictures, 64),
-    "hiera",
-    image_size=[64, 64],
-    embed_dim=8,
-    depths=[1, 1, 1],
-    num_heads=[1, 2, 4],
-    masked_unit_size=[4, 4],
-    num_query_pool=2,
-)
+    "AutoModelForImageClassification", partial(pictures, 64), "hiera", image_size=[64, 64], embed_dim=8,
+    depths=[1, 1, 1], num_heads=[1, 2, 4], masked_unit_size=[4, 4], num_query_pool=2,
+)  # fmt: skip
 _add(
-    "AutoModelForPreTraining",
-    partial(pictures, 32, False),
-    "vit_mae",
-    image_size=32,
-    patch_size=8,
-    decoder_hidden_size=16,
-    decoder_num_hidden_layers=1,
-    decoder_num_attention_heads=2,
+    "AutoModelForPreTraining", partial(pictures, 32, False), "vit_mae", image_size=32, patch_size=8,
+    decoder_hidden_size=16, decoder_num_hidden_layers=1, decoder_num_attention_heads=2,
     decoder_intermediate_size=24,
-)
+)  # fmt: skip
 _add(
-    "AutoModelForSemanticSegmentation",
-    maps,
-    "segformer",
-    hidden_sizes=[8, 8, 16, 16],
-    depths=[1, 1, 1, 1],
-    num_attention_heads=[1, 1, 2, 2],
-    decoder_hidden_size=16,
-)
+    "AutoModelForSemanticSegmentation", maps, "segformer", hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1],
+    num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=16,
+)  # fmt: skip
 _add(
     "AutoModelForSemanticSegmentation",
     maps,
@@ -460,26 +310,14 @@ _add(
     ),
 )
 _add(
-    "AutoModelForDepthEstimation",
-    partial(pictures, 32, False),
-    "dpt",
-    image_size=32,
-    patch_size=8,
-    num_hidden_layers=4,
-    backbone_out_indices=[0, 1, 2, 3],
-    neck_hidden_sizes=[8, 8, 16, 16],
-    fusion_hidden_size=8,
-    readout_type="project",
-)
+    "AutoModelForDepthEstimation", partial(pictures, 32, False), "dpt", image_size=32, patch_size=8,
+    num_hidden_layers=4, backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 16, 16],
+    fusion_hidden_size=8, readout_type="project",
+)  # fmt: skip
 _add(
-    "AutoModelForDepthEstimation",
-    partial(pictures, 64, False),
-    "glpn",
-    hidden_sizes=[8, 8, 16, 16],
-    depths=[1] * 4,
-    num_attention_heads=[1, 1, 2, 2],
-    decoder_hidden_size=8,
-)
+    "AutoModelForDepthEstimation", partial(pictures, 64, False), "glpn", hidden_sizes=[8, 8, 16, 16],
+    depths=[1] * 4, num_attention_heads=[1, 1, 2, 2], decoder_hidden_size=8,
+)  # fmt: skip
 _add(
     "AutoModelForVideoClassification",
     lambda: [{"pixel_values": torch.randn(b, 4, 3, 16, 16), "labels": torch.arange(b) % 2} for b in (2, 3)],
@@ -537,13 +375,9 @@ OBJECTS = partial(
 OBJECTS("detr", "conditional_detr", "table-transformer", **DETR)
 OBJECTS("deformable_detr", num_feature_levels=3, encoder_n_points=2, decoder_n_points=2, **DETR)
 _add(
-    "AutoModelForObjectDetection",
-    partial(pictures, 32, False),
-    "yolos",
-    image_size=[32, 32],
-    patch_size=8,
+    "AutoModelForObjectDetection", partial(pictures, 32, False), "yolos", image_size=[32, 32], patch_size=8,
     num_detection_tokens=4,
-)
+)  # fmt: skip
 
 AUDIO = {
     "conv_dim": [16, 16, 16],
@@ -556,26 +390,13 @@ AUDIO = {
     "mask_feature_length": 2,
 }
 _add(
-    "AutoModelForAudioClassification",
-    waves,
-    "wav2vec2",
-    "hubert",
-    "wavlm",
-    "unispeech",
-    "unispeech-sat",
-    "data2vec-audio",
-    classifier_proj_size=16,
-    **AUDIO,
-)
+    "AutoModelForAudioClassification", waves, "wav2vec2", "hubert", "wavlm", "unispeech", "unispeech-sat",
+    "data2vec-audio", classifier_proj_size=16, **AUDIO,
+)  # fmt: skip
 _add(
-    "AutoModelForAudioClassification",
-    waves,
-    "sew",
-    "sew-d",
-    squeeze_factor=2,
-    classifier_proj_size=16,
+    "AutoModelForAudioClassification", waves, "sew", "sew-d", squeeze_factor=2, classifier_proj_size=16,
     **AUDIO,
-)
+)  # fmt: skip
 _add("Wav2Vec2ForCTC", spoken, "wav2vec2", suffix="-ctc", **AUDIO)
 _add(
     "AutoModelForAudioClassification",
@@ -691,28 +512,13 @@ PATCHES = lambda: [
     {"past_values": torch.randn(b, 32, 2), "future_values": torch.randn(b, 8, 2)} for b in (2, 3)
 ]
 _add(
-    "PatchTSTForPrediction",
-    PATCHES,
-    "patchtst",
-    num_input_channels=2,
-    context_length=32,
-    prediction_length=8,
-    patch_length=4,
-    patch_stride=4,
-    d_model=16,
-    ffn_dim=24,
-)
+    "PatchTSTForPrediction", PATCHES, "patchtst", num_input_channels=2, context_length=32,
+    prediction_length=8, patch_length=4, patch_stride=4, d_model=16, ffn_dim=24,
+)  # fmt: skip
 _add(
-    "PatchTSMixerForPrediction",
-    PATCHES,
-    "patchtsmixer",
-    num_input_channels=2,
-    context_length=32,
-    prediction_length=8,
-    patch_length=4,
-    patch_stride=4,
-    d_model=16,
-)
+    "PatchTSMixerForPrediction", PATCHES, "patchtsmixer", num_input_channels=2, context_length=32,
+    prediction_length=8, patch_length=4, patch_stride=4, d_model=16,
+)  # fmt: skip
 _add(
     "DecisionTransformerModel",
     lambda: [

@@ -1,1 +1,1 @@
-"""Where files come from, a module for each kind."""
+"""Sources of files, a module for each kind."""

@@ -83,43 +83,26 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     },
     "prelu": lambda: stack(layers.Dense(12), layers.PReLU(), layers.Dense(2), shape=ROWS),
     "lenet": lambda: stack(
-        layers.Conv2D(4, 3, activation="relu"),
-        layers.MaxPooling2D(),
-        layers.Conv2D(6, 3, activation="tanh"),
-        layers.AveragePooling2D(2),
-        layers.Flatten(),
-        layers.Dense(4, activation="softmax"),
-        shape=IMAGES,
+        layers.Conv2D(4, 3, activation="relu"), layers.MaxPooling2D(), layers.Conv2D(6, 3, activation="tanh"),
+        layers.AveragePooling2D(2), layers.Flatten(), layers.Dense(4, activation="softmax"), shape=IMAGES,
     ),
     "batchnorm": lambda: stack(
-        layers.Conv2D(4, 3, use_bias=False),
-        layers.BatchNormalization(),
-        layers.ReLU(6.0),
-        layers.GlobalMaxPooling2D(),
-        layers.Dropout(0.5),
-        layers.Dense(2),
-        shape=IMAGES,
+        layers.Conv2D(4, 3, use_bias=False), layers.BatchNormalization(), layers.ReLU(6.0),
+        layers.GlobalMaxPooling2D(), layers.Dropout(0.5), layers.Dense(2), shape=IMAGES,
     ),
     "residual": residual,
     "unet": unet,
     "squeeze": squeeze,
     "separable": lambda: stack(
-        layers.SeparableConv2D(6, 3, strides=2, padding="same"),
-        layers.LeakyReLU(),
-        layers.ZeroPadding2D(1),
-        layers.Conv2DTranspose(3, 3, strides=2, padding="same"),
-        layers.Cropping2D(2),
-        shape=IMAGES,
+        layers.SeparableConv2D(6, 3, strides=2, padding="same"), layers.LeakyReLU(), layers.ZeroPadding2D(1),
+        layers.Conv2DTranspose(3, 3, strides=2, padding="same"), layers.Cropping2D(2), shape=IMAGES,
     ),
     "dilated": lambda: stack(
         layers.Conv2D(4, 3, dilation_rate=2), layers.Conv2D(2, 3, groups=2), shape=IMAGES
     ),
     "conv1d": lambda: stack(
-        layers.Conv1D(8, 3, padding="causal", activation="relu"),
-        layers.MaxPooling1D(),
-        layers.GlobalAveragePooling1D(),
-        layers.Dense(2),
-        shape=SEQUENCES,
+        layers.Conv1D(8, 3, padding="causal", activation="relu"), layers.MaxPooling1D(),
+        layers.GlobalAveragePooling1D(), layers.Dense(2), shape=SEQUENCES,
     ),
     "conv3d": lambda: stack(layers.Conv3D(3, 3), layers.MaxPooling3D(), shape=(6, 6, 6, 2)),
     "layer-norm": lambda: stack(
@@ -137,10 +120,7 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
         layers.Bidirectional(layers.LSTM(4, return_sequences=True)), layers.Dense(2), shape=SEQUENCES
     ),
     "text": lambda: stack(
-        layers.Embedding(30, 6),
-        layers.LSTM(5),
-        layers.Dense(1, activation="sigmoid"),
-        shape=TOKENS,
+        layers.Embedding(30, 6), layers.LSTM(5), layers.Dense(1, activation="sigmoid"), shape=TOKENS,
         dtype="int32",
     ),
     "time-distributed": lambda: stack(
@@ -149,21 +129,16 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "transformer": transformer,
     "autoencoder": lambda: stack(
         layers.Conv2D(4, 3, strides=2, padding="same", activation="relu"),
-        layers.Conv2DTranspose(3, 3, strides=2, padding="same", activation="sigmoid"),
-        shape=IMAGES,
+        layers.Conv2DTranspose(3, 3, strides=2, padding="same", activation="sigmoid"), shape=IMAGES,
     ),
     "resizing": lambda: stack(
         layers.Conv2D(4, 3), layers.Resizing(7, 9), layers.UpSampling2D(2), layers.Dense(2), shape=IMAGES
     ),
     "mlp-mixer": lambda: stack(
-        layers.Dense(8, activation="gelu"),
-        layers.Permute((2, 1)),
-        layers.Dense(6, activation="gelu"),
-        layers.Permute((2, 1)),
-        layers.Dense(3),
-        shape=SEQUENCES,
+        layers.Dense(8, activation="gelu"), layers.Permute((2, 1)), layers.Dense(6, activation="gelu"),
+        layers.Permute((2, 1)), layers.Dense(3), shape=SEQUENCES,
     ),
-}
+}  # fmt: skip
 
 
 def make(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the networks of `torch_nets.py` are made of."""
+"""Layers of the networks of `torch_nets.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Fn(nn.Module):
         self._forward = forward
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        """What the function gives."""
+        """Apply the function."""
         return self._forward(self, *inputs)
 
 

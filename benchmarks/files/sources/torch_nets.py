@@ -78,9 +78,7 @@ NETS: dict[str, Net] = {
         )
     },
     "mlp-batchnorm": (
-        lambda: nn.Sequential(
-            nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(), nn.Linear(12, 3)
-        ),
+        lambda: nn.Sequential(nn.Linear(8, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(), nn.Linear(12, 3)),
         rows,
     ),
     "lenet": (
@@ -129,8 +127,7 @@ NETS: dict[str, Net] = {
         images,
     ),
     "conv1d": (
-        lambda: nn.Sequential(nn.Conv1d(6, 8, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(8, 4, 1)),
-        sequences,
+        lambda: nn.Sequential(nn.Conv1d(6, 8, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Conv1d(8, 4, 1)), sequences,
     ),
     "conv3d": (
         lambda: nn.Sequential(nn.Conv3d(2, 3, 3), nn.ReLU(), nn.AvgPool3d(2)),
@@ -143,8 +140,7 @@ NETS: dict[str, Net] = {
         images,
     ),
     "autoencoder": (
-        lambda: nn.Sequential(dense(8, 6, 3, act=nn.Tanh), nn.Tanh(), dense(3, 6, 8, act=nn.Tanh)),
-        rows,
+        lambda: nn.Sequential(dense(8, 6, 3, act=nn.Tanh), nn.Tanh(), dense(3, 6, 8, act=nn.Tanh)), rows,
     ),
     "unet": (unet, images),
     "super-resolution": (
@@ -166,18 +162,15 @@ NETS: dict[str, Net] = {
         images,
     ),
     "group-norm": (
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), *head(4)),
-        images,
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), *head(4)), images,
     ),
     "layer-norm": (
-        lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2)),
-        sequences,
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 2)), sequences,
     ),
     "rms-norm": (lambda: nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8, eps=1e-5), nn.Linear(8, 2)), sequences),
     "local-response": (lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.LocalResponseNorm(3), *head(6)), images),
     "weight-norm": (
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 6)), nn.Linear(6, 2)),
-        rows,
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 6)), nn.Linear(6, 2)), rows,
     ),
     "rnn": (recurrent(nn.RNN), sequences),
     "rnn-relu": (recurrent(nn.RNN, nonlinearity="relu", num_layers=2), sequences),
@@ -235,12 +228,10 @@ NETS: dict[str, Net] = {
     "rotary": (lambda: Fn(rotary, q=nn.Linear(8, 8, bias=False), k=nn.Linear(8, 8, bias=False)), sequences),
     "mixture-of-experts": (lambda: Fn(experts, gate=nn.Linear(8, 4), experts=p(4, 8, 5)), rows),
     "embedding-bag": (
-        lambda: Fn(lambda m, t: m.b(m.a(t).mean(1)), a=nn.Embedding(30, 6), b=nn.Linear(6, 2)),
-        tokens,
+        lambda: Fn(lambda m, t: m.b(m.a(t).mean(1)), a=nn.Embedding(30, 6), b=nn.Linear(6, 2)), tokens,
     ),
     "embedding-bag-op": (
-        lambda: Fn(lambda m, t: m.b(m.a(t)), a=nn.EmbeddingBag(30, 6), b=nn.Linear(6, 2)),
-        tokens,
+        lambda: Fn(lambda m, t: m.b(m.a(t)), a=nn.EmbeddingBag(30, 6), b=nn.Linear(6, 2)), tokens,
     ),
     "factorisation": (
         lambda: Fn(
@@ -252,8 +243,7 @@ NETS: dict[str, Net] = {
         lambda: (torch.randint(0, 9, (5,)), torch.randint(0, 7, (5,))),
     ),
     "split": (
-        lambda: Fn(split, a=nn.Linear(8, 8), b=nn.Linear(4, 6)),
-        lambda: (torch.randn(2, 4, 8)[..., :8],),
+        lambda: Fn(split, a=nn.Linear(8, 8), b=nn.Linear(4, 6)), lambda: (torch.randn(2, 4, 8)[..., :8],),
     ),
     "einsum": (lambda: Fn(lambda m, x: torch.einsum("bti,ij,bsj->bts", x, m.w, x), w=p(8, 8)), sequences),
     "bilinear": (lambda: Fn(lambda m, x: m.a(x, x.tanh()), a=nn.Bilinear(8, 8, 3)), rows),
@@ -289,8 +279,7 @@ NETS: dict[str, Net] = {
         lambda: (torch.randn(6, 8), torch.stack([torch.randint(0, 6, (6,)), torch.randperm(6)])),
     ),
     "vae": (
-        lambda: Fn(vae, a=dense(8, 12, 8), b=dense(4, 12, 8)),
-        lambda: (torch.randn(4, 8), torch.randn(4, 4)),
+        lambda: Fn(vae, a=dense(8, 12, 8), b=dense(4, 12, 8)), lambda: (torch.randn(4, 8), torch.randn(4, 4)),
     ),
     "state-space": (
         lambda: Fn(state_space, gate=nn.Linear(8, 8), inner=nn.Linear(8, 8), scale=p(8), out=nn.Linear(8, 4)),
@@ -333,7 +322,7 @@ NETS: dict[str, Net] = {
         ),
         images,
     ),
-}
+}  # fmt: skip
 
 
 def export(net: nn.Module, inputs: Tensors, path: Path, dynamo: bool, opset: int) -> None:

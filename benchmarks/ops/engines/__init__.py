@@ -1,1 +1,1 @@
-"""What differentiates, each in an environment of its own."""
+"""Programs that differentiate, each in an environment of its own."""

@@ -12,7 +12,7 @@ WITHOUT_KERNELS = {"ONNXTRAIN_KERNELS": "off"}
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How an engine is run.
+    """An engine, and how its process is started.
 
     Attributes:
         title: its name in tables.
@@ -64,4 +64,4 @@ ENGINES: dict[str, EngineSpec] = {
 """All engines; "again" after the name of one is a control."""
 
 REFERENCES = ("torch", "torch-cl", "compile", "compile-cl")
-"""What ratios are against: the best of these."""
+"""Ratios are against the best of these."""

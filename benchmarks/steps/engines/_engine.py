@@ -1,4 +1,4 @@
-"""What an engine is to the worker."""
+"""The interface of an engine to the worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADAMW = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01}
 
 @dataclass(frozen=True)
 class Job:
-    """What a process is to do.
+    """The task of a process.
 
     Attributes:
         case: name of the case.

@@ -90,30 +90,20 @@ class Recurrent(nn.Module):
 
 NETS = {
     "encoder": Net(
-        "transformer encoder, 4 layers of 256, 128 tokens",
-        Encoder,
-        lambda rng, batch: (rng.integers(0, ENCODER_WORDS, (batch, LENGTH)), labels(rng, batch)),
-        (8, 1),
+        "transformer encoder, 4 layers of 256, 128 tokens", Encoder, lambda rng,
+        batch: (rng.integers(0, ENCODER_WORDS, (batch, LENGTH)), labels(rng, batch)), (8, 1),
     ),
     "gpt2": Net(
-        "GPT-2-like decoder, 4 layers of 256, 128 tokens, 8,192 words, tied head",
-        Decoder,
-        lambda rng, batch: (
-            rng.integers(0, DECODER_WORDS, (batch, LENGTH)),
-            labels(rng, batch * LENGTH, DECODER_WORDS),
-        ),
+        "GPT-2-like decoder, 4 layers of 256, 128 tokens, 8,192 words, tied head", Decoder, lambda rng,
+        batch: (rng.integers(0, DECODER_WORDS, (batch, LENGTH)), labels(rng, batch * LENGTH, DECODER_WORDS)),
         (4, 1),
     ),
     "lstm": Net(
-        "LSTM 64 to 128 over 64 steps",
-        lambda: Recurrent(nn.LSTM),
-        lambda rng, batch: (normal(rng, batch, 64, 64), labels(rng, batch)),
-        (16, 1),
+        "LSTM 64 to 128 over 64 steps", lambda: Recurrent(nn.LSTM), lambda rng,
+        batch: (normal(rng, batch, 64, 64), labels(rng, batch)), (16, 1),
     ),
     "gru": Net(
-        "GRU 64 to 128 over 64 steps",
-        lambda: Recurrent(nn.GRU),
-        lambda rng, batch: (normal(rng, batch, 64, 64), labels(rng, batch)),
-        (16, 1),
+        "GRU 64 to 128 over 64 steps", lambda: Recurrent(nn.GRU), lambda rng,
+        batch: (normal(rng, batch, 64, 64), labels(rng, batch)), (16, 1),
     ),
-}
+}  # fmt: skip

@@ -27,21 +27,13 @@ class Many(nn.Module):
 
 NETS = {
     "adamw-one": Net(
-        "AdamW, 10 M parameters in one tensor",
-        lambda: nn.Linear(3200, 3136, bias=False),
-        lambda rng, batch: (normal(rng, batch, 3200), normal(rng, batch, 3136)),
-        (1,),
-        loss="mse",
-        counts="update",
+        "AdamW, 10 M parameters in one tensor", lambda: nn.Linear(3200, 3136, bias=False), lambda rng,
+        batch: (normal(rng, batch, 3200), normal(rng, batch, 3136)), (1,), loss="mse", counts="update",
         rate=1e-5,
     ),
     "adamw-many": Net(
-        "AdamW, 10 M parameters in 200 tensors",
-        Many,
-        lambda rng, batch: (normal(rng, batch, WIDTH), normal(rng, batch, WIDTH)),
-        (1,),
-        loss="mse",
-        counts="update",
+        "AdamW, 10 M parameters in 200 tensors", Many, lambda rng,
+        batch: (normal(rng, batch, WIDTH), normal(rng, batch, WIDTH)), (1,), loss="mse", counts="update",
         rate=1e-5,
     ),
-}
+}  # fmt: skip

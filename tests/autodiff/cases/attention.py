@@ -42,23 +42,16 @@ CASES = [
     Case("Attention", (Q, K, V, FLOAT_MASK), _attend, opset=23, name="float_mask"),
     Case("Attention", (Q, K, V, BOOL_MASK), _attend, opset=23, name="bool_mask"),
     Case(
-        "Attention",
-        (F(2, 4, 3, 6), F(2, 2, 5, 6), F(2, 2, 5, 6)),
-        lambda q, k, v: _attend(q, k, v, scale=0.25, softcap=2.0),
-        {"scale": 0.25, "softcap": 2.0},
-        opset=23,
+        "Attention", (F(2, 4, 3, 6), F(2, 2, 5, 6), F(2, 2, 5, 6)), lambda q, k,
+        v: _attend(q, k, v, scale=0.25, softcap=2.0), {"scale": 0.25, "softcap": 2.0}, opset=23,
         name="grouped_query_softcap",
     ),
     Case(
-        "Attention",
-        (F(2, 3, 64), F(2, 5, 32), F(2, 5, 32)),
-        lambda q, k, v: _flat(q, k, v, q_heads=4, kv_heads=2),
-        {"q_num_heads": 4, "kv_num_heads": 2},
-        opset=23,
-        name="three_axes",
-        symbolic={0: (0, 1), 1: (0, 1), 2: (0, 1)},
+        "Attention", (F(2, 3, 64), F(2, 5, 32), F(2, 5, 32)), lambda q, k,
+        v: _flat(q, k, v, q_heads=4, kv_heads=2), {"q_num_heads": 4, "kv_num_heads": 2}, opset=23,
+        name="three_axes", symbolic={0: (0, 1), 1: (0, 1), 2: (0, 1)},
     ),
-]
+]  # fmt: skip
 
 
 def _rotate(x, cos, sin, position=None, *, interleaved=False, size=0):
@@ -83,19 +76,11 @@ CASES += [
     ),
     Case("RotaryEmbedding", (F(2, 4, 3, 8), F(2, 3, 4), F(2, 3, 4)), _rotate, opset=23, name="no_positions"),
     Case(
-        "RotaryEmbedding",
-        (F(2, 4, 3, 8), F(5, 4), F(5, 4), POSITIONS),
-        lambda x, c, s, p: _rotate(x, c, s, p, interleaved=True),
-        {"interleaved": 1},
-        opset=23,
-        name="interleaved",
+        "RotaryEmbedding", (F(2, 4, 3, 8), F(5, 4), F(5, 4), POSITIONS), lambda x, c, s,
+        p: _rotate(x, c, s, p, interleaved=True), {"interleaved": 1}, opset=23, name="interleaved",
     ),
     Case(
-        "RotaryEmbedding",
-        (F(2, 4, 3, 8), F(5, 2), F(5, 2), POSITIONS),
-        lambda x, c, s, p: _rotate(x, c, s, p, size=4),
-        {"rotary_embedding_dim": 4},
-        opset=23,
-        name="partial",
+        "RotaryEmbedding", (F(2, 4, 3, 8), F(5, 2), F(5, 2), POSITIONS), lambda x, c, s,
+        p: _rotate(x, c, s, p, size=4), {"rotary_embedding_dim": 4}, opset=23, name="partial",
     ),
-]
+]  # fmt: skip

@@ -61,24 +61,17 @@ def case(name, shapes, **attrs):
 
 CASES = [
     case(
-        "all",
-        [(2, 4, 4, 3), (3, 4, 2, 3), (2, 24, 4, 3), (3,), (2, 12, 4, 3)],
-        pads=[1, 1, 0, 1],
+        "all", [(2, 4, 4, 3), (3, 4, 2, 3), (2, 24, 4, 3), (3,), (2, 12, 4, 3)], pads=[1, 1, 0, 1],
         offset_group=2,
     ),
     case("plain", [(1, 2, 4, 5), (3, 2, 2, 2), (1, 8, 3, 4)]),
     case("groups", [(2, 4, 6, 6), (4, 2, 3, 3), (2, 18, 3, 3), (4,)], group=2, strides=[2, 2], pads=[1] * 4),
     case(
-        "dilations",
-        [(1, 4, 6, 5), (2, 4, 2, 2), (1, 32, 4, 5), None, (1, 16, 4, 5)],
-        dilations=[2, 2],
-        pads=[0, 1, 0, 1],
-        offset_group=4,
+        "dilations", [(1, 4, 6, 5), (2, 4, 2, 2), (1, 32, 4, 5), None, (1, 16, 4, 5)], dilations=[2, 2],
+        pads=[0, 1, 0, 1], offset_group=4,
     ),
     case(
-        "groups-both",
-        [(1, 4, 4, 4), (4, 1, 2, 2), (1, 16, 3, 3), None, (1, 8, 3, 3)],
-        group=4,
+        "groups-both", [(1, 4, 4, 4), (4, 1, 2, 2), (1, 16, 3, 3), None, (1, 8, 3, 3)], group=4,
         offset_group=2,
     ),
-]
+]  # fmt: skip

@@ -38,29 +38,19 @@ SHORT = {"evaluator": "onnxruntime"}
 
 CASES += [
     Case(
-        "GatherElements",
-        (F(3, 4), R([[0, 3, -1], [3, 3, 1]])),
-        lambda x, i: x[:2].gather(1, i % 4),
-        {"axis": 1},
-        **SHORT,
+        "GatherElements", (F(3, 4), R([[0, 3, -1], [3, 3, 1]])), lambda x, i: x[:2].gather(1, i % 4),
+        {"axis": 1}, **SHORT,
     ),
     Case(
-        "GatherElements",
-        (F(3, 4), C([[2, 0, 0, -1]])),
-        lambda x, i: x.gather(0, i % 3),
-        {},
+        "GatherElements", (F(3, 4), C([[2, 0, 0, -1]])), lambda x, i: x.gather(0, i % 3), {},
         name="default_axis",
     ),
     Case(
-        "GatherElements",
-        (F(2, 2, 2), R(np.ones((2, 2, 2), np.int64))),
-        lambda x, i: x.gather(-1, i),
+        "GatherElements", (F(2, 2, 2), R(np.ones((2, 2, 2), np.int64))), lambda x, i: x.gather(-1, i),
         {"axis": -1},
     ),
     Case(
-        "GatherND",
-        (F(3, 4, 2), R([[0, 1], [2, -1], [0, 1]])),
-        lambda x, i: x[i[:, 0], i[:, 1]],
+        "GatherND", (F(3, 4, 2), R([[0, 1], [2, -1], [0, 1]])), lambda x, i: x[i[:, 0], i[:, 1]],
         name="slices",
     ),
     Case(
@@ -77,9 +67,7 @@ CASES += [
         "Compress", (F(3, 4), C([True, False])), lambda x, c: x[:, :1], {"axis": -1}, name="short_condition"
     ),
     Case(
-        "Compress",
-        (F(2, 3), C([False, True, False, True, True])),
-        lambda x, c: x.ravel()[[1, 3, 4]],
+        "Compress", (F(2, 3), C([False, True, False, True, True])), lambda x, c: x.ravel()[[1, 3, 4]],
         name="flat",
     ),
     *[
@@ -103,7 +91,7 @@ CASES += [
         )
         for axis in (-1, 0, 1)
     ],
-]
+]  # fmt: skip
 
 
 def _elements(reduction, *, axis=0, positive=False, indices=((0, 2, -1), (2, 2, 1)), distinct=False) -> Case:

@@ -59,18 +59,12 @@ CASES += [
 ]
 CASES += [
     Case(
-        "SoftmaxCrossEntropyLoss",
-        (F(4, 5), R(np.array([1, 0, 3, 3]))),
-        lambda x, t: (fn.cross_entropy(x, t), torch.log_softmax(x, 1)),
-        outputs=2,
-        name="with-log-prob",
+        "SoftmaxCrossEntropyLoss", (F(4, 5), R(np.array([1, 0, 3, 3]))), lambda x,
+        t: (fn.cross_entropy(x, t), torch.log_softmax(x, 1)), outputs=2, name="with-log-prob",
     ),
     Case(
-        "SoftmaxCrossEntropyLoss",
-        (F(4, 5, 3), R(np.array([[1, 0, 3], [3, 2, 2], [4, 1, 0], [2, 2, 2]]))),
+        "SoftmaxCrossEntropyLoss", (F(4, 5, 3), R(np.array([[1, 0, 3], [3, 2, 2], [4, 1, 0], [2, 2, 2]]))),
         lambda x, t: (fn.cross_entropy(x, t, reduction="none"), torch.log_softmax(x, 1)),
-        {"reduction": "none"},
-        outputs=2,
-        name="with-log-prob-3d",
+        {"reduction": "none"}, outputs=2, name="with-log-prob-3d",
     ),
-]
+]  # fmt: skip

@@ -95,10 +95,7 @@ HEADS = {"q_num_heads": 2, "kv_num_heads": 2}
 CASES = [
     Case("SwiGLU", (F(3, 4), F(3, 4)), lambda a, b: fn.silu(a) * b, opset=28),
     Case(
-        "SwiGLU",
-        (F(2, 3, 4), F(2, 3, 4)),
-        lambda a, b: a * torch.sigmoid(1.5 * a) * b,
-        {"alpha": 1.5},
+        "SwiGLU", (F(2, 3, 4), F(2, 3, 4)), lambda a, b: a * torch.sigmoid(1.5 * a) * b, {"alpha": 1.5},
         opset=28,
     ),
     _conv(F(2, 3, 5), F(3, 1, 4)),
@@ -110,13 +107,7 @@ CASES = [
     _linear(Q, K, V, None, DECAY, BETA, **HEADS),
     _linear(Q, K, V, STATE, DECAY, BETA, **HEADS),
     _linear(
-        F(2, 3, 16),
-        F(2, 3, 8),
-        F(2, 3, 6),
-        None,
-        F(2, 3, 8, low=-1.0, high=0.0),
-        F(2, 3, 2),
-        q_num_heads=4,
+        F(2, 3, 16), F(2, 3, 8), F(2, 3, 6), None, F(2, 3, 8, low=-1.0, high=0.0), F(2, 3, 2), q_num_heads=4,
         kv_num_heads=2,
     ),
-]
+]  # fmt: skip

@@ -25,19 +25,11 @@ CASES = [
     _dequantize(F(4, **SCALE), None, lambda s: s[:, None], name="axis_0", axis=0),
     _dequantize(F(6, **SCALE), None, lambda s: s, name="axis_negative", axis=-1),
     _dequantize(
-        F(4, 3, **SCALE),
-        np.ones((4, 3)),
-        lambda s: s.repeat_interleave(2, 1),
-        name="blocks",
-        axis=1,
+        F(4, 3, **SCALE), np.ones((4, 3)), lambda s: s.repeat_interleave(2, 1), name="blocks", axis=1,
         block_size=2,
     ),
     _dequantize(
-        F(2, 6, **SCALE),
-        None,
-        lambda s: s.repeat_interleave(3, 0)[:4],
-        name="uneven_blocks",
-        axis=0,
+        F(2, 6, **SCALE), None, lambda s: s.repeat_interleave(3, 0)[:4], name="uneven_blocks", axis=0,
         block_size=3,
     ),
-]
+]  # fmt: skip

@@ -22,29 +22,20 @@ CASES = [
 ]
 CASES += [
     Case(
-        "GridSample",
-        (F(1, 2, 3, 4, 2), F(1, 2, 1, 3, 3, **GRID)),
-        lambda x, grid: nnf.grid_sample(x, grid, "bilinear", "zeros", False),
-        opset=22,
-        name="3d",
+        "GridSample", (F(1, 2, 3, 4, 2), F(1, 2, 1, 3, 3, **GRID)), lambda x,
+        grid: nnf.grid_sample(x, grid, "bilinear", "zeros", False), opset=22, name="3d",
     ),
     Case(
-        "GridSample",
-        (F(2, 3, 4, 5), F(2, 3, 2, 2, wrt=False, **GRID)),
-        lambda x, grid: nnf.grid_sample(x, grid, "nearest", "border", True),
-        {"mode": "nearest", "padding_mode": "border", "align_corners": 1},
-        opset=22,
-        name="nearest",
+        "GridSample", (F(2, 3, 4, 5), F(2, 3, 2, 2, wrt=False, **GRID)), lambda x,
+        grid: nnf.grid_sample(x, grid, "nearest", "border", True),
+        {"mode": "nearest", "padding_mode": "border", "align_corners": 1}, opset=22, name="nearest",
     ),
     Case(
-        "GridSample",
-        (F(2, 3, 4, 5), F(2, 30, 2, 2, low=-6.0, high=6.0)),
-        lambda x, grid: nnf.grid_sample(x, grid, "bilinear", "reflection", False),
-        {"padding_mode": "reflection"},
-        opset=22,
-        name="far-outside",
+        "GridSample", (F(2, 3, 4, 5), F(2, 30, 2, 2, low=-6.0, high=6.0)), lambda x,
+        grid: nnf.grid_sample(x, grid, "bilinear", "reflection", False), {"padding_mode": "reflection"},
+        opset=22, name="far-outside",
     ),
-]
+]  # fmt: skip
 CASES += [
     Case(
         "GridSample",

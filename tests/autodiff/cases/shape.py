@@ -45,21 +45,14 @@ CASES = [
     Case("Concat", (F(2, 3), F(2, 1), F(2, 4)), lambda *xs: torch.cat(xs, 1), {"axis": 1}),
     Case("Concat", (F(2, 3), F(2, 1, wrt=False), F(2, 4)), lambda *xs: torch.cat(xs, 1), {"axis": -1}),
     Case(
-        "Concat",
-        (F(2, 3), C(np.ones((1, 3)))),
-        lambda *xs: torch.cat(xs, 0),
-        {"axis": 0},
+        "Concat", (F(2, 3), C(np.ones((1, 3)))), lambda *xs: torch.cat(xs, 0), {"axis": 0},
         name="constant_part",
     ),
     Case("Concat", (F(2, 3),), lambda x: x, {"axis": 0}, name="one"),
     Case("Split", (F(2, 7),), lambda x: x.split([3, 3, 1], 1), {"axis": 1, "num_outputs": 3}, 3),
     Case("Split", (F(5, 2), C(i64(1, 4))), lambda x, s: x.split([1, 4], 0), {}, 2, name="sizes"),
     Case(
-        "Split",
-        (F(5, 4), R(i64(1, 2, 1))),
-        lambda x, s: x.split([1, 2, 1], 1),
-        {"axis": -1},
-        3,
+        "Split", (F(5, 4), R(i64(1, 2, 1))), lambda x, s: x.split([1, 2, 1], 1), {"axis": -1}, 3,
         name="runtime_sizes",
     ),
     Case("Expand", (F(3, 1), C(i64(2, 3, 4))), lambda x, s: x.expand(2, 3, 4)),
@@ -74,11 +67,10 @@ CASES = [
         "Trilu", (F(4, 4), R(np.array(1, np.int64))), lambda x, k: x.triu(1), {"upper": 1}, name="runtime_k"
     ),
     Case(
-        "Range",
-        (F(low=0.5, high=0.6), C(np.array(3.0)), F(low=0.4, high=0.45)),
-        lambda s, _, d: s + d * torch.arange(6),
+        "Range", (F(low=0.5, high=0.6), C(np.array(3.0)), F(low=0.4, high=0.45)), lambda s, _,
+        d: s + d * torch.arange(6),
     ),
-]
+]  # fmt: skip
 
 
 def _reverse_sequence(batch_axis: int) -> Case:

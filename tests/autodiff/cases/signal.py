@@ -57,22 +57,16 @@ CASES = [
     dft_case("inverse-onesided-longer", (2, 3, 2), length=9, inverse=1, onesided=1),
     Case("DFT", (F(2, 5, 3, 1), R(np.array(7)), R(np.array(1))), dft, name="length-and-axis-at-run-time"),
     Case(
-        "DFT",
-        (F(2, 4, 3, 2), R(np.array(6)), R(np.array(-3))),
-        lambda *x: dft(*x, inverse=1, onesided=1),
-        {"inverse": 1, "onesided": 1},
-        name="half-at-run-time",
+        "DFT", (F(2, 4, 3, 2), R(np.array(6)), R(np.array(-3))), lambda *x: dft(*x, inverse=1, onesided=1),
+        {"inverse": 1, "onesided": 1}, name="half-at-run-time",
     ),
     Case("DFT", (F(2, 5, 2),), dft, name="symbolic-parts", symbolic={0: (0, 1, 2)}),
     Case("DFT", (F(2, 5, 1),), dft, name="symbolic-part", symbolic={0: (0, 1, 2)}),
     Case(
-        "DFT",
-        (F(2, 5, 1), C(np.array(7, np.int32))),
-        lambda *x: dft(*x, onesided=1),
-        {"onesided": 1},
+        "DFT", (F(2, 5, 1), C(np.array(7, np.int32))), lambda *x: dft(*x, onesided=1), {"onesided": 1},
         name="int32-length",
     ),
-]
+]  # fmt: skip
 
 
 def stft(x, step, window=None, length=None, *, onesided=1):
@@ -112,13 +106,8 @@ CASES += [
         symbolic={0: (0, 1), 2: (0,)},
     ),
     Case(
-        "STFT",
-        (F(2, 14), C(np.array(3)), None, C(np.array(5))),
-        lambda *x: flat_stft(*x, onesided=0),
-        {"onesided": 0},
-        name="two-axes-two-sided",
-        evaluator="onnxruntime",
-        symbolic={0: (0, 1)},
+        "STFT", (F(2, 14), C(np.array(3)), None, C(np.array(5))), lambda *x: flat_stft(*x, onesided=0),
+        {"onesided": 0}, name="two-axes-two-sided", evaluator="onnxruntime", symbolic={0: (0, 1)},
     ),
     stft_case("overlapping", (2, 20, 1), 3, F(6)),
     stft_case("odd-two-sided", (2, 17, 1), 4, F(5), onesided=0),
@@ -126,16 +115,8 @@ CASES += [
     stft_case("no-window", (2, 16, 1), 4, None, 8),
     stft_case("complex", (1, 12, 2), 2, F(4), onesided=0),
     Case(
-        "STFT",
-        (F(2, 14, 1), R(np.array(3)), None, R(np.array(5))),
-        stft,
-        name="step-and-length-at-run-time",
+        "STFT", (F(2, 14, 1), R(np.array(3)), None, R(np.array(5))), stft, name="step-and-length-at-run-time",
         symbolic={0: (0, 1)},
     ),
-    Case(
-        "STFT",
-        (F(2, 14, 1), C(np.array(3, np.int32)), None, C(np.array(5, np.int32))),
-        stft,
-        name="int32",
-    ),
-]
+    Case("STFT", (F(2, 14, 1), C(np.array(3, np.int32)), None, C(np.array(5, np.int32))), stft, name="int32"),
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""How If, Loop and Scan are drawn: their bodies are drawn as graphs are, and read what is outside of them."""
+"""Draw If, Loop and Scan: their bodies are drawn as graphs are, and read values of the graph around them."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def _late(d: Draw, names: Sequence[str]) -> str:
 
 
 def _own(inner: Builder) -> list[str]:
-    """What the nodes of the body compute."""
+    """Return the values that nodes of the body itself compute."""
     computed = {output for node in inner.nodes_here for output in node.outputs}
     return [name for name in inner.computed() if name in computed]
 
@@ -251,7 +251,7 @@ def _told(
 
 
 def _declared(b: Builder, d: Draw, name: str, shape: Sequence[int]) -> Dims:
-    """What a body says of a value: nothing, as most exporters do, or as much as graph inputs do."""
+    """Return how a body declares a value: not at all, as most exporters do, or as graph inputs are declared."""
     return None if d.chance(30) else b.declared(name, shape)
 
 
@@ -260,7 +260,7 @@ def _scalar(d: Draw) -> Dims:
 
 
 def _hide_stacks_of_nothing(b: Builder, names: Sequence[str], *, none: bool = False) -> None:
-    """What no iteration has given has no shape that all agree on: its sum alone may be read."""
+    """Let only sums of outputs without iterations be read: runtimes give these outputs different shapes."""
     for name in names:
         array: Array = b.values[name]
         if none or array.shape == (0,):

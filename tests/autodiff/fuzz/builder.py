@@ -82,7 +82,7 @@ class Builder:
         ]
 
     def supports(self, op: str, attribute: str) -> bool:
-        """Whether the op has the attribute at this opset."""
+        """Tell whether the op has the attribute at this opset."""
         return attribute in onnx.defs.get_schema(op, self.graph.opset).attributes
 
     # Leaves.
@@ -131,7 +131,7 @@ class Builder:
         return name
 
     def declared(self, name: str, shape: Sequence[int]) -> list[int | str] | None:
-        """What a model says of the shape of a value."""
+        """Return the dimensions that a model declares for a value; None for no shape."""
         if self.graph.shapes == "unranked":
             return None if self.d.chance(80) else list(shape)
         if self.graph.shapes == "static":

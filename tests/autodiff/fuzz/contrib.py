@@ -1,4 +1,4 @@
-"""How ops of onnxruntime are drawn, which are differentiated through what they are in standard ops.
+"""Draw ops of onnxruntime, which are differentiated through their bodies of standard ops.
 
 Optional inputs are left out at the end and between others; what is at the end is written as absent, or not at all.
 """

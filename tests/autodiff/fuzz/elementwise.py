@@ -1,4 +1,4 @@
-"""How elementwise ops, reductions and matrix products are drawn."""
+"""Draw elementwise ops, reductions and matrix products."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOMAINS = {
     "Sqrt": (0.2, 3.0),
     "Tan": (-1.2, 1.2),
 }
-"""Where functions that are not defined, or steep, elsewhere are asked."""
+"""Intervals of inputs for functions that are undefined or steep outside of them."""
 
 PLAIN = (
     *("Abs", "Asinh", "Atan", "Cos", "Cosh", "Erf", "Exp", "Identity", "Mish", "Neg", "Relu", "Selu"),

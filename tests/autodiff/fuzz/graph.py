@@ -105,7 +105,7 @@ class Body:
 
 @dataclass
 class Graph:
-    """What was drawn: the scalar function `loss = sum_i <value_i, weight_i>` of the leaves."""
+    """A drawn graph: the scalar function `loss = sum_i <value_i, weight_i>` of the leaves."""
 
     opset: int
     dtype: type[np.floating[Any]]
@@ -117,7 +117,7 @@ class Graph:
 
     @property
     def empty(self) -> bool:
-        """Whether a value has no elements."""
+        """Tell whether a value has no elements."""
         return any(0 in shape for shape in self.result_shapes.values()) or any(
             leaf.array.size == 0 for leaf in self.leaves
         )
@@ -134,7 +134,7 @@ class Graph:
 
     @property
     def wrt(self) -> list[Leaf]:
-        """What the loss is differentiated with respect to."""
+        """Leaves that the loss is differentiated by."""
         return [leaf for leaf in self.leaves if leaf.wrt]
 
     def feeds(self, dtype: type[np.floating[Any]]) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""How convolutions, pooling, normalisation and resampling are drawn."""
+"""Draw convolutions, pooling, normalisation and resampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a graph: its gradients beside differences of its loss, both computed by others.
+"""Compare the gradients of a graph with finite differences of its loss, computed by ONNX's reference evaluator.
 
 The loss is evaluated in float64 by ONNX's reference evaluator. Its slope along a random direction in all leaves at
 once, and for second derivatives its mixed difference along two directions, must be those that the gradient model
@@ -21,6 +21,7 @@ from onnxtrain import hessian_vector_product, jvp
 from onnxtrain.autodiff import differentiate
 from onnxtrain.errors import OnnxTrainError
 from runtimes import computes_float64, keeps_nothing, runs_opset
+from slopes import settled_slope
 
 RIGHT, WRONG, CRASH = "right", "wrong", "crash"
 REFUSED = "refused"
@@ -45,7 +46,7 @@ TOLERANCE = {np.float64: 2e-6, np.float32: 1e-3}
 
 @dataclass
 class Verdict:
-    """What was found.
+    """A verdict on a graph.
 
     Attributes:
         kind: one of the above.
@@ -127,7 +128,7 @@ def _judge(graph: Graph, *, second: str | None, tell: Callable[[str], None]) -> 
 
 
 def _is_beyond_runtime(graph: Graph) -> bool:
-    """Whether an old ONNX Runtime lacks what gradients need, or gets it wrong: the reference evaluates them."""
+    """Tell whether an old ONNX Runtime lacks ops of the gradient or gets them wrong: the reference is used then."""
     return (
         not runs_opset(graph.opset)
         or (graph.dtype is np.float64 and not computes_float64("Cos"))
@@ -186,15 +187,11 @@ def _slope(graph: Graph, loss: Loss, direction: dict[str, Array]) -> float:
     def at(t: float) -> float:
         return loss({leaf.name: leaf.array + t * direction[leaf.name] for leaf in graph.wrt})
 
-    step = 1e-5
     with np.errstate(all="ignore"):
-        middle, right, left = at(0.0), at(step), at(-step)
-        near, far = (right - left) / (2 * step), (at(4 * step) - at(-4 * step)) / (8 * step)
-    scale = abs(near) + 1e-2 * abs(middle) + 1e-2
-    sides = abs((right - middle) - (middle - left)) / step
-    if not np.isfinite(near + far) or abs(near - far) > 2e-6 * scale or sides > 5e-2 * scale:
+        slope = settled_slope(at, 1e-5, middle=at(0.0), part=1e-2, settled=2e-6)
+    if slope is None or not np.isfinite(slope):
         raise _Undecided(INCONCLUSIVE, "kink")
-    return near
+    return slope
 
 
 def _check_twice(

@@ -1,4 +1,4 @@
-"""How recurrent layers, attention, losses and quantization are drawn; and the strategy of whole graphs."""
+"""Draw recurrent layers, attention, losses and quantization, and whole graphs of all ops."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ DRAWERS: dict[str, Drawer] = {
     "RotaryEmbedding": rotary_embedding,
     **bodies.drawers(lambda b, d, most: add_nodes(b, d, most, AVAILABLE[b.graph.opset])),
 }
-"""How a node of each op is added to a graph."""
+"""By op, the function that adds a node of it to a graph."""
 
 
 def available(opset: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""How sampling between pixels and regions of interest are drawn."""
+"""Draw sampling between pixels and regions of interest."""
 
 from __future__ import annotations
 

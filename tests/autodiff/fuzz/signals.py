@@ -1,4 +1,4 @@
-"""How Fourier transforms are drawn."""
+"""Draw Fourier transforms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ops that move, repeat, drop, read or write elements are drawn."""
+"""Draw ops that move, repeat, drop, read or write elements."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ ALLOWED = {
     r"differentiating a branch or loop with Dropout": "run-time inputs may tell it to draw",
     r"differentiating Einsum .*an axis of size one is broadcast": "shape inference of onnx is wrong there",
 }
-"""What may be refused, and why."""
+"""Ops whose gradient may be refused, and the reason."""
 
 
 def allowed(message: str) -> bool:
-    """Whether a refusal is one of those that are documented."""
+    """Tell whether a refusal is documented."""
     return any(re.search(pattern, message) for pattern in ALLOWED)
 
 

@@ -23,16 +23,12 @@ def _bags(mode: str, **options: object) -> Case:
 
 CASES = [
     Case(
-        "repeat_interleave_counts",
-        lambda x, n: torch.repeat_interleave(x, n, 0) * 2,
-        (T(4, 3), COUNTS),
+        "repeat_interleave_counts", lambda x, n: torch.repeat_interleave(x, n, 0) * 2, (T(4, 3), COUNTS),
         dynamic=False,
     ),
     Case("repeat_interleave_of_counts", lambda n: torch.repeat_interleave(n), (COUNTS,)),
     Case(
-        "repeat_interleave_nothing",
-        lambda x, n: x.repeat_interleave(n * 0, 0),
-        (T(4, 3), COUNTS),
+        "repeat_interleave_nothing", lambda x, n: x.repeat_interleave(n * 0, 0), (T(4, 3), COUNTS),
         dynamic=False,
     ),
     Case("bincount", lambda i: (torch.bincount(i), torch.bincount(i, minlength=7)), (CLASSES,)),
@@ -41,18 +37,15 @@ CASES = [
     *(_bags(mode, padding_idx=3) for mode in ("sum", "mean", "max")),
     _bags("sum", include_last_offset=True),
     Case(
-        "embedding_bag_rows",
-        lambda i, w: F.embedding_bag(i, w),
+        "embedding_bag_rows", lambda i, w: F.embedding_bag(i, w),
         (torch.tensor([[0, 2, 2], [1, 0, 4]]), T(5, 3)),
     ),
     Case(
-        "embedding_bag_weights",
-        lambda w, s: F.embedding_bag(ROWS, w, BAGS, mode="sum", per_sample_weights=s),
-        (T(5, 3), T(7)),
+        "embedding_bag_weights", lambda w,
+        s: F.embedding_bag(ROWS, w, BAGS, mode="sum", per_sample_weights=s), (T(5, 3), T(7)),
     ),
     Case(
-        "embedding_bag_used",
-        partial(torch.nn.functional.embedding_bag, mode="mean"),
+        "embedding_bag_used", partial(torch.nn.functional.embedding_bag, mode="mean"),
         (CLASSES.view(2, 3), T(5, 2)),
     ),
-]
+]  # fmt: skip

@@ -22,11 +22,7 @@ CASES = [
     Case("arange_step", lambda x: torch.arange(0, 2 * x.shape[1], 2) + x, (X,)),
     Case(
         "eye",
-        lambda x: (
-            x @ torch.eye(4, dtype=x.dtype),
-            torch.eye(x.shape[0], dtype=x.dtype) @ x,
-            torch.eye(2, 3),
-        ),
+        lambda x: (x @ torch.eye(4, dtype=x.dtype), torch.eye(x.shape[0], dtype=x.dtype) @ x, torch.eye(2, 3)),
         (X,),
     ),
     Case("linspace", lambda x: x + torch.linspace(0, 1, 4), (X,)),
@@ -43,14 +39,12 @@ CASES = [
         "position_ids", lambda i: torch.arange(i.shape[1], device=i.device).unsqueeze(0).expand_as(i), (INTS,)
     ),
     Case(
-        "arange_fractions_of_sizes",
-        lambda x: x * torch.arange(x.shape[1], -1, -1.0)[: x.shape[1]],
+        "arange_fractions_of_sizes", lambda x: x * torch.arange(x.shape[1], -1, -1.0)[: x.shape[1]],
         (T(3, 4),),
     ),
     Case("arange_steps_to_sizes", lambda x: x * torch.arange(0.5, x.shape[1], 0.5)[: x.shape[1]], (T(3, 4),)),
     Case(
-        "sum_of_sizes",
-        lambda x, y, z: torch.cat((x, y, z)).view(x.shape[0] + y.shape[0] + z.shape[0], 2, 2),
+        "sum_of_sizes", lambda x, y, z: torch.cat((x, y, z)).view(x.shape[0] + y.shape[0] + z.shape[0], 2, 2),
         (T(3, 4), T(2, 4), T(5, 4)),
     ),
-]
+]  # fmt: skip

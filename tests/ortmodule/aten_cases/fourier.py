@@ -44,26 +44,19 @@ CASES = [
     Case("fft_long_prime", _complex(fft.fft), (T(2, 131, 2),), dynamic=False),
     Case("fftshift", lambda x: fft.fftshift(fft.fft(x)).abs(), (T(3, 4),)),
     Case(
-        "convolution_by_fft",
-        lambda x, k: fft.irfft(fft.rfft(x, n=10) * fft.rfft(k, n=10), n=10)[..., :5],
-        (T(2, 3, 5), T(3, 5)),
+        "convolution_by_fft", lambda x, k: fft.irfft(fft.rfft(x, n=10) * fft.rfft(k, n=10), n=10)[..., :5],
+        (T(2, 3, 5), T(3, 5)), dynamic=False,
+    ),
+    Case(
+        "stft", lambda x, w: torch.stft(x, 8, 4, window=w, return_complex=True).abs(),
+        (T(2, 24), T(8, low=0.1)), dynamic=False,
+    ),
+    Case(
+        "frames", lambda x: partial(torch.as_strided, size=(3, 4), stride=(2, 1))(x * 2), (T(8),),
         dynamic=False,
     ),
     Case(
-        "stft",
-        lambda x, w: torch.stft(x, 8, 4, window=w, return_complex=True).abs(),
-        (T(2, 24), T(8, low=0.1)),
-        dynamic=False,
-    ),
-    Case(
-        "frames",
-        lambda x: partial(torch.as_strided, size=(3, 4), stride=(2, 1))(x * 2),
-        (T(8),),
-        dynamic=False,
-    ),
-    Case(
-        "windows",
-        lambda x: x * torch.hann_window(8, dtype=x.dtype) + torch.hamming_window(8, dtype=x.dtype),
+        "windows", lambda x: x * torch.hann_window(8, dtype=x.dtype) + torch.hamming_window(8, dtype=x.dtype),
         (T(8),),
     ),
-]
+]  # fmt: skip

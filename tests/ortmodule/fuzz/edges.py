@@ -96,4 +96,4 @@ MIXED = (
     "torch.bmm({x3=}, {x3=}.mT.half())",
     "F.cross_entropy({x2=}, {x2=}.argmax(-1).int())",
 )
-"""What eager PyTorch refuses for the dtypes."""
+"""Expressions that eager PyTorch refuses for their dtypes."""

@@ -106,7 +106,7 @@ def _written(seed: str, writer: Writer) -> Program:
 
 @dataclass
 class Inputs:
-    """What `forward` takes: expressions that make the tensors, in which B is the batch size, S another size."""
+    """Arguments of `forward`: expressions that make the tensors, in which B is the batch size, S another size."""
 
     arguments: list[str] = field(default_factory=list)
     makers: dict[str, str] = field(default_factory=dict)
@@ -204,7 +204,7 @@ def _hold(writer: Writer, name: str, value: str) -> None:
 
 
 def _result(writer: Writer) -> str:
-    """What is returned: the last values, inputs, parameters, buffers, numbers, in some container."""
+    """Write the return statement: the last values, inputs, parameters, buffers or numbers, in some container."""
     choose = writer.choose
     local = [name for name in writer.tensors if name.startswith("v")]
     if not local:

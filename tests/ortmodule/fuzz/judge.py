@@ -1,4 +1,4 @@
-"""Whether ORTModule does what eager PyTorch does, or at least what `torch.compile(backend="aot_eager")` does."""
+"""Compare ORTModule with eager PyTorch, or, if they differ, with `torch.compile(backend="aot_eager")`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOW_PRECISION = {torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out.
+    """A verdict on a program.
 
     Attributes:
         kind: "same", "refused" (by all), "none for zero" (a gradient is None, or zeros, in the place of the other),

@@ -1,4 +1,4 @@
-"""What the generator leaves out because it is known to differ."""
+"""Programs that the generator leaves out because they are known to differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every generated program begins with: `from ortmodule.fuzz.prelude import *`."""
+"""Names for generated programs, which begin with `from ortmodule.fuzz.prelude import *`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 FLOAT = torch.float32
-"""What programs compute in; float64 while the reference runs."""
+"""The dtype that programs compute in; float64 while the reference runs."""
 
 
 def in_thread(work: Callable[[], Any]) -> Any:

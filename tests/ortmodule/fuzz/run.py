@@ -36,7 +36,7 @@ class Seen:
 
 @dataclass
 class Record:
-    """What a run has shown.
+    """Observations of one run of a program.
 
     Attributes:
         seen: names and values, tensors as `Seen`, in the order of the scenario.

@@ -1,4 +1,4 @@
-"""What is done with a module: calls in changing modes, shapes and flags, hooks, steps of an optimizer."""
+"""Scenarios of a module: calls in changing modes, shapes and flags, hooks, steps of an optimizer."""
 
 from __future__ import annotations
 
@@ -44,9 +44,6 @@ def _in_threads(writer: Writer, lines: list[str]) -> list[str]:
     return moved
 
 
-_FORWARD_HOOKS = ("double_output", "note()")
-
-
 def _setup(writer: Writer) -> list[str]:
     lines = []
     layers = [name.removeprefix("self.") for name in writer.layers]
@@ -80,7 +77,7 @@ def _setup(writer: Writer) -> list[str]:
 
 
 def _before(writer: Writer, call: int) -> list[str]:
-    """What changes between calls."""
+    """Write the lines that change modes or parameters before a call."""
     net: nn.Module = writer.scope["self"]
     lines = []
     if writer.odds(0.3 if call else 0.15):

@@ -110,7 +110,7 @@ class Writer:
 
     @contextmanager
     def region(self, header: str, manager: Any) -> Iterator[None]:
-        """What is written in here is the block of `header`, and runs in `manager`."""
+        """Make the lines that follow the block of `header`, and run them in `manager`."""
         self.body.append(f"{'    ' * self.depth}{header}")
         self.depth += 1
         length = len(self.body)

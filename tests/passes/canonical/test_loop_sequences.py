@@ -109,7 +109,7 @@ def test_a_sequence_that_the_body_reads_stays() -> None:
 
 
 class Decoder(torch.nn.Module):
-    """What a scripted decoder does with its outputs."""
+    """Stacks its outputs as a scripted decoder does."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a model claims to hold costs no memory: it is canonicalized within a bound, in a process of its own."""
+"""Sizes that a model merely claims cost no memory: it is canonicalized within a bound, in a process of its own."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from passes._models import Array, build, info, mlp, normal, reference, run
 from runtimes import needs_opset
 
 LIGHT = sorted(glob.glob(os.path.join(os.path.dirname(onnx.__file__), "backend/test/data/light/*.onnx")))
-I64 = onnx.TensorProto.INT64
 
 
 def names(values) -> list[str]:

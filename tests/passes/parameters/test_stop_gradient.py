@@ -1,4 +1,4 @@
-"""What `onnxtrain.nn.stop_gradient` leaves in an exported graph stops gradients, and changes no value."""
+"""The nodes `onnxtrain.nn.stop_gradient` leaves in an exported graph stop gradients and change no value."""
 
 from __future__ import annotations
 

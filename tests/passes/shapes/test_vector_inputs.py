@@ -1,4 +1,4 @@
-"""What is said of vectors whose shapes a file does not declare."""
+"""Values whose shapes a file does not declare."""
 
 from __future__ import annotations
 

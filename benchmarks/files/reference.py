@@ -1,4 +1,4 @@
-"""Ops of com.microsoft in float64, for ONNX's reference evaluator: by numpy. `rounding.py` has those that round."""
+"""Ops of com.microsoft in float64, for ONNX's reference evaluator; `rounding.py` has those that round."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import torch
 from onnx.reference.op_run import OpRun
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
+from autodiff.contrib_reference import BiasGelu, FastGelu, Gelu, QuickGelu
 from autodiff.reference import ReferenceEvaluator
 
 Array = npt.NDArray[Any]
 MS = "com.microsoft"
-OPS: dict[tuple[str, str], type[OpRun]] = {}
+OPS: dict[tuple[str, str], type[OpRun]] = {
+    (MS, cls.__name__): cls for cls in (BiasGelu, FastGelu, Gelu, QuickGelu)
+}
+OPS["", "Gelu"] = Gelu  # onnx's own rounds its error function to float32
 
 
 def op(domain: str, *names: str) -> Any:
@@ -36,14 +40,6 @@ class Evaluator(ReferenceEvaluator):
 
     def _load_impl(self, node: onnx.NodeProto, input_types: onnx.TypeProto | None = None) -> Any:
         return OPS.get((node.domain, node.op_type)) or super()._load_impl(node, input_types)
-
-
-def _gelu(x: Array) -> Array:
-    return np.asarray(x * (1 + torch.erf(torch.from_numpy(np.asarray(x / np.sqrt(2)))).numpy()) / 2)
-
-
-def _fast_gelu(x: Array) -> Array:
-    return np.asarray(x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2)
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
@@ -73,31 +69,6 @@ def _activated(x: Array, name: str | None, numbers: list[float]) -> Array:
     if name:
         raise NotImplementedError(name)
     return x
-
-
-@op("", "Gelu")
-@op(MS, "Gelu")
-class _Gelu(OpRun):
-    def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:
-        return (_fast_gelu(x) if approximate == "tanh" else _gelu(x),)
-
-
-@op(MS, "BiasGelu")
-class _BiasGelu(OpRun):
-    def _run(self, x: Array, bias: Array) -> tuple[Array]:
-        return (_gelu(x + bias),)
-
-
-@op(MS, "FastGelu")
-class _FastGelu(OpRun):
-    def _run(self, x: Array, bias: Array | None = None) -> tuple[Array]:
-        return (_fast_gelu(x if bias is None else x + bias),)
-
-
-@op(MS, "QuickGelu")
-class _QuickGelu(OpRun):
-    def _run(self, x: Array, alpha: float | None = None) -> tuple[Array]:
-        return (x / (1 + np.exp(-(1.702 if alpha is None else alpha) * x)),)
 
 
 @op(MS, "FusedMatMul")

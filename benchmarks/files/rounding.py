@@ -37,7 +37,7 @@ def _real(q: Array, scale: Array, zero: Array | None = None, axis: int | None = 
 
 
 class _Rounding(OpRun):
-    """What keeps the difference that its first run has made."""
+    """An op that keeps the rounding of its first run."""
 
     def _levels(self, x: Array, scale: Array, zero: Array | None, axis: int | None = None) -> Array:
         offset = 0.0 if zero is None else _spread(zero.astype(np.float64), x, axis)
@@ -76,7 +76,7 @@ class _DynamicQuantizeLinear(_Rounding):
 
 @op("", "Resize")
 class _Resize(CorrectedResize):
-    """What is between integers is cut off, as onnxruntime does."""
+    """Cuts off fractions, as onnxruntime does."""
 
     def _run(self, x: Array, *inputs: Array, **attributes: Any) -> Any:
         (y,) = super()._run(np.asarray(x), *inputs, **attributes)

@@ -21,7 +21,7 @@ from problem import LOSS, Problem, in_double, problem_of
 from autodiff.reference import ReferenceEvaluator
 from onnxtrain.autodiff import coverage, differentiate
 from onnxtrain.errors import OnnxTrainError
-from onnxtrain.passes import RANDOM_OPS
+from onnxtrain.op_facts import RANDOM_OPS
 from slopes import settled_slope
 
 Array = np.ndarray

@@ -34,7 +34,6 @@ from onnxtrain.ortmodule.capture._calling import call_directly
 from onnxtrain.ortmodule.capture._checkpoint import inline_checkpoints
 from onnxtrain.ortmodule.capture._data_setting import copy_set_data, refuse_set_data
 from onnxtrain.ortmodule.capture._dynamo import capture
-from onnxtrain.ortmodule.capture._functional_graph import functional_graph
 from onnxtrain.ortmodule.capture._gradients import (
     GradientFlow,
     example_values,
@@ -52,6 +51,7 @@ from onnxtrain.ortmodule.capture._split import (
     split_at_custom_functions,
 )
 from onnxtrain.ortmodule.lowering import aten as _aten
+from onnxtrain.ortmodule.lowering._functional_graph import functional_graph
 from onnxtrain.ortmodule.lowering._graph_lowering import lower_graph
 from onnxtrain.ortmodule.module._pytorch_work import unwatched
 from onnxtrain.ortmodule.sessions._export import CompiledGraphs, argument_names

@@ -39,7 +39,7 @@ _LAYERS = f"{_TORCH}nn{os.sep}modules{os.sep}"
 _DYNAMO = f"{_TORCH}_dynamo{os.sep}"
 _DYNAMO_CALLS = (f"{_DYNAMO}eval_frame.py", f"{_DYNAMO}external_utils.py")
 """They are on the stack when code runs; its other files, when Dynamo looks ahead with fake tensors."""
-_OWN = f"{Path(__file__).parent}{os.sep}"
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
 _CALLERS = (__file__, _calling.__file__)
 """They call the module; what else is in this package computes."""
 _push = _torch.push_dispatch_mode  # `with` would keep books that a compiled call does not need

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule._torch import (
-    compute_overlapping_tensors,
-    is_functorch_wrapped_tensor,
-    is_of_module,
-    set_grad_enabled,
-)
-
-_IN_PLACE = frozenset(
-    function
-    for name, function in vars(operator).items()
-    if name == "setitem" or (name.startswith("__i") and f"__{name[3:]}" in vars(operator))
-)
-"""`operator.iadd`, `operator.setitem` and the like."""
+from onnxtrain.ortmodule._torch import set_grad_enabled
+from onnxtrain.ortmodule.capture._fakes import changes, name_of, node_memory
 
 _RESHAPING = frozenset({
     "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
@@ -29,31 +18,25 @@ _RESHAPING = frozenset({
 })  # fmt: skip
 
 
-class Aliases:
-    """The outputs of a graph that PyTorch takes from its inputs or from another output, at no cost.
+@dataclass(frozen=True)
+class Views:
+    """The outputs of a graph that PyTorch takes as views, from its inputs or from another output, at no cost.
 
     A result of ONNX Runtime would have the right values and memory of its own: what the caller then writes into it
     would not reach the input, and a buffer that forward adds to in place would become another tensor.
+
+    Attributes:
+        graph: takes the inputs of the graph, then the outputs `bases`; returns the views.
+        outputs: per view the index of its output, and whether it requires a gradient.
+        bases: indices of the outputs of which views are taken.
     """
 
-    def __init__(
-        self, views: fx.GraphModule, outputs: Sequence[tuple[int, bool]], bases: Sequence[int], count: int
-    ) -> None:
-        self._views = views
-        self._outputs = tuple(outputs)
-        self._bases = tuple(bases)
-        self._count = count
-
-    def fill(self, results: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the results with the views of `args`, and of other results, in their places."""
-        filled = list(results[: self._count])
-        views = self._views.forward(*args, *(results[index] for index in self._bases))
-        for (index, requires_grad), view in zip(self._outputs, views, strict=True):
-            filled[index] = view if requires_grad or not view.requires_grad else view.detach()
-        return tuple(filled)
+    graph: fx.GraphModule
+    outputs: dict[int, bool]
+    bases: tuple[int, ...]
 
 
-def split_aliases(graph_module: fx.GraphModule) -> Aliases | None:
+def split_views(graph_module: fx.GraphModule) -> Views | None:
     """Takes such outputs out of the graph, leaving None in their places; None if there are none.
 
     The tensor that several results are views of becomes a last output, unless it is one already.
@@ -65,11 +48,10 @@ def split_aliases(graph_module: fx.GraphModule) -> Aliases | None:
     output = next(node for node in graph_module.graph.nodes if node.op == "output")
     results = list(output.args[0])
     maker = _ViewsGraph(graph_module)
-    inputs = {_memory(node) for node in maker.made}
-    count = len(results)
+    inputs = {node_memory(node) for node in maker.made}
     places: dict[int, list[int]] = {}
     for index, node in enumerate(results):
-        if isinstance(node, fx.Node) and (memory := _memory(node)) is not None:
+        if isinstance(node, fx.Node) and (memory := node_memory(node)) is not None:
             places.setdefault(memory, []).append(index)
     bases: list[int] = []
     taken: list[int] = []
@@ -95,7 +77,7 @@ def split_aliases(graph_module: fx.GraphModule) -> Aliases | None:
     output.args = (tuple(results),)
     graph_module.recompile()
     flags = [node.meta["example_value"].requires_grad for node in nodes]
-    return Aliases(views, list(zip(taken, flags, strict=True)), bases, count)
+    return Views(views, dict(zip(taken, flags, strict=True)), tuple(bases))
 
 
 def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
@@ -103,10 +85,10 @@ def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
     inputs = {
         id(node.meta["example_value"])
         for node in graph_module.graph.nodes
-        if node.op == "placeholder" and _memory(node) is not None
+        if node.op == "placeholder" and node_memory(node) is not None
     }
     for node in graph_module.graph.nodes:
-        if _name(node) in _RESHAPING and id(node.meta.get("example_value")) in inputs:
+        if name_of(node) in _RESHAPING and id(node.meta.get("example_value")) in inputs:
             raise NotImplementedError("it gives another shape, in place, to an input")
 
 
@@ -124,7 +106,7 @@ class _ViewsGraph:
         self._reshaped = {
             id(node.meta["example_value"])
             for node in graph_module.graph.nodes
-            if _name(node) in _RESHAPING and _memory(node) is not None
+            if name_of(node) in _RESHAPING and node_memory(node) is not None
         }
 
     def add_base(self, node: fx.Node) -> bool:
@@ -163,7 +145,7 @@ class _ViewsGraph:
     def _copied(self, node: fx.Node) -> fx.Node:
         if node not in self.made:
             self._refuse_other_shape(node)
-            if _memory(node) is not None and changes(node):
+            if node_memory(node) is not None and changes(node):
                 base = _base(node)
                 assert base is not None
                 self.made[node] = self._copied(base)
@@ -190,18 +172,6 @@ def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def _memory(node: fx.Node) -> int | None:
-    """What tells the memory of a tensor from that of others."""
-    value = node.meta.get("example_value")
-    if (
-        not isinstance(value, torch.Tensor)
-        or value.layout != torch.strided
-        or is_functorch_wrapped_tensor(value)
-    ):
-        return None
-    return memory_of(value)
-
-
 def _root(node: fx.Node) -> fx.Node:
     """The node that a node comes from by views and by changes in place."""
     while node.op != "placeholder" and (base := _base(node)) is not None:
@@ -211,107 +181,12 @@ def _root(node: fx.Node) -> fx.Node:
 
 def _base(node: fx.Node) -> fx.Node | None:
     """The argument whose memory the node's result has."""
-    if _name(node) == "channel_shuffle":  # of one group: a copy, whatever its fake tensor says
+    if name_of(node) == "channel_shuffle":  # of one group: a copy, whatever its fake tensor says
         return None
-    memory = _memory(node)
+    memory = node_memory(node)
     for source in node.all_input_nodes:
-        if _memory(source) == memory:
+        if node_memory(source) == memory:
             return source
-        if node.target is operator.getitem and _memory(source) is None:  # of a list of views
-            return next((far for far in source.all_input_nodes if _memory(far) == memory), None)
+        if node.target is operator.getitem and node_memory(source) is None:  # of a list of views
+            return next((far for far in source.all_input_nodes if node_memory(far) == memory), None)
     return None
-
-
-def changes(node: fx.Node) -> bool:
-    """Returns whether a node changes its first argument, as `mul_` and `operator.setitem` do."""
-    if node.op == "call_function" and node.target in _IN_PLACE:
-        return True
-    if node.kwargs.get("inplace") is True or "out" in node.kwargs:
-        return True
-    name = _name(node)
-    return name.endswith("_") and not name.endswith("__")
-
-
-def _name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-class Overlaps:
-    """Whether inputs of a graph share memory with one that the graph writes to.
-
-    Parameters and buffers are compared when the graph is captured, arguments of the call in each call.
-
-    Attributes:
-        noticed: indices of the inputs that the graph writes to in a way that autograd sees: not through `.data`.
-        looked_for: whether any two could overlap.
-
-    Raises:
-        NotImplementedError: they do when it is captured, or an input that is written to shares memory with itself.
-    """
-
-    def __init__(self, graph_module: fx.GraphModule) -> None:
-        nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
-        self._tensors = [place for place, node in enumerate(nodes) if _memory(node) is not None]
-        self._written = [place for place in self._tensors if _is_written(nodes[place])]
-        self.noticed = frozenset(self._written)
-        self._arguments = [place for place in self._tensors if not is_of_module(nodes[place])]
-        values = [node.meta.get("example_value") for node in nodes]
-        if self._overlap(values, memory_of):
-            raise NotImplementedError("it writes to an input that shares its memory with another one")
-        if any(_repeats(values[place]) for place in self._written):
-            raise NotImplementedError("it writes to an input of which several elements are one in memory")
-        if len(self._tensors) < 2 or not self._arguments:
-            self._written = []
-        self.looked_for = bool(self._written)
-
-    def found(self, args: Sequence[Any]) -> bool:
-        """Whether these arguments of the graph overlap where they may not."""
-        ranges = [(place, *_range(args[place])) for place in self._arguments]
-        for place in self._written:
-            address = args[place].data_ptr()
-            for argument, start, end in ranges:
-                if start <= address < end and argument != place:
-                    return self._overlap(args, _address_of)
-        return False
-
-    def _overlap(self, args: Sequence[Any], memory: Callable[[torch.Tensor], int]) -> bool:
-        sharing: dict[int, list[int]] = {memory(args[place]): [] for place in self._written}
-        for place in self._tensors if sharing else ():
-            sharing.get(memory(args[place]), []).append(place)
-        for places in sharing.values():
-            values = [args[place] for place in places]
-            numbers = [number for v in values for number in (*v.shape, *v.stride(), v.storage_offset())]
-            symbolic = any(isinstance(number, torch.SymInt) for number in numbers)
-            overlapping = compute_overlapping_tensors(values, symbolic=symbolic) if len(values) > 1 else ()
-            if any(places[index] in self._written for index in overlapping):
-                return True
-        return False
-
-
-def _repeats(tensor: torch.Tensor) -> bool:
-    """Whether elements of a tensor share their memory, as those of an expanded one do."""
-    return any(
-        isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-
-
-def memory_of(tensor: torch.Tensor) -> int:
-    """Returns what tells the memory of a tensor, fake ones among them, from that of others."""
-    memory: int = tensor.untyped_storage()._cdata
-    return memory
-
-
-def _address_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    storage = tensor.untyped_storage()
-    start = storage.data_ptr()
-    return start, start + storage.nbytes()
-
-
-def _is_written(placeholder: fx.Node) -> bool:
-    value = placeholder.meta["example_value"]
-    return bool(not value.is_inference() and value._version > 0)

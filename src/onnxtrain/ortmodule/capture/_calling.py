@@ -18,6 +18,7 @@ from onnxtrain.ortmodule._torch import (
     UncapturedHigherOrderOpError,
     Unsupported,
     UserError,
+    current_trace,
     eval_frame,
     install_generation_tagging_init,
     set_eval_frame,
@@ -87,19 +88,26 @@ class _Captured:
             set_eval_frame(prior)
 
 
-def call_directly(run: Callable[..., Any], globals_of_caller: dict[str, Any]) -> None:
-    """Lets code that Dynamo has made call what a backend has returned without a wrapper in between.
+def call_directly(run: Callable[..., Any]) -> None:
+    """Lets the code that Dynamo is making call what a backend returns without a wrapper in between.
 
-    Dynamo wraps it in `torch.compiler.disable`, as :func:`without_capture` does with less ado.
+    Dynamo wraps it in `torch.compiler.disable`, as :func:`without_capture` does with less ado, and puts it in the
+    globals of that code. Here the wrapper is exchanged when the capture ends.
 
     Args:
-        run: what the backend has returned.
-        globals_of_caller: of the code, in which it calls the wrapper by a name.
+        run: what the backend is about to return to Dynamo.
     """
-    for name, value in list(globals_of_caller.items()):
-        if getattr(value, "_torchdynamo_orig_callable", None) is run:
-            globals_of_caller[name] = without_capture(run)
-            return
+    trace = current_trace()
+    if trace is None:  # the backend is called by someone else
+        return
+
+    def unwrap() -> None:
+        for name, value in list(trace.global_scope.items()):
+            of_dynamo = name.startswith("__compiled_fn")
+            if of_dynamo and getattr(value, "_torchdynamo_orig_callable", None) is run:
+                trace.global_scope[name] = without_capture(run)
+
+    trace.add_cleanup_hook(unwrap)
 
 
 def without_capture(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from onnxtrain.ortmodule._torch import get_data
+from onnxtrain.ortmodule.capture._fakes import memory_of, name_of
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
@@ -43,11 +44,7 @@ def refuse_set_data(graph_module: fx.GraphModule) -> None:
 
 
 def _sets(node: fx.Node) -> bool:
-    return node.op != "placeholder" and _name(node) == "set_"
-
-
-def _name(node: fx.Node) -> str:
-    return getattr(node.target, "__name__", str(node.target))
+    return node.op != "placeholder" and name_of(node) == "set_"
 
 
 _HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
@@ -62,7 +59,7 @@ def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
     a, b = target.meta.get("example_value"), value.meta.get("example_value")
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
-    if any("lower_version_count" not in _name(user) for user in node.users):
+    if any("lower_version_count" not in name_of(user) for user in node.users):
         return False
     if (a.shape, a.dtype, a.layout) != (b.shape, b.dtype, b.layout):
         return False
@@ -74,16 +71,11 @@ def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
         fake = other.meta.get("example_value")
         if order[other] < now and isinstance(fake, torch.Tensor):
             of_target = any(source in before for source in other.all_input_nodes)
-            if of_target and (fake._is_view() or _name(other) in _HIDDEN_VIEWS):
+            if of_target and (fake._is_view() or name_of(other) in _HIDDEN_VIEWS):
                 before.add(other)
-        shares = other in before or (isinstance(fake, torch.Tensor) and _memory(fake) == _memory(b))
+        shares = other in before or (isinstance(fake, torch.Tensor) and memory_of(fake) == memory_of(b))
         if not shares or order[other] > now:
             continue
         if other.op == "placeholder" or any(order[user] > now for user in other.users):
             return False
     return True
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    memory: int = tensor.untyped_storage()._cdata
-    return memory

@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from onnxtrain.ortmodule.capture._aliases import memory_of
 from onnxtrain.ortmodule.capture._checkpoint import REGION
-from onnxtrain.ortmodule.capture._gradients import example_values, functions_behind, is_transformed, saved_by
+from onnxtrain.ortmodule.capture._fakes import (
+    example_values,
+    functions_behind,
+    is_transformed,
+    memory_of,
+    saved_by,
+)
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_()
 
 
-class CapturedGraph:
+class ReplayedGraph:
     """A graph of Dynamo's, with the inputs and outputs of the program that was lowered from it.
 
     Made where Dynamo captures the graph, whose settings of autocast it keeps.

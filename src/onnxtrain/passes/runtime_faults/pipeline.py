@@ -39,7 +39,9 @@ def suit_runtime(model: ir.Model) -> ir.Model:
     model = widen_narrow_floats(model, narrow) if has_narrow_floats(model, narrow) else infer_shapes(model)
     NoAxesPass()(model)
     CrossEntropyPass()(model)
-    modified = [rewrite(model).modified for rewrite in (PositiveAxesPass(), SliceAxesPass(), EmptyExpandPass())]
+    modified = [
+        rewrite(model).modified for rewrite in (PositiveAxesPass(), SliceAxesPass(), EmptyExpandPass())
+    ]
     if any(modified):
         lift_constants(model)
     AbsentInputsPass()(model)

@@ -1,0 +1,230 @@
+"""Run a captured graph once more on fake tensors, with autograd, to see which writes belong to gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from onnxtrain.ortmodule._torch import enable_python_dispatcher
+from onnxtrain.ortmodule.capture._data_dependent import unnoted_sizes, without_tracebacks
+from onnxtrain.ortmodule.capture._fakes import (
+    fake_mode_of,
+    functions_behind,
+    is_symbolic,
+    memory_of,
+    saved_by,
+    tensors_in,
+)
+from onnxtrain.ortmodule.capture._flow import GradientFlow, stops
+
+_REQUIRED_GRAD = "onnxtrain_required_grad"
+
+
+def note_inputs(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
+    """Keeps of each input whether it requires a gradient when the graph begins, and whether it is a leaf.
+
+    Dynamo's own fake tensors tell what is true at the graph's end.
+    """
+    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    for node, value in zip(placeholders, inputs, strict=False):
+        if isinstance(value, torch.Tensor):
+            node.meta[_REQUIRED_GRAD] = (value.requires_grad, value.is_leaf)
+
+
+def rehearsed(graph_module: fx.GraphModule) -> GradientFlow:
+    """Returns what autograd does in a graph that writes to memory."""
+    try:
+        with without_tracebacks():
+            return _Rehearsal(graph_module).flow()
+    except RuntimeError as error:
+        # Some operators, constant_pad_nd among them, know such sizes only in PyTorch's Python dispatcher.
+        if not is_symbolic(graph_module) and not isinstance(error, GuardOnDataDependentSymNode):
+            raise
+        with enable_python_dispatcher():
+            return _Rehearsal(graph_module).flow()
+
+
+class _Rehearsal(fx.Interpreter):
+    """Runs a graph on fake tensors, with autograd."""
+
+    def __init__(self, graph_module: fx.GraphModule) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)  # memory is told apart by its address
+        self.first: dict[int, tuple[fx.Node, torch.Tensor]] = {}
+        self.stopped: dict[fx.Node, frozenset[int]] = {}
+        self.fresh: set[fx.Node] = set()
+        self.hidden: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self.ended: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        # `tensor.data` has a version counter of its own: PyTorch does not notice that it was changed through `tensor`.
+        self.reads_data = any(
+            getattr(n.target, "__name__", "") == "_get_data_attr" for n in graph_module.graph.nodes
+        )
+        self.fake_mode = fake_mode_of(graph_module)
+
+    def flow(self) -> GradientFlow:
+        """Returns what was found."""
+        mode = self.fake_mode or contextlib.nullcontext()
+        with mode, unnoted_sizes(self.fake_mode), torch.set_grad_enabled(torch.is_grad_enabled()):
+            leaves, inputs = self._inputs()
+            functions = [_function(value) for value in inputs]
+            returned = self.run(*inputs)
+            kept = [index for index, value in enumerate(inputs) if _function(value) is functions[index]]
+            results = {id(t): t for t in tensors_in([*returned, *inputs]) if t.requires_grad}
+            _check_backward(list(results.values()), [leaf for leaf in leaves.values() if leaf.requires_grad])
+            indices = {id(leaf): index for index, leaf in leaves.items()}
+            links, written_links = (
+                {
+                    index: frozenset(_reached(value, indices))
+                    for index, value in enumerate(values)
+                    if id(value) in results
+                }
+                for values in (returned, inputs)
+            )
+        return GradientFlow(
+            self.stopped,
+            frozenset(self.fresh),
+            self.hidden,
+            self.ended,
+            links,
+            written_links,
+            frozenset(kept),
+        )
+
+    def _inputs(self) -> tuple[dict[int, torch.Tensor], list[Any]]:
+        """Tensors like the graph's inputs, that nothing has been done to; the leaves among them and behind them."""
+        leaves: dict[int, torch.Tensor] = {}
+        inputs: list[Any] = []
+        for index, node in enumerate(self.placeholders):
+            value = node.meta["example_value"]
+            if isinstance(value, torch.Tensor):
+                required, is_leaf = node.meta.get(_REQUIRED_GRAD, (value.requires_grad, value.is_leaf))
+                value = torch.empty_strided(
+                    value.size(), value.stride(), dtype=value.dtype, device=value.device
+                ).requires_grad_(required)
+                leaves[index] = value
+                if required and not is_leaf:
+                    with torch.enable_grad():
+                        value = value.clone()
+            inputs.append(value)
+        return leaves, inputs
+
+    def fetch_attr(self, target: str) -> Any:
+        value = super().fetch_attr(target)
+        return (
+            self.fake_mode.from_tensor(value) if self.fake_mode and isinstance(value, torch.Tensor) else value
+        )
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op in ("placeholder", "get_attr"):
+            result = super().run_node(n)
+            self._meet(n, result)
+            return result
+        arguments = [t for source in n.all_input_nodes for t in tensors_in(self.env[source])]
+        before = [(tensor, _State.of(tensor, self._first(tensor))) for tensor in arguments]
+        carrying = any(tensor.requires_grad for tensor in arguments)
+        enabled = torch.is_grad_enabled()
+        result = super().run_node(n)
+        if n.op != "output":
+            for tensor, state in before:
+                self._compare(n, tensor, state, enabled, carrying)
+            if carrying and not any(result is tensor for tensor in arguments):
+                self.stopped[n] = stops(result, arguments, enabled)
+                if not any(memory_of(tensor) in self.first for tensor in tensors_in(result)):
+                    self.fresh.add(n)
+            self._meet(n, result)
+        return result
+
+    def _meet(self, node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            self.first.setdefault(memory_of(value), (node, value))
+
+    def _first(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.first.get(memory_of(tensor), (None, tensor))[1]
+
+    def _compare(
+        self, node: fx.Node, tensor: torch.Tensor, state: _State, enabled: bool, carrying: bool
+    ) -> None:
+        """Finds out what a node, of whose arguments some may carry a gradient, has done to one of them."""
+        source, base = self.first.get(memory_of(tensor), (node, tensor))
+        if state.base_required and not base.requires_grad:
+            self.ended[node] = (*self.ended.get(node, ()), source)
+        elif tensor._version != state.version:
+            written = enabled and tensor.requires_grad and tensor.grad_fn is not state.function
+            seen = base.requires_grad and base.grad_fn is not state.base_function
+            if written and not seen:
+                raise NotImplementedError(
+                    "it writes what has a gradient to a detached tensor, whose memory has another gradient or none"
+                )
+            unnoticed = base._version == state.base_version
+            after = _State.of(tensor, base)
+            made = {after.function, after.base_function} - {state.function, state.base_function}
+            if (unnoticed or self.reads_data) and self._is_kept(base, made):
+                raise NotImplementedError(
+                    "it writes, through `.data` or past it, to what PyTorch's backward has kept: write to a clone"
+                )
+            if base.requires_grad and not seen and source not in self.hidden.get(node, ()):
+                self.hidden[node] = (*self.hidden.get(node, ()), source)
+            elif carrying and not base.requires_grad:
+                self.ended[node] = (*self.ended.get(node, ()), source)
+
+    def _is_kept(self, base: torch.Tensor, made: set[Any]) -> bool:
+        """Returns whether backward will read the memory of a tensor as it is now, e.g. the result of `exp`.
+
+        Args:
+            base: the tensor; it has been written to.
+            made: functions of autograd that the write itself may have added, and whose values are newer than it.
+        """
+        tensors = [tensor for value in self.env.values() for tensor in tensors_in(value)]
+        functions: set[Any] = set().union(*map(functions_behind, tensors)) - made
+        kept = [value for function in functions for value in saved_by(function)]
+        return any(memory_of(tensor) == memory_of(base) for tensor in kept)
+
+
+@dataclass(frozen=True)
+class _State:
+    """A tensor, and the first one with its memory, before a node runs."""
+
+    version: int
+    base_version: int
+    function: Any
+    base_required: bool
+    base_function: Any
+
+    @staticmethod
+    def of(tensor: torch.Tensor, base: torch.Tensor) -> _State:
+        # That of a view made under no_grad whose base has changed cannot be asked for.
+        function = tensor.grad_fn if torch.is_grad_enabled() and tensor.requires_grad else None
+        return _State(tensor._version, base._version, function, base.requires_grad, base.grad_fn)
+
+
+def _check_backward(results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> None:
+    """Raises where PyTorch's backward would: what it has saved was changed, or an op has no derivative."""
+    results = [result for result in results if result.grad_fn is not None]
+    if not results or not leaves:
+        return
+    try:
+        torch.autograd.grad(
+            results, leaves, [torch.ones_like(result) for result in results], allow_unused=True
+        )
+    except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            raise NotImplementedError(f"its backward raises in PyTorch: {error}") from error
+
+
+def _reached(result: torch.Tensor, leaves: Mapping[int, int]) -> Iterator[int]:
+    """The indices of the leaves that gradients of a tensor are passed to."""
+    for function in functions_behind(result):
+        index = leaves.get(id(getattr(function, "variable", None)))
+        if index is not None:
+            yield index
+
+
+def _function(value: Any) -> Any:
+    """The function of autograd that a tensor comes from."""
+    return value.grad_fn if isinstance(value, torch.Tensor) else None

@@ -45,7 +45,7 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
         NotImplementedError: such a tensor, or an input, gets another shape in place.
     """
     _refuse_other_shapes(graph_module)
-    output = next(node for node in graph_module.graph.nodes if node.op == "output")
+    output = graph_module.graph.find_nodes(op="output")[0]
     results = list(output.args[0])
     maker = _ViewsGraph(graph_module)
     inputs = {node_memory(node) for node in maker.made}
@@ -99,7 +99,7 @@ class _ViewsGraph:
         self._module = graph_module
         self._graph = fx.Graph()
         self.made = {
-            node: self._graph.node_copy(node) for node in graph_module.graph.nodes if node.op == "placeholder"
+            node: self._graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")
         }
         self._last = next(reversed(self.made.values()), None)
         self._ungraded = _without_gradient(graph_module) if torch.is_grad_enabled() else frozenset()

@@ -30,7 +30,7 @@ def take_assertions(graph_module: fx.GraphModule) -> list[str]:
     nodes = [node for node in graph.nodes if node.target is _assert]
     if not nodes:
         return []
-    output = next(node for node in graph.nodes if node.op == "output")
+    output = graph.find_nodes(op="output")[0]
     output.args = ((*output.args[0], *(node.args[0] for node in nodes)),)
     messages = [node.args[1] for node in nodes]
     for node in nodes:

@@ -41,7 +41,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
     part = graph_module.get_submodule(str(body.target))
     assert isinstance(part, fx.GraphModule)
     made: dict[fx.Node, fx.Node] = {}
-    placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
+    placeholders = part.graph.find_nodes(op="placeholder")
     made.update(zip(placeholders, arguments, strict=True))  # type: ignore[arg-type]
     for node in part.graph.nodes:
         if node.op in ("call_function", "call_method", "call_module", "get_attr"):
@@ -50,7 +50,7 @@ def _inline(graph_module: fx.GraphModule, call: fx.Node, region: int) -> None:
             made[node].meta[REGION] = region
             if node.op == "get_attr":
                 made[node].target = _adopted(graph_module, part, str(node.target))
-    output = next(node for node in part.graph.nodes if node.op == "output")
+    output = part.graph.find_nodes(op="output")[0]
     results = fx.node.map_arg(output.args[0], made.__getitem__)
     for user in list(call.users):
         user.replace_all_uses_with(results[user.args[1]])

@@ -39,19 +39,29 @@ def unnoted_sizes(fake_mode: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if shapes is None else shapes.ignore_fresh_unbacked_symbols()
 
 
-@contextlib.contextmanager
-def without_tracebacks() -> Iterator[None]:
+def without_tracebacks() -> contextlib.AbstractContextManager[None]:
     """Keeps PyTorch from printing the traceback of an operator that fails here; its error is raised, or dealt with."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.addFilter(_is_no_traceback)
+    return _without_messages("torch._subclasses.fake_tensor", "failed while attempting to run meta")
+
+
+def without_advice() -> contextlib.AbstractContextManager[None]:
+    """Keeps Dynamo from advising `capture_scalar_outputs` where ORTModule itself has switched that off."""
+    return _without_messages("torch._dynamo.variables.tensor", "Graph break from `Tensor.item()`")
+
+
+@contextlib.contextmanager
+def _without_messages(logger_name: str, beginning: str) -> Iterator[None]:
+    """Drops the messages of a logger that begin so, meanwhile."""
+
+    def is_another(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(beginning)
+
+    logger = logging.getLogger(logger_name)
+    logger.addFilter(is_another)
     try:
         yield
     finally:
-        logger.removeFilter(_is_no_traceback)
-
-
-def _is_no_traceback(record: logging.LogRecord) -> bool:
-    return not str(record.msg).startswith("failed while attempting to run meta")
+        logger.removeFilter(is_another)
 
 
 def _ctc_loss(

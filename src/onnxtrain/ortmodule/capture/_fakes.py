@@ -22,7 +22,7 @@ _IN_PLACE = frozenset(
 
 def example_values(graph_module: fx.GraphModule) -> list[Any]:
     """Returns what Dynamo knows of each input: a fake tensor or a symbolic integer."""
-    return [node.meta["example_value"] for node in graph_module.graph.nodes if node.op == "placeholder"]
+    return [node.meta["example_value"] for node in graph_module.graph.find_nodes(op="placeholder")]
 
 
 def fake_mode_of(graph_module: fx.GraphModule) -> Any:
@@ -124,8 +124,3 @@ def changes(node: fx.Node) -> bool:
 def name_of(node: fx.Node) -> str:
     """Returns the name of what a node calls: "add_" of a method, "iadd" of `operator.iadd`."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-def results_of(graph_module: fx.GraphModule) -> Any:
-    """Returns what a graph returns, node by node: `(node, None, node)`."""
-    return next(node for node in graph_module.graph.nodes if node.op == "output").args[0]

@@ -49,7 +49,7 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
             (that of a tensor, and that of a detached one that was written to).
     """
     _refuse_derivatives(graph_module)
-    output = next(node for node in graph_module.graph.nodes if node.op == "output")
+    output = graph_module.graph.find_nodes(op="output")[0]
     if not torch.is_grad_enabled() and any(
         tensor.requires_grad and not tensor._is_view()  # a view of a parameter requires one anyway
         for node in output.all_input_nodes

@@ -26,7 +26,7 @@ class Overlaps:
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
-        nodes = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        nodes = graph_module.graph.find_nodes(op="placeholder")
         self._tensors = [place for place, node in enumerate(nodes) if node_memory(node) is not None]
         self._written = [place for place in self._tensors if _is_written(nodes[place])]
         self.noticed = frozenset(self._written)

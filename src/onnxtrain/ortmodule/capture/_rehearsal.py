@@ -31,7 +31,7 @@ def note_inputs(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> None:
 
     Dynamo's own fake tensors tell what is true at the graph's end.
     """
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, inputs, strict=False):
         if isinstance(value, torch.Tensor):
             node.meta[_REQUIRED_GRAD] = (value.requires_grad, value.is_leaf)
@@ -60,7 +60,7 @@ class _Rehearsal(fx.Interpreter):
         self.fresh: set[fx.Node] = set()
         self.hidden: dict[fx.Node, tuple[fx.Node, ...]] = {}
         self.ended: dict[fx.Node, tuple[fx.Node, ...]] = {}
-        self.placeholders = [n for n in graph_module.graph.nodes if n.op == "placeholder"]
+        self.placeholders = graph_module.graph.find_nodes(op="placeholder")
         # `tensor.data` has a version counter of its own: PyTorch does not notice that it was changed through `tensor`.
         self.reads_data = any(
             getattr(n.target, "__name__", "") == "_get_data_attr" for n in graph_module.graph.nodes

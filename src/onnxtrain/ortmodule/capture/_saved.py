@@ -67,7 +67,7 @@ def saved_arguments(graph_module: fx.GraphModule) -> SavedArguments | None:
             found |= by_function[function]
         return frozenset(found)
 
-    returned = next(node for node in nodes if node.op == "output").args[0]
+    returned = graph_module.graph.find_nodes(op="output")[0].args[0]
     return SavedArguments(
         tuple(
             saved_behind(node.meta.get("example_value") if isinstance(node, fx.Node) else None)

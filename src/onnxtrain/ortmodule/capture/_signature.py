@@ -15,7 +15,6 @@ from torch import fx
 
 from onnxtrain.ortmodule.capture._aliases import Views, split_views
 from onnxtrain.ortmodule.capture._data_setting import refuse_set_data
-from onnxtrain.ortmodule.capture._fakes import results_of
 from onnxtrain.ortmodule.capture._flow import GradientFlow
 from onnxtrain.ortmodule.capture._gradients import flow_of
 from onnxtrain.ortmodule.capture._layout import Layout, layout_of
@@ -102,11 +101,11 @@ def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphS
     """
     refuse_set_data(graph_module)
     refuse_missing_gradients(graph_module)
-    placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
     values = [node.meta["example_value"] for node in placeholders]
     has_history = [_has_history(value) for value in values]  # which raises for what autograd has lost
     overlaps = Overlaps(graph_module)
-    returned = len(results_of(graph_module))
+    returned = len(graph_module.graph.find_nodes(op="output")[0].args[0])
     views = split_views(graph_module)
     flow = flow_of(graph_module)
     saved = saved_arguments(graph_module)
@@ -127,7 +126,7 @@ def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphS
             flow.links.get(index, frozenset()),
             None if saved is None else saved.outputs[index] | saved.constants,
         )
-        for index, result in enumerate(results_of(graph_module))
+        for index, result in enumerate(graph_module.graph.find_nodes(op="output")[0].args[0])
     ]
     return GraphSignature(tuple(inputs), tuple(outputs), returned, device, views, overlaps), flow
 

@@ -91,7 +91,7 @@ def _keep_grad_mode(part: fx.GraphModule, ungraded: bool) -> None:
 
 def _return_tuple(part: fx.GraphModule) -> None:
     """Makes a part with one output return a tuple of it, as Dynamo's graphs do."""
-    output = next(node for node in part.graph.nodes if node.op == "output")
+    output = part.graph.find_nodes(op="output")[0]
     part.meta["single"] = not isinstance(output.args[0], tuple | list)
     if part.meta["single"]:
         output.args = ((output.args[0],),)

@@ -106,10 +106,10 @@ def _steps(
     if not parts:
         return None
     graph = graph_module.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     places = {node: place for place, node in enumerate([*placeholders, *(n for p in parts for n in p.gives)])}
     kept = set(mutations(graph).values())
-    output = next(node for node in graph.nodes if node.op == "output")
+    output = graph.find_nodes(op="output")[0]
     kept.update(output.all_input_nodes)
     last = {node: number for number, part in enumerate(parts) for node in (*part.gives, *part.takes)}
     signature_of = _part_signatures(graph_module, signature, places, refused)
@@ -153,7 +153,7 @@ def _part_signatures(
     differentiable = _with_gradients(graph_module, whole, refused)
     inputs = dict(zip((n for n in places if n.op == "placeholder"), whole.inputs, strict=True))
     written = {node for node in mutations(graph_module.graph) if inputs[node].written_with_grad}
-    returned = next(node for node in graph_module.graph.nodes if node.op == "output").args[0]
+    returned = graph_module.graph.find_nodes(op="output")[0].args[0]
     layouts = {node: output.layout for node, output in zip(returned, whole.outputs, strict=True)}
 
     def signature_of(part: Part) -> GraphSignature:
@@ -207,9 +207,9 @@ def _with_gradients(
     """The nodes that a gradient comes to."""
     graph = graph_module.graph
     found = differentiable_nodes(graph_module, [i.requires_grad for i in signature.inputs], refused)
-    output = next(node for node in graph.nodes if node.op == "output")
+    output = graph.find_nodes(op="output")[0]
     stack = [node for node, out in zip(output.args[0], signature.outputs, strict=True) if out.requires_grad]
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     inputs = dict(zip(placeholders, signature.inputs, strict=True))
     stack += [value for node, value in mutations(graph).items() if inputs[node].written_with_grad]
     reached: set[fx.Node] = set()

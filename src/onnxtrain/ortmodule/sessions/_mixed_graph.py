@@ -66,7 +66,7 @@ class Steps:
         refused: dict[fx.Node, str],
     ) -> None:
         graph = graph_module.graph
-        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        placeholders = graph.find_nodes(op="placeholder")
         self._places, self._steps, self._device = len(places), steps, signature.device
         self._calls = len(calls(graph.nodes))
         # PyTorch always draws what a dropout multiplies by: before the graph runs, or between two parts where the
@@ -79,7 +79,7 @@ class Steps:
         self.mutated: list[tuple[int, int]] = []
         self._results: list[tuple[int, bool]] = []
         written = mutations(graph)
-        output = next(node for node in graph.nodes if node.op == "output")
+        output = graph.find_nodes(op="output")[0]
         for item, returned in zip(output.args[0], signature.outputs, strict=True):
             if not isinstance(item, fx.Node):
                 self.outputs.append(("constant", item))

@@ -165,7 +165,7 @@ class ReplayedGraph:
     ) -> None:
         self._run = run or graph_module.forward
         self._lowered = lowered
-        placeholders = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
+        placeholders = graph_module.graph.find_nodes(op="placeholder")
         values = [node.meta.get("example_value") for node in placeholders]
         self._places = len(values)
         self.numbers = [i for i, value in enumerate(values) if not isinstance(value, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Results that share memory, with an input or with each other: views that PyTorch takes, as in eager PyTorch."""
+"""Take views out of a captured graph: PyTorch makes outputs that share memory with inputs or other outputs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import fx
 from onnxtrain.ortmodule._torch import set_grad_enabled
 from onnxtrain.ortmodule.capture._fakes import changes, name_of, node_memory
 
+# Methods that change shape or strides of a tensor in place, which no view of another tensor can show.
 _RESHAPING = frozenset({
     "as_strided_", "resize_", "resize_as_", "set_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_",
     "unsqueeze_",
@@ -20,15 +21,15 @@ _RESHAPING = frozenset({
 
 @dataclass(frozen=True)
 class Views:
-    """The outputs of a graph that PyTorch takes as views, from its inputs or from another output, at no cost.
+    """The outputs of a captured graph that are views of its inputs, or of another output.
 
-    A result of ONNX Runtime would have the right values and memory of its own: what the caller then writes into it
-    would not reach the input, and a buffer that forward adds to in place would become another tensor.
+    ONNX Runtime would compute the same values into memory of their own. Then `model(x)[0].zero_()` would not change
+    `x` where eager PyTorch does, and a buffer that forward writes to and returns would come back as another tensor.
 
     Attributes:
-        graph: takes the inputs of the graph, then the outputs `bases`; returns the views.
-        outputs: per view the index of its output, and whether it requires a gradient.
-        bases: indices of the outputs of which views are taken.
+        graph: takes the inputs of the captured graph and the outputs `bases`; returns the views.
+        outputs: per view the index of its output, with whether it requires a gradient, e.g. {1: True}.
+        bases: indices of the outputs that views are taken of.
     """
 
     graph: fx.GraphModule
@@ -37,12 +38,15 @@ class Views:
 
 
 def split_views(graph_module: fx.GraphModule) -> Views | None:
-    """Takes such outputs out of the graph, leaving None in their places; None if there are none.
+    """Takes the outputs that are views out of a graph, which then returns None in their places.
 
-    The tensor that several results are views of becomes a last output, unless it is one already.
+    A tensor that several outputs are views of becomes one more output, unless it is one already.
+
+    Returns:
+        The views; None if no output is one.
 
     Raises:
-        NotImplementedError: such a tensor, or an input, gets another shape in place.
+        NotImplementedError: an input, or a tensor that has views, gets another shape in place.
     """
     _refuse_other_shapes(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
@@ -58,6 +62,8 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
     for memory, indices in places.items():
         if memory not in inputs:
             roots = {_root(results[index]) for index in indices}
+            # One output that is nobody's view needs no base; but a view that was made under `no_grad` requires a
+            # gradient and passes none on, which only PyTorch's own view does.
             if len(roots) > 1 or (len(indices) == 1 and not maker.is_ungraded(results[indices[0]])):
                 continue
             root = roots.pop()
@@ -81,7 +87,7 @@ def split_views(graph_module: fx.GraphModule) -> Views | None:
 
 
 def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
-    """Raises where an input gets another shape in place, which its caller sees: `torch.atleast_2d(x).t_()`."""
+    """Raises if an input gets another shape in place, as in `x.t_()`: the caller would see it in eager PyTorch."""
     inputs = {
         id(node.meta["example_value"])
         for node in graph_module.graph.nodes
@@ -93,7 +99,11 @@ def _refuse_other_shapes(graph_module: fx.GraphModule) -> None:
 
 
 class _ViewsGraph:
-    """The graph of the views alone; inputs have been changed already when it runs."""
+    """Builds the graph that makes the views. It runs after the captured graph, when inputs have been written to.
+
+    Attributes:
+        made: per node of the captured graph, its copy in the graph of the views.
+    """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         self._module = graph_module
@@ -110,9 +120,10 @@ class _ViewsGraph:
         }
 
     def add_base(self, node: fx.Node) -> bool:
-        """Takes a result as an input; returns whether views can be taken of it as it is.
+        """Makes an output of the captured graph an input of this one; returns whether it can be used as it is.
 
-        ONNX Runtime's results are contiguous: what is not, in eager PyTorch, is laid out as it is there.
+        ONNX Runtime's results are contiguous. A tensor that is not contiguous in eager PyTorch is copied to the same
+        memory order first, as its views depend on it.
         """
         self._refuse_other_shape(node)
         after = self._last
@@ -134,17 +145,18 @@ class _ViewsGraph:
             raise NotImplementedError("it gives another shape, in place, to a tensor that has views")
 
     def is_ungraded(self, node: fx.Node) -> bool:
-        """Whether a node is a view, made under no_grad, of what requires a gradient: so does it, and passes none on."""
+        """Returns whether a node is a view, made under `no_grad`, of a tensor that requires a gradient."""
         return node in self._ungraded and node.meta["example_value"].requires_grad and _root(node) is not node
 
     def finish(self, nodes: Sequence[fx.Node]) -> fx.GraphModule:
-        """Returns the graph with these nodes as its results."""
+        """Returns the graph with copies of these nodes as its results."""
         self._graph.output(tuple(self._copied(node) for node in nodes))
         return fx.GraphModule(self._module, self._graph)
 
     def _copied(self, node: fx.Node) -> fx.Node:
         if node not in self.made:
             self._refuse_other_shape(node)
+            # The captured graph has done the write already; what it returns is the tensor that it wrote to.
             if node_memory(node) is not None and changes(node):
                 base = _base(node)
                 assert base is not None
@@ -162,31 +174,33 @@ class _ViewsGraph:
 
 
 def _without_gradient(graph_module: fx.GraphModule) -> frozenset[fx.Node]:
-    """The nodes inside of `torch.no_grad`."""
-    enabled, found = True, []
+    """Returns the nodes inside of `torch.no_grad`."""
+    enabled, ungraded = True, []
     for node in graph_module.graph.nodes:
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
         elif not enabled:
-            found.append(node)
-    return frozenset(found)
+            ungraded.append(node)
+    return frozenset(ungraded)
 
 
 def _root(node: fx.Node) -> fx.Node:
-    """The node that a node comes from by views and by changes in place."""
+    """Returns the node that first had the memory of a node: through views and in-place writes back to the start."""
     while node.op != "placeholder" and (base := _base(node)) is not None:
         node = base
     return node
 
 
 def _base(node: fx.Node) -> fx.Node | None:
-    """The argument whose memory the node's result has."""
-    if name_of(node) == "channel_shuffle":  # of one group: a copy, whatever its fake tensor says
+    """Returns the argument whose memory the node's result has, or None."""
+    # Of one group: PyTorch (2.13) returns a copy where its fake tensor shares memory.
+    if name_of(node) == "channel_shuffle":
         return None
     memory = node_memory(node)
     for source in node.all_input_nodes:
         if node_memory(source) == memory:
             return source
-        if node.target is operator.getitem and node_memory(source) is None:  # of a list of views
+        # One of a list of views: `x.chunk(2)[0]`.
+        if node.target is operator.getitem and node_memory(source) is None:
             return next((far for far in source.all_input_nodes if node_memory(far) == memory), None)
     return None

@@ -1,4 +1,4 @@
-"""`tensor.data = value` in a captured function: Dynamo lets the tensor take the memory of the value."""
+"""Turn `tensor.data = value` in a captured function into a copy: a session cannot give a tensor other memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtrain.ortmodule.capture._fakes import memory_of, name_of
 
 
 def copy_set_data(graph_module: fx.GraphModule) -> None:
-    """Makes writes, through `.data`, of such assignments to inputs, where only the address tells the difference."""
+    """Replaces assignments to `.data` of inputs by `input.data.copy_(value)`, where no alias shows the difference."""
     graph = graph_module.graph
     changed = False
     for node in [node for node in graph.nodes if _sets(node)]:
@@ -21,10 +21,11 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
         with graph.inserting_before(node):
             data = graph.call_function(get_data, (target,))
             written = graph.call_method("copy_", (data, value))
-        # Its version says that the memory was written to.
+        # Copying the fake tensor onto itself raises its version, by which writes are recognised later.
         data.meta["example_value"] = written.meta["example_value"] = fake.copy_(fake)
         for user in list(node.users):
-            graph.erase_node(user)  # what sets the version back
+            # Dynamo lowers the version counter again after an assignment.
+            graph.erase_node(user)
         graph.erase_node(node)
         changed = True
     if changed:
@@ -32,10 +33,10 @@ def copy_set_data(graph_module: fx.GraphModule) -> None:
 
 
 def refuse_set_data(graph_module: fx.GraphModule) -> None:
-    """Raises where the graph still has such assignments.
+    """Raises if the graph still assigns to `.data`.
 
     Raises:
-        NotImplementedError: it has.
+        NotImplementedError: it does.
     """
     if any(_sets(node) for node in graph_module.graph.nodes):
         raise NotImplementedError(
@@ -48,11 +49,14 @@ def _sets(node: fx.Node) -> bool:
 
 
 _HIDDEN_VIEWS = frozenset({"detach", "_get_data_attr"})
-"""What has the memory of its argument, and is no view to autograd."""
+"""Functions whose result shares the memory of their argument without being a view to autograd."""
 
 
 def _is_like_a_write(graph: fx.Graph, node: fx.Node) -> bool:
-    """Whether nothing else has the memory of the value, or had that of the tensor, when the graph goes on."""
+    """Returns whether an assignment to `.data` has the effect of a copy.
+
+    It has not if an alias of the tensor or of the value is used later: after `t.data = v`, `t` and `v` share memory.
+    """
     target, value = node.args[0], node.args[1] if len(node.args) == 2 else None
     if not isinstance(target, fx.Node) or not isinstance(value, fx.Node) or target.op != "placeholder":
         return False

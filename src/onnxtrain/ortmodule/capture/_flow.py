@@ -1,4 +1,4 @@
-"""The gradients of a captured graph where its values alone do not tell them."""
+"""Say where gradients stop in a captured graph, and what writes in place do to them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from onnxtrain.ortmodule.capture._fakes import is_float, tensors_in
 
 @dataclass(frozen=True)
 class GradientFlow:
-    """What the values of a graph do not tell of their gradients.
+    """Gradients that differ from those of the plain formula of a node.
+
+    The mappings by node steer the trace of the graph (`lowering/_functional_graph.py`); those by index become fields of
+    the graph's signature.
 
     Attributes:
-        stopped: per node, which of the tensors that it returns have no gradient although its arguments have.
-        fresh: nodes among these whose results have memory of their own, to which what has a gradient may be written.
-        hidden: per node that writes to memory without autograd seeing it (under `no_grad`, through `detach`, through
-            `.data`), the first nodes with that memory: their gradient is that of what was there before.
-        ended: per node, the first nodes with the memory whose gradient it ends (`detach_`), or does not begin (a write
-            under `no_grad`).
+        stopped: per node, the indices of its results that carry no gradient although an argument does, e.g.
+            {detach: {0}}.
+        fresh: nodes of `stopped` whose results have memory of their own. A later write may give that memory a gradient.
+        hidden: per node that writes without autograd seeing it (under `no_grad`, through `detach` or `.data`), the
+            nodes that first had this memory. They keep the gradient of the value before the write.
+        ended: per node, the nodes that first had a memory whose gradient ends here: `detach_`, or a write under
+            `no_grad` to a tensor without a gradient.
         links: per output index, the input indices that get a zero gradient, not None, when no gradient reaches them,
-            e.g. {0: {2, 3}}; empty if the graph itself shows them.
+            e.g. {0: {2, 3}}. Empty if the graph itself shows this.
         written_links: the same per input index, for the value that the graph writes to this input.
-        kept: indices of the placeholders that are, for autograd, what they were, whatever has been written to them.
+        kept: indices of the inputs whose `grad_fn` the graph leaves as it was, even where it writes to them.
     """
 
     stopped: Mapping[fx.Node, frozenset[int]]
@@ -39,10 +43,14 @@ class GradientFlow:
 
 
 def stops(value: Any, arguments: Sequence[torch.Tensor], enabled: bool) -> frozenset[int]:
-    """Which of the tensors in a result do not carry the gradient of what they were computed from.
+    """Returns the indices of the tensors in a result that carry no gradient although an argument does.
 
-    An argument that is returned as it is (`+x`, `x.contiguous()`, `x.to(x.dtype)`) keeps its gradient under `no_grad`.
+    Args:
+        value: the result of a node.
+        arguments: the tensors that the node takes.
+        enabled: whether gradients are enabled where the node runs.
     """
+    # `+x`, `x.contiguous()` and `x.to(x.dtype)` may return `x` itself, which keeps its gradient under `no_grad`.
     same = {id(tensor) for tensor in arguments}
     return frozenset(
         place

@@ -1,4 +1,4 @@
-"""What PyTorch's autograd does in a captured graph: where gradients stop, and which writes it does not see."""
+"""Find out what PyTorch's autograd does in a captured graph: where gradients stop, and which writes it does not see."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ from onnxtrain.ortmodule.capture._rehearsal import rehearsed
 
 @contextlib.contextmanager
 def unseen_by_hooks() -> Iterator[None]:
-    """Switches the user's `saved_tensors_hooks` off, for computations that these hooks must not see.
-
-    `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that such hooks see, and compares two runs: in the
-    first one graphs are compiled. Hooks of our own that do nothing would not do: PyTorch (2.13) does not notice that a
-    tensor was written to that a hook has seen.
-    """
+    """Switches the user's `saved_tensors_hooks` off, for computations of ORTModule's own."""
+    # `torch.utils.checkpoint(use_reentrant=False)` counts the tensors that its hooks see, in the first run, in which
+    # graphs are compiled, and in the second, and raises where the numbers differ. Hooks that do nothing, pushed on top
+    # of the user's, are no way out: PyTorch (2.13) does not notice writes to a tensor that a hook has seen.
     before = _torch.defer_saved_tensors_hooks(True)
     try:
         yield
@@ -39,24 +37,27 @@ def unseen_by_hooks() -> Iterator[None]:
 
 
 def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
-    """Returns what autograd does in a graph of Dynamo's.
+    """Returns where gradients stop in a Dynamo graph, and what its writes do to them.
 
-    Where nothing with a gradient is written to, Dynamo's fake tensors tell. Else the graph is run once more on fake
-    tensors, with autograd, which knows of each write whether it belongs to the gradient.
+    If the graph writes to no memory that has a gradient, the fake tensors show it. Otherwise the graph is run once more
+    on fake tensors with autograd on.
 
     Raises:
-        NotImplementedError: it takes derivatives itself; PyTorch cannot differentiate it; or memory has two gradients
-            (that of a tensor, and that of a detached one that was written to).
+        NotImplementedError: the graph takes derivatives itself, PyTorch cannot differentiate it, or one memory would
+            have two gradients: that of a tensor, and that of a detached alias that was written to.
     """
     _refuse_derivatives(graph_module)
     output = graph_module.graph.find_nodes(op="output")[0]
     if not torch.is_grad_enabled() and any(
-        tensor.requires_grad and not tensor._is_view()  # a view of a parameter requires one anyway
+        # A view of a parameter requires a gradient under `no_grad`, too.
+        tensor.requires_grad and not tensor._is_view()
         for node in output.all_input_nodes
         if node.op != "placeholder"
         for tensor in tensors_in(node.meta.get("example_value"))
     ):
         raise NotImplementedError("it enables gradients where its caller has disabled them")
+    # Backward functions of operators without a derivative are called NotImplemented. ONNX Runtime would differentiate
+    # the operator's lowering where PyTorch raises.
     for node in output.all_input_nodes:
         if any(
             function.name().endswith("::NotImplemented")
@@ -67,7 +68,8 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
             )
     if not _writes_to_gradients(graph_module):
         if _writes_to_factors(graph_module):
-            rehearsed(graph_module)  # raises where PyTorch's backward would
+            # Raises where PyTorch's backward would.
+            rehearsed(graph_module)
         return GradientFlow(_stopped_by_metadata(graph_module))
     if any(is_transformed(node.meta.get("example_value")) for node in graph_module.graph.nodes):
         raise NotImplementedError("it writes to what requires a gradient, within a transform of torch.func")
@@ -75,16 +77,18 @@ def flow_of(graph_module: fx.GraphModule) -> GradientFlow:
 
 
 def straight_through(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """The value of `after` with the gradient of `before`."""
+    """Returns the value of `after` with the gradient of `before`."""
+    # Zero with the gradient of `before`, negated. inf - inf is NaN, whence the `where`.
     nothing = before.detach() - before
     return after.detach() - torch.where(nothing == 0, nothing, 0)
 
 
 _DERIVATIVES = frozenset({"_grad_increment_nesting", "_jvp_increment_nesting"})
+"""Functions that Dynamo (PyTorch 2.13) writes into a graph where `torch.func.grad` or `jvp` begins."""
 
 
 def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
-    """Raises where the graph takes derivatives: traced without autograd they would come out wrong."""
+    """Raises where the graph takes derivatives itself: traced without autograd they would be wrong."""
     if any(getattr(node.target, "__name__", "") in _DERIVATIVES for node in graph_module.graph.nodes):
         raise NotImplementedError(
             "torch.func.grad, vjp, jvp and what is made of them, as a part of the graph"
@@ -92,9 +96,9 @@ def _refuse_derivatives(graph_module: fx.GraphModule) -> None:
 
 
 def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
-    """Returns whether memory without a gradient is written to after it was an argument beside one that has a gradient.
+    """Returns whether the graph writes to a tensor without a gradient that backward may need.
 
-    Backward may need it: a factor of a product, whose gradient PyTorch refuses then.
+    In `y = x * mask; mask.zero_()` the gradient of `x` needs `mask` as it was, so PyTorch's backward raises.
     """
     factors: set[int] = set()
     for node in graph_module.graph.nodes:
@@ -107,15 +111,12 @@ def _writes_to_factors(graph_module: fx.GraphModule) -> bool:
 
 
 def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
-    """Whether memory is written to that ever belongs to a tensor that requires a gradient.
-
-    Or whether it might be written to, under `torch.no_grad`, with what requires one.
-    """
+    """Returns whether the graph writes to memory that belongs, before or after, to a tensor with a gradient."""
     carrying: set[int] = set()
     written: set[int] = set()
-    beside: set[int] = (
-        set()
-    )  # memory of what is an argument under no_grad, beside one that requires a gradient
+    # Under `no_grad` a write of a value with a gradient, `buffer.add_(loss)`, leaves `buffer` without one: only its
+    # place beside such an argument shows that the write must not be followed.
+    beside: set[int] = set()
     enabled = True
     for node in graph_module.graph.nodes:
         if node.target in ("detach_", torch.detach_, "requires_grad_"):
@@ -133,7 +134,7 @@ def _writes_to_gradients(graph_module: fx.GraphModule) -> bool:
 
 
 def _beside_gradients(node: fx.Node) -> set[int]:
-    """The memory of a node's arguments, if any of these requires a gradient."""
+    """Returns the memory of a node's arguments if one of these requires a gradient, else nothing."""
     arguments = arguments_of(node)
     if not any(tensor.requires_grad for tensor in arguments):
         return set()
@@ -141,7 +142,9 @@ def _beside_gradients(node: fx.Node) -> set[int]:
 
 
 def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """`torch.no_grad` regions leave no trace in an ATen graph, and `detach` is lost among the aliases."""
+    """Returns per node the indices of its results that carry no gradient, as the fake tensors show it."""
+    # The ATen graph would not show it: `torch.no_grad` leaves no node there, and functionalisation drops `detach` as an
+    # alias.
     enabled = True
     stopped = {}
     for node in graph_module.graph.nodes:
@@ -151,7 +154,8 @@ def _stopped_by_metadata(graph_module: fx.GraphModule) -> dict[fx.Node, frozense
         if node.op in ("placeholder", "output"):
             continue
         if is_transformed(value):
-            # What Dynamo says of values inside `torch.vmap` is not true: the causes themselves are looked for.
+            # `requires_grad` of Dynamo's fake tensors inside of `torch.vmap` is wrong (PyTorch 2.13): look for
+            # `no_grad` and `detach` themselves.
             if not enabled or node.target in ("detach", "detach_", torch.detach):
                 stopped[node] = frozenset(range(len(tensors_in(value))))
         else:

@@ -1,4 +1,4 @@
-"""Results under `torch.no_grad` that Dynamo takes for results with a gradient."""
+"""Correct fake tensors that say that a result under `torch.no_grad` requires a gradient."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from onnxtrain.ortmodule.capture._fakes import changes, memory_of, plain_tensors
 
 
 def correct_requires_grad(graph_module: fx.GraphModule) -> None:
-    """Makes example values agree with eager PyTorch about what requires a gradient.
-
-    Under `torch.no_grad` a result with memory of its own never requires one. For some operators Dynamo's fake tensors
-    (PyTorch 2.13) say that it does: `torch.nn.functional.pad` runs as a decomposition that writes by `prims.copy_to`.
+    """Makes `requires_grad` of example values what it is in eager PyTorch.
 
     Args:
-        graph_module: a graph of Dynamo's; `meta["example_value"]` of its nodes is changed.
+        graph_module: a Dynamo graph; `meta["example_value"]` of its nodes is changed.
     """
+    # Under `torch.no_grad` a result with memory of its own never requires a gradient. In PyTorch 2.13 some fake tensors
+    # do: `torch.nn.functional.pad` runs as a decomposition that writes by `prims.copy_to`. Taken at its word, the graph
+    # would have a gradient that eager PyTorch has not.
     enabled = torch.is_grad_enabled()
     written = _written(graph_module)
-    wrong: set[int] = set()  # memory of results that require no gradient
+    # Memory of the results that were corrected: what is computed from them alone requires no gradient either.
+    wrong: set[int] = set()
     for node in graph_module.graph.nodes:
         if node.target is set_grad_enabled:
             enabled = bool(node.args[0])
@@ -47,7 +48,7 @@ def correct_requires_grad(graph_module: fx.GraphModule) -> None:
 
 
 def _written(graph_module: fx.GraphModule) -> set[int]:
-    """Returns the memory that a graph writes to: what has a gradient may be written to what had none."""
+    """Returns the memory that a graph writes to: such a write may give a tensor without a gradient one."""
     return {
         memory_of(tensor)
         for node in graph_module.graph.nodes

@@ -1,4 +1,8 @@
-"""Find inputs of a captured graph that share memory with one that the graph writes to."""
+"""Find inputs of a captured graph that share memory with one that the graph writes to.
+
+ONNX Runtime computes the new value into memory of its own, and it is copied back when the graph is done. A second input
+with the same memory would be read as it was before the write, where eager PyTorch reads it as it is after.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +17,17 @@ from onnxtrain.ortmodule.capture._fakes import memory_of, node_memory
 
 
 class Overlaps:
-    """Whether inputs of a graph share memory with one that the graph writes to.
+    """Compares the memory of inputs: parameters and buffers once, at the capture, arguments in each call.
 
-    Parameters and buffers are compared when the graph is captured, arguments of the call in each call.
+    Args:
+        graph_module: a Dynamo graph.
 
     Attributes:
-        noticed: indices of the inputs that the graph writes to in a way that autograd sees: not through `.data`.
-        looked_for: whether any two could overlap.
+        noticed: indices of the inputs whose version counter the graph's writes raise; those through `.data` do not.
+        looked_for: whether calls must be checked: the graph writes to an input, and has arguments.
 
     Raises:
-        NotImplementedError: they do when it is captured, or an input that is written to shares memory with itself.
+        NotImplementedError: inputs overlap when the graph is captured, or one that is written to overlaps itself.
     """
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
@@ -41,7 +46,8 @@ class Overlaps:
         self.looked_for = bool(self._written)
 
     def found(self, args: Sequence[Any]) -> bool:
-        """Whether these arguments of the graph overlap where they may not."""
+        """Returns whether an argument of this call overlaps an input that the graph writes to."""
+        # Cheap first: only storages that overlap are compared element by element.
         ranges = [(place, *_range(args[place])) for place in self._arguments]
         for place in self._written:
             address = args[place].data_ptr()
@@ -65,7 +71,7 @@ class Overlaps:
 
 
 def _repeats(tensor: torch.Tensor) -> bool:
-    """Whether elements of a tensor share their memory, as those of an expanded one do."""
+    """Returns whether several elements of a tensor are one in memory, as in `x.expand(3, -1)`."""
     return any(
         isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size <= 1)
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

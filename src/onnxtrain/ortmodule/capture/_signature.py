@@ -1,7 +1,7 @@
-"""Describe a captured graph once, for all that comes behind: what each of its inputs and outputs is.
+"""Describe the inputs and outputs of a captured graph: gradients, writes, views and memory layout.
 
-:func:`describe` makes a :class:`GraphSignature` where a graph is captured. Lowering changes nothing of it, sessions are
-made by it, and each call of the graph goes by it.
+:func:`describe` makes one :class:`GraphSignature` per graph. Sessions are made by it, and each call of the graph goes
+by it, so that nothing behind the capture asks Dynamo's graph again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ class GraphInput:
     """One input of a captured graph.
 
     Attributes:
-        name: of a parameter or buffer as in `state_dict`, e.g. "0.weight"; else of the argument, e.g. "x".
+        name: parameters and buffers have their names in `state_dict`, e.g. "0.weight"; arguments theirs, e.g. "x".
         requires_grad: whether it requires a gradient.
-        written_with_grad: whether autograd takes the input, once the graph has written to it, for a result of the
-            graph: after `x.mul_(weight)`.
-        counts_writes: whether the graph's writes raise the input's version counter: not those through `.data`.
-        zero_grads: indices of the inputs that get a zero gradient, not None, when none reaches them from the value
-            written to this input; what the graph itself shows is left out.
-        saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input.
+        written_with_grad: whether it has a gradient function of this graph when the graph has written to it, as `x` has
+            after `x.mul_(weight)`.
+        counts_writes: whether the graph's writes raise its version counter; those through `.data` do not.
+        zero_grads: indices of the inputs that get a zero gradient, not None, when no gradient reaches them from the
+            value that is written to this input. Inputs for which the graph already shows this are left out.
+        saves: indices of the inputs that eager PyTorch saves for the gradient of the value written to this input; None
+            if that is not known.
     """
 
     name: str = ""
@@ -51,13 +52,13 @@ class GraphOutput:
     """One output of a captured graph.
 
     Attributes:
-        requires_grad: whether it has a gradient.
-        layout: how it lies in memory in eager PyTorch; None where it is contiguous.
-        zero_grads: indices of the inputs that get a zero gradient, not None, when none reaches them from this output,
-            e.g. {2, 3}; what the graph itself shows is left out.
-        saves: indices of the inputs that eager PyTorch saves for its gradient, e.g. the factors of a product: it raises
-            if the caller writes to one of them before backward. To others the caller may write, as eager PyTorch has
-            saved a copy, or nothing. None if that is not known.
+        requires_grad: whether it requires a gradient.
+        layout: its memory layout in eager PyTorch, e.g. (0, 2, 3, 1); None if it is contiguous.
+        zero_grads: indices of the inputs that get a zero gradient, not None, when no gradient reaches them from this
+            output, e.g. {2, 3}. Inputs for which the graph already shows this are left out.
+        saves: indices of the inputs that eager PyTorch saves for the gradient of this output, e.g. both factors of a
+            product. Eager PyTorch raises if the caller writes to one of them before backward. The caller may write to
+            the others. None if that is not known.
     """
 
     requires_grad: bool = False
@@ -68,15 +69,15 @@ class GraphOutput:
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """What a captured graph takes and returns.
+    """The inputs and outputs of a captured graph, or of a part of one.
 
     Attributes:
         inputs: one per placeholder.
-        outputs: one per output. Those behind the first `returned` are no results, but views are taken of them.
-        returned: the number of results.
-        device: of the tensors.
-        views: the outputs that PyTorch takes as views; the graph has None in their places. None if there are none.
-        overlaps: finds inputs of a call that share memory with one that the graph writes to; None in a part of a graph.
+        outputs: one per output of the graph without its views. The last ones may be bases that only views need.
+        returned: how many of the outputs the caller gets.
+        device: of all tensors.
+        views: the outputs that PyTorch makes as views; None if there are none.
+        overlaps: finds inputs that share memory with one that the graph writes to; None for a part of a graph.
     """
 
     inputs: tuple[GraphInput, ...]
@@ -91,19 +92,20 @@ def describe(graph_module: fx.GraphModule, device: torch.device) -> tuple[GraphS
     """Returns the signature of a Dynamo graph, and where gradients stop in it.
 
     Args:
-        graph_module: the graph; its results that are views of others are taken out of it.
+        graph_module: the graph. Outputs that are views are taken out of it.
         device: of its tensors.
 
     Raises:
-        NotImplementedError: ONNX Runtime could not do what the graph does to memory or to gradients.
+        NotImplementedError: the graph does something to memory or gradients that ONNX Runtime cannot repeat.
         ORTModuleTorchModelException: PyTorch has no derivative of an operator.
-        RuntimeError: autograd has lost what an input's history was.
+        RuntimeError: autograd does not know the `grad_fn` of an input.
     """
     refuse_set_data(graph_module)
     refuse_missing_gradients(graph_module)
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     values = [node.meta["example_value"] for node in placeholders]
-    has_history = [_has_history(value) for value in values]  # which raises for what autograd has lost
+    # Before all else: PyTorch raises for a view that was made under `no_grad` and whose base has been written to.
+    has_history = [_has_history(value) for value in values]
     overlaps = Overlaps(graph_module)
     returned = len(graph_module.graph.find_nodes(op="output")[0].args[0])
     views = split_views(graph_module)
@@ -138,14 +140,16 @@ def _output(result: Any, zero_grads: frozenset[int], saves: frozenset[int] | Non
 
 
 def _has_history(value: Any) -> bool:
-    """Returns whether an input, when the graph is done, is a result of it that has a gradient: `x.mul_(weight)`."""
+    """Returns whether an input has a `grad_fn` when the graph is done: after `x.mul_(weight)`, or from its caller."""
     return isinstance(value, torch.Tensor) and value.requires_grad and not value.is_leaf
 
 
+# Dynamo (PyTorch 2.13) names a parameter by the way to it: "L['self']._modules['0']._parameters['weight']".
 _OF_MODULE = re.compile(r"\.(?:_modules|_parameters|_buffers)\[")
 
 
 def _argument_name(node: fx.Node) -> str:
+    """Returns the name of an input, e.g. "0.weight"; the placeholder's where Dynamo does not tell its source."""
     argument = node.meta.get("grapharg")
     source = str(getattr(getattr(argument, "source", None), "name", ""))
     keys = re.findall(r"\['?([^'\]]+)'?\]|\.(\w+)", source)

@@ -133,6 +133,7 @@ class _GraphCompiler:
         name = f"graph {next(self._numbers)}"
         plain = plain or _copied(graph_module)
         self._log.log(LogLevel.VERBOSE.logging_level, "%s: captured\n%s", name, plain.graph)
+        reason = break_reason(graph_module)
         messages = take_assertions(graph_module)
         unchecked = _copied(graph_module) if messages else plain
         _forget_arguments(plain, unchecked)
@@ -144,12 +145,11 @@ class _GraphCompiler:
                 raise
             self._log.info("%s: runs in PyTorch: %s", name, error)
             calls = sum(node.op.startswith("call") for node in plain.graph.nodes)
-            reason = break_reason(graph_module)
             record = GraphRecord(
                 name, "inference", "-", calls, fallback_reason=str(error), break_reason=reason
             )
             return FirstCall(plain.forward, self._report, record, start, self._log)
-        record = dataclasses.replace(compiled.body.record(name), break_reason=break_reason(graph_module))
+        record = dataclasses.replace(compiled.body.record(name), break_reason=reason)
         self._keep(compiled.body, record, time.perf_counter() - start)
         return FirstCall(checked(compiled, messages), self._report, record, start, self._log)
 

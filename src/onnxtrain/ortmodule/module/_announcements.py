@@ -19,7 +19,14 @@ from onnxtrain.ortmodule._torch import CompileContext
 
 
 class Derivatives:
-    """Announces derivatives of a graph that PyTorch computes, once per kind."""
+    """Warns of derivatives of a graph that PyTorch computes, once per kind, and reports them.
+
+    Args:
+        name: of the graph, e.g. "graph 0".
+        plain: the graph, whose operators are counted for the report.
+        report: gets one record per kind.
+        policy: whether PyTorch may compute them.
+    """
 
     def __init__(self, name: str, plain: fx.GraphModule, report: Report, policy: FallbackPolicy) -> None:
         self._name = name
@@ -29,7 +36,12 @@ class Derivatives:
         self._said: set[str] = set()
 
     def announce(self, kind: str, error: ORTModuleFallbackException) -> None:
-        """Warns of one, and reports it; raises `error` if the policy forbids it."""
+        """Warns of one kind of derivative; raises `error` if the policy forbids it.
+
+        Args:
+            kind: e.g. "second derivative".
+            error: why ONNX Runtime does not compute it.
+        """
         if not self._policy.allows(error):
             raise error
         if kind in self._said:
@@ -47,10 +59,11 @@ def _warn_of_pytorch(record: GraphRecord) -> None:
 
 
 _MANY = 64
+"""Captures of one function from which on a warning is worth its noise; Dynamo gives up at 256."""
 
 
 def warn_of_many_captures(captures: Counter[Any]) -> None:
-    """Counts a capture, and warns if a function has had 64 before; at 256 Dynamo would capture no more."""
+    """Counts the capture under way, and warns when its function is captured for the 65th time."""
     current = CompileContext.current_compile_id()
     function = None if current is None else current.frame_id
     captures[function] += 1
@@ -64,9 +77,14 @@ def warn_of_many_captures(captures: Counter[Any]) -> None:
 
 
 class FirstCall:
-    """Records a graph together with the time from its capture to its first result.
+    """Runs a graph, and reports it at the first call with the time from its capture to its first result.
 
-    Warns if it runs in PyTorch, but not before it has: what PyTorch cannot run either is the caller's error.
+    Args:
+        run: runs the graph.
+        report: gets the record.
+        record: describes the graph.
+        start: `time.perf_counter()` when the capture began, in seconds.
+        log: gets a line at level INFO.
     """
 
     def __init__(
@@ -86,8 +104,11 @@ class FirstCall:
     def __call__(self, *args: Any) -> Any:
         if self._record is None:
             return self._run(*args)
+        # A warning that the graph runs in PyTorch comes after the result: what PyTorch cannot run either is the
+        # caller's error, and raises here.
         result = self._run(*args)
-        if self._record is not None:  # one that was first called in this call may be the same graph
+        # The same graph may have been called, and reported, once more inside of this call.
+        if self._record is not None:
             seconds = time.perf_counter() - self._start
             self._report.record(dataclasses.replace(self._record, first_call_seconds=seconds))
             self._log.info("%s: first call after %.2f s", self._record.name, seconds)

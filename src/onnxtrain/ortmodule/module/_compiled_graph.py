@@ -1,4 +1,4 @@
-"""Run one captured graph: what Dynamo's code calls in the place of the graph."""
+"""Run one captured graph in ONNX Runtime, with the views and in-place writes that it has in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from onnxtrain.ortmodule.sessions._session import is_of_onnxruntime
 
 
 class CompiledGraph:
-    """One captured graph: takes what Dynamo passes, returns what the graph returns.
+    """A captured graph as the callable that Dynamo's code calls: it takes the graph's inputs, returns its outputs.
 
     Args:
-        body: computes its results.
-        signature: what its inputs and outputs are.
-        plain: the graph in PyTorch, with its assertions, for messages that ONNX Runtime does not give.
-        unchecked: the same with the conditions of these as results.
-        announce: says what PyTorch is about to compute.
+        body: computes the outputs and the new values of inputs that the graph writes to.
+        signature: describes the inputs and outputs.
+        plain: the graph in PyTorch, with its assertions, for cases that `body` was not made for.
+        unchecked: the graph in PyTorch that returns the conditions of its assertions as last outputs.
+        announce: warns of what PyTorch is about to compute.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class CompiledGraph:
         changed = {place for place, _ in body.mutated}
         self._unnoticed = frozenset(place for place in changed if not signature.inputs[place].counts_writes)
         written = {place for place in changed if signature.inputs[place].written_with_grad}
-        # Backward wants what was there before the graph changed it. What carries a gradient afterwards would,
-        # kept there, keep its own graph alive.
+        # Inputs that are cloned before the run. Backward needs their values from before the write. And a tensor that
+        # gets a `grad_fn` of this graph by the write must not be saved in the graph, which would keep itself alive
+        # then.
         reads = body.reads
         self._copied = [
             index
@@ -67,7 +68,9 @@ class CompiledGraph:
 
     def _compute(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         body = self.body
+        # Numbers among the arguments are symbolic sizes that the ONNX graph takes as int64 scalars.
         tensors = [a if isinstance(a := args[i], torch.Tensor) else torch.tensor(a) for i in body.inputs]
+        # ONNX Runtime has no forward-mode derivatives: it would drop the tangent without a word.
         if forward_ad._current_level >= 0 and any(map(_is_dual, tensors)):
             why = (
                 "an input has a tangent (torch.autograd.forward_ad); torch.autograd.functional.jvp needs none"
@@ -86,7 +89,9 @@ class CompiledGraph:
             results = body.results(args, tensors)
         except Exception as error:
             if error.__cause__ is not None and is_of_onnxruntime(error.__cause__):
-                self._plain(*args)  # its assertions come first
+                # An `assert` of the user's that does not hold comes before the error that it guards against, such as
+                # an index out of range.
+                self._plain(*args)
             raise
         if body.mutated:
             self._write_back(args, results)
@@ -97,9 +102,10 @@ class CompiledGraph:
         return outputs if self._views is None else self._with_views(self._views, outputs, args)
 
     def _write_back(self, args: tuple[Any, ...], results: Sequence[torch.Tensor]) -> None:
-        """Copies what the graph computes of inputs that it changes into these."""
+        """Copies the new values of inputs that the graph writes to into these inputs."""
         targets, sources = [], []
         for placeholder, output in self.body.mutated:
+            # A write through `.data` leaves the version counter as it is, in eager PyTorch, too.
             target = args[placeholder].data if placeholder in self._unnoticed else args[placeholder]
             source = results[output]
             if source.requires_grad:
@@ -108,18 +114,21 @@ class CompiledGraph:
             else:
                 targets.append(target)
                 sources.append(source)
+        # One call for all of them: BatchNorm's statistics are three small tensors per layer.
         if targets:
             with torch.no_grad():
                 foreach_copy(targets, sources)
 
     def _with_views(self, views: Views, outputs: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-        """Returns the outputs with the views of `args`, and of other outputs, in their places."""
+        """Returns the outputs that the caller gets, with views of `args` and of other outputs in their places."""
         filled = list(outputs[: self._returned])
         made = views.graph.forward(*args, *(outputs[index] for index in views.bases))
         for (index, requires_grad), view in zip(views.outputs.items(), made, strict=True):
+            # A view of a tensor with a gradient that was made under `no_grad`, or detached.
             filled[index] = view if requires_grad or not view.requires_grad else view.detach()
         return tuple(filled)
 
 
 def _is_dual(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has a tangent of forward-mode differentiation."""
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]

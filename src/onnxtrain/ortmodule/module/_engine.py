@@ -1,4 +1,8 @@
-"""`torch.compile` with a backend that runs each captured graph in ONNX Runtime."""
+"""Compile each graph that Dynamo captures for ONNX Runtime: describe it, lower it, open its sessions.
+
+:meth:`_GraphCompiler.backend` is the backend that Dynamo calls with a graph. The rooms follow in its order: capture,
+lowering, sessions.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,7 @@ from onnxtrain.ortmodule.sessions._onnx_part import OnnxPart, building
 from onnxtrain.ortmodule.sessions._pytorch_derivatives import Announce
 from onnxtrain.ortmodule.sessions._session import common_device
 
+# It was imported to fill the table of lowerings.
 del _aten
 
 Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
@@ -58,7 +63,7 @@ Backend = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 def compile_module(
     module: torch.nn.Module, options: DebugOptions, report: Report, graphs: CompiledGraphs
 ) -> Callable[..., Any]:
-    """Returns `module` as a callable whose graphs run in ONNX Runtime, hooks and all."""
+    """Returns a callable that does what `module(*args, **kwargs)` does, hooks included, in ONNX Runtime."""
     return capture(module, onnxruntime_backend(options, report, graphs))
 
 
@@ -73,8 +78,8 @@ def onnxruntime_backend(
 
     Args:
         options: what to log and save, and which graphs may fall back to PyTorch.
-        report: where captured graphs are recorded.
-        graphs: where those that ONNX Runtime runs are kept, to be written.
+        report: gets a record of each captured graph.
+        graphs: gets each graph that ONNX Runtime runs, for `export_training_graph`.
         fallback: False forbids every fallback, whatever the options say.
     """
     options = options or DebugOptions()
@@ -83,12 +88,12 @@ def onnxruntime_backend(
 
 
 class _GraphCompiler:
-    """Compiles the graphs of one module, and counts them.
+    """Compiles the graphs of one ORTModule, or of one choice of options of `torch.compile`, and numbers them.
 
     Args:
         options: what to log and save.
-        report: where captured graphs are recorded.
-        graphs: where those that ONNX Runtime runs are kept, to be written.
+        report: gets a record of each captured graph.
+        graphs: gets each graph that ONNX Runtime runs, for `export_training_graph`.
         policy: which graphs may fall back to PyTorch.
     """
 
@@ -104,7 +109,7 @@ class _GraphCompiler:
         self._captures: Counter[Any] = Counter()
 
     def backend(self, graph_module: fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        """Returns what runs a graph that Dynamo has captured: what Dynamo calls."""
+        """Returns a callable that runs a graph, which Dynamo has captured; Dynamo calls this with each graph."""
         warn_of_many_captures(self._captures)
         with unseen_by_hooks():
             keep_from_global_hooks(graph_module)
@@ -112,6 +117,7 @@ class _GraphCompiler:
             correct_requires_grad(graph_module)
             mark_assertions(graph_module)
             copy_set_data(graph_module)
+            # Before checkpoints are inlined: derivatives that PyTorch computes run this copy, regions and all.
             plain = _copied(graph_module)
             inline_checkpoints(graph_module)
             if has_custom_function(graph_module):
@@ -123,11 +129,14 @@ class _GraphCompiler:
     def _compile(
         self, graph_module: fx.GraphModule, plain: fx.GraphModule | None = None
     ) -> Callable[..., Any]:
-        """Returns what runs a graph without custom functions, in PyTorch where the policy allows it.
+        """Returns a callable that runs a graph without custom functions: in ONNX Runtime, or else in PyTorch.
 
         Args:
-            graph_module: the graph.
-            plain: the graph as it was captured.
+            graph_module: the graph; it is taken apart.
+            plain: the graph as it was captured; a copy of `graph_module` if left out.
+
+        Raises:
+            ORTModuleFallbackException: ONNX Runtime cannot run the graph, and the policy forbids PyTorch.
         """
         start = time.perf_counter()
         name = f"graph {next(self._numbers)}"
@@ -160,7 +169,17 @@ class _GraphCompiler:
         unchecked: fx.GraphModule,
         announce: Announce,
     ) -> CompiledGraph:
-        """Raises ORTModuleFallbackException where ONNX Runtime cannot run the graph."""
+        """Returns a graph compiled for ONNX Runtime: described, made functional, lowered, given sessions.
+
+        Args:
+            graph_module: the graph, whose assertions have become outputs.
+            plain: the graph as it was captured.
+            unchecked: a copy of `graph_module`.
+            announce: warns of what PyTorch is about to compute.
+
+        Raises:
+            ORTModuleFallbackException: ONNX Runtime cannot run the graph.
+        """
         severity = self._options.log_level.onnxruntime_severity
         device = common_device(tensors_in(example_values(graph_module)))
         with _capturing():
@@ -170,6 +189,7 @@ class _GraphCompiler:
         try:
             with building():
                 body = OnnxPart(lower_graph(functional), signature, unchecked, announce, severity)
+        # As a whole ONNX Runtime cannot run it: PyTorch runs the operators that it has no form or kernel for.
         except ORTModuleONNXModelException as error:
             body = compile_in_steps(functional, error, signature, announce, severity)
             if body.in_pytorch and not self._policy.allows(error):
@@ -193,33 +213,35 @@ class _GraphCompiler:
 
 @contextlib.contextmanager
 def _capturing() -> Iterator[None]:
-    """Turns what goes wrong while a graph is described and traced into a reason for PyTorch.
+    """Turns errors of describing and tracing a graph into a reason to run it in PyTorch.
 
     Raises:
-        ORTModuleTorchModelException: something went wrong.
+        ORTModuleTorchModelException: an error was raised.
     """
     try:
         yield
+    # Eager PyTorch raises there, too: no reason to fall back.
     except RefusedByPyTorch:
         raise
-    except Exception as error:  # tracing runs the user's code and PyTorch's, which raise anything
+    # Tracing runs code of the user's and of PyTorch's, which raise anything.
+    except Exception as error:
         raise ORTModuleTorchModelException(
             f"capturing the graph failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         ) from error
 
 
 def _copied(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Returns a graph with nodes of its own and the same attributes."""
+    # A deep copy would copy tensors that the graph holds as constants.
     result = copy.copy(graph_module)
     result.graph = copy.deepcopy(graph_module.graph)
     return result
 
 
 def _forget_arguments(*graph_modules: fx.GraphModule) -> None:
-    """Removes what Dynamo notes of arguments from graphs that are kept.
-
-    The note has a weak reference to the tensor, and a parameter with one cannot be swapped
-    (`torch.__future__.set_swap_module_params_on_conversion`).
-    """
+    """Removes Dynamo's notes of arguments from graphs that outlive the capture."""
+    # A note (PyTorch 2.13) has a weak reference to the tensor. A parameter with one cannot be swapped
+    # (`torch.__future__.set_swap_module_params_on_conversion`), so that `model.double()` could not swap it.
     for graph_module in graph_modules:
         for node in graph_module.graph.nodes:
             node.meta.pop("grapharg", None)
